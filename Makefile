@@ -1,0 +1,43 @@
+# make help            what there is
+# make PYTHON=python3.12 test      with another interpreter (3.11 or newer)
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install report lab test check format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, e.g. make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(READY) ## create .venv and install into it (every other target does so when needed)
+
+report: $(READY) ## run every notebook on the shipped model, write runs/report/index.html
+	$(BIN)/python -m workbench.report --jobs $(JOBS)
+
+lab: $(READY) ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+test: check ## style, types and all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+check: $(READY) ## style and types only
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy workbench kernels
+
+format: $(READY) ## repair style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove the environment, caches and runs/
+	rm -rf $(VENV) runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Samples: the lab corpus and readers of real retrieval-augmented question files."""

@@ -1,0 +1,1 @@
+"""Live explorers (ipywidgets) over the figures of workbench.plots."""

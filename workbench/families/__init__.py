@@ -1,0 +1,1 @@
+"""How a model family rotates its keys."""

@@ -1,0 +1,1 @@
+"""The lab model: corpus, tokenizer, training, checkpoint."""

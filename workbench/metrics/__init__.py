@@ -1,0 +1,1 @@
+"""Answer quality, deviation and cost."""

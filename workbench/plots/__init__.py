@@ -1,0 +1,1 @@
+"""Records and tensors to plotly figures, one figure per file."""

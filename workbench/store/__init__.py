@@ -1,0 +1,1 @@
+"""Where encoded blocks live between prompts."""
