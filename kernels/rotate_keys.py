@@ -1,0 +1,107 @@
+"""Move rotated keys to other positions: the re-encoding of cached blocks, all blocks of a prompt in one pass.
+
+A key rotated for position p becomes the key of position p + s by one more rotation about s, R(p + s) = R(s) R(p)
+(RoFormer, arXiv:2104.09864, eq. 14-16); every token of a block shares the same s. Memory-bound: each key is read and
+written once.
+
+    rotate(keys [H, T, D], distance [T] or int, inv_freq [R/2], pairing) -> [H, T, D], same dtype
+
+Only the first R <= D channels turn (partial rotary). `pairing` says which channels form a plane: "halves" (i, i + R/2:
+Llama, Qwen, Gemma) or "neighbours" (2i, 2i + 1: GLM-4). Arithmetic is fp32 whatever the dtype. An `attention_scaling`
+folded into cos and sin by the model is already in the cached keys and must not be applied again.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # no Triton on this platform: `reference` still works
+    triton = None
+
+Pairing = Literal["halves", "neighbours"]
+TOKENS = 32  # tokens per program: one table of cos and sin, used for every head
+
+
+def reference(keys: Tensor, distance: Tensor | int, inv_freq: Tensor, pairing: Pairing = "halves") -> Tensor:
+    """Plain torch, same contract as `launch`."""
+    shift = torch.as_tensor(distance, device=keys.device).reshape(-1, 1)  # [T, 1] or [1, 1]
+    angle = shift * inv_freq.to(keys.device, torch.float32)  # [T, R/2]
+    cos, sin, half = angle.cos(), angle.sin(), len(inv_freq)
+    turning = keys[..., : 2 * half].float()
+    # [H, T, 2, R/2] and [H, T, R/2, 2]: the axis of length 2 is the plane
+    axis = -2 if pairing == "halves" else -1
+    a, b = turning.unflatten(-1, (2, half) if pairing == "halves" else (half, 2)).unbind(axis)
+    turned = torch.stack((a * cos - b * sin, b * cos + a * sin), axis).flatten(-2)
+    return torch.cat((turned.to(keys.dtype), keys[..., 2 * half :]), -1)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _rotate(
+        keys, out, distance, inv_freq, tokens,
+        key_head, key_token, out_head, out_token,
+        HEADS: tl.constexpr, HALF: tl.constexpr, STILL: tl.constexpr,
+        HALF_POW2: tl.constexpr, STILL_POW2: tl.constexpr, NEIGHBOURS: tl.constexpr, TOKENS: tl.constexpr,
+    ):  # fmt: skip
+        token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]  # [TOKENS, 1]
+        plane = tl.arange(0, HALF_POW2)[None, :]  # [1, HALF]
+        here = token < tokens
+        turns = here & (plane < HALF)
+        shift = tl.load(distance + token, mask=here, other=0).to(tl.float32)
+        angle = shift * tl.load(inv_freq + plane, mask=plane < HALF, other=0.0)
+        cos, sin = tl.cos(angle), tl.sin(angle)  # [TOKENS, HALF], shared by the heads
+        first = 2 * plane if NEIGHBOURS else plane
+        second = first + (1 if NEIGHBOURS else HALF)
+        for head in range(HEADS):
+            source = keys + head * key_head + token * key_token
+            target = out + head * out_head + token * out_token
+            a = tl.load(source + first, mask=turns, other=0.0).to(tl.float32)
+            b = tl.load(source + second, mask=turns, other=0.0).to(tl.float32)
+            tl.store(target + first, (a * cos - b * sin).to(out.dtype.element_ty), mask=turns)
+            tl.store(target + second, (b * cos + a * sin).to(out.dtype.element_ty), mask=turns)
+            if STILL > 0:
+                rest = tl.arange(0, STILL_POW2)[None, :]
+                stays = here & (rest < STILL)
+                tl.store(target + 2 * HALF + rest, tl.load(source + 2 * HALF + rest, mask=stays), mask=stays)
+
+
+def launch(keys: Tensor, distance: Tensor | int, inv_freq: Tensor, pairing: Pairing = "halves") -> Tensor:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    if triton is None:
+        raise NotImplementedError("rotate_keys.launch needs Triton, which is not installed here; use reference")
+    if keys.stride(-1) != 1:
+        keys = keys.contiguous()
+    heads, tokens, width = keys.shape
+    half = len(inv_freq)
+    still = width - 2 * half
+    shift = torch.as_tensor(distance, device=keys.device).expand(tokens).contiguous()  # [T]
+    out = torch.empty((heads, tokens, width), dtype=keys.dtype, device=keys.device)
+    _rotate[(triton.cdiv(tokens, TOKENS),)](
+        keys, out, shift, inv_freq.to(keys.device, torch.float32).contiguous(), tokens,
+        keys.stride(0), keys.stride(1), out.stride(0), out.stride(1),
+        HEADS=heads, HALF=half, STILL=still, HALF_POW2=triton.next_power_of_2(half),
+        STILL_POW2=triton.next_power_of_2(max(still, 1)), NEIGHBOURS=pairing == "neighbours", TOKENS=TOKENS,
+    )  # fmt: skip
+    return out
+
+
+def cases(
+    device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[Tensor, Tensor | int, Tensor, Pairing]]:
+    """Arguments on which `launch` must equal `reference`: head widths, odd lengths, partial rotary, both pairings."""
+    pairings: tuple[Pairing, ...] = ("halves", "neighbours")
+    for width, turning in ((64, 64), (80, 80), (96, 96), (128, 128), (128, 64), (80, 32)):
+        for heads, tokens in ((1, 1), (2, 33), (3, 101)):
+            for pairing in pairings:
+                seed = torch.Generator().manual_seed(width + turning + tokens)
+                keys = torch.randn(heads, tokens, width, generator=seed).to(device, dtype)
+                inv_freq = (1e4 ** (-torch.arange(0, turning, 2) / turning)).to(device)
+                apart = torch.randint(-512, 4096, (tokens,), generator=seed).to(device)  # blocks move both ways
+                yield keys, apart, inv_freq, pairing
+                yield keys.transpose(0, 1).contiguous().transpose(0, 1), 777, inv_freq, pairing  # strided, one distance
