@@ -1,0 +1,116 @@
+"""Notebook parameters: every wrong value ends in one sentence before any work; results appear whole or not at all."""
+
+import json
+from typing import Any, Optional
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench import notebook
+from workbench.errors import BadInput
+
+
+def cell(annotation: Any, value: Any, name: str = "p") -> dict[str, Any]:
+    return {"__annotations__": {name: annotation}, name: value}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "becomes"),
+    [
+        (int, 3, 3),
+        (float, 3, 3.0),
+        (float, "1e-3", 1e-3),  # what YAML makes of 1e-3
+        (bool, False, False),
+        (str, "a", "a"),
+        (Optional[float], None, None),  # noqa: UP045 - the form that papermill understands
+        (Optional[float], 2, 2.0),  # noqa: UP045
+        (int | None, 4, 4),
+        (list[int], [1, 2], [1, 2]),
+        (list[float], [1, "2e1"], [1.0, 20.0]),
+        (tuple[int, ...], [1, 2], (1, 2)),
+        (dict, {"a": 1}, {"a": 1}),
+    ],
+)
+def test_right_values_are_accepted_in_the_annotated_type(annotation, value, becomes):
+    namespace = cell(annotation, value)
+    notebook.validate(namespace)
+    assert namespace["p"] == becomes
+    assert type(namespace["p"]) is type(becomes)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "allowed"),
+    [
+        (int, "abc", "a whole number"),
+        (int, True, "a whole number"),
+        (int, 1.5, "a whole number"),
+        (float, "abc", "a number"),
+        (float, float("nan"), "a number"),
+        (float, "inf", "a number"),
+        (bool, 1, "True or False"),
+        (str, 3, "a text"),
+        (Optional[int], "x", "a whole number or None"),  # noqa: UP045
+        (list[int], 3, "a list, each a whole number"),
+        (list[int], [1, "x"], "a whole number"),
+        (dict, [], "a dict"),
+    ],
+)
+def test_wrong_types_are_refused_with_name_value_and_what_is_allowed(annotation, value, allowed):
+    with pytest.raises(BadInput) as error:
+        notebook.validate(cell(annotation, value, "ratio"))
+    assert str(error.value).endswith(f"it must be {allowed}")
+    assert "parameter ratio is" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "rule", "message"),
+    [
+        (0, notebook.between(1, 10_000), "parameter p is 0: allowed is between 1 and 10,000"),
+        (-1, notebook.at_least(0), "parameter p is -1: allowed is at least 0"),
+        ([1, 99], notebook.between(1, 9), "parameter p is 99: allowed is between 1 and 9"),
+        ("ful", notebook.one_of("full", "block"), "parameter p is 'ful': allowed is one of full, block"),
+    ],
+)
+def test_values_out_of_range_are_refused(value, rule, message):
+    with pytest.raises(BadInput) as error:
+        notebook.validate(cell(Any, value), p=rule)
+    assert str(error.value) == message
+
+
+def test_a_rule_for_a_name_that_is_no_parameter_is_refused():
+    with pytest.raises(BadInput, match="no parameter is named smaples: there are p"):
+        notebook.validate(cell(int, 1), smaples=notebook.at_least(1))
+
+
+@given(low=st.integers(), high=st.integers(), value=st.integers())
+def test_between_accepts_exactly_the_closed_interval(low, high, value):
+    assert notebook.between(low, high).holds(value) == (low <= value <= high)
+
+
+def test_nobody_watches_outside_a_notebook():
+    assert not notebook.is_live()
+
+
+def test_results_are_whole_and_success_comes_last(tmp_path):
+    folder = notebook.save(
+        tmp_path / "a" / "b", {"f1": np.float32(0.5), "by": {"x": np.arange(2)}}, {"t": pd.DataFrame({"n": [1, 2]})}
+    )
+    assert json.loads((folder / "metrics.json").read_text()) == {"f1": 0.5, "by": {"x": [0, 1]}}
+    assert pd.read_parquet(folder / "t.parquet").n.tolist() == [1, 2]
+    assert {path.name for path in folder.iterdir()} == {"metrics.json", "t.parquet", "_SUCCESS"}
+    last = max(path.stat().st_mtime_ns for path in folder.iterdir())
+    assert (folder / "_SUCCESS").stat().st_mtime_ns == last
+
+
+def test_results_that_cannot_be_written_leave_no_success(tmp_path):
+    notebook.save(tmp_path, {"f1": 0.5})
+    with pytest.raises(ValueError):
+        notebook.save(tmp_path, {"f1": float("nan")})
+    assert not (tmp_path / "_SUCCESS").exists()
+
+
+def test_without_an_output_folder_nothing_is_written():
+    assert notebook.save(None, {"f1": 0.5}) is None
