@@ -1,0 +1,5 @@
+"""The one error a user's input can cause."""
+
+
+class BadInput(ValueError):
+    """One sentence that names the value and what is allowed; raised before any work is done."""

@@ -1,0 +1,54 @@
+"""Move rotated keys to another position.
+
+RoPE turns a key at position p by the angles p * inv_freq (RoFormer, arXiv:2104.09864, eq. 14-16), and R(p + s) = R(s) R(p):
+one more rotation by the constant s moves the key. All tokens of a cached block move by the same s.
+"""
+
+from typing import Literal
+
+import torch
+
+Pairing = Literal["halves", "neighbours"]
+
+
+def rotate(
+    keys: torch.Tensor, distance: int | torch.Tensor, inv_freq: torch.Tensor, pairing: Pairing = "halves"
+) -> torch.Tensor:
+    """`keys` [H, T, D] turned to `distance` positions later: a new tensor of the same dtype.
+
+    `distance` is one number, or [T] with one for each token; negative moves back. Only the first 2 * len(inv_freq)
+    channels turn; `pairing` says which of them form a plane: (i, i + R/2) or (2i, 2i + 1). Arithmetic is fp32, angles
+    are taken in fp64 (an angle of 1e5 radians has lost 2 digits in fp32). An attention scaling that the model folds into
+    cos and sin (YaRN) is in the keys already and is not applied again.
+    """
+    cos, sin = turn(distance, inv_freq, keys.device)
+    return rotate_by(keys, cos, sin, pairing)
+
+
+def turn(
+    distance: int | torch.Tensor, inv_freq: torch.Tensor, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [T or 1, R/2] (fp32) of a move by `distance`."""
+    shift = torch.as_tensor(distance, dtype=torch.float64, device="cpu").reshape(-1, 1)
+    angle = shift * inv_freq.detach().to("cpu", torch.float64)
+    return angle.cos().to(device, torch.float32), angle.sin().to(device, torch.float32)
+
+
+def rotate_by(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairing: Pairing = "halves") -> torch.Tensor:
+    """`keys` [H, T, D] turned by the angles that `turn` gave."""
+    half = cos.shape[-1]
+    out = torch.empty_like(keys, memory_format=torch.contiguous_format)
+    out[..., 2 * half :] = keys[..., 2 * half :]
+    a, b = _planes(keys, half, pairing)
+    a, b = a.float(), b.float()
+    to_a, to_b = _planes(out, half, pairing)
+    to_a.copy_(torch.addcmul(a * cos, b, sin, value=-1))
+    to_b.copy_(torch.addcmul(b * cos, a, sin))
+    return out
+
+
+def _planes(keys: torch.Tensor, half: int, pairing: Pairing) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two views [H, T, R/2]: first and second channel of every plane."""
+    if pairing == "halves":
+        return keys[..., :half], keys[..., half : 2 * half]
+    return keys[..., : 2 * half : 2], keys[..., 1 : 2 * half : 2]
