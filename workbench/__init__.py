@@ -1,1 +1,52 @@
-"""A workbench for cached-block attention: reuse, move, recompute and sparsely attend a prompt's keys and values."""
+"""A workbench for cached-block attention: reuse, move, recompute and sparsely attend a prompt's keys and values.
+
+The nouns and the verbs. Each is imported when it is first used, so that `import workbench` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.blocks import Block, Prompt
+    from workbench.engine import Step, Work, assemble, encode, encode_many, prefill, prefill_many
+    from workbench.errors import BadInput
+    from workbench.kv import KV
+    from workbench.plan import Plan
+    from workbench.probing import prepare_model
+    from workbench.tiles import Tiles
+
+_HOME = {
+    "BadInput": "errors",
+    "Block": "blocks", "Prompt": "blocks",
+    "KV": "kv", "Plan": "plan", "Tiles": "tiles",
+    "prepare_model": "probing",
+    "Step": "engine", "Work": "engine",
+    "encode": "engine", "encode_many": "engine", "assemble": "engine", "prefill": "engine", "prefill_many": "engine",
+}  # fmt: skip
+
+__all__ = [
+    "KV",
+    "BadInput",
+    "Block",
+    "Plan",
+    "Prompt",
+    "Step",
+    "Tiles",
+    "Work",
+    "assemble",
+    "encode",
+    "encode_many",
+    "prefill",
+    "prefill_many",
+    "prepare_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    return getattr(import_module(f"workbench.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -121,4 +121,6 @@ class KV:
 
     def _check_writable(self) -> None:
         if self.read_only:
-            raise BadInput("this KV is shared and read-only (a store handed it out): assemble a prompt from it or clone it")
+            raise BadInput(
+                "this KV is shared and read-only (a store handed it out): assemble a prompt from it or clone it"
+            )

@@ -36,7 +36,9 @@ class Plan:
     def __post_init__(self) -> None:
         rows = torch.as_tensor(self.rows)
         if rows.ndim != 1 or not len(rows) or rows.is_floating_point() or rows.dtype == torch.bool:
-            raise BadInput(f"rows must be a list of at least one position, got a {rows.dtype} tensor of {tuple(rows.shape)}")
+            raise BadInput(
+                f"rows must be a list of at least one position, got a {rows.dtype} tensor of {tuple(rows.shape)}"
+            )
         if rows[0] < 0 or (len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all())):
             raise BadInput("rows must be positions in strictly rising order, from 0: sort and deduplicate them")
         object.__setattr__(self, "rows", rows.long())

@@ -20,7 +20,9 @@ class Tiles:
 
     def __post_init__(self) -> None:
         if self.kept.ndim != 3 or self.kept.dtype != torch.bool:
-            raise BadInput(f"tiles are [heads, query tiles, key tiles] bool, got {tuple(self.kept.shape)} {self.kept.dtype}")
+            raise BadInput(
+                f"tiles are [heads, query tiles, key tiles] bool, got {tuple(self.kept.shape)} {self.kept.dtype}"
+            )
         if self.size < 1:
             raise BadInput(f"tile size {self.size}: it is 1 or more")
 

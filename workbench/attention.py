@@ -1,0 +1,236 @@
+"""The one seam with transformers: an attention function that obeys a Plan.
+
+`attend` is registered as attention "workbench". A forward pass carries one or more requests, packed along the sequence axis
+without padding ([1, sum of R] rows); each writes its fresh keys and values to its own KV and attends under its own plan.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from workbench.errors import BadInput
+from workbench.families import unsupported
+from workbench.kv import KV
+from workbench.masks import Rule, causal, visible, window
+from workbench.plan import Plan
+
+NAME = "workbench"
+MASK_ELEMENTS = (
+    1 << 24
+)  # a mask is built in row chunks of at most this many elements, and kept from layer to layer below it
+PASSED_ON = {  # arguments of a decoder layer that reach its attention function and do not change its result
+    "position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "cache_position",
+    "position_embeddings", "return_dict", "num_items_in_batch",
+}  # fmt: skip
+
+
+class Enough(Exception):
+    """Raised inside a forward pass when all that was asked for is computed."""
+
+
+class Part(Protocol):
+    """One request of a packed forward pass."""
+
+    rows: torch.Tensor  # [R] positions
+    depth: int | None  # stop after this many layers
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        size: int | None,
+        scale: float | None,
+        last: bool,
+    ) -> torch.Tensor | None:
+        """q [Hq, R, D], k and v [H, R, D] -> [Hq, R, D]; None where the `last` layer's output is not needed."""
+
+
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    *,
+    parts: Sequence[Part] = (),
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """[1, H, sum of R, D] each -> [1, sum of R, Hq, D]; transformers' attention interface."""
+    _refuse(module, parts, attention_mask, dropout, {**others, "is_causal": False if is_causal is False else None})
+    layer, depths = module.layer_idx, [part.depth for part in parts]
+    stop = None if None in depths else max(d for d in depths if d)
+    lengths = [len(part.rows) for part in parts]
+    results = []
+    for part, q, k, v in zip(parts, *(x[0].split(lengths, 1) for x in (query, key, value)), strict=True):
+        deep_enough = part.depth is not None and layer >= part.depth
+        out = None if deep_enough else part.attend(layer, q, k, v, sliding_window, scaling, part.depth == layer + 1)
+        results.append(v.new_zeros(q.shape[0], q.shape[1], v.shape[-1]) if out is None else out)
+    if stop == layer + 1:
+        raise Enough
+    out = results[0] if len(results) == 1 else torch.cat(results, 1)
+    return out.transpose(0, 1)[None].contiguous(), None
+
+
+def _refuse(module: Any, parts: Sequence[Part], mask: Any, dropout: float, others: dict[str, Any]) -> None:
+    if not parts:
+        raise BadInput(
+            f"attention {NAME!r} needs a plan: call workbench.prefill, or model.set_attn_implementation('sdpa') for the stock model"
+        )
+    if mask is not None:
+        raise BadInput("an attention mask was passed to the model: give the rule to Plan(sees=...) instead")
+    if dropout:
+        raise BadInput(f"attention dropout {dropout} is on: call model.eval() first")
+    for name, value in others.items():
+        if value is not None and name not in PASSED_ON:
+            raise unsupported(module.config, f"its attention passes {name!r}, which is not implemented")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of rows and the columns that they attend to."""
+
+    rows: slice
+    cols: slice | torch.Tensor
+    bias: torch.Tensor | None = None  # [r, C] or [Hq, r, C], 0 where visible and -inf elsewhere; None: all is visible
+    is_causal: bool = False
+    blind: torch.Tensor | None = None  # [r] or [Hq, r] bool, rows that see nothing: their result is 0
+
+
+class Request:
+    """A plan carried out on one KV: lives for one forward pass and keeps its masks from layer to layer."""
+
+    def __init__(self, plan: Plan, kv: KV, device: torch.device):
+        self.plan, self.kv, self.depth = plan, kv, plan.depth
+        self.rows = plan.rows.to(device)
+        self.queries: dict[int, torch.Tensor] = {}
+        self._first, self._end = int(plan.rows[0]), int(plan.rows[-1]) + 1
+        self._whole = self._end - self._first == len(plan.rows)  # a run without gaps
+        self._pieces: dict[tuple[int | None, torch.device], list[Piece]] = {}
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        size: int | None,
+        scale: float | None,
+        last: bool,
+    ) -> torch.Tensor | None:
+        keys, values = self.kv.keys[layer], self.kv.values[layer]
+        self._write(keys, k)
+        self._write(values, v)
+        if layer in self.plan.watch:
+            self.queries[layer] = q
+        if last:
+            return None
+        rows, sees = self.rows.to(q.device), self.plan.sees
+        end = self._end if sees is causal else len(self.kv)
+        tiles = self.plan.tiles(q, keys[:, :end], rows) if self.plan.tiles else None
+        if self.plan.kernel:
+            rule = Rule(sees, "plan") & window(size) if size else sees
+            return self.plan.kernel(q, keys[:, :end], values[:, :end], rows, rule, tiles, scale)
+        if tiles is not None:
+            allowed = tiles.visible(len(rows), end)
+            pieces = self._masked(rows, end, size, q.dtype, allowed)
+        else:
+            pieces = self._kept(rows, end, size, q.dtype)
+        results = [_attend(q[:, piece.rows], keys, values, piece, scale) for piece in pieces]
+        return results[0] if len(results) == 1 else torch.cat(results, 1)
+
+    def _write(self, cached: torch.Tensor, fresh: torch.Tensor) -> None:
+        if self._whole:
+            cached[:, self._first : self._end] = fresh
+        else:
+            cached.index_copy_(1, self.rows.to(cached.device), fresh.to(cached.dtype))
+
+    def _kept(self, rows: torch.Tensor, end: int, size: int | None, dtype: torch.dtype) -> list[Piece]:
+        size = size if size and size < end else None
+        key = (size, rows.device)
+        if key not in self._pieces:
+            pieces = self._plain(end, size) or self._masked(rows, end, size, dtype)
+            if len(rows) * end > 4 * MASK_ELEMENTS:
+                return pieces
+            self._pieces[key] = pieces
+        return self._pieces[key]
+
+    def _plain(self, end: int, size: int | None) -> list[Piece]:
+        """Causal attention that needs no mask at all: a prompt from its start, or one row."""
+        if self.plan.sees is not causal:
+            return []
+        if len(self.rows) == 1:
+            return [Piece(slice(None), slice(end - size if size else 0, end))]
+        if self._whole and not self._first and size is None:
+            return [Piece(slice(None), slice(0, end), is_causal=True)]
+        return []
+
+    def _masked(
+        self, rows: torch.Tensor, end: int, size: int | None, dtype: torch.dtype, allowed: torch.Tensor | None = None
+    ) -> list[Piece]:
+        step = max(1, MASK_ELEMENTS // (end * (1 if allowed is None else len(allowed))))
+        pieces = []
+        for at in range(0, len(rows), step):
+            part = slice(at, min(at + step, len(rows)))
+            cols = torch.arange(end, device=rows.device)
+            seen = visible(self.plan.sees, rows[part], cols)
+            if size:
+                seen = seen & visible(window(size), rows[part], cols)
+            if allowed is not None:
+                seen = seen & allowed[:, part]
+            pieces.append(_piece(part, seen, dtype))
+        return pieces
+
+
+def _piece(rows: slice, seen: torch.Tensor, dtype: torch.dtype) -> Piece:
+    """Cut to the columns that some row sees: what nobody sees is not read, whatever it holds."""
+    by_row, flat = seen.any(-1), seen.flatten(0, -2)
+    used = flat.any(0).nonzero()[:, 0]
+    if not len(used):
+        used = torch.zeros(1, dtype=torch.long, device=seen.device)
+    first, end = int(used[0]), int(used[-1]) + 1
+    cols: slice | torch.Tensor = slice(first, end) if end - first == len(used) else used
+    seen = seen[..., cols]
+    blind = None if bool(by_row.all()) else ~by_row
+    if bool(seen.all()):
+        return Piece(rows, cols)
+    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+    if blind is not None:
+        bias = bias.masked_fill(blind[..., None], 0)
+    return Piece(rows, cols, bias, blind=blind)
+
+
+def _attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, piece: Piece, scale: float | None
+) -> torch.Tensor:
+    """q [Hq, r, D] over the columns of a piece -> [Hq, r, D]. The heads of a GQA group share keys without copies of them."""
+    k, v = keys[:, piece.cols], values[:, piece.cols]
+    heads, count, kv_heads = q.shape[0], q.shape[1], k.shape[0]
+    group = heads // kv_heads
+    if piece.bias is None and not piece.is_causal:  # every row sees every column: the group's rows are one long query
+        out = scaled_dot_product_attention(q.reshape(1, kv_heads, group * count, -1), k[None], v[None], scale=scale)
+        return out.reshape(heads, count, -1)
+    bias = piece.bias
+    if bias is not None and bias.ndim == 3:
+        bias = bias.unflatten(0, (kv_heads, group))
+    q = q.unflatten(0, (kv_heads, group))
+    k, v = (x[:, None].expand(-1, group, -1, -1) for x in (k, v))  # no copy: the group axis has stride 0
+    out = scaled_dot_product_attention(q, k, v, bias, is_causal=piece.is_causal, scale=scale).flatten(0, 1)
+    return out if piece.blind is None else out.masked_fill(piece.blind[..., None], 0)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """A request's plan says who sees whom; transformers need not build a mask."""
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, _no_mask)

@@ -1,0 +1,223 @@
+"""Encode blocks, assemble a prompt from them, prefill what a plan asks for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.attention import Enough, Request
+from workbench.blocks import Block, Prompt
+from workbench.errors import BadInput
+from workbench.kv import KV
+from workbench.plan import Plan
+from workbench.probing import Facts, facts_of
+from workbench.rope import rotate_by, turn
+
+Positions = Literal["re-encoded", "naive"]
+PACK = 8192  # most tokens that encode_many packs in one forward pass (a longer block goes alone)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request of a batch: `tokens` [T] of the whole prompt, what to compute, and the KV to read and write."""
+
+    tokens: torch.Tensor
+    plan: Plan
+    kv: KV
+
+
+@dataclass(frozen=True)
+class Step:
+    """`logits` [R, V] of the computed rows (None when the plan stopped early); `queries[layer]` [Hq, R, D] that were watched."""
+
+    logits: torch.Tensor | None
+    queries: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+def empty(model: PreTrainedModel, length: int, room: int = 0) -> KV:
+    """Unwritten KV for `length` tokens of this model, with capacity for `room` more."""
+    facts = facts_of(model)
+    return KV.zeros(facts.shapes, length, room, dtype=facts.dtype, device=facts.device)
+
+
+def prefill(model: PreTrainedModel, tokens: torch.Tensor, plan: Plan, kv: KV, logits_to_keep: int = 0) -> Step:
+    """Compute `plan.rows` of the prompt `tokens` [T]: their KV is written in place, every other position is read from `kv`.
+
+    `logits_to_keep`: how many of the last rows get logits, 0 for all. BadInput before any work where the parts do not fit.
+    """
+    return prefill_many(model, [Work(tokens, plan, kv)], logits_to_keep)[0]
+
+
+def prefill_many(model: PreTrainedModel, works: Sequence[Work], logits_to_keep: int = 0) -> list[Step]:
+    """Prefill requests of different lengths, caches and plans in one forward pass, packed without padding."""
+    facts = facts_of(model)
+    for work in works:
+        _check_work(facts, work)
+    return run(
+        model,
+        [(work.tokens[work.plan.rows.to(work.tokens.device)], work.plan, work.kv) for work in works],
+        logits_to_keep,
+    )
+
+
+@torch.no_grad()
+def run(model: PreTrainedModel, parts: Sequence[tuple[torch.Tensor, Plan, KV]], logits_to_keep: int = 0) -> list[Step]:
+    """The packed forward pass itself: (token ids [R] of the rows, plan, kv) per request, not checked."""
+    if not parts:
+        return []
+    requests = [Request(plan, kv, model.device) for _, plan, kv in parts]
+    lengths = [len(request.rows) for request in requests]
+    kept = [min(logits_to_keep, n) if logits_to_keep else n for n in lengths]
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    which = torch.cat([torch.arange(end - n, end) for end, n in zip(ends, kept, strict=True)]).to(model.device)
+    try:
+        out = model(
+            input_ids=torch.cat([ids.to(model.device) for ids, _, _ in parts])[None],
+            position_ids=torch.cat([request.rows for request in requests])[None],
+            use_cache=False,
+            logits_to_keep=which if sum(kept) < sum(lengths) else 0,
+            parts=requests,
+        )
+    except Enough:
+        return [Step(None, request.queries) for request in requests]
+    logits = out.logits[0].split(kept)
+    return [
+        Step(None if request.depth else part, request.queries) for request, part in zip(requests, logits, strict=True)
+    ]
+
+
+def encode(model: PreTrainedModel, block: Block, after: Sequence[Block] = ()) -> KV:
+    """KV of one block on its own, or of a block that may look back at the blocks `after` which it stands.
+
+    Its keys are rotated for the positions behind `after` (`start`), and the KV of `after` is not kept.
+    """
+    return encode_many(model, [block], [after])[0]
+
+
+def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence[Sequence[Block]] = ()) -> list[KV]:
+    """KV of every block, computed apart but packed into few forward passes; `after[i]` are the blocks that block i looks back at."""
+    before = list(after) or [()] * len(blocks)
+    if len(before) != len(blocks):
+        raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
+    facts = facts_of(model)
+    runs = [
+        torch.tensor([t for b in (*past, block) for t in b.tokens]) for past, block in zip(before, blocks, strict=True)
+    ]
+    for block, tokens in zip(blocks, runs, strict=True):
+        check_fit(model, facts, len(block))
+        _check_tokens(facts, tokens)
+    done: list[KV] = []
+    for group in _packs([len(tokens) for tokens in runs]):
+        kvs = [KV.zeros(facts.shapes, len(runs[i]), dtype=facts.dtype, device=facts.device) for i in group]
+        plans = [Plan(torch.arange(len(runs[i])), depth=facts.layers) for i in group]
+        run(model, list(zip((runs[i] for i in group), plans, kvs, strict=True)))
+        done += [
+            kv if len(kv) == len(blocks[i]) else kv.slice(len(kv) - len(blocks[i]), len(kv))
+            for i, kv in zip(group, kvs, strict=True)
+        ]
+    return done
+
+
+def assemble(
+    model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions = "re-encoded", room: int = 0
+) -> KV:
+    """KV of a prompt with its context blocks in place and its question unwritten, capacity for `room` more tokens.
+
+    positions  "re-encoded": keys are turned, once and in fp32 from the cached copy, to where their block stands now;
+               "naive": keys stay as they were cached, so every block believes to stand where it was encoded (PromptCache).
+    """
+    if positions not in ("re-encoded", "naive"):
+        raise BadInput(f"positions {positions!r}: it is 're-encoded' or 'naive'")
+    facts = facts_of(model)
+    _check_cached(model, facts, prompt, cached)
+    kv = KV.zeros(facts.shapes, len(prompt), room, dtype=facts.dtype, device=facts.device)
+    end = prompt.starts[-1]
+    lengths = torch.tensor([len(block) for block in cached])
+    moves = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
+    distance = moves.repeat_interleave(lengths)  # [T of the context]
+    tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for layer, (keys, values) in enumerate(zip(kv.keys, kv.values, strict=True)):
+        together = torch.cat([block.keys[layer].to(facts.device) for block in cached], 1)
+        if positions == "re-encoded" and bool(moves.any()):
+            table = facts.inv_freq[layer]
+            if id(table) not in tables:
+                tables[id(table)] = turn(distance, table, facts.device)
+            together = rotate_by(together, *tables[id(table)], facts.pairing)
+        keys[:, :end] = together
+        values[:, :end] = torch.cat([block.values[layer].to(facts.device) for block in cached], 1)
+    return kv
+
+
+def check_fit(model: PreTrainedModel, facts: Facts, length: int) -> None:
+    """Refuse a block that is longer than the model's sliding window: its first tokens would be out of sight of its last."""
+    if facts.window and length > facts.window:
+        raise BadInput(
+            f"a block of {length} tokens does not fit the sliding window of {facts.window} tokens of "
+            f"{model.config.name_or_path or model.config.model_type}: cut it into shorter blocks"
+        )
+
+
+def _packs(lengths: list[int]) -> list[list[int]]:
+    """Indices in order, grouped to at most PACK tokens."""
+    groups: list[list[int]] = []
+    total = 0
+    for i, length in enumerate(lengths):
+        if not groups or total + length > PACK:
+            groups.append([])
+            total = 0
+        groups[-1].append(i)
+        total += length
+    return groups
+
+
+def _check_tokens(facts: Facts, tokens: torch.Tensor) -> None:
+    if tokens.ndim != 1:
+        raise BadInput(f"tokens must be one list of token ids, got a tensor of {tuple(tokens.shape)}")
+    if facts.context and len(tokens) > facts.context:
+        raise BadInput(f"a prompt of {len(tokens)} tokens is over the model's context of {facts.context} tokens")
+    if int(tokens.max()) >= facts.vocabulary or int(tokens.min()) < 0:
+        raise BadInput(
+            f"token ids {int(tokens.min())} to {int(tokens.max())} are not all in the model's vocabulary of {facts.vocabulary}"
+        )
+
+
+def _check_work(facts: Facts, work: Work) -> None:
+    plan, kv = work.plan, work.kv
+    _check_tokens(facts, work.tokens)
+    last = int(plan.rows[-1])
+    if last >= len(work.tokens):
+        raise BadInput(f"row {last} is outside a prompt of {len(work.tokens)} tokens")
+    _check_kv(facts, kv)
+    if last >= len(kv):
+        raise BadInput(f"row {last} is outside a KV of {len(kv)} tokens")
+    if kv.start:
+        raise BadInput(f"a KV that starts at position {kv.start} cannot be prefilled: assemble a prompt from it")
+    if kv.read_only:
+        raise BadInput("this KV is shared and read-only (a store handed it out): assemble a prompt from it or clone it")
+    if plan.depth is not None and not 1 <= plan.depth <= facts.layers:
+        raise BadInput(f"depth {plan.depth}: the model has {facts.layers} layers, depth is 1 to {facts.layers}")
+    deepest = plan.depth or facts.layers
+    if bad := [layer for layer in plan.watch if not 0 <= layer < deepest]:
+        raise BadInput(f"cannot watch layers {bad}: this plan computes layers 0 to {deepest - 1}")
+
+
+def _check_kv(facts: Facts, kv: KV) -> None:
+    shapes = [(x.shape[0], x.shape[2]) for x in kv.keys]
+    if shapes != facts.shapes:
+        raise BadInput(
+            f"this KV is of another model: {len(shapes)} layers of (heads, width) {sorted(set(shapes))}, "
+            f"the model has {facts.layers} of {sorted(set(facts.shapes))}"
+        )
+
+
+def _check_cached(model: PreTrainedModel, facts: Facts, prompt: Prompt, cached: Sequence[KV]) -> None:
+    if len(cached) != len(prompt.context):
+        raise BadInput(f"{len(cached)} cached KVs for {len(prompt.context)} context blocks: give one for each")
+    for i, (block, kv) in enumerate(zip(prompt.context, cached, strict=True)):
+        _check_kv(facts, kv)
+        if len(kv) != len(block):
+            raise BadInput(f"cached KV {i} holds {len(kv)} tokens, its block has {len(block)}")
+        check_fit(model, facts, len(block))
+    _check_tokens(facts, prompt.tokens)

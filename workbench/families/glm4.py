@@ -1,0 +1,14 @@
+"""GLM-4 (0414): neighbouring channels turn together, and only half of them."""
+
+from typing import Any
+
+import torch
+
+pairing = "neighbours"
+
+
+def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
+    return decoder.rotary_emb.inv_freq
+
+
+TINY: dict[str, dict[str, Any]] = {"glm4": {"model_type": "glm4", "eos_token_id": 1}}
