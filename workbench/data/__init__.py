@@ -1,1 +1,52 @@
-"""Samples: the lab corpus and readers of real retrieval-augmented question files."""
+"""Samples by name or file: the lab corpus and question files as they are published."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+from workbench import assets
+from workbench.data import files, lab
+from workbench.data.sample import Passage, Sample
+from workbench.errors import BadInput
+
+SAMPLES, PASSAGES = 200, 10  # of the lab corpus, where nothing is said
+
+__all__ = ["Passage", "Sample", "load", "names"]
+
+
+def names() -> list[str]:
+    """Data sets known by name: `lab` is generated from the seed, `<corpus>-sample` is a shipped file."""
+    return ["lab", *(f"{name}-sample" for name in assets.corpora())]
+
+
+def load(
+    name_or_path: str | Path, samples: int | None = None, seed: int = 0, passages: int | None = None
+) -> list[Sample]:
+    """Samples of the lab corpus (`lab`), of a shipped file or of a file in one of the layouts of `files`.
+
+    A file gives its samples in its own order; with fewer `samples` than it holds, a draw by `seed`. `passages` cuts
+    every context to that many passages, those named in `supporting_titles` first to stay, order kept. Raises BadInput
+    for an unknown name, a number under 1 and whatever `files.read` and `lab.samples` refuse.
+    """
+    for what, number in (("samples", samples), ("passages", passages)):
+        if number is not None and number < 1:
+            raise BadInput(f"{what} is {number}; at least 1 is needed")
+    name = str(name_or_path)
+    if name == "lab":
+        return list(lab.samples(samples or SAMPLES, seed, passages or PASSAGES))
+    if name in names():
+        name_or_path = assets.corpus_path(name.removesuffix("-sample"))
+    elif not Path(name).is_file() and not name.endswith(files.ENDINGS):
+        raise BadInput(
+            f"unknown data {name!r}: allowed are {', '.join(names())} or a file ({', '.join(files.ENDINGS)})"
+        )
+    found = files.read(name_or_path)
+    if samples is not None and samples < len(found):
+        found = [found[i] for i in sorted(Random(f"draw {seed}").sample(range(len(found)), samples))]
+    return found if passages is None else [_cut(sample, passages) for sample in found]
+
+
+def _cut(sample: Sample, passages: int) -> Sample:
+    order = sorted(enumerate(sample.ctxs), key=lambda ctx: ctx[1].title not in sample.supporting_titles)
+    kept = sorted(i for i, _ in order[:passages])
+    return replace(sample, ctxs=tuple(sample.ctxs[i] for i in kept))

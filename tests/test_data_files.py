@@ -1,0 +1,218 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench import data
+from workbench.data import Passage, Sample, files
+from workbench.errors import BadInput
+
+REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
+OURS = {
+    "id": "q1",
+    "question": "Who works for Corvex Labs?",
+    "answers": ["Ana Reyes", "Ana"],
+    "ctxs": [{"title": "Corvex", "text": "Corvex Labs employs Ana."}, {"title": "Ana", "text": "Ana Reyes plays."}],
+    "supporting_titles": ["Corvex"],
+    "hops": 1,
+    "kind": "single-hop",
+}
+
+
+def write(path, *records):
+    text = json.dumps(records) if ".jsonl" not in path.name else "\n".join(map(json.dumps, records))
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("ending", files.ENDINGS)
+def test_every_container_gives_the_same_sample(tmp_path, ending):
+    (sample,) = data.load(write(tmp_path / f"a{ending}", OURS))
+    assert sample == Sample.from_json(OURS)
+    assert sample.to_json() == OURS
+    assert sample.ctxs[1] == Passage("Ana", "Ana Reyes plays.")
+
+
+def test_json_lines_under_a_json_name_and_a_data_key_are_read(tmp_path):
+    lines = tmp_path / "lines.json"
+    lines.write_text(json.dumps(OURS) + "\n\n" + json.dumps(OURS))
+    assert len(data.load(lines)) == 2
+    (tmp_path / "keyed.json").write_text(json.dumps({"version": 1, "data": [OURS]}))
+    assert len(data.load(tmp_path / "keyed.json")) == 1
+
+
+BASE = {"question": "Who?", "answers": ["Ana"]}
+SENTENCES = [["T", ["One.", " Two."]], ["U", ["Three."]]]
+LAYOUTS = {
+    "cacheblend": BASE
+    | {"ctxs": [{"title": "T", "text": "one"}, {"title": "", "text": "two"}], "answers": [["Ana", "A."]]},
+    "text only": BASE | {"ctxs": [{"text": "one"}, "two"]},
+    "lists": BASE | {"ctxs": [["T", "one"], ["two"]]},
+    "lists of sentences": BASE | {"ctxs": SENTENCES[:1]},
+    "lost in the middle": BASE | {"ctxs": [{"title": "T", "text": "one", "isgold": True}], "nq_annotated_gold": {}},
+    "hotpotqa": {
+        "_id": "h",
+        "question": "Who?",
+        "answer": "Ana",
+        "type": "bridge",
+        "context": SENTENCES,
+        "supporting_facts": [["T", 0], ["U", 0], ["T", 1]],
+    },
+    "hotpotqa columns": {
+        "id": "h",
+        "question": "Who?",
+        "answer": "Ana",
+        "context": {"title": ["T", "U"], "sentences": [["One."], ["Two."]]},
+        "supporting_facts": {"title": ["U"], "sent_id": [0]},
+    },
+    "longbench passages": {
+        "input": "Who?",
+        "answers": ["Ana"],
+        "dataset": "hotpotqa",
+        "_id": "l",
+        "context": "Passage 1:\nT\nOne.\n\nPassage 2:\nU\nTwo.\nThree.\n",
+    },
+    "longbench text": {"input": "Who?", "answers": ["Ana"], "context": "One.\n\nTwo."},
+    "kilt": {
+        "id": "k",
+        "input": "Who?",
+        "output": [
+            {"answer": "Ana", "provenance": [{"title": "T", "text": "one"}]},
+            {"provenance": [{"title": "U", "text": "two"}]},
+            {"answer": "A. Reyes"},
+        ],
+    },
+}
+EXPECTED = {  # answers, passages, supporting titles
+    "cacheblend": (("Ana", "A."), [("T", "one"), ("", "two")], ()),
+    "text only": (("Ana",), [("", "one"), ("", "two")], ()),
+    "lists": (("Ana",), [("T", "one"), ("", "two")], ()),
+    "lists of sentences": (("Ana",), [("T", "One. Two.")], ()),
+    "lost in the middle": (("Ana",), [("T", "one")], ("T",)),
+    "hotpotqa": (("Ana",), [("T", "One. Two."), ("U", "Three.")], ("T", "U")),
+    "hotpotqa columns": (("Ana",), [("T", "One."), ("U", "Two.")], ("U",)),
+    "longbench passages": (("Ana",), [("T", "One."), ("U", "Two.\nThree.")], ()),
+    "longbench text": (("Ana",), [("", "One."), ("", "Two.")], ()),
+    "kilt": (("Ana", "A. Reyes"), [("T", "one"), ("U", "two")], ("T", "U")),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_published_layouts_are_recognised(tmp_path, name):
+    (sample,) = data.load(write(tmp_path / "a.jsonl", LAYOUTS[name]))
+    assert (sample.answers, [(p.title, p.text) for p in sample.ctxs], sample.supporting_titles) == EXPECTED[name]
+    assert sample.question == "Who?"
+    assert sample.id
+
+
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        ({k: v for k, v in OURS.items() if k != "answers"}, "line 2: field 'answers' is missing"),
+        (OURS | {"answers": []}, "line 2: field 'answers' is empty"),
+        (OURS | {"answers": "Ana"}, "line 2: field 'answers' is str"),
+        (OURS | {"answers": [" "]}, "line 2: field 'answers' holds ' '"),
+        ({k: v for k, v in OURS.items() if k != "ctxs"}, "line 2: field 'ctxs' is missing"),
+        (OURS | {"ctxs": []}, "line 2: field 'ctxs' is empty"),
+        (OURS | {"ctxs": [3]}, r"line 2: field 'ctxs\[0\]'"),
+        (OURS | {"ctxs": [{"title": "T", "text": None}]}, r"line 2: field 'ctxs\[0\].text' is NoneType"),
+        ({k: v for k, v in OURS.items() if k != "question"}, "line 2: field 'question' is missing"),
+        ({"input": "Who?", "context": "One."}, "line 2: field 'answers' is missing"),
+        ({"input": "Who?", "output": [{"provenance": []}]}, "line 2: field 'answers' is empty"),
+        (
+            {"input": "Who?", "output": [{"answer": "Ana", "provenance": [{"title": "T"}]}]},
+            "line 2: field 'ctxs' is empty",
+        ),
+        (["Ana"], "line 2: a record is an object, not list"),
+    ],
+)
+def test_a_bad_record_is_named_by_file_line_and_field(tmp_path, record, message):
+    with pytest.raises(BadInput, match=message) as error:
+        data.load(write(tmp_path / "bad.jsonl", OURS, record), samples=1)
+    assert str(tmp_path / "bad.jsonl") in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.jsonl", b'{"id": 1}\n{"id', "line 1: field 'ctxs' is missing"),
+        ("a.jsonl", b'{"id', "line 1: not JSON"),
+        ("a.json", b'[{"id": 1},\n{"id', "line 2: not JSON"),
+        ("a.json", b"[]", "holds no records"),
+        ("a.jsonl", b"", "holds no records"),
+        ("a.jsonl.gz", gzip.compress(json.dumps(OURS).encode())[:-9], "cannot be read"),
+        ("a.jsonl.gz", b"no gzip", "cannot be read"),
+        ("a.jsonl", b"\xff\xfe\x00", "cannot be read"),
+    ],
+)
+def test_a_broken_file_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=message):
+        data.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("no-such-set", "unknown data 'no-such-set': allowed are lab"),
+        ("gone.jsonl", "no such file"),
+        ("x", "unknown data"),
+    ],
+)
+def test_unknown_data_lists_what_is_allowed(name, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=message):
+        data.load(name)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(BadInput, match=r"ends in \.json"):
+        data.load(tmp_path / "a.csv")
+
+
+def test_a_draw_depends_on_the_seed_only_and_keeps_the_order(tmp_path):
+    path = write(tmp_path / "a.jsonl", *(OURS | {"id": f"{i:03}"} for i in range(50)))
+    drawn = [sample.id for sample in data.load(path, samples=10, seed=1)]
+    assert drawn == sorted(drawn) == [sample.id for sample in data.load(path, samples=10, seed=1)]
+    assert drawn != [sample.id for sample in data.load(path, samples=10, seed=2)]
+    assert len(data.load(path, samples=99)) == 50
+
+
+def test_fewer_passages_keep_the_supporting_ones_in_order(tmp_path):
+    ctxs = [{"title": t, "text": t} for t in "abcdef"]
+    path = write(tmp_path / "a.jsonl", OURS | {"ctxs": ctxs, "supporting_titles": ["e", "b"]})
+    assert [p.title for p in data.load(path, passages=3)[0].ctxs] == ["a", "b", "e"]
+    assert [p.title for p in data.load(path, passages=2)[0].ctxs] == ["b", "e"]
+
+
+@pytest.mark.parametrize("name", ["samples", "passages"])
+def test_numbers_under_one_are_refused(name):
+    with pytest.raises(BadInput, match=f"{name} is 0"):
+        data.load("lab", **{name: 0})
+
+
+def test_the_lab_corpus_loads_by_name():
+    samples = data.load("lab", samples=3, seed=5, passages=4)
+    assert samples == data.load("lab", samples=3, seed=5, passages=4)
+    assert [len(sample.ctxs) for sample in samples] == [4, 4, 4]
+    assert all(Sample.from_json(sample.to_json()) == sample for sample in samples)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real question files are not in the repository")
+@pytest.mark.parametrize(
+    "name, count, passages",
+    [
+        ("reflexion_hotpot/hotpotqa_distractor_100.jsonl", 100, 10),
+        ("ircot/hotpotqa_dev_demos.jsonl", 29, 5),
+        ("ircot/musique_dev_demos.jsonl", 20, 5),
+        ("ircot/2wikimultihopqa_dev_demos.jsonl", 20, 5),
+        ("lost_in_the_middle/nq-open-oracle.jsonl.gz", 2655, 1),
+    ],
+)
+def test_real_files_are_read_whole(name, count, passages):
+    samples = data.load(REAL / name)
+    assert len(samples) == count
+    assert min(len(sample.ctxs) for sample in samples) == passages
+    assert len({sample.id for sample in samples}) == count

@@ -1,0 +1,63 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.metrics import answers
+
+
+@pytest.mark.parametrize(
+    "text, plain",
+    [
+        ("The Quick, brown  fox!", "quick brown fox"),
+        ("A", "a"),
+        ("?!", "?!"),
+        ("Röntgen", "ro\u0308ntgen"),
+        ("U.S.A.", "usa"),
+    ],
+)
+def test_normalisation(text, plain):
+    assert answers.normalise(text) == plain
+
+
+@pytest.mark.parametrize(
+    "prediction, aliases, em, f1, contained",
+    [
+        ("Walls and Bridges", ["Walls and Bridges"], 1, 1, 1),
+        ("the walls and bridges.", ["Walls and Bridges"], 1, 1, 1),
+        ("Walls", ["Walls and Bridges"], 0, 0.5, 0),  # precision 1, recall 1/3
+        ("It is Walls and Bridges", ["Walls and Bridges"], 0, 0.75, 1),  # precision 3/5, recall 1
+        ("Corvex", ["Corvex Labs", "Corvex"], 1, 1, 1),  # the best alias counts
+        ("", ["yes"], 0, 0, 0),
+        ("no no", ["no"], 0, 2 / 3, 1),
+    ],
+)
+def test_scores_of_worked_examples(prediction, aliases, em, f1, contained):
+    assert answers.exact_match(prediction, aliases) == em
+    assert answers.f1(prediction, aliases) == pytest.approx(f1)
+    assert answers.contains(prediction, aliases) == contained
+
+
+@given(st.text(max_size=20), st.lists(st.text(max_size=20), min_size=1, max_size=3))
+def test_f1_is_between_exact_match_and_one(prediction, aliases):
+    assert answers.exact_match(prediction, aliases) <= answers.f1(prediction, aliases) <= 1
+
+
+def test_wilson_interval_of_a_textbook_proportion():
+    low, high = answers.wilson(15, 20)  # Newcombe 1998: 0.5313 to 0.8881 for 15 of 20
+    assert (round(low, 4), round(high, 4)) == (0.5313, 0.8881)
+    assert answers.wilson(0, 0) == (0, 1)
+    assert answers.wilson(20, 20)[1] == 1
+
+
+def test_bootstrap_interval_agrees_with_the_normal_one_and_repeats_with_its_seed():
+    values = np.random.default_rng(0).random(400)
+    low, high = answers.bootstrap(values, seed=3)
+    half = 1.96 * values.std() / math.sqrt(400)
+    assert low == pytest.approx(values.mean() - half, abs=0.004)
+    assert high == pytest.approx(values.mean() + half, abs=0.004)
+    assert answers.bootstrap(values, seed=3) == (low, high)
+    assert answers.bootstrap([1.0, 1.0]) == (1, 1)
+    assert math.isnan(answers.bootstrap([])[0])

@@ -1,0 +1,168 @@
+"""Question files as they are published: JSON, JSON lines, gzipped or not; the layout is recognised record by record.
+
+ours, CacheBlend, FiD,     {question, answers, ctxs: [{title, text}]}; a passage may also be [title, text], a text, or
+NQ lost-in-the-middle      [title, [sentences]]
+HotpotQA, 2WikiMultihopQA  {question, answer, context: [[title, [sentences]]], supporting_facts: [[title, i]]}
+LongBench                  {input, context: text, answers}; the context is cut at "Passage N:", else by `segment.text`
+KILT                       {input, output: [{answer, provenance: [{title, text}]}]}
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from workbench import segment
+from workbench.data.sample import Passage, Sample, filled, words
+from workbench.errors import BadInput
+
+ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+Record = dict[str, Any]
+
+
+def read(path: str | Path) -> list[Sample]:
+    """All samples of a file.
+
+    Raises BadInput that names the file, the line (or the record of a JSON array) and the field, for the first record
+    that is not a question with at least one answer and one passage; and for a file that is missing, empty or broken.
+    """
+    path = Path(path)
+    samples = []
+    for where, number, record in _records(path):
+        try:
+            samples.append(_sample(record, f"{path.name.split('.')[0]}-{number}"))
+        except BadInput as problem:
+            raise BadInput(f"{path}, {where}: {problem}") from None
+    if not samples:
+        raise BadInput(f"{path} holds no records")
+    return samples
+
+
+def _records(path: Path) -> Iterator[tuple[str, int, Any]]:
+    text = _text(path)
+    if ".jsonl" not in path.name:
+        try:
+            whole = json.loads(text)
+        except json.JSONDecodeError as problem:
+            if not problem.msg.startswith("Extra data"):  # more than one record: JSON lines under another name
+                raise BadInput(f"{path}, line {problem.lineno}: not JSON ({problem.msg})") from None
+        else:
+            yield from ((f"record {i}", i, record) for i, record in enumerate(_listed(whole), 1))
+            return
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"line {number}", number, json.loads(line)
+        except json.JSONDecodeError as problem:
+            raise BadInput(f"{path}, line {number}: not JSON ({problem.msg})") from None
+
+
+def _text(path: Path) -> str:
+    if not path.name.endswith(ENDINGS):
+        raise BadInput(f"{path}: a data file ends in {', '.join(ENDINGS)}")
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file")
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as problem:  # gzip reports a cut file as EOFError
+        raise BadInput(f"{path} cannot be read: {problem}") from None
+
+
+def _listed(whole: Any) -> list[Any]:
+    if isinstance(whole, dict) and isinstance(whole.get("data"), list):
+        return whole["data"]
+    return whole if isinstance(whole, list) else [whole]
+
+
+def _sample(record: Any, name: str) -> Sample:
+    if not isinstance(record, dict):
+        raise BadInput(f"a record is an object, not {type(record).__name__}")
+    reader = next((reader for fits, reader in LAYOUTS if fits(record)), _passages_listed)
+    return Sample.from_json({"id": record.get("id") or record.get("_id") or name} | reader(record))
+
+
+def _passages_listed(record: Record) -> Record:
+    ctxs, answers = filled(record, "ctxs"), _answers(record)
+    gold = [ctx["title"] for ctx in ctxs if isinstance(ctx, dict) and ctx.get("isgold") and ctx.get("title")]
+    titles = record.get("supporting_titles") or gold
+    return {
+        "question": words(record, "question"),
+        "answers": answers,
+        "ctxs": [_passage(ctx, i) for i, ctx in enumerate(ctxs)],
+        "supporting_titles": titles,
+        "hops": record.get("hops") or max(1, len(titles)),
+        "kind": record.get("kind") or record.get("type"),
+    }
+
+
+def _hotpotqa(record: Record) -> Record:
+    context, facts = record["context"], record.get("supporting_facts") or []
+    if isinstance(context, dict):  # columns, as the Hub stores it
+        context = [list(pair) for pair in zip(context.get("title", ()), context.get("sentences", ()), strict=False)]
+    titles = facts.get("title", []) if isinstance(facts, dict) else [fact[0] for fact in facts]
+    return _passages_listed(record | {"ctxs": context, "supporting_titles": list(dict.fromkeys(titles))})
+
+
+def _longbench(record: Record) -> Record:
+    cuts = re.split(r"(?m)^Passage \d+:\n", words(record, "context"))
+    if len(cuts) > 1:
+        ctxs = [Passage(*cut.strip().partition("\n")[::2]) for cut in cuts[1:]]
+    else:
+        ctxs = [Passage("", piece.strip()) for piece in segment.text(record["context"])]
+    return {
+        "question": words(record, "input"),
+        "answers": _answers(record),
+        "ctxs": [{"title": passage.title, "text": passage.text} for passage in ctxs],
+        "kind": record.get("dataset"),
+    }
+
+
+def _kilt(record: Record) -> Record:
+    outputs = filled(record, "output")
+    sources = [source for output in outputs for source in output.get("provenance") or ()]
+    with_text = {json.dumps(source, sort_keys=True): source for source in sources if source.get("text")}
+    return {
+        "question": words(record, "input"),
+        "answers": _answers({"answers": [output["answer"] for output in outputs if output.get("answer")]}),
+        "ctxs": [_passage(ctx, i) for i, ctx in enumerate(record.get("ctxs") or with_text.values())],
+        "supporting_titles": list(dict.fromkeys(source["title"] for source in sources if source.get("title"))),
+    }
+
+
+LAYOUTS: tuple[tuple[Callable[[Record], bool], Callable[[Record], Record]], ...] = (
+    (lambda record: isinstance(record.get("context"), str), _longbench),
+    (lambda record: isinstance(record.get("context"), list | dict), _hotpotqa),
+    (lambda record: "output" in record and "input" in record, _kilt),
+)
+
+
+def _answers(record: Record) -> list[str]:
+    if "answers" not in record and isinstance(record.get("answer"), str):
+        return [words(record, "answer")]
+    flat = [
+        alias for answer in filled(record, "answers") for alias in (answer if isinstance(answer, list) else [answer])
+    ]
+    if bad := [alias for alias in flat if not isinstance(alias, str | int | float) or not str(alias).strip()]:
+        raise BadInput(f"field 'answers' holds {bad[0]!r}; each answer is a text")
+    return filled({"answers": [str(alias) for alias in flat]}, "answers")
+
+
+def _passage(ctx: Any, i: int) -> dict[str, str]:
+    match ctx:
+        case str(text) | [str(text)]:
+            title = ""
+        case {"text": text}:
+            title = ctx.get("title") or ""
+        case [str(title), text]:
+            pass
+        case _:
+            raise BadInput(f"field 'ctxs[{i}]' is neither a text, {{title, text}} nor [title, text]")
+    if isinstance(text, list) and all(isinstance(sentence, str) for sentence in text):
+        text = re.sub(r"\s+", " ", " ".join(text)).strip()
+    if not isinstance(text, str):
+        raise BadInput(f"field 'ctxs[{i}].text' is {type(text).__name__}; a text is needed")
+    return {"title": str(title), "text": text}

@@ -1,0 +1,81 @@
+"""One question with its passages and its answers: the record every reader and the lab corpus produce."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from workbench.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A retrieved passage; `title` may be empty."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A question over passages.
+
+    `answers` are aliases of one answer: a prediction is scored against the best of them. `supporting_titles` names the
+    passages needed to answer, where the source says so; `hops` is how many of them have to be combined; `kind` is the
+    source's own class of question ("two-hop", "bridge", …), "" where it has none.
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    ctxs: tuple[Passage, ...]
+    supporting_titles: tuple[str, ...] = ()
+    hops: int = 1
+    kind: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as plain JSON values; `from_json` reads it back."""
+        return asdict(self) | {
+            "answers": list(self.answers),
+            "ctxs": [asdict(passage) for passage in self.ctxs],
+            "supporting_titles": list(self.supporting_titles),
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "Sample":
+        """A sample from `{id, question, answers, ctxs: [{title, text}], supporting_titles, hops, kind}`.
+
+        Raises BadInput that names the first field that is missing, empty or of the wrong type.
+        """
+        try:
+            return cls(
+                id=str(record["id"]),
+                question=words(record, "question"),
+                answers=tuple(str(answer) for answer in filled(record, "answers")),
+                ctxs=tuple(Passage(str(ctx["title"]), str(ctx["text"])) for ctx in filled(record, "ctxs")),
+                supporting_titles=tuple(str(title) for title in record.get("supporting_titles") or ()),
+                hops=int(record.get("hops") or 1),
+                kind=str(record.get("kind") or ""),
+            )
+        except KeyError as missing:
+            raise BadInput(f"field {missing} is missing") from None
+
+
+def words(record: dict[str, Any], field: str) -> str:
+    """The text of a field; BadInput where it is missing, empty or no text."""
+    value = record.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise BadInput(f"field '{field}' {_state(record, field)}; a text is needed")
+    return value
+
+
+def filled(record: dict[str, Any], field: str) -> list[Any]:
+    """The list in a field; BadInput where it is missing, empty or no list."""
+    value = record.get(field)
+    if not isinstance(value, list) or not value:
+        raise BadInput(f"field '{field}' {_state(record, field)}; a list of at least one is needed")
+    return value
+
+
+def _state(record: dict[str, Any], field: str) -> str:
+    if field not in record:
+        return "is missing"
+    return f"is {type(record[field]).__name__}" if record[field] else "is empty"

@@ -1,0 +1,66 @@
+"""How good an answer is, and how sure a mean is."""
+
+import math
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+Interval = tuple[float, float]
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalise(text: str) -> str:
+    """SQuAD's normalisation after DPR's (Unicode NFD): lower case, no punctuation, no articles, single spaces.
+
+    A text of which nothing is left ("The", "?!") is only lower-cased, so that it still has to match.
+    """
+    plain = unicodedata.normalize("NFD", text).lower()
+    bare = " ".join(re.sub(r"\b(a|an|the)\b", " ", plain.translate(_PUNCTUATION)).split())
+    return bare or " ".join(plain.split())
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """1.0 where the prediction equals an alias after normalisation, else 0.0 (SQuAD)."""
+    return float(any(normalise(prediction) == normalise(answer) for answer in answers))
+
+
+def f1(prediction: str, answers: Sequence[str]) -> float:
+    """Word-level F1 (ROUGE-1) after normalisation, best over aliases (SQuAD; FusionRAG, CacheBlend)."""
+    return max(_overlap(normalise(prediction).split(), normalise(answer).split()) for answer in answers)
+
+
+def contains(prediction: str, answers: Sequence[str]) -> float:
+    """1.0 where the prediction holds an alias, both normalised, else 0.0 (Block-Attention's accuracy, section 3.1)."""
+    return float(any(normalise(answer) in normalise(prediction) for answer in answers))
+
+
+def _overlap(predicted: list[str], gold: list[str]) -> float:
+    if not predicted or not gold:
+        return float(predicted == gold)
+    common = (Counter(predicted) & Counter(gold)).total()
+    return 2 * common / (len(predicted) + len(gold))
+
+
+def wilson(successes: float, n: int, z: float = 1.959964) -> Interval:
+    """Wilson's score interval of a proportion, 95% by default; (0, 1) without observations."""
+    if n == 0:
+        return 0.0, 1.0
+    share, spread = successes / n, z * z / n
+    middle = share + spread / 2
+    half = z * math.sqrt(share * (1 - share) / n + spread / (4 * n))
+    return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
+
+
+def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
+    """Percentile bootstrap interval of the mean; the same seed gives the same interval; (nan, nan) without values."""
+    scores = np.asarray(values, dtype=float)
+    if scores.size == 0:
+        return math.nan, math.nan
+    rng = np.random.default_rng(seed)
+    means = [scores[rng.integers(0, scores.size, scores.size)].mean() for _ in range(resamples)]
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

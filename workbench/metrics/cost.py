@@ -1,0 +1,135 @@
+"""What the first token costs: floating-point operations and bytes moved, from a configuration alone.
+
+Linear parts (projections, MLP, output head) and attention parts (scores and weighted values) are counted apart, a
+multiply-add as two operations. Left out, each under 1% of a prefill: norms, activations, softmax, rotation of keys.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from workbench.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a model decides its cost. Per-layer tuples, because families mix full and sliding layers."""
+
+    linear: int  # weights of the matrix products of one token's pass through all layers (of the experts: those used)
+    head: int  # weights of the output head
+    stored: int  # all weights, as they lie in memory
+    query_width: tuple[int, ...]  # per layer, query heads x head dim
+    kv_width: tuple[int, ...]  # per layer, keys and values of one token
+    windows: tuple[int | None, ...]  # per layer, how many columns a row may see; None: all before it
+
+    @property
+    def convention(self) -> int:
+        """Parameters as the papers count them for 2 · parameters · tokens: all but the input embedding."""
+        return self.linear + self.head
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one prefill to its first token. Operations in flops, traffic in bytes."""
+
+    linear: float  # operations in projections, MLPs and the output head
+    attention: float  # operations in scores and weighted values
+    weights: float  # bytes of weights read once
+    kv_written: float  # bytes of keys and values of computed rows
+    kv_read: float  # bytes of keys and values attended to, each layer's once
+    kv_loaded: float  # bytes of cached blocks that come from the store
+
+    @property
+    def flops(self) -> float:
+        return self.linear + self.attention
+
+    @property
+    def bytes(self) -> float:
+        return self.weights + self.kv_written + self.kv_read + self.kv_loaded
+
+
+def shape(config: PretrainedConfig) -> Shape:
+    """The shape of any causal language model, from a copy without storage (meta device)."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, AttributeError) as problem:
+        raise BadInput(f"no causal language model can be built from a {type(config).__name__}: {problem}") from None
+    return shape_of(model)
+
+
+def shape_of(model: PreTrainedModel) -> Shape:
+    """The shape of a loaded model."""
+    config = model.config.get_text_config()
+    layers = config.num_hidden_layers
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    output = model.get_output_embeddings().weight
+    used = _share_of_experts(config)
+    linear = sum(
+        round(weight.numel() * (used if ".experts." in name else 1.0))
+        for name, weight in model.named_parameters()
+        if weight.ndim > 1 and id(weight) not in tables and weight is not output
+    )
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    sliding = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if sliding else "full_attention"] * layers
+    windows = tuple(sliding if kind == "sliding_attention" else None for kind in kinds)
+    stored = sum(weight.numel() for weight in model.parameters())
+    return Shape(linear, output.numel(), stored, (heads * dim,) * layers, (2 * kv_heads * dim,) * layers, windows)
+
+
+def _share_of_experts(config: PretrainedConfig) -> float:
+    total = next(
+        (n for name in ("num_local_experts", "num_experts", "n_routed_experts") if (n := getattr(config, name, None))),
+        1,
+    )
+    return (getattr(config, "num_experts_per_tok", None) or total) / total
+
+
+def first_token(shape: Shape, rows: Sequence[int] | np.ndarray, length: int, itemsize: int = 2) -> Cost:
+    """Cost of a prefill of `length` tokens that computes the positions `rows` and reads all others from the store.
+
+    Every row attends to all columns up to its own position (or its layer's window); the head is applied to the last row
+    only. `itemsize` is bytes a number, of weights and of keys and values. range(length) is ordinary prefill; the last
+    Q positions are Block-Attention with its blocks in the store.
+    """
+    positions = np.asarray(rows, dtype=np.int64)
+    if positions.size == 0 or positions.min() < 0 or positions.max() >= length:
+        raise BadInput(
+            f"{positions.size} rows in a prompt of {length} tokens; positions from 0 to {length - 1} are needed"
+        )
+    spans = [window or length for window in shape.windows]
+    pairs = {span: int(np.minimum(positions + 1, span).sum()) for span in set(spans)}  # (row, column) seen
+    per_token = sum(shape.kv_width) * itemsize
+    return Cost(
+        linear=2.0 * (shape.linear * positions.size + shape.head),
+        attention=4.0 * sum(width * pairs[span] for width, span in zip(shape.query_width, spans, strict=True)),
+        weights=float(shape.stored * itemsize),
+        kv_written=float(positions.size * per_token),
+        kv_read=float(sum(w * min(length, span) for w, span in zip(shape.kv_width, spans, strict=True)) * itemsize),
+        kv_loaded=float((length - positions.size) * per_token),
+    )
+
+
+def encoding(shape: Shape, lengths: Iterable[int], itemsize: int = 2) -> Cost:
+    """Cost of encoding blocks of these lengths alone, in one pass: no head, nothing loaded."""
+    parts = [first_token(shape, range(length), length, itemsize) for length in lengths]
+    return Cost(
+        linear=sum(part.linear - 2.0 * shape.head for part in parts),
+        attention=sum(part.attention for part in parts),
+        weights=float(shape.stored * itemsize),
+        kv_written=sum(part.kv_written for part in parts),
+        kv_read=sum(part.kv_read for part in parts),
+        kv_loaded=0.0,
+    )
+
+
+def convention(parameters: int, tokens: int) -> float:
+    """FLOPs to first token as the Block-Attention papers count them: 2 · parameters · computed tokens."""
+    return 2.0 * parameters * tokens

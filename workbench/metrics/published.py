@@ -1,0 +1,27 @@
+"""Numbers that papers print, as data with their source, to stand beside ours and never to be mixed with them."""
+
+# The question is 50 tokens, the KV of all retrieved passages in memory. The FLOPs are 2 x 7.5e9 per computed token,
+# with digits cut off; attention's own products are left out. The paper's first version prints the same as Table 2.
+TABLE_3 = {
+    "source": "Block-Attention for Efficient Prefilling, Table 3 (Llama-3-8B shape, H20 GPUs, 50 tokens of user input)",
+    "length": (50, 512, 1024, 2048, 4096, 8192, 16384, 32768),
+    "ttft_ms": {"full": (26, 50, 87, 167, 330, 691, 1515, 3638), "block": (26, 26, 26, 26, 27, 29, 34, 45)},
+    "flops": {
+        "full": (7.5e11, 7.6e12, 1.5e13, 3.0e13, 6.1e13, 1.2e14, 2.45e14, 4.9e14),
+        "block": (7.5e11,) * 8,
+    },
+}
+QUESTION = 50  # tokens of user input in TABLE_3
+
+# The shape TABLE_3 is about, for `cost.shape(LlamaConfig(**LLAMA_3_8B))`: 7.5e9 parameters without the input embedding.
+LLAMA_3_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
