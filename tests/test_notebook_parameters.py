@@ -95,9 +95,8 @@ def test_nobody_watches_outside_a_notebook():
 
 
 def test_results_are_whole_and_success_comes_last(tmp_path):
-    folder = notebook.save(
-        tmp_path / "a" / "b", {"f1": np.float32(0.5), "by": {"x": np.arange(2)}}, {"t": pd.DataFrame({"n": [1, 2]})}
-    )
+    folder = tmp_path / "a" / "b"
+    notebook.save(folder, {"f1": np.float32(0.5), "by": {"x": np.arange(2)}}, {"t": pd.DataFrame({"n": [1, 2]})})
     assert json.loads((folder / "metrics.json").read_text()) == {"f1": 0.5, "by": {"x": [0, 1]}}
     assert pd.read_parquet(folder / "t.parquet").n.tolist() == [1, 2]
     assert {path.name for path in folder.iterdir()} == {"metrics.json", "t.parquet", "_SUCCESS"}
@@ -112,5 +111,7 @@ def test_results_that_cannot_be_written_leave_no_success(tmp_path):
     assert not (tmp_path / "_SUCCESS").exists()
 
 
-def test_without_an_output_folder_nothing_is_written():
-    assert notebook.save(None, {"f1": 0.5}) is None
+def test_without_an_output_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    notebook.save(None, {"f1": 0.5})
+    assert not list(tmp_path.iterdir())

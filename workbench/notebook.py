@@ -153,13 +153,13 @@ def save(
     output: str | os.PathLike[str] | None,
     metrics: Mapping[str, Any],
     tables: "Mapping[str, pandas.DataFrame] | None" = None,
-) -> Path | None:
+) -> None:
     """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`; `_SUCCESS` comes last.
 
     Every file appears whole or not at all. Does nothing when `output` is None.
     """
     if output is None:
-        return None
+        return
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUCCESS).unlink(missing_ok=True)
@@ -168,7 +168,6 @@ def save(
     for name, table in (tables or {}).items():
         whole(folder / f"{name}.parquet", table.to_parquet)
     whole(folder / SUCCESS, lambda path: path.write_text(""))
-    return folder
 
 
 def whole(path: Path, write: Callable[[Path], Any]) -> None:

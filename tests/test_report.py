@@ -1,0 +1,146 @@
+"""A report keeps going on failure, shows it, and never passes a partial run off as complete."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import nbformat
+import pandas as pd
+import pytest
+import report_notebooks as tiny
+
+from workbench import pages, report, thumbnail
+from workbench.errors import BadInput
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One good notebook, one that fails, one that saves nothing; run once for all tests below."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    good = tiny.write(folder, "01_good", tiny.FIGURE, tiny.SAVE, title="Points & <curves>")
+    failing = tiny.write(folder, "02_failing", tiny.FIGURE, tiny.SAVE, "1 / 0")
+    silent = tiny.write(folder, "03_silent", tiny.FIGURE)
+    return report.run([good, failing, silent], folder / "report", {"points": 7}, jobs=2)
+
+
+def test_every_notebook_is_run_and_failures_are_told(finished):
+    assert [run.ok for run in finished.runs] == [True, False, False]
+    assert not finished.ok
+    assert finished.runs[1].message == "ZeroDivisionError: division by zero"
+    assert "metrics.json was not written" in finished.runs[2].message
+
+
+def test_only_the_complete_run_has_success_and_all_have_a_page(finished):
+    out = finished.index.parent
+    assert [path.parent.name for path in out.glob("*/_SUCCESS")] == ["01_good"]
+    assert len(list(out.glob("*/*.html"))) == len(list(out.glob("*/thumbnail.*"))) == 3
+
+
+def test_results_are_those_of_the_given_parameters_in_batch(finished):
+    good = finished.index.parent / "01_good"
+    assert json.loads((good / "metrics.json").read_text()) == {"points": 7, "live": False}
+    assert pd.read_parquet(good / "curve.parquet").y.tolist() == [i * i for i in range(7)]
+
+
+def test_index_shows_titles_statuses_metrics_and_reasons(finished):
+    index = finished.index.read_text()
+    assert "Points &amp; &lt;curves&gt;" in index
+    assert "3 notebooks, 2 failed" in index
+    assert "ZeroDivisionError: division by zero" in index
+    assert "<td>points</td><td>7</td>" in index
+    assert "01_good/01_good.html" in index and "01_good/thumbnail." in index
+
+
+def test_notebook_stores_a_figure_once_and_no_widget_state(finished):
+    executed = nbformat.read(finished.index.parent / "01_good" / "01_good.ipynb", as_version=4)
+    kinds = [set(output.data) for cell in executed.cells for output in cell.get("outputs", []) if "data" in output]
+    assert {pages.PLOTLY} in [kind - {"text/plain"} for kind in kinds]
+    assert "widgets" not in executed.metadata
+
+
+def test_page_names_no_address_outside_itself(finished):
+    page = (finished.index.parent / "01_good" / "01_good.html").read_text()
+    without_plotly = page.replace(pages.get_plotlyjs(), "")
+    assert "src=" not in without_plotly and "cdn" not in without_plotly and "import(" not in without_plotly
+    assert len(page) - len(without_plotly) == len(pages.get_plotlyjs())  # once
+    assert without_plotly.count("Plotly.newPlot(") == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"piints": 3}, "unknown parameter piints: the notebooks take points"),
+        ({"points": "abc"}, "parameter points is 'abc': it must be a whole number"),
+        ({"points": 1000}, "parameter points is 1000: allowed is between 2 and 100"),
+        ({"output": "elsewhere"}, "unknown parameter output"),
+    ],
+)
+def test_bad_parameters_are_refused_before_anything_is_written(tmp_path, parameters, message):
+    path = tiny.write(tmp_path, "01_good", tiny.FIGURE, tiny.SAVE)
+    with pytest.raises(BadInput, match=message):
+        report.run([path], tmp_path / "report", parameters, jobs=1)
+    assert not (tmp_path / "report").exists()
+
+
+def test_missing_notebooks_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="there are no notebooks"):
+        report.run([], tmp_path)
+    with pytest.raises(BadInput, match=r"none\.ipynb is no notebook file"):
+        report.run([tmp_path / "none.ipynb"], tmp_path)
+
+
+def test_a_killed_run_is_not_complete(tmp_path):
+    path = tiny.write(
+        tmp_path, "01_slow", tiny.SAVE.replace("curve", "early").replace("frame", "None"), "while True: pass"
+    )
+    out = tmp_path / "report"
+    (out / "01_slow").mkdir(parents=True)
+    (out / "01_slow" / "_SUCCESS").touch()
+    (out / "index.html").touch()
+    command = [sys.executable, "-m", "workbench.report", str(path), "--out", str(out), "--jobs", "1"]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while not (out / "01_slow" / "01_slow.ipynb").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+    assert (out / "01_slow" / "01_slow.ipynb").exists()
+    assert not (out / "01_slow" / "_SUCCESS").exists()
+    assert not (out / "index.html").exists()
+
+
+def test_command_line_exits_with_1_on_failure_and_2_on_bad_input(tmp_path):
+    path = tiny.write(tmp_path, "01_failing", "1 / 0")
+    command = [sys.executable, "-m", "workbench.report", str(path), "--out", str(tmp_path / "report")]
+    assert subprocess.run(command, capture_output=True).returncode == 1
+    wrong = subprocess.run([*command, "-p", "points=x"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert wrong.stderr == "error: parameter points is 'x': it must be a whole number\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("n=3", 3), ("n=1e-3", 1e-3), ("n=None", None), ("n=true", True), ("n=[1, 2]", [1, 2]), ("n=a=b", "a=b")],
+)
+def test_command_line_values_are_json_or_text(text, value):
+    assert report.parse([text]) == {"n": value}
+
+
+@pytest.mark.parametrize(
+    ("figure", "shape"),
+    [
+        ({"data": [{"type": "heatmap", "z": [[0, 1], [None, 3]]}]}, "<rect"),
+        ({"data": [{"type": "heatmap", "z": {"dtype": "u1", "bdata": "AAECAwQF", "shape": "2, 3"}}]}, "<rect"),
+        ({"data": [{"type": "scatter", "x": ["a", "b"], "y": [1, 2]}]}, "<polyline"),
+        ({"data": [{"type": "bar", "x": ["a", "b"], "y": [1, 2]}]}, "<rect"),
+        ({"data": [{"type": "sankey"}]}, "<circle"),
+        ({}, "<circle"),
+    ],
+)
+def test_without_a_browser_the_thumbnail_is_a_sketch(monkeypatch, tmp_path, figure, shape):
+    monkeypatch.setattr(thumbnail, "chromium", lambda: None)
+    assert shape in thumbnail.write(figure, tmp_path).read_text()

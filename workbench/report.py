@@ -1,0 +1,252 @@
+"""Run notebooks without a person and lay their results out as a small website.
+
+    <out>/index.html                         all notebooks of this run: picture, status, duration, key metrics
+    <out>/<name>/<name>.ipynb, <name>.html   executed notebook; the same as one page, interactive without a network
+                 metrics.json, *.parquet     written by the notebook into its parameter `output` (`notebook.save`)
+                 thumbnail.png or .svg
+                 _SUCCESS                    written last: a folder without it is partial or failed
+
+A failing notebook does not stop the others; it is shown in the index and in the exit code. `index.html` of an earlier
+run is removed first and written last, so a killed run never looks like a report.
+"""
+
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import nbformat
+import papermill
+import typer
+from papermill.exceptions import PapermillExecutionError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from workbench import notebook, pages, thumbnail
+from workbench.errors import BadInput
+
+HERE = Path(__file__).resolve().parents[1]  # the folder that holds the package
+LITERALS = {"None": None, "True": True, "False": False}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one notebook ended. `message` says why it failed; `metrics` is its metrics.json."""
+
+    name: str
+    title: str
+    seconds: float = 0.0
+    message: str = ""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.message
+
+
+@dataclass(frozen=True)
+class ReportResult:
+    """Where the report lies and how every notebook ended, in the order asked for."""
+
+    index: Path
+    runs: tuple[Run, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(run.ok for run in self.runs)
+
+
+def run(
+    notebooks: Sequence[Path],
+    out: Path,
+    parameters: Mapping[str, Any] | None = None,
+    jobs: int = 2,
+    cell_timeout_s: int = 600,
+) -> ReportResult:
+    """Run `notebooks`, `jobs` at a time, into `out`. Every notebook gets those `parameters` that it declares.
+
+    BadInput, with nothing written: no or unknown notebooks, a parameter that no notebook has, a wrong value.
+    """
+    notebooks = [path.resolve() for path in notebooks]
+    out = out.resolve()
+    chosen = _parameters(notebooks, dict(parameters or {}), jobs)
+    started = time.monotonic()
+    context = multiprocessing.get_context("spawn")  # no threads or GPU state of this process
+    with ProcessPoolExecutor(min(jobs, len(notebooks)), context, _prepare_worker, (jobs,)) as pool:
+        for checked in [pool.submit(_check, path, chosen[path]) for path in notebooks]:
+            checked.result()
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "index.html").unlink(missing_ok=True)
+        futures = {pool.submit(_run_one, path, out, chosen[path], cell_timeout_s): path for path in notebooks}
+        finished = {run.name: run for run in _watched(_outcomes(futures), len(notebooks))}
+    runs = tuple(finished[path.stem] for path in notebooks)
+    _write_index(out, runs, time.monotonic() - started)
+    return ReportResult(out / "index.html", runs)
+
+
+def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> dict[Path, dict[str, Any]]:
+    """Which of the `given` parameters each notebook takes."""
+    if jobs < 1:
+        raise BadInput(f"jobs is {jobs}: allowed is at least 1")
+    if not notebooks:
+        raise BadInput("there are no notebooks to run")
+    for path in notebooks:
+        if path.suffix != ".ipynb" or not path.is_file():
+            raise BadInput(f"{path} is no notebook file")
+    if len({path.stem for path in notebooks}) < len(notebooks):
+        raise BadInput("two notebooks have the same name: their results would share a folder")
+    declared = {path: set(papermill.inspect_notebook(path)) - {"output"} for path in notebooks}
+    known = set().union(*declared.values())
+    for name in given:
+        if name not in known:
+            raise BadInput(f"unknown parameter {name}: the notebooks take {', '.join(sorted(known)) or 'none'}")
+    return {path: {name: given[name] for name in given if name in declared[path]} for path in notebooks}
+
+
+def _prepare_worker(jobs: int) -> None:
+    """Environment of the kernels: nobody watches, figures are stored once, cores are shared, this workbench is used."""
+    os.environ |= {notebook.BATCH: "1", "PLOTLY_RENDERER": "plotly_mimetype", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+
+
+def _check(path: Path, parameters: Mapping[str, Any]) -> None:
+    """Execute the cell tagged `parameters` and the one after it, which validates; BadInput comes back to the caller."""
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    tagged = [index for index, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", [])]
+    if not tagged:
+        return
+    namespace: dict[str, Any] = {}
+    try:
+        exec(cells[tagged[0]].source, namespace)
+        namespace |= parameters
+        for cell in cells[tagged[0] + 1 : tagged[0] + 2]:
+            exec(cell.source, namespace)
+    except BadInput:
+        raise
+    except Exception:  # anything else is the notebook's own failure: running it shows it in full
+        return
+
+
+def _run_one(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int) -> Run:
+    """Execute one notebook in a folder of its own, and make its page and picture."""
+    folder = out / path.stem
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    executed, started = folder / path.name, time.monotonic()
+    takes_output = "output" in papermill.inspect_notebook(path)
+    message = ""
+    try:
+        papermill.execute_notebook(
+            path,
+            executed,
+            parameters={**parameters, **({"output": str(folder)} if takes_output else {})},
+            kernel_name="python3",
+            cwd=path.parent,
+            progress_bar=False,
+            execution_timeout=cell_timeout_s,
+            store_widget_state=False,
+            extra_arguments=["--log-level=ERROR"],
+        )
+    except PapermillExecutionError as error:
+        message = f"{error.ename}: {error.evalue}" if error.ename != BadInput.__name__ else str(error.evalue)
+    except Exception as error:  # a dead kernel, a time-out, an unreadable file: this notebook's end, not the report's
+        message = f"{type(error).__name__}: {error}"
+    metrics = _metrics(folder)
+    (folder / notebook.SUCCESS).unlink(missing_ok=True)  # the notebook's own; ours covers page and picture too
+    if executed.exists():
+        pages.notebook_page(executed, folder / f"{path.stem}.html")
+        thumbnail.write(next(pages.figures(executed), None), folder)
+    if not message and takes_output and metrics is None:
+        message = "it ended without results: metrics.json was not written"
+    if not message:
+        notebook.whole(folder / notebook.SUCCESS, lambda marker: marker.write_text(""))
+    return Run(path.stem, pages.title(path), time.monotonic() - started, message, metrics or {})
+
+
+def _metrics(folder: Path) -> dict[str, Any] | None:
+    """metrics.json of a notebook that saved all of its results."""
+    if not (folder / notebook.SUCCESS).exists():
+        return None
+    return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+
+
+def _outcomes(futures: Mapping[Future[Run], Path]) -> Iterator[Run]:
+    for future in as_completed(futures):
+        path = futures[future]
+        try:
+            yield future.result()
+        except Exception as error:  # the worker itself broke, e.g. killed for memory
+            yield Run(path.stem, pages.title(path), message=f"{type(error).__name__}: {error}")
+
+
+def _watched(runs: Iterable[Run], total: int) -> Iterator[Run]:
+    """One line per finished notebook, and a progress bar above them when a person watches."""
+    console = Console(stderr=True)
+    columns = (TextColumn("notebooks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("notebooks", total=total)
+        for run in runs:
+            line = f"{run.name:<24} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
+            console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+            progress.advance(task)
+            yield run
+
+
+def _write_index(out: Path, runs: Sequence[Run], seconds: float) -> None:
+    failed = sum(not run.ok for run in runs)
+    summary = f"{len(runs)} notebooks, {failed} failed, {seconds:.0f} s, {datetime.now():%Y-%m-%d %H:%M}"
+    cards = []
+    for run in runs:
+        folder, status = out / run.name, "ok" if run.ok else "failed"
+        folder.mkdir(exist_ok=True)
+        cards.append(pages.card(folder, run.title, status, run.seconds, run.message, run.metrics))
+    text = pages.index_page(summary, cards)
+    notebook.whole(out / "index.html", lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def parse(assignments: Iterable[str]) -> dict[str, Any]:
+    """`NAME=VALUE` texts to parameters; a value is JSON, None, True, False, or else taken as text."""
+    parameters: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not (equals and name.isidentifier()):
+            raise BadInput(f"parameter {assignment!r}: allowed is NAME=VALUE")
+        try:
+            parameters[name] = LITERALS[value] if value in LITERALS else json.loads(value)
+        except json.JSONDecodeError:
+            parameters[name] = value
+    return parameters
+
+
+def command(
+    notebooks: Annotated[list[Path] | None, typer.Argument(help="Notebooks; without any, notebooks/NN_*.ipynb")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the report")] = Path("runs/report"),
+    jobs: Annotated[int, typer.Option(help="Notebooks run at a time")] = 2,
+    parameter: Annotated[
+        list[str] | None, typer.Option("--parameter", "-p", metavar="NAME=VALUE", help="For notebooks that have it")
+    ] = None,
+) -> None:
+    """Run the notebooks and write a website of figures, metrics and tables."""
+    try:
+        result = run(
+            notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb")), out, parse(parameter or []), jobs
+        )
+    except BadInput as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(result.index)
+    raise typer.Exit(0 if result.ok else 1)
+
+
+if __name__ == "__main__":
+    typer.run(command)
