@@ -1,1 +1,1 @@
-"""Records and tensors to plotly figures, one figure per file."""
+"""Figures: pure functions from numbers to a `plotly.graph_objects.Figure`, one figure per file."""

@@ -1,0 +1,66 @@
+"""Where attention goes: the softmax of every layer and head, taken from the queries and keys of a prefill."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.blocks import Prompt
+from workbench.engine import assemble, empty, encode_many, prefill
+from workbench.kv import KV
+from workbench.masks import Sees, causal, visible, window
+from workbench.plan import Plan
+from workbench.probing import facts_of
+
+
+@dataclass(frozen=True)
+class Mass:
+    """Attention of one prompt, answered in one way."""
+
+    tokens: Tensor  # [L, Hq, T] fp32, of the last row (the token that predicts the answer); sums to 1
+    blocks: Tensor  # [L, Hq, B, B] fp32, mean over the computed rows of a block; rows of blocks that were cached are 0
+    logits: Tensor  # [V] fp32, of the last row
+    kv: KV
+
+
+def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> Mass:
+    """Every row computed, under the rule `sees`."""
+    return _measure(model, prompt, torch.arange(len(prompt)), empty(model, len(prompt)), sees)
+
+
+def reused(model: PreTrainedModel, prompt: Prompt, positions: str, cached: list[KV] | None = None) -> Mass:
+    """The passages from the cache (encoded here unless given), the question computed; positions "re-encoded" or "naive"."""
+    blocks = encode_many(model, prompt.context) if cached is None else cached
+    return _measure(model, prompt, prompt.question, assemble(model, prompt, blocks, positions), causal)  # type: ignore[arg-type]
+
+
+def _measure(model: PreTrainedModel, prompt: Prompt, rows: Tensor, kv: KV, sees: Sees) -> Mass:
+    layers = range(len(kv.keys))
+    step = prefill(model, prompt.tokens, Plan(rows, sees=sees, watch=tuple(layers)), kv, logits_to_keep=1)
+    assert step.logits is not None
+    of, count = prompt.block_of.to(model.device), len(prompt.blocks)
+    sizes = torch.bincount(of[rows.to(model.device)], minlength=count).clamp(min=1)
+    tokens, blocks = [], []
+    for share in softmax(model, step.queries, kv, rows, sees):  # [Hq, R, T] of one layer
+        wide = share.new_zeros(*share.shape[:2], count).index_add_(2, of, share)
+        square = share.new_zeros(share.shape[0], count, count).index_add_(1, of[rows.to(of.device)], wide)
+        tokens.append(share[:, -1].cpu())
+        blocks.append((square / sizes[:, None]).cpu())
+    return Mass(torch.stack(tokens), torch.stack(blocks), step.logits[-1].float().cpu(), kv)
+
+
+def softmax(model: PreTrainedModel, queries: dict[int, Tensor], kv: KV, rows: Tensor, sees: Sees) -> Iterator[Tensor]:
+    """[Hq, R, T] fp32 per layer, in order: what `attend` weighs values with. A row that sees nothing is 0."""
+    facts, decoder = facts_of(model), model.get_decoder()
+    rows = rows.to(model.device)
+    cols = torch.arange(len(kv), device=model.device)
+    for layer, size in enumerate(facts.windows):
+        q, k = queries[layer].float(), kv.keys[layer].float()
+        scale = getattr(decoder.layers[layer].self_attn, "scaling", None) or q.shape[-1] ** -0.5
+        k = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
+        seen = visible(sees, rows, cols)
+        if size:
+            seen = seen & visible(window(size), rows, cols)
+        yield (q @ k.mT * scale).masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)

@@ -1,0 +1,71 @@
+"""Where the answering token looks, token by token, under several ways to answer, with layer and head selectors."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.controls import head_menu, layer_slider, of_head
+from workbench.plots.masks import names
+from workbench.plots.theme import MODE_NAMES, RULE, block_colour, finish, panel_titles
+
+
+def attention(
+    mass: dict[str, np.ndarray], tokens: Sequence[str], block_of: np.ndarray, *, caption: str, notice: str,
+    layer: int = -1, marked: Collection[int] = (),
+) -> go.Figure:  # fmt: skip
+    """`mass` mode → float32 [L, H, T]: attention of the prompt's last token to every token, rows summing to 1.
+
+    One line of bars per mode; a menu picks the head (or the mean over heads), a slider the layer. `marked` blocks get a star.
+    """
+    modes, labels = list(mass), names(tokens, block_of)
+    layers, heads = next(iter(mass.values())).shape[:2]
+    layer %= layers
+    blocks = int(block_of.max()) + 1
+    fig = make_subplots(
+        len(modes), 1, shared_xaxes=True, vertical_spacing=0.09, subplot_titles=[MODE_NAMES.get(m, m) for m in modes]
+    )
+    colours = [block_colour(int(b), blocks) for b in block_of]
+    for head in range(heads + 1):
+        for row, mode in enumerate(modes):
+            fig.add_bar(
+                x=labels, y=of_head(mass[mode], layer, head), marker={"color": colours, "line": {"width": 0}}, showlegend=False,
+                visible=head == 0, hovertemplate="%{x}<br>%{y:.1%} of the attention<extra></extra>", row=row + 1, col=1,
+            )  # fmt: skip
+    fig.frames = [
+        go.Frame(
+            name=str(at), traces=list(range(len(fig.data))),
+            data=[go.Bar(y=of_head(mass[mode], at, head)) for head in range(heads + 1) for mode in modes],
+        )
+        for at in range(layers)
+    ]  # fmt: skip
+    _axes(fig, block_of, len(modes), marked)
+    fig.update_layout(
+        bargap=0, sliders=[layer_slider(layers, layer)], updatemenus=[head_menu(heads, len(modes), 140 * len(modes))]
+    )
+    panel_titles(fig)
+    return finish(
+        fig, title="Where the answering token looks", notice=notice, caption=caption, height=140 * len(modes), above=62,
+        below=128,
+    )  # fmt: skip
+
+
+def _axes(fig: go.Figure, block_of: np.ndarray, panels: int, marked: Collection[int]) -> None:
+    edges = np.flatnonzero(np.diff(block_of)) + 0.5
+    bounds = np.concatenate(([-0.5], edges, [len(block_of) - 0.5]))
+    middles, last = (bounds[:-1] + bounds[1:]) / 2, int(block_of.max())
+    numbers = [int(block_of[int(m)]) for m in middles]
+    texts = [("Q" if b == last else str(b)) + ("★" if b in marked else "") for b in numbers]
+    fig.update_xaxes(
+        type="category", tickvals=middles, ticktext=texts, tickangle=0, showgrid=False, ticks="",
+        range=[-0.5, len(block_of) - 0.5],
+    )  # fmt: skip
+    fig.update_xaxes(title_text="token looked at (by block; Q is the question)", row=panels, col=1)
+    fig.update_yaxes(tickformat=".0%", rangemode="tozero", nticks=4, title_text="share", matches="y")
+    for edge in edges:
+        for end in ["", *map(str, range(2, panels + 1))]:
+            fig.add_shape(
+                type="line", x0=edge, x1=edge, y0=0, y1=1, xref=f"x{end}", yref=f"y{end} domain", layer="below",
+                line={"color": RULE, "width": 0.7},
+            )  # fmt: skip
