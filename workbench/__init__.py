@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.blocks import Block, Prompt
+    from workbench.decode import decode
     from workbench.engine import Step, Work, assemble, encode, encode_many, prefill, prefill_many
     from workbench.errors import BadInput
+    from workbench.generate import Generation, generate
     from workbench.kv import KV
+    from workbench.masks import block_attention, causal
     from workbench.plan import Plan
     from workbench.probing import prepare_model
+    from workbench.store import MemoryStore, fetch
     from workbench.tiles import Tiles
 
 _HOME = {
@@ -22,20 +26,30 @@ _HOME = {
     "prepare_model": "probing",
     "Step": "engine", "Work": "engine",
     "encode": "engine", "encode_many": "engine", "assemble": "engine", "prefill": "engine", "prefill_many": "engine",
+    "decode": "decode", "Generation": "generate", "generate": "generate",
+    "block_attention": "masks", "causal": "masks",
+    "MemoryStore": "store", "fetch": "store",
 }  # fmt: skip
 
 __all__ = [
     "KV",
     "BadInput",
     "Block",
+    "Generation",
+    "MemoryStore",
     "Plan",
     "Prompt",
     "Step",
     "Tiles",
     "Work",
     "assemble",
+    "block_attention",
+    "causal",
+    "decode",
     "encode",
     "encode_many",
+    "fetch",
+    "generate",
     "prefill",
     "prefill_many",
     "prepare_model",

@@ -1,7 +1,8 @@
 """The one seam with transformers: an attention function that obeys a Plan.
 
-`attend` is registered as attention "workbench". A forward pass carries one or more requests, packed along the sequence axis
-without padding ([1, sum of R] rows); each writes its fresh keys and values to its own KV and attends under its own plan.
+`attend` is registered as attention "workbench". A forward pass carries one or more requests, packed along the sequence
+axis without padding ([1, sum of R] rows); each writes its fresh keys and values to its own KV and attends under its
+own plan.
 """
 
 from collections.abc import Sequence
@@ -84,7 +85,8 @@ def attend(
 def _refuse(module: Any, parts: Sequence[Part], mask: Any, dropout: float, others: dict[str, Any]) -> None:
     if not parts:
         raise BadInput(
-            f"attention {NAME!r} needs a plan: call workbench.prefill, or model.set_attn_implementation('sdpa') for the stock model"
+            f"attention {NAME!r} needs a plan: call workbench.prefill, "
+            "or model.set_attn_implementation('sdpa') for the stock model"
         )
     if mask is not None:
         raise BadInput("an attention mask was passed to the model: give the rule to Plan(sees=...) instead")
@@ -212,7 +214,7 @@ def _piece(rows: slice, seen: torch.Tensor, dtype: torch.dtype) -> Piece:
 def _attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, piece: Piece, scale: float | None
 ) -> torch.Tensor:
-    """q [Hq, r, D] over the columns of a piece -> [Hq, r, D]. The heads of a GQA group share keys without copies of them."""
+    """q [Hq, r, D] over the columns of a piece -> [Hq, r, D]. The heads of a GQA group share keys without copies."""
     k, v = keys[:, piece.cols], values[:, piece.cols]
     heads, count, kv_heads = q.shape[0], q.shape[1], k.shape[0]
     group = heads // kv_heads

@@ -12,8 +12,13 @@ from workbench.blocks import Block, Prompt
 from workbench.errors import BadInput
 from workbench.kv import KV
 from workbench.plan import Plan
-from workbench.probing import Facts, facts_of
+from workbench.probing import Facts, facts_of, prepare_model
 from workbench.rope import rotate_by, turn
+
+__all__ = [
+    "Positions", "Step", "Work",
+    "assemble", "empty", "encode", "encode_many", "prefill", "prefill_many", "prepare_model",
+]  # fmt: skip
 
 Positions = Literal["re-encoded", "naive"]
 PACK = 8192  # most tokens that encode_many packs in one forward pass (a longer block goes alone)
@@ -30,7 +35,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Step:
-    """`logits` [R, V] of the computed rows (None when the plan stopped early); `queries[layer]` [Hq, R, D] that were watched."""
+    """`logits` [R, V] of the computed rows (None when the plan stopped early); watched `queries[layer]` [Hq, R, D]."""
 
     logits: torch.Tensor | None
     queries: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -43,9 +48,9 @@ def empty(model: PreTrainedModel, length: int, room: int = 0) -> KV:
 
 
 def prefill(model: PreTrainedModel, tokens: torch.Tensor, plan: Plan, kv: KV, logits_to_keep: int = 0) -> Step:
-    """Compute `plan.rows` of the prompt `tokens` [T]: their KV is written in place, every other position is read from `kv`.
+    """Compute `plan.rows` of the prompt `tokens` [T]: their KV is written in place, all else is read from `kv`.
 
-    `logits_to_keep`: how many of the last rows get logits, 0 for all. BadInput before any work where the parts do not fit.
+    `logits_to_keep`: how many of the last rows get logits, 0 for all. BadInput before any work where parts do not fit.
     """
     return prefill_many(model, [Work(tokens, plan, kv)], logits_to_keep)[0]
 
@@ -97,7 +102,7 @@ def encode(model: PreTrainedModel, block: Block, after: Sequence[Block] = ()) ->
 
 
 def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence[Sequence[Block]] = ()) -> list[KV]:
-    """KV of every block, computed apart but packed into few forward passes; `after[i]` are the blocks that block i looks back at."""
+    """KV of every block, computed apart, packed into few forward passes; block i may look back at blocks `after[i]`."""
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
@@ -126,7 +131,7 @@ def assemble(
     """KV of a prompt with its context blocks in place and its question unwritten, capacity for `room` more tokens.
 
     positions  "re-encoded": keys are turned, once and in fp32 from the cached copy, to where their block stands now;
-               "naive": keys stay as they were cached, so every block believes to stand where it was encoded (PromptCache).
+               "naive": keys stay as cached, so every block believes to stand where it was encoded (PromptCache).
     """
     if positions not in ("re-encoded", "naive"):
         raise BadInput(f"positions {positions!r}: it is 're-encoded' or 'naive'")
@@ -151,7 +156,7 @@ def assemble(
 
 
 def check_fit(model: PreTrainedModel, facts: Facts, length: int) -> None:
-    """Refuse a block that is longer than the model's sliding window: its first tokens would be out of sight of its last."""
+    """Refuse a block longer than the model's sliding window: its first tokens would be out of sight of its last."""
     if facts.window and length > facts.window:
         raise BadInput(
             f"a block of {length} tokens does not fit the sliding window of {facts.window} tokens of "
@@ -179,7 +184,8 @@ def _check_tokens(facts: Facts, tokens: torch.Tensor) -> None:
         raise BadInput(f"a prompt of {len(tokens)} tokens is over the model's context of {facts.context} tokens")
     if int(tokens.max()) >= facts.vocabulary or int(tokens.min()) < 0:
         raise BadInput(
-            f"token ids {int(tokens.min())} to {int(tokens.max())} are not all in the model's vocabulary of {facts.vocabulary}"
+            f"token ids {int(tokens.min())} to {int(tokens.max())} are not all in the model's vocabulary "
+            f"of {facts.vocabulary}"
         )
 
 
@@ -189,18 +195,23 @@ def _check_work(facts: Facts, work: Work) -> None:
     last = int(plan.rows[-1])
     if last >= len(work.tokens):
         raise BadInput(f"row {last} is outside a prompt of {len(work.tokens)} tokens")
-    _check_kv(facts, kv)
+    check_cache(facts, kv)
     if last >= len(kv):
         raise BadInput(f"row {last} is outside a KV of {len(kv)} tokens")
-    if kv.start:
-        raise BadInput(f"a KV that starts at position {kv.start} cannot be prefilled: assemble a prompt from it")
-    if kv.read_only:
-        raise BadInput("this KV is shared and read-only (a store handed it out): assemble a prompt from it or clone it")
     if plan.depth is not None and not 1 <= plan.depth <= facts.layers:
         raise BadInput(f"depth {plan.depth}: the model has {facts.layers} layers, depth is 1 to {facts.layers}")
     deepest = plan.depth or facts.layers
     if bad := [layer for layer in plan.watch if not 0 <= layer < deepest]:
         raise BadInput(f"cannot watch layers {bad}: this plan computes layers 0 to {deepest - 1}")
+
+
+def check_cache(facts: Facts, kv: KV) -> None:
+    """Refuse a KV that a prompt of this model cannot be computed on."""
+    _check_kv(facts, kv)
+    if kv.start:
+        raise BadInput(f"a KV that starts at position {kv.start} cannot be prefilled: assemble a prompt from it")
+    if kv.read_only:
+        raise BadInput("this KV is shared and read-only (a store handed it out): assemble a prompt from it or clone it")
 
 
 def _check_kv(facts: Facts, kv: KV) -> None:

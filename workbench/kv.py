@@ -14,8 +14,8 @@ Tensors = list[torch.Tensor]
 class KV:
     """`keys[layer]` and `values[layer]` are [H, T, D]; H and D may differ from layer to layer, T may not.
 
-    Keys are rotated as if the run began at position `start`. `reserve` sets capacity aside, so that `grow` appends in place.
-    A `read_only` KV is shared (a store hands such ones out): prefill refuses to write to it; `clone` it first.
+    Keys are rotated as if the run began at position `start`. `reserve` sets capacity aside, so that `grow` appends in
+    place. A `read_only` KV is shared (a store hands such ones out): prefill refuses to write to it; `clone` it first.
     """
 
     keys: Tensors

@@ -1,7 +1,7 @@
 """Who may see whom: rules about positions, (row, col) -> bool.
 
-A rule is asked with integer tensors that broadcast against each other, `row` the position that looks and `col` the position
-looked at, and answers with a bool tensor. Rules are joined by `&`, `|` and `~`:
+A rule is asked with integer tensors that broadcast against each other, `row` the position that looks and `col` the
+position looked at, and answers with a bool tensor. Rules are joined by `&`, `|` and `~`:
 
     block_attention(prompt) & (window(64) | sink(4))
 """
@@ -58,7 +58,7 @@ def same_block(prompt: Prompt) -> Rule:
 
 
 def block_attention(prompt: Prompt) -> Rule:
-    """Every block sees itself; the question, and what is generated after it, sees everything before it (Block-Attention, fig. 1)."""
+    """Every block sees itself; the question, and what follows it, sees all before it (Block-Attention, fig. 1)."""
     blocks, last = prompt.block_of, len(prompt.blocks) - 1
 
     def sees(row: torch.Tensor, col: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Move rotated keys to another position.
 
-RoPE turns a key at position p by the angles p * inv_freq (RoFormer, arXiv:2104.09864, eq. 14-16), and R(p + s) = R(s) R(p):
-one more rotation by the constant s moves the key. All tokens of a cached block move by the same s.
+RoPE turns a key at position p by the angles p * inv_freq (RoFormer, arXiv:2104.09864, eq. 14-16), and
+R(p + s) = R(s) R(p): one more rotation by the constant s moves the key. All tokens of a cached block share s.
 """
 
 from typing import Literal
@@ -18,7 +18,7 @@ def rotate(
 
     `distance` is one number, or [T] with one for each token; negative moves back. Only the first 2 * len(inv_freq)
     channels turn; `pairing` says which of them form a plane: (i, i + R/2) or (2i, 2i + 1). Arithmetic is fp32, angles
-    are taken in fp64 (an angle of 1e5 radians has lost 2 digits in fp32). An attention scaling that the model folds into
+    are taken in fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An attention scaling that a model folds into
     cos and sin (YaRN) is in the keys already and is not applied again.
     """
     cos, sin = turn(distance, inv_freq, keys.device)

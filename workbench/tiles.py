@@ -11,8 +11,8 @@ from workbench.errors import BadInput
 class Tiles:
     """`kept` [Hq, I, J] bool: the queries of tile i, head h, attend to the keys of tile j.
 
-    Query tiles count the rows that are computed now (in their order), key tiles count positions; the last tile of either may
-    be short. What a query may see inside a kept tile is still ruled by the mask.
+    Query tiles count the rows that are computed now (in their order), key tiles count positions; the last tile of
+    either may be short. What a query may see inside a kept tile is still ruled by the mask.
     """
 
     kept: torch.Tensor
@@ -55,5 +55,6 @@ class Tiles:
         needed = (-(-rows // self.size), -(-length // self.size))
         if self.kept.shape[1] < needed[0] or self.kept.shape[2] < needed[1]:
             raise BadInput(
-                f"tiles {tuple(self.kept.shape[1:])} of size {self.size} do not cover {rows} rows and {length} keys: {needed} needed"
+                f"tiles {tuple(self.kept.shape[1:])} of size {self.size} do not cover {rows} rows and {length} keys: "
+                f"{needed} needed"
             )

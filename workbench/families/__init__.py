@@ -1,7 +1,7 @@
 """How a model family rotates its keys, and which models cannot be used: families/<model_type>.py, or standard.
 
-A family file holds `pairing` (which channels form a rotary plane), `inv_freq(decoder, layer)` (the model's own table) and
-`TINY` (tiny configurations for the tests, by name).
+A family file holds `pairing` (which channels form a rotary plane), `inv_freq(decoder, layer)` (the model's own table)
+and `TINY` (tiny configurations for the tests, by name).
 """
 
 from importlib import import_module
@@ -30,7 +30,7 @@ def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def check(config: PreTrainedConfig) -> None:
-    """Refuse, in one sentence, a model whose cached blocks could not be reused exactly. Reads the configuration only."""
+    """Refuse, in one sentence, a model whose cached blocks could not be reused exactly, by its configuration."""
     reason = _layers(config) or _scores(config) or _positions(config)
     if reason:
         raise unsupported(config, reason)
@@ -67,7 +67,9 @@ def _layers(config: PreTrainedConfig) -> str | None:
         return "its latent attention (MLA) keeps a compressed vector per token instead of keys and values"
     types = getattr(decoder, "layer_types", None) or getattr(decoder, "layers_block_type", None) or ()
     if odd := sorted(set(types) - {"full_attention", "sliding_attention", "attention"}):
-        return f"its {', '.join(odd)} layers (linear, hybrid or chunked) have no keys and values per token that could be reused"
+        return (
+            f"its {', '.join(odd)} layers (linear, hybrid or chunked) keep no keys and values of every token for reuse"
+        )
     if not getattr(decoder, "num_attention_heads", None):
         return "it has no attention layers, so there are no keys and values to reuse"
     return None
@@ -91,7 +93,7 @@ def _positions(config: PreTrainedConfig) -> str | None:
     for table in tables:
         kind = table.get("rope_type", "default")
         if kind == "dynamic" or kind not in CONSTANT_ROPE:
-            return f"its RoPE is {kind}: the frequencies change with the length of the prompt, so cached keys cannot be moved"
+            return f"its RoPE is {kind}: frequencies change with the prompt's length, so cached keys cannot be moved"
         if kind == "longrope" and _switches(decoder, table):
             return "its longrope RoPE switches frequencies beyond its original context, so cached keys cannot be moved"
     return None

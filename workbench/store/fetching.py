@@ -1,0 +1,45 @@
+"""Take blocks from a store, and encode what it does not hold."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from transformers import PreTrainedModel
+
+from workbench.blocks import Block
+from workbench.engine import encode_many
+from workbench.errors import BadInput
+from workbench.kv import KV
+from workbench.store.identity import fingerprint, key_of
+
+
+class Store(Protocol):
+    """Any place that keeps read-only KV under content keys."""
+
+    def get(self, key: str) -> KV | None: ...
+
+    def put(self, key: str, kv: KV) -> None: ...
+
+
+def fetch(
+    model: PreTrainedModel, blocks: Sequence[Block], store: Store, after: Sequence[Sequence[Block]] = ()
+) -> list[KV]:
+    """KV of every block, from `store` or else encoded now, all misses packed together, and kept there.
+
+    `after[i]` are the blocks that block i looks back at. A block that is asked for twice is encoded once.
+    """
+    before = list(after) or [()] * len(blocks)
+    if len(before) != len(blocks):
+        raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
+    model_key = fingerprint(model)
+    keys = [key_of(model_key, model.dtype, block, past) for block, past in zip(blocks, before, strict=True)]
+    first = {key: i for i, key in reversed(list(enumerate(keys)))}
+    found = {key: kv for key in first if (kv := store.get(key)) is not None}
+    missing = [i for key, i in sorted(first.items(), key=lambda item: item[1]) if key not in found]
+    encoded = encode_many(model, [blocks[i] for i in missing], [before[i] for i in missing])
+    for i, kv in zip(missing, encoded, strict=True):
+        found[keys[i]] = kv.lock()
+        store.put(keys[i], kv)
+    for i, key in enumerate(keys):
+        if first[key] != i:
+            store.get(key)  # counted: this look-up is served without work
+    return [found[key] for key in keys]
