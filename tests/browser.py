@@ -1,0 +1,213 @@
+"""A real JupyterLab in a real, headless Chromium, for tests of what a reader sees. Nothing leaves the machine.
+
+def test_slider(lab):                       # fixture of tests/conftest.py
+    with lab.open(path_of_notebook) as page:
+        page.run_all()
+        before = page.figure(0)
+        page.move_slider()
+        assert page.figure(0) != before
+        assert page.left_the_machine == []
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, Route, sync_playwright
+
+from workbench.thumbnail import chromium
+
+FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--use-gl=angle", "--use-angle=swiftshader"]
+FLAGS += ["--enable-unsafe-swiftshader", "--disable-background-networking", "--disable-component-update"]
+FLAGS += ["--disable-sync", "--no-first-run"]
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "notebook-extension/tracker": {"windowingMode": "none"},  # keep cells that are off-screen in the document
+}
+NOTEBOOK = "window.jupyterapp.shell.currentWidget"
+IDLE = f"""() => {{ const panel = {NOTEBOOK};
+  const busy = panel.content.widgets.some(cell => cell.model.type === 'code'
+    && (cell.model.executionState === 'running' || cell.promptNode?.textContent.includes('*')));
+  return panel.context.sessionContext.session?.kernel?.status === 'idle' && !busy; }}"""
+# What a figure draws, without what merely changes with its size on screen.
+FIGURE = """number => { const plot = document.querySelectorAll('.js-plotly-plot')[number];
+  return plot && JSON.stringify([plot.data, plot.layout.title, plot.layout.shapes, plot.layout.annotations]); }"""
+# Where on the screen the figure has data: the middle point of its first trace, or the middle of the plot.
+POINT = """number => { const plot = document.querySelectorAll('.js-plotly-plot')[number];
+  const {xaxis: x, yaxis: y} = plot._fullLayout, box = plot.getBoundingClientRect(), points = plot.calcdata[0];
+  const middle = points.length > 1 ? points[Math.floor(points.length / 2)] : null;
+  return [box.left + x._offset + (middle ? x.c2p(middle.x) : x._length / 2),
+          box.top + y._offset + (middle ? y.c2p(middle.y) : y._length / 2)]; }"""
+
+
+class Reader:
+    """One page of the browser: a notebook in JupyterLab, or a page of a report."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.left_the_machine: list[str] = []
+        self.problems: list[str] = []
+        page.route("**/*", self._guard)
+        page.on("pageerror", lambda error: self.problems.append(str(error)[:300]))
+
+    def _guard(self, route: Route) -> None:
+        url = route.request.url
+        if url.startswith(("data:", "blob:", "file:")) or url.split("/")[2].split(":")[0] == "127.0.0.1":
+            route.continue_()
+        else:
+            self.left_the_machine.append(url)
+            route.abort()
+
+    def run_all(self, timeout_s: float = 120) -> None:
+        """Run every cell and wait until the kernel is idle."""
+        self.page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => true)")
+        self.page.wait_for_function(IDLE, timeout=timeout_s * 1000)
+
+    def wait_for_figures(self, at_least: int = 1, timeout_s: float = 30) -> int:
+        """Wait until figures are drawn; returns how many there are."""
+        drawn = "least => document.querySelectorAll('.js-plotly-plot .main-svg').length >= least"
+        self.page.wait_for_function(drawn, arg=at_least, timeout=timeout_s * 1000)
+        return self.page.locator(".js-plotly-plot").count()
+
+    def figure(self, number: int = 0) -> str | None:
+        """What the figure draws (data, title, shapes, annotations) as JSON text; None if there is no such figure."""
+        return self.page.evaluate(FIGURE, number)
+
+    def move_slider(self, number: int = 0, steps: int = 3, key: str = "ArrowRight", settle_s: float = 20) -> bool:
+        """Move an ipywidgets slider with the keyboard; whether a figure changed within `settle_s`."""
+        everything = f"() => [...document.querySelectorAll('.js-plotly-plot')].map((_, n) => ({FIGURE})(n)).join()"
+        before = self.page.evaluate(everything)
+        handle = self.page.locator(".widget-slider .noUi-handle").nth(number)
+        handle.scroll_into_view_if_needed()
+        handle.focus()
+        for _ in range(steps):
+            self.page.keyboard.press(key)
+        until = time.monotonic() + settle_s
+        while self.page.evaluate(everything) == before:
+            if time.monotonic() > until:
+                return False
+            self.page.wait_for_timeout(100)
+        return True
+
+    def hover(self, number: int = 0, timeout_s: float = 10) -> str:
+        """Text that appears when the mouse rests on the figure's data (cartesian axes)."""
+        self.page.locator(".js-plotly-plot").nth(number).scroll_into_view_if_needed()
+        x, y = self.page.evaluate(POINT, number)
+        self.page.mouse.move(x + 5, y + 5)
+        self.page.mouse.move(x, y, steps=3)
+        text = self.page.locator(".js-plotly-plot").nth(number).locator(".hoverlayer .hovertext").first
+        text.wait_for(timeout=timeout_s * 1000)
+        return text.text_content() or ""
+
+    def errors(self) -> list[str]:
+        """Texts of cells that ended in an error."""
+        return self.page.locator('[data-mime-type="application/vnd.jupyter.error"]').all_inner_texts()
+
+    def screenshot(self, path: Path) -> None:
+        self.page.screenshot(path=path, full_page=True)
+
+
+class Lab:
+    """JupyterLab on the loopback address, and a browser beside it."""
+
+    def __init__(self, browser: Browser, root: Path, address: str, token: str) -> None:
+        self.browser, self.root, self.address, self.token = browser, root, address, token
+
+    @contextlib.contextmanager
+    def open(self, notebook: Path) -> Iterator[Reader]:
+        """A copy of `notebook` in JupyterLab, not trusted, its kernel ready."""
+        shutil.copy(notebook, self.root)
+        with self._reader() as reader:
+            reader.page.goto(f"{self.address}/lab/tree/{notebook.name}?reset&token={self.token}")
+            reader.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell", timeout=60_000)
+            reader.page.wait_for_function(f"() => window.jupyterapp && {NOTEBOOK}?.context")
+            reader.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+            ready = f"{NOTEBOOK}.context"
+            reader.page.evaluate(f"() => {ready}.ready.then(() => {ready}.sessionContext.ready).then(() => true)")
+            yield reader
+
+    @contextlib.contextmanager
+    def page(self, file: Path) -> Iterator[Reader]:
+        """An HTML file, opened from disk."""
+        with self._reader() as reader:
+            reader.page.goto(file.resolve().as_uri())
+            yield reader
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Reader]:
+        context = self.browser.new_context(viewport={"width": 1400, "height": 1800})
+        try:
+            yield Reader(context.new_page())
+        finally:
+            context.close()
+
+
+@contextlib.contextmanager
+def lab(folder: Path) -> Iterator[Lab]:
+    """Start JupyterLab and the browser; `folder` is scratch space."""
+    root = folder / "root"
+    root.mkdir(parents=True)
+    with (
+        _jupyterlab(folder, root) as (address, token),
+        sync_playwright() as playwright,
+        contextlib.closing(playwright.chromium.launch(executable_path=chromium(), args=FLAGS)) as browser,
+    ):
+        yield Lab(browser, root, address, token)
+
+
+@contextlib.contextmanager
+def _jupyterlab(folder: Path, root: Path) -> Iterator[tuple[str, str]]:
+    for name, settings in SETTINGS.items():
+        path = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(settings))
+    own: dict[str, Any] = {"JUPYTER_PREFER_ENV_PATH": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    for variable, name in [
+        ("JUPYTER_CONFIG_DIR", "config"),
+        ("JUPYTER_DATA_DIR", "data"),
+        ("JUPYTER_RUNTIME_DIR", "runtime"),
+        ("JUPYTERLAB_SETTINGS_DIR", "settings"),
+        ("JUPYTERLAB_WORKSPACES_DIR", "workspaces"),
+    ]:
+        own[variable] = str(folder / name)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token, log = secrets.token_hex(16), folder / "jupyterlab.log"
+    options = ["--no-browser", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", "--allow-root"]
+    options += [f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}"]
+    options += ["--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly", "--LabApp.news_url="]
+    options += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "jupyterlab", *options]
+        server = subprocess.Popen(command, env=os.environ | own, stdout=output, stderr=output)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        _wait_for(server, f"{address}/api/status?token={token}", log)
+        yield address, token
+    finally:
+        server.terminate()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def _wait_for(server: subprocess.Popen[bytes], url: str, log: Path, timeout_s: float = 60) -> None:
+    until = time.monotonic() + timeout_s
+    while server.poll() is None and time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(url, timeout=2).close()
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")

@@ -1,0 +1,23 @@
+"""What all tests share."""
+
+import os
+
+import pytest
+import torch
+
+from workbench.thumbnail import chromium
+
+# Must be set before a kernel module is imported: without a GPU, Triton interprets its kernels on the CPU.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """JupyterLab in headless Chromium (tests/browser.py). It holds asyncio: run papermill in another process."""
+    if chromium() is None:
+        pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
+    import browser  # needs playwright, which only these tests use
+
+    with browser.lab(tmp_path_factory.mktemp("lab")) as running:
+        yield running
