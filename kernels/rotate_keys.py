@@ -7,15 +7,17 @@ written once.
     rotate(keys [H, T, D], distance [T] or int, inv_freq [R/2], pairing) -> [H, T, D], same dtype
 
 Only the first R <= D channels turn (partial rotary). `pairing` says which channels form a plane: "halves" (i, i + R/2:
-Llama, Qwen, Gemma) or "neighbours" (2i, 2i + 1: GLM-4). Arithmetic is fp32 whatever the dtype. An `attention_scaling`
-folded into cos and sin by the model is already in the cached keys and must not be applied again.
+Llama, Qwen, Gemma) or "neighbours" (2i, 2i + 1: GLM-4). Arithmetic is fp32 whatever the dtype; angles are taken and
+reduced to one turn in fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An `attention_scaling` that the model
+folds into cos and sin is already in the cached keys and is not applied again.
 """
 
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor
+
+from workbench.rope import Pairing, rotate
 
 try:
     import triton
@@ -23,22 +25,8 @@ try:
 except ImportError:  # no Triton on this platform: `reference` still works
     triton = None
 
-Pairing = Literal["halves", "neighbours"]
+reference = rotate
 TOKENS = 32  # tokens per program: one table of cos and sin, used for every head
-
-
-def reference(keys: Tensor, distance: Tensor | int, inv_freq: Tensor, pairing: Pairing = "halves") -> Tensor:
-    """Plain torch, same contract as `launch`."""
-    shift = torch.as_tensor(distance, device=keys.device).reshape(-1, 1)  # [T, 1] or [1, 1]
-    angle = shift * inv_freq.to(keys.device, torch.float32)  # [T, R/2]
-    cos, sin, half = angle.cos(), angle.sin(), len(inv_freq)
-    turning = keys[..., : 2 * half].float()
-    # [H, T, 2, R/2] and [H, T, R/2, 2]: the axis of length 2 is the plane
-    axis = -2 if pairing == "halves" else -1
-    a, b = turning.unflatten(-1, (2, half) if pairing == "halves" else (half, 2)).unbind(axis)
-    turned = torch.stack((a * cos - b * sin, b * cos + a * sin), axis).flatten(-2)
-    return torch.cat((turned.to(keys.dtype), keys[..., 2 * half :]), -1)
-
 
 if triton is not None:
 
@@ -53,8 +41,9 @@ if triton is not None:
         plane = tl.arange(0, HALF_POW2)[None, :]  # [1, HALF]
         here = token < tokens
         turns = here & (plane < HALF)
-        shift = tl.load(distance + token, mask=here, other=0).to(tl.float32)
-        angle = shift * tl.load(inv_freq + plane, mask=plane < HALF, other=0.0)
+        shift = tl.load(distance + token, mask=here, other=0).to(tl.float64)
+        angle = shift * tl.load(inv_freq + plane, mask=plane < HALF, other=0.0).to(tl.float64)
+        angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)  # in [0, 2 pi)
         cos, sin = tl.cos(angle), tl.sin(angle)  # [TOKENS, HALF], shared by the heads
         first = 2 * plane if NEIGHBOURS else plane
         second = first + (1 if NEIGHBOURS else HALF)
@@ -104,4 +93,4 @@ def cases(
                 inv_freq = (1e4 ** (-torch.arange(0, turning, 2) / turning)).to(device)
                 apart = torch.randint(-512, 4096, (tokens,), generator=seed).to(device)  # blocks move both ways
                 yield keys, apart, inv_freq, pairing
-                yield keys.transpose(0, 1).contiguous().transpose(0, 1), 777, inv_freq, pairing  # strided, one distance
+                yield keys.transpose(0, 1).contiguous().transpose(0, 1), 100_003, inv_freq, pairing  # strided; far
