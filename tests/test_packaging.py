@@ -1,0 +1,147 @@
+"""The package works however it is installed: wheel, sdist to wheel, editable, from the repository root; in any folder.
+
+Builds need no network: they use this environment's setuptools. A fresh environment sees the dependencies of this one
+through a .pth file, and also holds a package named `kernels` as Hugging Face ships one.
+"""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HUGGING_FACE_KERNELS = {"__init__.py": "def get_kernel(name): raise RuntimeError(name)\n"}
+# What must hold wherever the package came from. argv: the folder it must come from.
+CHECK = """
+import sys
+from pathlib import Path
+import workbench, workbench.kernels, transformers
+import kernels
+from workbench import assets, data, models
+from workbench.kernels import rotate_keys
+home = Path(sys.argv[1]).resolve()
+assert home in Path(workbench.__file__).resolve().parents, workbench.__file__
+assert home in Path(rotate_keys.__file__).resolve().parents, rotate_keys.__file__
+assert kernels.get_kernel, "Hugging Face's package is shadowed"
+assert all(home in assets.model_path(name).parents for name in assets.models()), assets.ROOT
+for name in assets.models():
+    model, tokenizer, layout = models.load(name)
+    assert model.num_parameters() and tokenizer("a").input_ids and layout.name
+for name in assets.corpora():
+    assert data.load(name, samples=2), name
+print(*assets.models(), *assets.corpora())
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> dict[str, Path]:
+    """The wheel built from the checkout, and the one built from the sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    source = folder / "source"
+    tracked = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout: there is no list of source files to build from")
+    for name in filter(None, tracked.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    build("wheel", source, folder / "direct")
+    build("sdist", source, folder / "sdist")
+    shutil.unpack_archive(next((folder / "sdist").glob("*.tar.gz")), folder / "unpacked", filter="data")
+    build("wheel", next((folder / "unpacked").iterdir()), folder / "indirect")
+    wheels = {kind: next((folder / kind).glob("*.whl")) for kind in ("direct", "indirect")}
+    return {**wheels, "source": source}
+
+
+def build(kind: str, source: Path, to: Path) -> None:
+    to.mkdir()
+    code = f"import setuptools.build_meta as backend; backend.build_{kind}({str(to)!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory) -> tuple[Path, Path]:
+    """An environment of its own: its python, and its site-packages."""
+    folder = tmp_path_factory.mktemp("fresh")
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    query = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(subprocess.run([python, "-c", query], capture_output=True, text=True, check=True).stdout.strip())
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for name, text in HUGGING_FACE_KERNELS.items():
+        (site / "kernels").mkdir(exist_ok=True)
+        (site / "kernels" / name).write_text(text)
+    return python, site
+
+
+def install(site: Path, wheel: Path) -> None:
+    """What pip does with a pure wheel: unpack it."""
+    shutil.rmtree(site / "workbench", ignore_errors=True)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+
+
+def check(python: Path, home: Path, cwd: Path) -> set[str]:
+    """Run CHECK in `cwd`; the names of the models and corpora that were loaded."""
+    done = subprocess.run([python, "-c", CHECK, home], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("kind", ["direct", "indirect"])
+def test_installed_wheel_works_in_any_folder(built, fresh, tmp_path, kind):
+    python, site = fresh
+    install(site, built[kind])
+    assert check(python, site, tmp_path) == shipped()
+
+
+def test_repository_root_works_beside_an_installed_kernels_package(fresh):
+    python, site = fresh
+    shutil.rmtree(site / "workbench", ignore_errors=True)
+    assert check(python, ROOT, ROOT) == shipped()
+
+
+def test_editable_install_works_in_any_folder(built, fresh, tmp_path):
+    python, site = fresh
+    shutil.rmtree(site / "workbench", ignore_errors=True)
+    code = f"import setuptools.build_meta as backend; backend.build_editable({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=built["source"], check=True, capture_output=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
+        archive.extractall(site)
+    try:
+        assert check(python, built["source"], tmp_path) == shipped()
+    finally:
+        for hook in site.glob("__editable__*"):
+            hook.unlink()
+
+
+def test_both_wheels_hold_the_same_files_and_nothing_at_the_top_but_the_package(built):
+    names = {kind: set(zipfile.ZipFile(built[kind]).namelist()) for kind in ("direct", "indirect")}
+    assert names["direct"] == names["indirect"]
+    top = {name.split("/")[0] for name in names["direct"]}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"workbench"}
+    assert not any("benchmarks" in name or name.endswith(".ipynb") for name in names["direct"])
+
+
+def test_every_package_folder_is_listed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "workbench").rglob("__init__.py")}
+    found = {".".join(folder.parts) for folder in folders} | {"workbench.shipped"}
+    assert set(project["tool"]["setuptools"]["packages"]) == found
+
+
+def test_top_level_kernels_is_no_package():
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+def shipped() -> set[str]:
+    """Names of what lies in data/."""
+    models = {path.parent.name for path in (ROOT / "data" / "models").glob("*/config.json")}
+    return models | {path.parent.name for path in (ROOT / "data").glob("*/sample.jsonl")}
