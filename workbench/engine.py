@@ -137,8 +137,8 @@ def assemble(
         raise BadInput(f"positions {positions!r}: it is 're-encoded' or 'naive'")
     facts = facts_of(model)
     _check_cached(model, facts, prompt, cached)
-    kv = KV.zeros(facts.shapes, len(prompt), room, dtype=facts.dtype, device=facts.device)
     end = prompt.starts[-1]
+    kv = KV.zeros(facts.shapes, len(prompt), room, dtype=facts.dtype, device=facts.device, written=end)
     lengths = torch.tensor([len(block) for block in cached])
     moves = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
     distance = moves.repeat_interleave(lengths)  # [T of the context]
@@ -149,8 +149,9 @@ def assemble(
             table = facts.inv_freq[layer]
             if id(table) not in tables:
                 tables[id(table)] = turn(distance, table, facts.device)
-            together = rotate_by(together, *tables[id(table)], facts.pairing)
-        keys[:, :end] = together
+            rotate_by(together, *tables[id(table)], facts.pairing, out=keys[:, :end])
+        else:
+            keys[:, :end] = together
         values[:, :end] = torch.cat([block.values[layer].to(facts.device) for block in cached], 1)
     return kv
 

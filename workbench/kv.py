@@ -32,11 +32,19 @@ class KV:
         room: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        written: int = 0,
     ) -> "KV":
-        """Unwritten KV of `length` tokens with capacity for `room` more; `shapes` is (heads, head width) per layer."""
+        """Unwritten KV of `length` tokens with capacity for `room` more; `shapes` is (heads, head width) per layer.
+
+        The first `written` tokens are left as memory holds them: the caller fills them at once.
+        """
 
         def new() -> Tensors:
-            return [torch.zeros(heads, length + room, width, dtype=dtype, device=device) for heads, width in shapes]
+            made = []
+            for heads, width in shapes:
+                made.append(torch.empty(heads, length + room, width, dtype=dtype, device=device))
+                made[-1][:, written:] = 0
+            return made
 
         return cls._within(new(), new(), length)
 

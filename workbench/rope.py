@@ -34,16 +34,27 @@ def turn(
     return angle.cos().to(device, torch.float32), angle.sin().to(device, torch.float32)
 
 
-def rotate_by(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairing: Pairing = "halves") -> torch.Tensor:
-    """`keys` [H, T, D] turned by the angles that `turn` gave."""
+def rotate_by(
+    keys: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    pairing: Pairing = "halves",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`keys` [H, T, D] turned by the angles that `turn` gave, written to `out` (of any dtype, apart from `keys`)."""
     half = cos.shape[-1]
-    out = torch.empty_like(keys, memory_format=torch.contiguous_format)
+    if out is None:
+        out = torch.empty_like(keys, memory_format=torch.contiguous_format)
     out[..., 2 * half :] = keys[..., 2 * half :]
     a, b = _planes(keys, half, pairing)
     a, b = a.float(), b.float()
     to_a, to_b = _planes(out, half, pairing)
-    to_a.copy_(torch.addcmul(a * cos, b, sin, value=-1))
-    to_b.copy_(torch.addcmul(b * cos, a, sin))
+    if out.dtype == torch.float32:  # in place, without passing through temporaries
+        torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=to_b).addcmul_(a, sin)
+    else:
+        to_a.copy_((a * cos).addcmul_(b, sin, value=-1))
+        to_b.copy_((b * cos).addcmul_(a, sin))
     return out
 
 
