@@ -10,6 +10,8 @@ import nbformat
 import pandas as pd
 import pytest
 import report_notebooks as tiny
+import typer
+from typer.testing import CliRunner
 
 from workbench import pages, report, thumbnail
 from workbench.errors import BadInput
@@ -113,13 +115,24 @@ def test_a_killed_run_is_not_complete(tmp_path):
     assert not (out / "index.html").exists()
 
 
-def test_command_line_exits_with_1_on_failure_and_2_on_bad_input(tmp_path):
-    path = tiny.write(tmp_path, "01_failing", "1 / 0")
-    command = [sys.executable, "-m", "workbench.report", str(path), "--out", str(tmp_path / "report")]
-    assert subprocess.run(command, capture_output=True).returncode == 1
-    wrong = subprocess.run([*command, "-p", "points=x"], capture_output=True, text=True)
-    assert wrong.returncode == 2
-    assert wrong.stderr == "error: parameter points is 'x': it must be a whole number\n"
+def invoke(*arguments):
+    app = typer.Typer()
+    app.command()(report.command)
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def test_command_line_exits_with_2_and_one_sentence_on_bad_input(tmp_path):
+    result = invoke(tiny.write(tmp_path, "01_good"), "--out", tmp_path / "report", "-p", "piints=3")
+    assert result.exit_code == 2
+    assert result.stderr == "error: unknown parameter piints: the notebooks take points\n"
+
+
+@pytest.mark.parametrize(("message", "code"), [("", 0), ("it failed", 1)])
+def test_command_line_exits_with_1_when_a_notebook_failed(monkeypatch, tmp_path, message, code):
+    ended = report.ReportResult(tmp_path / "index.html", (report.Run("01_good", "Good", message=message),))
+    monkeypatch.setattr(report, "run", lambda *_, **__: ended)
+    result = invoke("any.ipynb")
+    assert (result.exit_code, result.stdout) == (code, f"{ended.index}\n")
 
 
 @pytest.mark.parametrize(
