@@ -1,7 +1,7 @@
 """Where the shipped models and corpora lie: names to paths, from a checkout or from an installed wheel, in any folder.
 
-    data/models/<name>/             a checkpoint in Hugging Face format
-    data/<corpus>/sample.jsonl      a fixed sample of a corpus
+data/models/<name>/             a checkpoint in Hugging Face format
+data/<corpus>/sample.jsonl      a fixed sample of a corpus
 """
 
 from pathlib import Path
