@@ -34,6 +34,7 @@ check: $(READY) ## style and types only
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy workbench kernels
+	$(BIN)/nbstripout --verify --keep-id notebooks/*.ipynb
 
 format: $(READY) ## repair style
 	$(BIN)/ruff check --fix

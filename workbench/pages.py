@@ -109,7 +109,7 @@ table {{ border-collapse: collapse; width: 100%; margin: 10px 0; font-size: 14px
 td {{ border-top: 1px solid var(--line); padding: 3px 0; }}
 td + td {{ text-align: right; font-variant-numeric: tabular-nums; }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; color: var(--failed); margin: 10px 0; }}
-nav {{ font-size: 14px; display: flex; gap: 14px; flex-wrap: wrap; }}
+nav {{ font-size: 14px; display: flex; gap: 2px 14px; flex-wrap: wrap; }}
 </style></head><body><header><h1>Report</h1><p>{summary}</p></header><main>
 {cards}
 </main></body></html>
@@ -123,7 +123,7 @@ CARD = """<article class="{status}"><a href="{page}"><img src="{picture}" alt=""
 
 def card(folder: Path, heading: str, status: str, seconds: float, message: str, metrics: Mapping[str, Any]) -> str:
     """One notebook in the index. `folder` lies beside the index and holds what the run left behind."""
-    shown = [(key, value) for key, value in metrics.items() if isinstance(value, int | float | str)][:8]
+    shown = [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:8]
     rows = "".join(f"<tr><td>{html.escape(key)}</td><td>{html.escape(_short(value))}</td></tr>" for key, value in shown)
     files = sorted(path for path in folder.iterdir() if path.suffix in (".html", ".ipynb", ".json", ".parquet"))
     links = "".join(f'<a href="{_address(path)}">{html.escape(_kind(path))}</a>' for path in files)
@@ -152,7 +152,7 @@ def _kind(path: Path) -> str:
     return {".html": "page", ".ipynb": "notebook"}.get(path.suffix, path.name)
 
 
-def _short(value: float | str) -> str:
-    if isinstance(value, bool | str):
-        return str(value)
+def _short(value: float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"

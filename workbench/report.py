@@ -114,6 +114,7 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
 def _prepare_worker(jobs: int) -> None:
     """Environment of the kernels: nobody watches, figures are stored once, cores are shared, this workbench is used."""
     os.environ |= {notebook.BATCH: "1", "PLOTLY_RENDERER": "plotly_mimetype", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}  # bars stick in a stored notebook
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     logging.getLogger("papermill").setLevel(logging.ERROR)
