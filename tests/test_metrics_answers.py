@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.errors import BadInput
 from workbench.metrics import answers
 
 
@@ -61,3 +62,17 @@ def test_bootstrap_interval_agrees_with_the_normal_one_and_repeats_with_its_seed
     assert answers.bootstrap(values, seed=3) == (low, high)
     assert answers.bootstrap([1.0, 1.0]) == (1, 1)
     assert math.isnan(answers.bootstrap([])[0])
+
+
+def test_score_of_four_answers():
+    found = answers.score(["Ana", "Ana Reyes", "no", "it is Bo"], [["Ana"], ["Ana"], ["yes"], ["Bo"]])
+    assert (found.n, found.em, found.accuracy) == (4, 0.25, 0.75)
+    assert found.f1 == pytest.approx((1 + 2 / 3 + 0 + 1 / 2) / 4)
+    assert (found.em_low, found.em_high) == answers.wilson(1, 4)
+    assert found.f1_low <= found.f1 <= found.f1_high
+
+
+@pytest.mark.parametrize("predictions, aliases", [([], []), (["a"], [])])
+def test_a_score_needs_as_many_answers_as_predictions(predictions, aliases):
+    with pytest.raises(BadInput):
+        answers.score(predictions, aliases)

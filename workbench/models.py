@@ -2,6 +2,7 @@
 
 import json
 from json import JSONDecodeError
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,23 @@ def _check_weights(shard: Path) -> None:
         raise BadInput(f"{shard} is corrupt or half-written: {_first_line(problem)}") from None
     if not keys:
         raise BadInput(f"{shard} holds no weights")
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What a checkpoint is, from its files' headers: type, parameters, layers, context and layout."""
+    check(path)
+    config, parameters = _json(path / "config.json"), 0
+    for shard in _shards(path):
+        with safe_open(shard, framework="pt") as weights:
+            parameters += sum(prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118
+    return {
+        "type": config["model_type"],
+        "parameters": parameters,
+        "layers": config.get("num_hidden_layers"),
+        "context": config.get("max_position_embeddings"),
+        "layout": layout_of(path).name,
+        "path": str(path),
+    }
 
 
 def layout_of(path: Path) -> Layout:

@@ -6,8 +6,11 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+
+from workbench.errors import BadInput
 
 Interval = tuple[float, float]
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -64,3 +67,45 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000, lev
     means = [scores[rng.integers(0, scores.size, scores.size)].mean() for _ in range(resamples)]
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Means over `n` answers with 95% intervals: Wilson's for exact match and accuracy, bootstrap for F1."""
+
+    n: int
+    em: float
+    em_low: float
+    em_high: float
+    f1: float
+    f1_low: float
+    f1_high: float
+    accuracy: float  # an alias occurs in the answer
+    accuracy_low: float
+    accuracy_high: float
+
+
+def score(predictions: Sequence[str], answers: Sequence[Sequence[str]], seed: int = 0) -> Score:
+    """Scores of predictions against the aliases of their answers."""
+    n = len(predictions)
+    if not n or n != len(answers):
+        raise BadInput(f"{n} predictions for {len(answers)} answers: one each is needed, and at least one")
+    pairs = list(zip(predictions, answers, strict=True))
+    em = sum(exact_match(*pair) for pair in pairs)
+    accuracy = sum(contains(*pair) for pair in pairs)
+    overlap = [f1(*pair) for pair in pairs]
+    em_low, em_high = wilson(em, n)
+    f1_low, f1_high = bootstrap(overlap, seed)
+    accuracy_low, accuracy_high = wilson(accuracy, n)
+    return Score(
+        n=n,
+        em=em / n,
+        em_low=em_low,
+        em_high=em_high,
+        f1=sum(overlap) / n,
+        f1_low=f1_low,
+        f1_high=f1_high,
+        accuracy=accuracy / n,
+        accuracy_low=accuracy_low,
+        accuracy_high=accuracy_high,
+    )

@@ -1,0 +1,134 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests import tiny
+from workbench import cli, models
+from workbench.record import Record
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICK = ["--samples", "3", "--passages", "2", "--max-new-tokens", "3", "--timed", "1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def test_json_is_the_only_thing_on_stdout(folder, tmp_path):
+    command = [sys.executable, "-m", "workbench.cli", "trial", "--model", folder, "--mode", "block", *QUICK, "--json"]
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert done.stdout.count("\n") == 1
+    assert Record.from_json(json.loads(done.stdout)).trial["mode"] == "block"
+    assert done.stderr == ""
+
+
+def test_the_record_has_every_number_the_command_promises(folder, run):
+    found = json.loads(run("trial", "--model", folder, *QUICK, "--json").stdout)
+    promised = "em em_low em_high f1 f1_low f1_high n ttft_s rows_computed rows_reused flops bytes hit_rate"
+    assert {*promised.split(), "by_kind", "versions", "device"} <= set(found)
+    assert found["n"] == 3 and set(found["ttft_s"]) == {"p5", "p50", "p95", "n"}
+
+
+def test_without_json_a_table_is_printed(folder, run):
+    done = run("trial", "--model", folder, "--mode", "block", "--positions", "naive", *QUICK)
+    assert done.exit_code == 0
+    for words in ("block, naive positions", "exact match", "first token", "store hit rate", "95% intervals"):
+        assert words in done.stdout
+
+
+def test_out_holds_the_record(folder, run, tmp_path):
+    done = run("trial", "--model", folder, *QUICK, "--json", "--out", "record.json")
+    assert (tmp_path / "record.json").read_text() == done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_real_files_are_answered(folder, run, tmp_path):
+    question = {"question": "Who?", "answers": ["Ana"], "ctxs": [{"title": "T", "text": "Ana."}]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(question))
+    found = json.loads(run("trial", "--model", folder, "--data", "q.jsonl", "--json").stdout)
+    assert found["n"] == 1 and list(found["by_kind"]) == [""]
+
+
+BAD = {
+    "an unknown model": (["--model", "no-such-model"], "unknown model 'no-such-model': allowed are"),
+    "an unknown data set": (["--data", "no-such-data"], "unknown data 'no-such-data': allowed are lab"),
+    "a missing file": (["--data", "gone.jsonl"], "no such file"),
+    "a file without answers": (["--data", "no-answers.jsonl"], "no-answers.jsonl, line 1: field 'answers' is missing"),
+    "an unknown mode": (["--mode", "blok"], "unknown mode 'blok': allowed are full, block"),
+    "unknown positions": (
+        ["--mode", "block", "--positions", "x"],
+        "unknown positions 'x': allowed are re-encoded, naive",
+    ),
+    "an unknown device": (["--device", "tpu"], "unknown device 'tpu'"),
+    "a missing device": (["--device", "cuda:99"], "'cuda:99' is not there"),
+    "an unknown dtype": (["--dtype", "int3"], "unknown dtype 'int3'"),
+    "no samples": (["--samples", "0"], "samples is 0"),
+    "too many passages": (["--passages", "41"], "passages is 41"),
+    "a prompt over the context": (["--passages", "40"], "tokens, the model's context is 2048"),
+    "an output folder that is not there": (["--out", "nowhere/r.json"], "--out 'nowhere/r.json'"),
+    "a half-written checkpoint": (["--model", "half"], "model.safetensors is corrupt or half-written"),
+    "a number that is none": (["--samples", "many"], "Invalid value for '--samples'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_error_with_exit_code_2_and_nothing_written(folder, run, tmp_path, name):
+    words, message = BAD[name]
+    (tmp_path / "no-answers.jsonl").write_text('{"question": "Who?", "ctxs": ["Ana."]}')
+    half = tiny.checkpoint(tmp_path / "half") / "model.safetensors"
+    half.write_bytes(half.read_bytes()[:5000])
+    before = sorted(tmp_path.rglob("*"))
+    done = run("trial", "--model", folder, "--out", "record.json", *QUICK, *words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert done.stderr.startswith("error: ") or "Usage" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_unexpected_exception_keeps_exit_code_1(folder, run, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("workbench.cli.Trial.run", fail)
+    done = run("trial", "--model", folder)
+    assert done.exit_code == 1 and isinstance(done.exception, RuntimeError)
+
+
+def test_models_are_listed(folder, run, monkeypatch):
+    monkeypatch.setattr(models.assets, "models", lambda: ["lab-tiny"])
+    monkeypatch.setattr(models.assets, "model_path", lambda name: folder)
+    assert "lab-tiny" in run("models").stdout
+    (row,) = json.loads(run("models", "--json").stdout)
+    assert row["layers"] == 2 and row["layout"] == "lab" and row["parameters"] > 10000
+
+
+def test_a_data_set_is_shown(run):
+    assert run("data", "lab", "--samples", "2").stdout.count("\nA ") == 2
+    lines = run("data", "lab", "--samples", "2", "--json").stdout.splitlines()
+    assert {"id", "question", "answers", "ctxs"} <= set(json.loads(lines[1]))
+    assert run("data", "nothing").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["trial", "models", "data", "report"])
+def test_every_command_explains_itself(run, command):
+    assert command in run("--help").stdout
+    assert run(command, "--help").exit_code == 0

@@ -1,0 +1,153 @@
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from tests import tiny
+from workbench import data, models, record
+from workbench.errors import BadInput
+from workbench.generate import Generation
+from workbench.metrics import cost
+from workbench.record import Record
+from workbench.store import MemoryStore
+from workbench.trial import Trial, batches
+
+QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 4, "timed": 2, "batch": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return models.load(folder)
+
+
+@pytest.fixture(scope="module")
+def records(folder, loaded):
+    ways = {"full": {}, "block": {"mode": "block"}, "naive": {"mode": "block", "positions": "naive"}}
+    return {name: Trial(str(folder), **QUESTIONS | way).run(loaded=loaded) for name, way in ways.items()}
+
+
+def test_a_full_trial_computes_every_row(records):
+    found = records["full"]
+    assert (found.rows_computed, found.rows_reused, found.hit_rate) == (found.prompt_tokens, 0, 0)
+    assert found.n == sum(score.n for score in found.by_kind.values()) == 6
+    assert found.em_low <= found.em <= found.em_high and found.f1_low <= found.f1 <= found.f1_high
+    assert 0 < found.ttft_s.p5 <= found.ttft_s.p50 <= found.ttft_s.p95 and found.ttft_s.n == 2
+
+
+def test_a_block_trial_computes_the_question_and_reuses_the_rest(records, loaded):
+    full, block = records["full"], records["block"]
+    _, tokenizer, layout = loaded
+    prompts = layout.prompts(data.load("lab", 6, 0, 3), tokenizer)
+    assert block.rows_computed == sum(len(prompt.question) for prompt in prompts) / 6
+    assert block.rows_computed + block.rows_reused == full.prompt_tokens == block.prompt_tokens
+    blocks = [b for prompt in prompts for b in prompt.context]
+    assert block.hit_rate == pytest.approx(1 - len(set(blocks)) / len(blocks))
+    assert block.flops < full.flops and block.bytes_loaded > 0 == full.bytes_loaded
+
+
+def test_cost_is_that_of_the_rows(records, loaded):
+    model, tokenizer, layout = loaded
+    shape = cost.shape_of(model)
+    prompts = layout.prompts(data.load("lab", 6, 0, 3), tokenizer)
+    costs = [cost.first_token(shape, range(len(p)), len(p), itemsize=4) for p in prompts]
+    assert records["full"].flops == pytest.approx(sum(c.flops for c in costs) / 6)
+    assert records["full"].bytes == pytest.approx(sum(c.bytes for c in costs) / 6)
+    assert records["full"].parameters == shape.stored
+
+
+def test_a_record_is_one_line_of_json_that_is_read_back(records):
+    for found in records.values():
+        line = record.dumps(found)
+        assert "\n" not in line and Record.from_json(json.loads(line)) == found
+    with pytest.raises(BadInput, match="record field 'em' is missing"):
+        Record.from_json({key: value for key, value in json.loads(line).items() if key != "em"})
+
+
+def test_rows_of_scores_name_the_mode_and_the_kind(records):
+    assert {row["mode"] for row in records["naive"].rows()} == {"naive"}
+    rows = records["block"].rows()
+    assert [row["kind"] for row in rows] == ["all", *records["block"].by_kind]
+    assert rows[0]["n"] == 6 and rows[0]["mode"] == "block"
+
+
+def test_a_trial_repeats_itself(folder, records):
+    again = Trial(str(folder), mode="block", **QUESTIONS).run()
+    for name in ("em", "f1", "f1_low", "by_kind", "hit_rate", "flops", "trial"):
+        assert getattr(again, name) == getattr(records["block"], name)
+
+
+def test_answers_do_not_depend_on_the_batch(folder, loaded):
+    _, tokenizer, layout = loaded
+    prompts = layout.prompts(data.load("lab", 6, 0, 3), tokenizer)
+    trials = [Trial(str(folder), mode="block", max_new_tokens=8, batch=batch) for batch in (1, 5)]
+    alone, together = [[answer.tokens for answer in trial.answer(prompts, loaded, MemoryStore())] for trial in trials]
+    assert alone == together and all(alone)
+
+
+def test_right_answers_score_one(folder, loaded, monkeypatch):
+    gold = iter([sample.answers[0] for sample in data.load("lab", 6, 0, 3)])
+    monkeypatch.setattr(
+        Trial, "answer", lambda self, prompts, *_: [Generation((), f" {next(gold)}.", 1, 0) for _ in prompts]
+    )
+    found = Trial(str(folder), **QUESTIONS).run(loaded=loaded)
+    assert (found.em, found.f1, found.accuracy) == (1, 1, 1)
+    assert all(score.em == 1 for score in found.by_kind.values())
+
+
+def test_progress_is_told_after_every_batch(folder, loaded):
+    told = []
+    Trial(str(folder), **QUESTIONS).run(progress=lambda done, total: told.append((done, total)), loaded=loaded)
+    assert told == [(4, 6), (6, 6)]
+
+
+def test_batches_keep_the_order_and_both_limits():
+    assert list(batches([5, 5, 5, 20, 5], most=2, tokens=12)) == [[0, 1], [2], [3], [4]]
+    assert list(batches([1] * 5, most=3)) == [[0, 1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"mode": "blok"}, "unknown mode 'blok': allowed are full, block"),
+        ({"mode": "block", "positions": "moved"}, "unknown positions 'moved': allowed are re-encoded, naive"),
+        ({"positions": "naive"}, "positions 'naive' is for mode block"),
+        ({"samples": 0}, "samples is 0"),
+        ({"samples": 2.5}, "samples is 2.5"),
+        ({"samples": True}, "samples is True"),
+        ({"seed": -1}, "seed is -1"),
+        ({"passages": 0}, "passages is 0"),
+        ({"batch": 0}, "batch is 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"timed": 0}, "timed is 0"),
+        ({"store_gib": 0}, "store_gib is 0"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused_before_anything_is_loaded(change, message):
+    with pytest.raises(BadInput, match=message):
+        Trial("no-such-model", **change)
+
+
+def test_a_prompt_over_the_models_context_is_refused(tmp_path):
+    small = tiny.checkpoint(tmp_path / "small", max_position_embeddings=128)
+    with pytest.raises(BadInput, match=r"sample 'lab-0-.' has .* tokens, the model's context is 128"):
+        Trial(str(small), **QUESTIONS).run()
+
+
+def test_a_model_that_cannot_be_reused_is_refused_with_its_name(tmp_path):
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    dynamic = tiny.checkpoint(tmp_path / "dynamic", rope_parameters=scaling)
+    with pytest.raises(BadInput, match="dynamic"):
+        Trial(str(dynamic), **QUESTIONS).run()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_trial_on_the_accelerator_agrees_with_the_cpu(folder, records):
+    found = Trial(str(folder), mode="block", device="cuda", dtype="float32", **QUESTIONS).run()
+    assert found.em == records["block"].em and found.f1 == pytest.approx(records["block"].f1, abs=0.05)
+    assert asdict(found.ttft_s)["n"] == 2
