@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install report lab test check format clean
+.PHONY: help install report lab test check format picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 install: $(READY) ## create .venv and install into it (every other target does so when needed)
 
 report: $(READY) ## run every notebook on the shipped model, write runs/report/index.html
-	$(BIN)/python -m workbench.report --jobs $(JOBS)
+	$(BIN)/workbench report --jobs $(JOBS)
 
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
@@ -39,6 +39,9 @@ check: $(READY) ## style and types only
 format: $(READY) ## repair style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+picture: report ## renew the picture in the README (needs Chromium)
+	$(BIN)/python docs/picture.py
 
 clean: ## remove the environment, caches and runs/
 	rm -rf $(VENV) runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from IPython.core.getipython import get_ipython
 
 from workbench.errors import BadInput
+from workbench.whole import whole
 
 if TYPE_CHECKING:
     import pandas
@@ -168,16 +169,6 @@ def save(
     for name, table in (tables or {}).items():
         whole(folder / f"{name}.parquet", table.to_parquet)
     whole(folder / SUCCESS, lambda path: path.write_text(""))
-
-
-def whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a file beside `path`, then move it into place: `path` is whole or absent."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _jsonable(value: Any) -> Any:

@@ -1,9 +1,7 @@
 """What a trial found: one flat record that is a line of JSON."""
 
 import json
-import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from workbench.errors import BadInput
 from workbench.metrics.answers import Score
 from workbench.metrics.latency import Quantiles
+from workbench.whole import whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,19 +71,8 @@ def dumps(record: Record) -> str:
 
 
 def write(text: str, path: str | Path) -> None:
-    """Write a file whole or not at all: to a temporary file beside it, then renamed."""
-    path = Path(path)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    """Write a file whole or not at all."""
+    whole(Path(path), lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def versions() -> dict[str, str]:

@@ -32,6 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from workbench import notebook, pages, thumbnail
 from workbench.errors import BadInput
+from workbench.whole import whole
 
 HERE = Path(__file__).resolve().parents[1]  # the folder that holds the package
 LITERALS = {"None": None, "True": True, "False": False}
@@ -170,7 +171,7 @@ def _run_one(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_
     if not message and takes_output and metrics is None:
         message = "it ended without results: metrics.json was not written"
     if not message:
-        notebook.whole(folder / notebook.SUCCESS, lambda marker: marker.write_text(""))
+        whole(folder / notebook.SUCCESS, lambda marker: marker.write_text(""))
     return Run(path.stem, pages.title(path), time.monotonic() - started, message, metrics or {})
 
 
@@ -212,7 +213,7 @@ def _write_index(out: Path, runs: Sequence[Run], seconds: float) -> None:
         folder.mkdir(exist_ok=True)
         cards.append(pages.card(folder, run.title, status, run.seconds, run.message, run.metrics))
     text = pages.index_page(summary, cards)
-    notebook.whole(out / "index.html", lambda path: path.write_text(text, encoding="utf-8"))
+    whole(out / "index.html", lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def parse(assignments: Iterable[str]) -> dict[str, Any]:

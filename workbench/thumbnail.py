@@ -31,19 +31,27 @@ def chromium() -> str | None:
 
 def write(figure: dict[str, Any] | None, folder: Path) -> Path:
     """Write `thumbnail.png`, or `thumbnail.svg` when no browser can draw it, into `folder`."""
-    browser = chromium()
-    if figure and browser and _screenshot(browser, figure, folder / "thumbnail.png"):
+    if figure and chromium() and _drawn(figure, folder / "thumbnail.png"):
         return folder / "thumbnail.png"
     sketch = folder / "thumbnail.svg"
     sketch.write_text(svg(figure or {}), encoding="utf-8")
     return sketch
 
 
-def _screenshot(browser: str, figure: dict[str, Any], picture: Path) -> bool:
+def _drawn(figure: dict[str, Any], picture: Path) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "figure.html")
         text = PAGE.format(plotly=get_plotlyjs(), figure=script_json(figure), width=WIDTH, height=HEIGHT)
         page.write_text(text, encoding="utf-8")
+        return screenshot(page, picture, WIDTH, HEIGHT)
+
+
+def screenshot(page: Path, picture: Path, width: int, height: int) -> bool:
+    """Draw the top of an HTML file (px) with Chromium; False when it cannot be done."""
+    browser = chromium()
+    if browser is None:
+        return False
+    with tempfile.TemporaryDirectory() as profile:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
         flags += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
         flags += [
@@ -51,9 +59,9 @@ def _screenshot(browser: str, figure: dict[str, Any], picture: Path) -> bool:
             "--use-angle=swiftshader",
             "--enable-unsafe-swiftshader",
         ]  # WebGL traces in software
-        flags += [f"--user-data-dir={folder}/profile", f"--window-size={WIDTH},{HEIGHT}", "--virtual-time-budget=5000"]
+        flags += [f"--user-data-dir={profile}", f"--window-size={width},{height}", "--virtual-time-budget=5000"]
+        command = [browser, *flags, f"--screenshot={picture.resolve()}", page.resolve().as_uri()]
         try:
-            command = [browser, *flags, f"--screenshot={picture}", page.as_uri()]
             done = subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
         except (OSError, subprocess.TimeoutExpired):
             return False
