@@ -1,0 +1,57 @@
+"""Tiny random models of every family, prompts of random tokens, and a tokenizer of one letter per token."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from workbench import families
+from workbench.blocks import Block, Prompt
+
+VOCABULARY = 97
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+    "pad_token_id": 0,
+}  # fmt: skip
+
+# a family file is tested by existing
+FAMILIES: dict[str, dict[str, Any]] = {}
+for _path in sorted(Path(families.__file__).parent.glob("[!_]*.py")):
+    FAMILIES |= import_module(f"workbench.families.{_path.stem}").TINY
+
+
+def config_of(**settings: Any):
+    return AutoConfig.for_model(**{**SHAPE, "model_type": "llama", **settings})
+
+
+def model_of(name: str = "llama", seed: int = 0, **settings: Any):
+    """A random model in stock (sdpa) mode; its weights are large enough for attention to matter."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(
+        config_of(**{**FAMILIES[name], **settings}), attn_implementation="sdpa"
+    ).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(4)
+    return model
+
+
+def block_of(length: int, seed: int = 0) -> Block:
+    generator = torch.Generator().manual_seed(seed)
+    return Block(tuple(torch.randint(1, VOCABULARY - 1, (length,), generator=generator).tolist()))
+
+
+def prompt_of(*lengths: int, seed: int = 0) -> Prompt:
+    return Prompt(tuple(block_of(length, 100 * seed + i) for i, length in enumerate(lengths)))
+
+
+class Letters:
+    """Token t is the letter chr(33 + t); the last id ends a text."""
+
+    eos_token_id = VOCABULARY - 1
+
+    def decode(self, ids, **_: Any) -> str:
+        return "".join(chr(33 + int(i)) for i in ids)
