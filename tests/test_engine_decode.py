@@ -154,7 +154,16 @@ def test_a_shared_cached_block_is_untouched_by_the_answers_made_from_it():
         assert all(torch.equal(a, b) for a, b in zip(kv.tensors(), copy.tensors(), strict=True))
 
 
-KV, LOGITS = ready(PROMPTS[0])
+class Refusing:
+    """A store that is not to be asked: bad input is refused before any work."""
+
+    def get(self, key):
+        raise AssertionError("work was done")
+
+    put = get
+
+
+(KV, LOGITS), REFUSING = ready(PROMPTS[0]), Refusing()
 BAD = {
     "count": (lambda: decode(MODEL, [KV], [LOGITS], 0), "max_new_tokens 0"),
     "temperature": (lambda: decode(MODEL, [KV], [LOGITS], 1, temperature=-1), "temperature -1"),
@@ -166,6 +175,14 @@ BAD = {
     "rules": (lambda: decode(MODEL, [KV], [LOGITS], 1, sees=[]), "0 mask rules for 1 requests"),
     "one KV twice": (lambda: decode(MODEL, [KV, KV], [LOGITS] * 2, 1), "two requests share one KV"),
     "read-only": (lambda: decode(MODEL, [KV.clone().lock()], [LOGITS], 1), "read-only"),
+    "one prompt over the context": (
+        lambda: generate(MODEL, LETTERS, [*PROMPTS, prompt_of(510, 3)], "block", store=REFUSING),
+        "513 tokens is over the model's context of 512",
+    ),
+    "options of decode": (
+        lambda: generate(MODEL, LETTERS, PROMPTS, "block", store=REFUSING, temperature=-1),
+        "temperature -1",
+    ),
     "mode": (lambda: generate(MODEL, LETTERS, PROMPTS, "fast"), "mode 'fast': it is 'full' or 'block'"),
 }
 

@@ -10,6 +10,7 @@ from workbench import attention
 from workbench.blocks import Prompt
 from workbench.engine import Work, assemble, empty, encode, encode_many, prefill, prefill_many
 from workbench.errors import BadInput
+from workbench.kv import KV
 from workbench.masks import block_attention, causal, sink, visible, window
 from workbench.plan import Plan
 from workbench.tiles import Tiles
@@ -259,6 +260,7 @@ def test_assembling_twice_reads_the_cached_copy_and_never_writes_it():
 
 LONG = torch.randint(1, 90, (513,))
 CACHED, BEHIND = encode_many(MODEL, PROMPT.context), encode(MODEL, block_of(3), [block_of(2)])
+HALF = KV.zeros([(2, 16)] * 3, len(PROMPT), dtype=torch.float16)
 OTHER = model_of("llama", num_key_value_heads=4)
 BAD = {
     "context": (lambda: prefill(MODEL, LONG, Plan(torch.arange(513)), empty(MODEL, 513)), "513 tokens is over .* 512"),
@@ -282,6 +284,7 @@ BAD = {
     "a shared KV written": (lambda: prefill(MODEL, TOKENS, Plan(ALL), empty(MODEL, 36).lock()), "read-only"),
     "depth": (lambda: prefill(MODEL, TOKENS, Plan(ALL, depth=4), empty(MODEL, 36)), "depth 4: the model has 3 layers"),
     "watch": (lambda: prefill(MODEL, TOKENS, Plan(ALL, watch=(2,), depth=2), empty(MODEL, 36)), r"watch layers \[2\]"),
+    "dtype": (lambda: prefill(MODEL, TOKENS, Plan(ALL), HALF), "KV is .*float16.*computes in torch.float32"),
     "after": (lambda: encode_many(MODEL, PROMPT.blocks, [[]]), "1 entries for 4 blocks"),
 }  # fmt: skip
 

@@ -133,7 +133,7 @@ REFUSED = {
         r"phi3 cannot be used: its longrope RoPE switches",
     ),
     "soft-capping": ({"model_type": "gemma2"}, r"gemma2 cannot be used: .*soft-capped \(attn_logit_softcapping=50"),
-    "attention sinks": ({"model_type": "gpt_oss", "num_local_experts": 2}, "gpt_oss cannot be used: its attention sinks"),
+    "attention sinks": ({"model_type": "gpt_oss", "num_local_experts": 2}, "gpt_oss cannot .*: its attention sinks"),
     "latent attention": (
         {"model_type": "deepseek_v3", "n_routed_experts": 2, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 1},
         r"deepseek_v3 cannot be used: its latent attention",
@@ -199,6 +199,11 @@ def test_what_a_configuration_does_not_tell_is_measured_and_refused(settings, se
     with pytest.raises(BadInput, match=sentence):
         prepare_model(model)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_without_a_head_says_how_to_load_it():
+    with pytest.raises(BadInput, match="llama cannot be used: it has no language-model head"):
+        prepare_model(model_of().model)
 
 
 def test_a_prepared_model_without_a_plan_says_what_to_do():

@@ -161,7 +161,7 @@ class Request:
         key = (size, rows.device)
         if key not in self._pieces:
             pieces = self._plain(end, size) or self._masked(rows, end, size, dtype)
-            if len(rows) * end > 4 * MASK_ELEMENTS:
+            if len(rows) * end > MASK_ELEMENTS:
                 return pieces
             self._pieces[key] = pieces
         return self._pieces[key]

@@ -44,7 +44,7 @@ def decode(
     """
     facts = facts_of(model)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    _check(max_new_tokens, temperature, top_p, stops, tokenizer)
+    check_options(max_new_tokens, temperature, top_p, stops, tokenizer)
     rules = list(sees) if isinstance(sees, Sequence) else [sees] * len(kvs)
     seeds = [seed] * len(kvs) if isinstance(seed, int) else list(seed)
     for name, given in (("logits", logits), ("seeds", seeds), ("mask rules", rules)):
@@ -141,7 +141,8 @@ def _stream(
         if not live or not left:
             return
         latest = [None] * len(requests)
-        for i, row in zip(live, _forward(model, [requests[i] for i in live], left), strict=True):
+        room = left if context is None else min(left, context - min(len(requests[i].kv) for i in live))
+        for i, row in zip(live, _forward(model, [requests[i] for i in live], room), strict=True):
             latest[i] = row
 
 
@@ -155,19 +156,20 @@ def _next(request: _Request, row: torch.Tensor, choose: _Choice, watch: _Stop, e
     return token
 
 
-def _forward(model: PreTrainedModel, requests: list[_Request], left: int) -> list[torch.Tensor]:
+def _forward(model: PreTrainedModel, requests: list[_Request], room: int) -> list[torch.Tensor]:
     """Logits [1, V] after the last token of every request; its KV is appended in place."""
     parts = []
     for request in requests:
         if len(request.tokens) == 1:
-            request.kv.reserve(left)
+            request.kv.reserve(room)
         request.kv.grow(1)
         plan = Plan(torch.tensor([len(request.kv) - 1]), request.sees)
         parts.append((torch.tensor(request.tokens[-1:]), plan, request.kv))
     return [step.logits for step in run(model, parts) if step.logits is not None]
 
 
-def _check(count: int, temperature: float, top_p: float, stops: tuple[str, ...], tokenizer: Any) -> None:
+def check_options(count: int, temperature: float, top_p: float, stops: Sequence[str], tokenizer: Any) -> None:
+    """Refuse options of `decode` that make no sense."""
     if count < 1:
         raise BadInput(f"max_new_tokens {count}: it is 1 or more")
     if not 0 <= temperature < float("inf"):

@@ -112,7 +112,7 @@ def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence
     ]
     for block, tokens in zip(blocks, runs, strict=True):
         check_fit(model, facts, len(block))
-        _check_tokens(facts, tokens)
+        check_tokens(facts, tokens)
     done: list[KV] = []
     for group in _packs([len(tokens) for tokens in runs]):
         kvs = [KV.zeros(facts.shapes, len(runs[i]), dtype=facts.dtype, device=facts.device) for i in group]
@@ -142,10 +142,11 @@ def assemble(
     lengths = torch.tensor([len(block) for block in cached])
     moves = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
     distance = moves.repeat_interleave(lengths)  # [T of the context]
+    moving = positions == "re-encoded" and bool(moves.any())
     tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for layer, (keys, values) in enumerate(zip(kv.keys, kv.values, strict=True)):
         together = torch.cat([block.keys[layer].to(facts.device) for block in cached], 1)
-        if positions == "re-encoded" and bool(moves.any()):
+        if moving:
             table = facts.inv_freq[layer]
             if id(table) not in tables:
                 tables[id(table)] = turn(distance, table, facts.device)
@@ -178,7 +179,8 @@ def _packs(lengths: list[int]) -> list[list[int]]:
     return groups
 
 
-def _check_tokens(facts: Facts, tokens: torch.Tensor) -> None:
+def check_tokens(facts: Facts, tokens: torch.Tensor) -> None:
+    """Refuse a prompt [T] that is no list of this model's token ids, or is over its context."""
     if tokens.ndim != 1:
         raise BadInput(f"tokens must be one list of token ids, got a tensor of {tuple(tokens.shape)}")
     if facts.context and len(tokens) > facts.context:
@@ -192,7 +194,7 @@ def _check_tokens(facts: Facts, tokens: torch.Tensor) -> None:
 
 def _check_work(facts: Facts, work: Work) -> None:
     plan, kv = work.plan, work.kv
-    _check_tokens(facts, work.tokens)
+    check_tokens(facts, work.tokens)
     last = int(plan.rows[-1])
     if last >= len(work.tokens):
         raise BadInput(f"row {last} is outside a prompt of {len(work.tokens)} tokens")
@@ -209,6 +211,8 @@ def _check_work(facts: Facts, work: Work) -> None:
 def check_cache(facts: Facts, kv: KV) -> None:
     """Refuse a KV that a prompt of this model cannot be computed on."""
     _check_kv(facts, kv)
+    if odd := {(x.dtype, x.device) for x in kv.tensors()} - {(facts.dtype, facts.device)}:
+        raise BadInput(f"this KV is {odd.pop()}, the model computes in {facts.dtype} on {facts.device}")
     if kv.start:
         raise BadInput(f"a KV that starts at position {kv.start} cannot be prefilled: assemble a prompt from it")
     if kv.read_only:
@@ -232,4 +236,4 @@ def _check_cached(model: PreTrainedModel, facts: Facts, prompt: Prompt, cached: 
         if len(kv) != len(block):
             raise BadInput(f"cached KV {i} holds {len(kv)} tokens, its block has {len(block)}")
         check_fit(model, facts, len(block))
-    _check_tokens(facts, prompt.tokens)
+    check_tokens(facts, prompt.tokens)

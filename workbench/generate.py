@@ -8,12 +8,13 @@ import torch
 from transformers import PreTrainedModel
 
 from workbench.blocks import Prompt
-from workbench.decode import decode, text_of
-from workbench.engine import Positions, Work, assemble, empty, prefill_many
+from workbench.decode import check_options, decode, text_of
+from workbench.engine import Positions, Work, assemble, check_tokens, empty, prefill_many
 from workbench.errors import BadInput
 from workbench.kv import KV
 from workbench.masks import Sees, causal
 from workbench.plan import Plan
+from workbench.probing import facts_of
 from workbench.store import MemoryStore, Store, fetch
 
 Mode = Literal["full", "block"]
@@ -51,12 +52,18 @@ def generate(
     """
     if mode not in ("full", "block"):
         raise BadInput(f"mode {mode!r}: it is 'full' or 'block'")
+    facts = facts_of(model)
+    check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
+    for prompt in prompts:
+        check_tokens(facts, prompt.tokens)
+    longest = max(map(len, prompts), default=0)
+    room = min(max_new_tokens, facts.context - longest) if facts.context else max_new_tokens
     rules = [sees(prompt) if sees else causal for prompt in prompts]
     if mode == "full":
-        kvs = [empty(model, len(prompt), max_new_tokens) for prompt in prompts]
+        kvs = [empty(model, len(prompt), room) for prompt in prompts]
         rows = [torch.arange(len(prompt)) for prompt in prompts]
     else:
-        kvs = _reuse(model, prompts, positions, store, max_new_tokens)
+        kvs = _reuse(model, prompts, positions, store, room)
         rows = [prompt.question for prompt in prompts]
     works = [Work(p.tokens, Plan(r, s), kv) for p, r, s, kv in zip(prompts, rows, rules, kvs, strict=True)]
     logits = [step.logits for step in prefill_many(model, works, logits_to_keep=1) if step.logits is not None]

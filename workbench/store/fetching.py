@@ -9,6 +9,7 @@ from workbench.blocks import Block
 from workbench.engine import encode_many
 from workbench.errors import BadInput
 from workbench.kv import KV
+from workbench.probing import prepare_model
 from workbench.store.identity import fingerprint, key_of
 
 
@@ -30,6 +31,7 @@ def fetch(
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
+    prepare_model(model)  # refuses before any work
     model_key = fingerprint(model)
     keys = [key_of(model_key, model.dtype, block, past) for block, past in zip(blocks, before, strict=True)]
     first = {key: i for i, key in reversed(list(enumerate(keys)))}
