@@ -30,6 +30,7 @@ FLOORS = [
     # floor 6
     ["plots", "pages"],
     ["notebook", "thumbnail"],
+    ["batch"],
     # floor 7
     ["explore", "report"],
     ["cli"],

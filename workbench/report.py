@@ -1,56 +1,32 @@
 """Run notebooks without a person and lay their results out as a small website.
 
-    <out>/index.html                         all notebooks of this run: picture, status, duration, key metrics
-    <out>/<name>/<name>.ipynb, <name>.html   executed notebook; the same as one page, interactive without a network
-                 metrics.json, *.parquet     written by the notebook into its parameter `output` (`notebook.save`)
-                 thumbnail.png or .svg
-                 _SUCCESS                    written last: a folder without it is partial or failed
+    <out>/index.html     all notebooks of this run: picture, status, duration, key metrics
+    <out>/<name>/        what each of them left (see `batch`)
 
 A failing notebook does not stop the others; it is shown in the index and in the exit code. `index.html` of an earlier
 run is removed first and written last, so a killed run never looks like a report.
 """
 
 import json
-import logging
-import multiprocessing
-import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import nbformat
 import papermill
 import typer
-from papermill.exceptions import PapermillExecutionError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from workbench import notebook, pages, thumbnail
+from workbench import pages
+from workbench.batch import Run, check, run_one, workers
 from workbench.errors import BadInput
 from workbench.whole import whole
 
-HERE = Path(__file__).resolve().parents[1]  # the folder that holds the package
 LITERALS = {"None": None, "True": True, "False": False}
-
-
-@dataclass(frozen=True)
-class Run:
-    """How one notebook ended. `message` says why it failed; `metrics` is its metrics.json."""
-
-    name: str
-    title: str
-    seconds: float = 0.0
-    message: str = ""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        return not self.message
 
 
 @dataclass(frozen=True)
@@ -80,13 +56,12 @@ def run(
     out = out.resolve()
     chosen = _parameters(notebooks, dict(parameters or {}), jobs)
     started = time.monotonic()
-    context = multiprocessing.get_context("spawn")  # no threads or GPU state of this process
-    with ProcessPoolExecutor(min(jobs, len(notebooks)), context, _prepare_worker, (jobs,)) as pool:
-        for checked in [pool.submit(_check, path, chosen[path]) for path in notebooks]:
+    with workers(jobs, len(notebooks)) as pool:
+        for checked in [pool.submit(check, path, chosen[path]) for path in notebooks]:
             checked.result()
         out.mkdir(parents=True, exist_ok=True)
         (out / "index.html").unlink(missing_ok=True)
-        futures = {pool.submit(_run_one, path, out, chosen[path], cell_timeout_s): path for path in notebooks}
+        futures = {pool.submit(run_one, path, out, chosen[path], cell_timeout_s): path for path in notebooks}
         finished = {run.name: run for run in _watched(_outcomes(futures), len(notebooks))}
     runs = tuple(finished[path.stem] for path in notebooks)
     _write_index(out, runs, time.monotonic() - started)
@@ -110,76 +85,6 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
         if name not in known:
             raise BadInput(f"unknown parameter {name}: the notebooks take {', '.join(sorted(known)) or 'none'}")
     return {path: {name: given[name] for name in given if name in declared[path]} for path in notebooks}
-
-
-def _prepare_worker(jobs: int) -> None:
-    """Environment of the kernels: nobody watches, figures are stored once, cores are shared, this workbench is used."""
-    os.environ |= {notebook.BATCH: "1", "PLOTLY_RENDERER": "plotly_mimetype", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}  # bars stick in a stored notebook
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    logging.getLogger("papermill").setLevel(logging.ERROR)
-
-
-def _check(path: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute the cell tagged `parameters` and the one after it, which validates; BadInput comes back to the caller."""
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    tagged = [index for index, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", [])]
-    if not tagged:
-        return
-    namespace: dict[str, Any] = {}
-    try:
-        exec(cells[tagged[0]].source, namespace)
-        namespace |= parameters
-        for cell in cells[tagged[0] + 1 : tagged[0] + 2]:
-            exec(cell.source, namespace)
-    except BadInput:
-        raise
-    except Exception:  # anything else is the notebook's own failure: running it shows it in full
-        return
-
-
-def _run_one(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int) -> Run:
-    """Execute one notebook in a folder of its own, and make its page and picture."""
-    folder = out / path.stem
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    executed, started = folder / path.name, time.monotonic()
-    takes_output = "output" in papermill.inspect_notebook(path)
-    message = ""
-    try:
-        papermill.execute_notebook(
-            path,
-            executed,
-            parameters={**parameters, **({"output": str(folder)} if takes_output else {})},
-            kernel_name="python3",
-            cwd=path.parent,
-            progress_bar=False,
-            execution_timeout=cell_timeout_s,
-            store_widget_state=False,
-            extra_arguments=["--log-level=ERROR"],
-        )
-    except PapermillExecutionError as error:
-        message = f"{error.ename}: {error.evalue}" if error.ename != BadInput.__name__ else str(error.evalue)
-    except Exception as error:  # a dead kernel, a time-out, an unreadable file: this notebook's end, not the report's
-        message = f"{type(error).__name__}: {error}"
-    metrics = _metrics(folder)
-    (folder / notebook.SUCCESS).unlink(missing_ok=True)  # the notebook's own; ours covers page and picture too
-    if executed.exists():
-        pages.notebook_page(executed, folder / f"{path.stem}.html")
-        thumbnail.write(next(pages.figures(executed), None), folder)
-    if not message and takes_output and metrics is None:
-        message = "it ended without results: metrics.json was not written"
-    if not message:
-        whole(folder / notebook.SUCCESS, lambda marker: marker.write_text(""))
-    return Run(path.stem, pages.title(path), time.monotonic() - started, message, metrics or {})
-
-
-def _metrics(folder: Path) -> dict[str, Any] | None:
-    """metrics.json of a notebook that saved all of its results."""
-    if not (folder / notebook.SUCCESS).exists():
-        return None
-    return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
 
 
 def _outcomes(futures: Mapping[Future[Run], Path]) -> Iterator[Run]:
