@@ -16,11 +16,12 @@ import ast
 import operator
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import torch
 
 from workbench import masks
-from workbench.blocks import Prompt
+from workbench.blocks import Block, Prompt
 from workbench.errors import BadInput
 
 WORDS = "row, col, block(row), block(col), question, length, causal, same_block, block_attention, window(n), sink(n)"
@@ -42,8 +43,15 @@ def parse(sentence: str, prompt: Prompt) -> masks.Rule:
         sees = _Sentence(ast.parse(sentence.strip(), mode="eval").body, prompt, sentence)
         sees(probe[:, None], probe[None])  # refuses here, before any work
     except (SyntaxError, RecursionError, MemoryError):
-        raise BadInput(f"mask rule {sentence[:80]!r} is not a sentence: try 'causal & (same_block | window(64))'") from None
+        raise BadInput(
+            f"mask rule {sentence[:80]!r} is not a sentence: try 'causal & (same_block | window(64))'"
+        ) from None
     return masks.Rule(sees, sentence.strip())
+
+
+def check(sentence: str) -> None:
+    """BadInput where `parse` would refuse the sentence; no prompt is needed."""
+    parse(sentence, Prompt((Block((0,)), Block((0,)))))
 
 
 class _Sentence:
@@ -56,7 +64,7 @@ class _Sentence:
             raise self._bad("it must say yes or no about (row, col)")
         return result & (col <= row)
 
-    def _read(self, node: ast.expr, row: torch.Tensor, col: torch.Tensor):
+    def _read(self, node: ast.expr, row: torch.Tensor, col: torch.Tensor) -> Any:
         """The value of one node: bool or int64 tensors, or an int."""
         read = lambda part: self._read(part, row, col)  # noqa: E731
         match node:
@@ -81,7 +89,7 @@ class _Sentence:
                 return -self._number(read(part))
         raise self._bad(f"{ast.unparse(node)!r} is not understood; its words are {WORDS}")
 
-    def _word(self, name: str, row: torch.Tensor, col: torch.Tensor):
+    def _word(self, name: str, row: torch.Tensor, col: torch.Tensor) -> Any:
         match name:
             case "row" | "col":
                 return row if name == "row" else col
@@ -97,7 +105,7 @@ class _Sentence:
                 return masks.block_attention(self.prompt)(row, col)
         raise self._bad(f"{name!r} is not a word it knows: {WORDS}")
 
-    def _call(self, name: str, part: ast.expr, row: torch.Tensor, col: torch.Tensor):
+    def _call(self, name: str, part: ast.expr, row: torch.Tensor, col: torch.Tensor) -> torch.Tensor:
         if name == "block" and isinstance(part, ast.Name) and part.id in ("row", "col"):
             position = (row if part.id == "row" else col).clamp(max=len(self.prompt) - 1)
             return self.prompt.block_of.to(position.device)[position]
@@ -108,19 +116,19 @@ class _Sentence:
             f"{name}({ast.unparse(part)}) is not understood: window(n) and sink(n) take a whole number above 0"
         )
 
-    def _apply(self, do: Callable, left, right):
+    def _apply(self, do: Callable, left: Any, right: Any) -> Any:
         if do in (operator.and_, operator.or_):
             return do(self._truth(left), self._truth(right))
         if do in (operator.floordiv, operator.mod) and not (isinstance(right, int) and right > 0):
             raise self._bad("// and % take a whole number above 0 on their right")
         return do(self._number(left), self._number(right))
 
-    def _truth(self, value):
+    def _truth(self, value: Any) -> torch.Tensor:
         if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
             return value
         raise self._bad("& | ~ join rules, not numbers (put comparisons in parentheses, or write and, or)")
 
-    def _number(self, value):
+    def _number(self, value: Any) -> Any:
         if isinstance(value, int) or value.dtype != torch.bool:
             return value
         raise self._bad("numbers are compared and added, rules are joined with & | ~")

@@ -15,8 +15,10 @@ POSITIONS = {"block": "re-encoded", "naive": "naive"}
 
 
 def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict], list[dict]]:
-    """Against full attention, per way to reuse: records {mode, layer, error [per prompt]} and {mode, kl [nats, per prompt], agree,
-    low, high}. Errors are relative L2 over the question's keys and values; agree is the share of equal first tokens, with
+    """Against full attention, per way to reuse: records {mode, layer, error [per prompt]} and {mode, kl [nats, per
+    prompt], agree,
+    low, high}. Errors are relative L2 over the question's keys and values; agree is the share of equal first tokens,
+    with
     Wilson's 95% interval."""
     errors: dict[str, list[list[float]]] = {mode: [] for mode in POSITIONS}
     divergences: dict[str, list[float]] = {mode: [] for mode in POSITIONS}

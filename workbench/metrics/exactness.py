@@ -35,8 +35,10 @@ def tiny_configs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def exactness(seed: int = 0, blocks: int = 8, length: int = 12) -> list[dict]:
-    """One record per family variant: largest absolute difference in keys, values and the question's logits between `blocks`
-    cached at position 0 and moved, and the same blocks computed in place under the block mask; `naive`: logits, keys unmoved."""
+    """One record per family variant: largest absolute difference in keys, values and the question's logits between
+    `blocks`
+    cached at position 0 and moved, and the same blocks computed in place under the block mask; `naive`: logits, keys
+    unmoved."""
     records = []
     for name, config in tiny_configs():
         model = tiny(config, seed)
@@ -50,18 +52,19 @@ def differences(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
     """Largest absolute differences of keys, values and logits; of the naive logits; and the furthest move (tokens)."""
     place = empty(model, len(prompt))
     rows = torch.arange(len(prompt))
-    step = prefill(model, prompt.tokens, Plan(rows, sees=block_attention(prompt)), place, len(prompt.question))
+    expected = _logits(model, prompt, place, Plan(rows, sees=block_attention(prompt)))
     cached = encode_many(model, prompt.context)
     moved = assemble(model, prompt, cached)
     end = prompt.starts[-1]
     gap = lambda a, b: max(float((x[:, :end] - y[:, :end]).abs().max()) for x, y in zip(a, b, strict=True))  # noqa: E731
     found = {"keys": gap(moved.keys, place.keys), "values": gap(moved.values, place.values)}
     for name, kv in (("logits", moved), ("naive", assemble(model, prompt, cached, "naive"))):
-        found[name] = float((_logits(model, prompt, kv) - step.logits).abs().max())
+        found[name] = float((_logits(model, prompt, kv, Plan(prompt.question)) - expected).abs().max())
     return {**found, "distance": prompt.starts[-2]}
 
 
-def _logits(model: PreTrainedModel, prompt: Prompt, kv: KV) -> torch.Tensor:
-    step = prefill(model, prompt.tokens, Plan(prompt.question), kv)
+def _logits(model: PreTrainedModel, prompt: Prompt, kv: KV, plan: Plan) -> torch.Tensor:
+    """[Q, V] of the question."""
+    step = prefill(model, prompt.tokens, plan, kv, logits_to_keep=len(prompt.question))
     assert step.logits is not None
     return step.logits

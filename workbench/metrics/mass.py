@@ -31,7 +31,8 @@ def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> Mass:
 
 
 def reused(model: PreTrainedModel, prompt: Prompt, positions: str, cached: list[KV] | None = None) -> Mass:
-    """The passages from the cache (encoded here unless given), the question computed; positions "re-encoded" or "naive"."""
+    """The passages from the cache (encoded here unless given), the question computed; positions "re-encoded" or
+    "naive"."""
     blocks = encode_many(model, prompt.context) if cached is None else cached
     return _measure(model, prompt, prompt.question, assemble(model, prompt, blocks, positions), causal)  # type: ignore[arg-type]
 

@@ -1,4 +1,5 @@
-"""What moving a cached key costs in rounding: relative L2 error against exact (fp64) rotation, by scheme and distance."""
+"""What moving a cached key costs in rounding: relative L2 error against exact (fp64) rotation, by scheme and
+distance."""
 
 from collections.abc import Callable, Iterator
 
@@ -25,7 +26,8 @@ def shift_errors(
 ) -> list[dict]:
     """One record per scheme and distance: relative L2 error over `keys` random normal keys of 2·len(inv_freq) channels.
 
-    A key, exact in bf16 before RoPE, is cached `start` tokens into its block and moved by `distance` tokens; bf16 caches hold
+    A key, exact in bf16 before RoPE, is cached `start` tokens into its block and moved by `distance` tokens; bf16
+    caches hold
     what a bf16 model's own RoPE gives, and every scheme hands bf16 keys on. Chained schemes get there in 20 steps.
     """
     x = torch.randn(1, keys, 2 * len(inv_freq), generator=torch.Generator().manual_seed(seed)).bfloat16().double()

@@ -17,7 +17,8 @@ def attention(
 ) -> go.Figure:  # fmt: skip
     """`mass` mode → float32 [L, H, T]: attention of the prompt's last token to every token, rows summing to 1.
 
-    One line of bars per mode; a menu picks the head (or the mean over heads), a slider the layer. `marked` blocks get a star.
+    One line of bars per mode; a menu picks the head (or the mean over heads), a slider the layer. `marked` blocks
+    get a star.
     """
     modes, labels = list(mass), names(tokens, block_of)
     layers, heads = next(iter(mass.values())).shape[:2]
@@ -30,9 +31,15 @@ def attention(
     for head in range(heads + 1):
         for row, mode in enumerate(modes):
             fig.add_bar(
-                x=labels, y=of_head(mass[mode], layer, head), marker={"color": colours, "line": {"width": 0}}, showlegend=False,
-                visible=head == 0, hovertemplate="%{x}<br>%{y:.1%} of the attention<extra></extra>", row=row + 1, col=1,
-            )  # fmt: skip
+                x=labels,
+                y=of_head(mass[mode], layer, head),
+                marker={"color": colours, "line": {"width": 0}},
+                showlegend=False,
+                visible=head == 0,
+                hovertemplate="%{x}<br>%{y:.1%} of the attention<extra></extra>",
+                row=row + 1,
+                col=1,
+            )
     fig.frames = [
         go.Frame(
             name=str(at), traces=list(range(len(fig.data))),
@@ -41,14 +48,20 @@ def attention(
         for at in range(layers)
     ]  # fmt: skip
     _axes(fig, block_of, len(modes), marked)
-    fig.update_layout(
-        bargap=0, sliders=[layer_slider(layers, layer)], updatemenus=[head_menu(heads, len(modes), 140 * len(modes))]
-    )
+    scales = [_scale(mass, head, len(modes)) for head in range(heads + 1)]
+    menu = head_menu(heads, len(modes), 140 * len(modes), scales)
+    fig.update_layout(bargap=0, sliders=[layer_slider(layers, layer)], updatemenus=[menu], **scales[0])
     panel_titles(fig)
     return finish(
         fig, title="Where the answering token looks", notice=notice, caption=caption, height=140 * len(modes), above=62,
         below=128,
     )  # fmt: skip
+
+
+def _scale(mass: dict[str, np.ndarray], head: int, panels: int) -> dict:
+    """One range for all modes and layers of a head, so that bars can be compared."""
+    top = max(float(of_head(m, at, head).max()) for m in mass.values() for at in range(len(m)))
+    return {f"yaxis{end or ''}.range": [0, 1.05 * top] for end in (0, *range(2, panels + 1))}
 
 
 def _axes(fig: go.Figure, block_of: np.ndarray, panels: int, marked: Collection[int]) -> None:
@@ -62,7 +75,7 @@ def _axes(fig: go.Figure, block_of: np.ndarray, panels: int, marked: Collection[
         range=[-0.5, len(block_of) - 0.5],
     )  # fmt: skip
     fig.update_xaxes(title_text="token looked at (by block; Q is the question)", row=panels, col=1)
-    fig.update_yaxes(tickformat=".0%", rangemode="tozero", nticks=4, title_text="share", matches="y")
+    fig.update_yaxes(tickformat=".0%", nticks=4, title_text="share")
     for edge in edges:
         for end in ["", *map(str, range(2, panels + 1))]:
             fig.add_shape(

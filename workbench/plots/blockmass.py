@@ -19,10 +19,19 @@ def block_mass(mass: dict[str, np.ndarray], *, caption: str, notice: str, layer:
     for head in range(heads + 1):
         for col, mode in enumerate(modes):
             fig.add_heatmap(
-                z=_shown(mass[mode], layer, head), x=ticks, y=ticks, zmin=0, zmax=1, coloraxis="coloraxis", visible=head == 0,
-                xgap=1, ygap=1, row=1, col=col + 1,
+                z=_shown(mass[mode], layer, head),
+                x=ticks,
+                y=ticks,
+                zmin=0,
+                zmax=1,
+                coloraxis="coloraxis",
+                visible=head == 0,
+                xgap=1,
+                ygap=1,
+                row=1,
+                col=col + 1,
                 hovertemplate="rows of block %{y} pay block %{x}<br>%{z:.1%} of their attention<extra></extra>",
-            )  # fmt: skip
+            )
     fig.frames = [
         go.Frame(
             name=str(at), traces=list(range(len(fig.data))),
@@ -35,14 +44,26 @@ def block_mass(mass: dict[str, np.ndarray], *, caption: str, notice: str, layer:
     fig.update_yaxes(title_text="block that looks", row=1, col=1)
     scale = {"title": {"text": "share", "side": "top"}, "tickformat": ".0%", "thickness": 12, "outlinewidth": 0}
     fig.update_layout(
-        coloraxis={"cmin": 0, "cmax": 1, "colorscale": SEQUENTIAL, "colorbar": {**scale, "x": 1.01, "len": 1, "y": 0.5}},
-        sliders=[layer_slider(layers, layer)], updatemenus=[head_menu(heads, len(modes), 270)],
-    )  # fmt: skip
+        coloraxis={
+            "cmin": 0,
+            "cmax": 1,
+            "colorscale": SEQUENTIAL,
+            "colorbar": {**scale, "x": 1.01, "len": 1, "y": 0.5},
+        },
+        sliders=[layer_slider(layers, layer)],
+        updatemenus=[head_menu(heads, len(modes), 270)],
+    )
     panel_titles(fig)
     return finish(
-        fig, title="How much blocks look at each other", notice=notice, caption=caption, height=270, above=62, below=128,
+        fig,
+        title="How much blocks look at each other",
+        notice=notice,
+        caption=caption,
+        height=270,
+        above=62,
+        below=128,
         right=84,
-    )  # fmt: skip
+    )
 
 
 def _shown(mass: np.ndarray, layer: int, head: int) -> np.ndarray:

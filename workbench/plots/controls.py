@@ -1,5 +1,7 @@
 """Controls that work without a kernel: a slider over the layers, a menu over the heads."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from workbench.plots.theme import FAINT, INK, MUTED, RULE
@@ -16,13 +18,20 @@ def layer_slider(layers: int, active: int) -> dict:
     }  # fmt: skip
 
 
-def head_menu(heads: int, traces: int, height: int) -> dict:
-    """A menu that shows the traces of one head; traces lie head by head, the mean over heads first."""
+def head_menu(heads: int, traces: int, height: int, layouts: Sequence[dict] = ()) -> dict:
+    """A menu that shows the traces of one head; traces lie head by head, the mean over heads first;
+    `layouts` is what else changes in the layout, per choice."""
     steps = [
-        {"label": "mean over heads" if head == 0 else f"head {head - 1}", "method": "restyle",
-         "args": ["visible", [at // traces == head for at in range((heads + 1) * traces)]]}
+        {
+            "label": "mean over heads" if head == 0 else f"head {head - 1}",
+            "method": "update",
+            "args": [
+                {"visible": [at // traces == head for at in range((heads + 1) * traces)]},
+                layouts[head] if layouts else {},
+            ],
+        }
         for head in range(heads + 1)
-    ]  # fmt: skip
+    ]
     return {
         "buttons": steps, "x": 1, "xanchor": "right", "y": 1 + 24 / height, "yanchor": "bottom", "bgcolor": "#ffffff",
         "bordercolor": RULE, "font": {"size": 12}, "pad": {"t": 0, "b": 0},

@@ -9,7 +9,8 @@ from workbench.plots.theme import BLUE, INK, MUTED, ORANGE, RED, finish, legend_
 
 
 def exactness(records: Sequence[dict], tolerance: float, *, caption: str, notice: str) -> go.Figure:
-    """`records`: {family, keys, values, logits (largest absolute differences), naive (same for the logits, keys not moved)}."""
+    """`records`: {family, keys, values, logits (largest absolute differences), naive (same for the logits, keys not
+    moved)}."""
     floor = 1e-9  # where an exact zero is drawn
     names = [r["family"] for r in records]
     fig = go.Figure()

@@ -7,12 +7,13 @@ from math import ceil, floor, log10
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, finish, legend_over, pale, panel_titles
+from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, clear, finish, legend_over, panel_titles
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line. `mode` gives name and colour; `low` and `high` a band; `dots` draws markers only (published numbers)."""
+    """One line. `mode` gives name and colour; `low` and `high` a band; `dots` draws markers only (published numbers);
+    `thick` is the width of the line, px."""
 
     mode: str
     length: Sequence[float]
@@ -21,6 +22,7 @@ class Series:
     high: Sequence[float] = ()
     name: str = ""
     dots: bool = False
+    thick: float = 2
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,10 @@ def against_length(panels: Sequence[Panel], *, title: str, caption: str, notice:
     listed: set[str] = set()
     for col, panel in enumerate(panels, 1):
         for series in panel.series:
-            for trace in _traces(series, panel.unit, listed):
-                fig.add_trace(trace, row=1, col=col)
+            if len(series.low):
+                fig.add_trace(_band(series), row=1, col=col)
+        for series in panel.series:
+            fig.add_trace(_line(series, panel.unit, listed), row=1, col=col)
         lengths = sorted({n for series in panel.series for n in series.length})
         ticks = [2**p for p in range(4, 18) if lengths[0] <= 2**p <= lengths[-1]]
         texts = [f"{t // 1024}K" if t >= 1024 else str(t) for t in ticks]
@@ -52,34 +56,55 @@ def against_length(panels: Sequence[Panel], *, title: str, caption: str, notice:
     return finish(fig, title=title, notice=notice, caption=caption, height=320, above=66, below=58, left=80)
 
 
-def _traces(series: Series, unit: str, listed: set[str]) -> list[go.Scatter]:
-    colour = MODES[series.mode]
-    name = series.name or MODE_NAMES[series.mode]
-    traces = []
-    if len(series.low):
-        around = [*series.high, *reversed(series.low)]
-        traces.append(go.Scatter(
-            x=[*series.length, *reversed(series.length)], y=around, fill="toself", fillcolor=pale(colour, 0.25),
-            line={"width": 0}, hoverinfo="skip", showlegend=False, mode="lines",
-        ))  # fmt: skip
+def _band(series: Series) -> go.Scatter:
+    around = [*series.high, *reversed(series.low)]
+    return go.Scatter(
+        x=[*series.length, *reversed(series.length)],
+        y=around,
+        fill="toself",
+        fillcolor=clear(MODES[series.mode], 0.16),
+        line={"width": 0},
+        hoverinfo="skip",
+        showlegend=False,
+        mode="lines",
+    )
+
+
+def _line(series: Series, unit: str, listed: set[str]) -> go.Scatter:
+    colour, name = MODES[series.mode], series.name or MODE_NAMES[series.mode]
     between = "<br>5 to 95%: %{customdata[0]:.3s} to %{customdata[1]:.3s}" if len(series.low) else ""
-    traces.append(go.Scatter(
-        x=series.length, y=series.value, name=name, legendgroup=name, showlegend=name not in listed,
-        mode="markers" if series.dots else "lines+markers", line={"color": colour, "width": 2},
-        marker={"color": colour, "size": 9 if series.dots else 6,
-                "symbol": MODE_SYMBOLS[series.mode] + ("-open" if series.dots else ""), "line": {"width": 2 if series.dots else 0}},
+    ring = series.dots
+    trace = go.Scatter(
+        x=series.length,
+        y=series.value,
+        name=name,
+        legendgroup=name,
+        showlegend=name not in listed,
+        mode="markers" if ring else "lines+markers",
+        line={"color": colour, "width": series.thick},
+        marker={
+            "color": colour,
+            "size": 9 if ring else 5 + series.thick / 2,
+            "line": {"width": 2 if ring else 0},
+            "symbol": MODE_SYMBOLS[series.mode] + ("-open" if ring else ""),
+        },
         customdata=list(zip(series.low, series.high, strict=True)) if len(series.low) else None,
-        hovertemplate="%{x:,} tokens: %{y:.3s} " + unit.split("(")[-1].rstrip(")") + between + "<extra>" + name + "</extra>",
-    ))  # fmt: skip
+        hovertemplate="%{x:,} tokens: %{y:.3s} "
+        + unit.split("(")[-1].rstrip(")")
+        + between
+        + "<extra>"
+        + name
+        + "</extra>",
+    )
     listed.add(name)
-    return traces
+    return trace
 
 
 def _ticks(panel: Panel) -> dict:
     """Powers of ten where the values span more than three of them, else 1-2-5 steps."""
     values = [v for series in panel.series for v in (*series.value, *series.low) if v > 0]
     low, high = floor(log10(min(values))), ceil(log10(max(values)))
-    if high - low > 3:
+    if high - low > 3 or high > 5:
         return {"dtick": 1}
     steps = [digit * 10.0**power for power in range(low, high + 1) for digit in (1, 2, 5)]
     return {"tickvals": steps, "ticktext": [f"{step:,.3g}" if step < 1000 else f"{step:,.0f}" for step in steps]}

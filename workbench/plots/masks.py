@@ -3,19 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, block_colour, finish, pale, panel_titles
+from workbench.plots.theme import FAINT, PAPER, RULE, block_colour, finish, pale, panel_titles
 
 COLUMNS, GAP = 3, 0.05
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One mask. `shares` uint8 [N, N]: how much of each cell is visible (0 to 255). `cached` bool [N]: rows whose keys and
+    """One mask. `shares` uint8 [N, N]: how much of each cell is visible (0 to 255). `cached` bool [N]: rows whose
+    keys and
     values are read from a cache instead of being computed for this request."""
 
     name: str
@@ -89,12 +91,21 @@ def _axes(fig: go.Figure, block_of: np.ndarray, panels: int) -> None:
     bounds = np.concatenate(([-0.5], edges, [len(block_of) - 0.5]))
     middles, last = (bounds[:-1] + bounds[1:]) / 2, int(block_of.max())
     texts = ["Q" if block_of[int(m)] == last else str(block_of[int(m)]) for m in middles]
-    ticks = {"tickvals": middles, "ticktext": texts, "range": [-0.5, len(block_of) - 0.5], "showgrid": False, "tickangle": 0,
-             "ticks": "", "type": "category"}  # fmt: skip
-    fig.update_xaxes(matches="x", **ticks)
-    fig.update_yaxes(matches="y", **{**ticks, "range": ticks["range"][::-1]})
+    ticks: dict[str, Any] = {
+        "tickvals": middles,
+        "ticktext": texts,
+        "range": [-0.5, len(block_of) - 0.5],
+        "showgrid": False,
+        "tickangle": 0,
+        "ticks": "",
+        "type": "category",
+    }
+    fig.update_xaxes(**ticks)
+    fig.update_yaxes(**{**ticks, "range": ticks["range"][::-1]})
     for index in range(panels):
         end = "" if index == 0 else str(index + 1)
+        if index:
+            fig.update_layout({f"xaxis{end}.matches": "x", f"yaxis{end}.matches": "y"})
         for edge in edges:
             line = {"line": {"color": RULE, "width": 0.7}, "layer": "above", "type": "line"}
             fig.add_shape(x0=edge, x1=edge, y0=-0.5, y1=len(block_of) - 0.5, xref=f"x{end}", yref=f"y{end}", **line)

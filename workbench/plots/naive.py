@@ -10,11 +10,15 @@ from workbench.plots.theme import MODE_NAMES, MODES, MUTED, finish, legend_over,
 
 def naive(records: Sequence[dict], logits: Sequence[dict], *, caption: str, notice: str) -> go.Figure:
     """`records`: {mode, layer, error: relative L2 distance to full attention per sample}; `logits`: {mode, kl (nats per
-    sample), agree (share of samples whose first token is the one of full attention), low, high (95% interval of agree)}."""
+    sample), agree (share of samples whose first token is the one of full attention), low, high (95% interval of
+    agree)}."""
     fig = make_subplots(
-        1, 3, column_widths=[0.46, 0.27, 0.27], horizontal_spacing=0.085,
+        1,
+        3,
+        column_widths=[0.46, 0.27, 0.27],
+        horizontal_spacing=0.085,
         subplot_titles=["drift of the question's keys and values", "next-token distribution", "same first token"],
-    )  # fmt: skip
+    )
     for mode in dict.fromkeys(r["mode"] for r in records):
         rows = [r for r in records if r["mode"] == mode]
         mean = [sum(r["error"]) / len(r["error"]) for r in rows]
@@ -31,15 +35,30 @@ def naive(records: Sequence[dict], logits: Sequence[dict], *, caption: str, noti
     for r in logits:
         mode = r["mode"]
         fig.add_box(
-            y=[max(x, 1e-6) for x in r["kl"]], name=names[mode], marker={"color": MODES[mode], "size": 4}, showlegend=False,
-            boxpoints="all", jitter=0.5, pointpos=0, fillcolor="rgba(0,0,0,0)", line={"width": 1.5},
-            hovertemplate="%{y:.3g} nats<extra></extra>", row=1, col=2,
-        )  # fmt: skip
+            y=[max(x, 1e-6) for x in r["kl"]],
+            name=names[mode],
+            marker={"color": MODES[mode], "size": 4},
+            showlegend=False,
+            boxpoints="all",
+            jitter=0.5,
+            pointpos=0,
+            fillcolor="rgba(0,0,0,0)",
+            line={"width": 1.5},
+            hovertemplate="%{y:.3g} nats<extra></extra>",
+            row=1,
+            col=2,
+        )
         fig.add_scatter(
-            x=[names[mode]], y=[r["agree"]], mode="markers", marker={"color": MODES[mode], "size": 11}, showlegend=False,
+            x=[names[mode]],
+            y=[r["agree"]],
+            mode="markers",
+            marker={"color": MODES[mode], "size": 11},
+            showlegend=False,
             error_y={"array": [r["high"] - r["agree"]], "arrayminus": [r["agree"] - r["low"]], "width": 6},
-            hovertemplate="%{y:.1%} of samples<extra></extra>", row=1, col=3,
-        )  # fmt: skip
+            hovertemplate="%{y:.1%} of samples<extra></extra>",
+            row=1,
+            col=3,
+        )
     fig.update_xaxes(title_text="layer", dtick=1, row=1, col=1)
     fig.update_yaxes(title_text="relative L2 distance to full attention", rangemode="tozero", row=1, col=1)
     fig.update_yaxes(
@@ -50,8 +69,14 @@ def naive(records: Sequence[dict], logits: Sequence[dict], *, caption: str, noti
     fig.update_layout(legend=legend_over(300, 24, font={"color": MUTED}))
     panel_titles(fig)
     return finish(
-        fig, title="What naive positions do to the question", notice=notice, caption=caption, height=300, above=66, below=58,
-    )  # fmt: skip
+        fig,
+        title="What naive positions do to the question",
+        notice=notice,
+        caption=caption,
+        height=300,
+        above=66,
+        below=58,
+    )
 
 
 def _middle(values: Sequence[float]) -> tuple[float, float]:

@@ -7,11 +7,13 @@ import plotly.graph_objects as go
 from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, MUTED, RULE, finish, legend_over, with_title
 
 SCORES = {"em": "exact match", "f1": "F1"}
+ORDER = ("all", "single-hop", "continuation", "two-hop", "comparison")  # other kinds follow
 
 
 def quality(records: Sequence[dict], *, caption: str, notice: str) -> go.Figure:
     """`records`: {mode, kind, n, em, em_low, em_high, f1, f1_low, f1_high}; a menu switches between the two scores."""
-    kinds = list(dict.fromkeys(r["kind"] for r in records))
+    found = {r["kind"]: None for r in records}
+    kinds = [kind for kind in ORDER if kind in found] + [kind for kind in found if kind not in ORDER]
     modes = list(dict.fromkeys(r["mode"] for r in records))
     counts = {r["kind"]: r["n"] for r in records}
     fig = go.Figure()
@@ -19,29 +21,53 @@ def quality(records: Sequence[dict], *, caption: str, notice: str) -> go.Figure:
         for index, mode in enumerate(modes):
             rows = [r for kind in kinds for r in records if (r["mode"], r["kind"]) == (mode, kind)]
             fig.add_scatter(
-                x=[kinds.index(r["kind"]) + (index - (len(modes) - 1) / 2) * 0.2 for r in rows], y=[r[score] for r in rows],
-                error_y={"array": [r[f"{score}_high"] - r[score] for r in rows], "thickness": 2, "width": 5,
-                         "arrayminus": [r[score] - r[f"{score}_low"] for r in rows]},
-                name=MODE_NAMES[mode], mode="markers", visible=score == "em",
+                x=[kinds.index(r["kind"]) + (index - (len(modes) - 1) / 2) * 0.2 for r in rows],
+                y=[r[score] for r in rows],
+                error_y={
+                    "array": [r[f"{score}_high"] - r[score] for r in rows],
+                    "thickness": 2,
+                    "width": 5,
+                    "arrayminus": [r[score] - r[f"{score}_low"] for r in rows],
+                },
+                name=MODE_NAMES[mode],
+                mode="markers",
+                visible=score == "em",
                 marker={"color": MODES[mode], "symbol": MODE_SYMBOLS[mode], "size": 11},
                 customdata=[[r["kind"], r["n"], r[f"{score}_low"], r[f"{score}_high"]] for r in rows],
-                hovertemplate="<b>%{customdata[0]}</b>: " + SCORES[score] + " %{y:.1%}<br>95% interval %{customdata[2]:.1%} to "
+                hovertemplate="<b>%{customdata[0]}</b>: "
+                + SCORES[score]
+                + " %{y:.1%}<br>95% interval %{customdata[2]:.1%} to "
                 "%{customdata[3]:.1%}, n = %{customdata[1]}<extra>" + MODE_NAMES[mode] + "</extra>",
-            )  # fmt: skip
+            )
     for edge in range(len(kinds) - 1):
         fig.add_vline(edge + 0.5, line={"color": RULE, "width": 0.7})
     fig.update_xaxes(
-        tickvals=list(range(len(kinds))), ticktext=[f"{kind}<br>n = {counts[kind]}" for kind in kinds], showgrid=False,
-        range=[-0.5, len(kinds) - 0.5], ticks="", tickfont={"size": 12},
-    )  # fmt: skip
+        tickvals=list(range(len(kinds))),
+        ticktext=[f"{kind}<br>n = {counts[kind]}" for kind in kinds],
+        showgrid=False,
+        range=[-0.5, len(kinds) - 0.5],
+        ticks="",
+        tickfont={"size": 12},
+    )
     fig.update_yaxes(with_title("exact match", tickformat=".0%", range=[-0.03, 1.03], dtick=0.2))
     buttons = [
         {"label": label, "method": "update",
          "args": [{"visible": [s == score for s in SCORES for _ in modes]}, {"yaxis.title.text": label}]}
         for score, label in SCORES.items()
     ]  # fmt: skip
-    menu = {"type": "buttons", "direction": "right", "buttons": buttons, "x": 1, "xanchor": "right", "y": 1 + 6 / 340,
-            "yanchor": "bottom", "bgcolor": "#ffffff", "bordercolor": RULE, "font": {"color": MUTED}, "pad": {"t": 0, "b": 0}}  # fmt: skip
+    menu = {
+        "type": "buttons",
+        "direction": "right",
+        "buttons": buttons,
+        "x": 1,
+        "xanchor": "right",
+        "y": 1 + 6 / 340,
+        "yanchor": "bottom",
+        "bgcolor": "#ffffff",
+        "bordercolor": RULE,
+        "font": {"color": MUTED},
+        "pad": {"t": 0, "b": 0},
+    }
     fig.update_layout(updatemenus=[menu], legend=legend_over(340, 8))
     return finish(
         fig, title="How well the model answers", notice=notice, caption=caption, height=340, above=48, below=56,

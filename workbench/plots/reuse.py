@@ -18,18 +18,31 @@ def reuse(records: Sequence[dict], *, caption: str, notice: str) -> go.Figure:
     fig = go.Figure()
     for field, (name, colour) in parts.items():
         fig.add_bar(
-            x=[r[field] / total for r, total in zip(records, totals, strict=True)], y=[r["name"] for r in records], name=name,
-            orientation="h", marker={"color": colour}, customdata=[r[field] for r in records],
+            x=[r[field] / total for r, total in zip(records, totals, strict=True)],
+            y=[r["name"] for r in records],
+            name=name,
+            orientation="h",
+            marker={"color": colour},
+            customdata=[r[field] for r in records],
             hovertemplate="<b>%{y}</b><br>%{customdata:,} tokens = %{x:.1%}<extra>" + name + "</extra>",
-        )  # fmt: skip
+        )
     for r in records:
         rate = "no store" if r["hit_rate"] is None else f"hit rate {r['hit_rate']:.0%}"
-        fig.add_annotation(x=1.01, y=r["name"], text=rate, xanchor="left", showarrow=False, font={"size": 12})
+        fig.add_annotation(
+            x=1.01, xref="paper", y=r["name"], text=rate, xanchor="left", showarrow=False, font={"size": 12}
+        )
     height = 44 * len(records)
     fig.update_xaxes(with_title("share of all prompt tokens", tickformat=".0%", range=[0, 1]))
     fig.update_yaxes(autorange="reversed", showgrid=False)
     fig.update_layout(barmode="stack", bargap=0.35, legend=legend_over(height, 6, traceorder="normal"))
     return finish(
-        fig, title="Is reuse even happening?", notice=notice, caption=caption, height=height, above=40, below=58, left=230,
+        fig,
+        title="Is reuse even happening?",
+        notice=notice,
+        caption=caption,
+        height=height,
+        above=40,
+        below=58,
+        left=230,
         right=124,
-    )  # fmt: skip
+    )

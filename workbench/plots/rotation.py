@@ -13,8 +13,10 @@ def rotation(
     cached: np.ndarray, inv_freq: np.ndarray, distances: Sequence[int], moved: np.ndarray, *, pairs: Sequence[int],
     caption: str, notice: str, start: int = 0,
 ) -> go.Figure:  # fmt: skip
-    """`cached` [P, 2] the chosen channel pairs of the key as cached; `moved` [N, P, 2] the same pairs computed in place at each
-    of `distances` [N] (tokens); `inv_freq` [P] radians a token; `pairs` [P] their numbers; `start` index of the slider."""
+    """`cached` [P, 2] the chosen channel pairs of the key as cached; `moved` [N, P, 2] the same pairs computed in
+    place at each
+    of `distances` [N] (tokens); `inv_freq` [P] radians a token; `pairs` [P] their numbers; `start` index of the
+    slider."""
     cached = cached / np.linalg.norm(cached, axis=-1, keepdims=True)
     moved = moved / np.linalg.norm(moved, axis=-1, keepdims=True)
     texts = [f"pair {p}: one turn per {2 * np.pi / w:,.0f} tokens" for p, w in zip(pairs, inv_freq, strict=True)]

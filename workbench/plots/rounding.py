@@ -25,11 +25,15 @@ def rounding(records: Sequence[dict], explained: dict[str, str], *, caption: str
     for scheme, (colour, dash) in STYLES.items():
         points = [r for r in records if r["scheme"] == scheme]
         fig.add_scatter(
-            x=[r["distance"] for r in points], y=[r["error"] for r in points], name=scheme, mode="lines+markers",
+            x=[r["distance"] for r in points],
+            y=[r["error"] for r in points],
+            name=scheme,
+            mode="lines+markers",
             line={"color": colour, "dash": dash, "width": 3 if scheme == "bf16 cache, fp32 shift" else 1.8},
-            marker={"size": 6}, hovertemplate=f"<b>{scheme}</b><br>{explained.get(scheme, '')}<br>moved %{{x:,}} tokens: "
+            marker={"size": 6},
+            hovertemplate=f"<b>{scheme}</b><br>{explained.get(scheme, '')}<br>moved %{{x:,}} tokens: "
             "relative L2 error %{y:.2e}<extra></extra>",
-        )  # fmt: skip
+        )
     fig.update_xaxes(with_title("distance moved (tokens)", type="log", dtick=1, tickformat=",d"))
     fig.update_yaxes(with_title("relative L2 error of the moved keys", type="log", dtick=1, exponentformat="power"))
     fig.update_layout(

@@ -1,6 +1,7 @@
 """One look for every figure: template, colours, and the title / what-to-notice / how-measured frame around a plot."""
 
 from textwrap import wrap
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -8,7 +9,8 @@ WIDTH = 980  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
 FONT = "Inter, 'Open Sans', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
-# Okabe and Ito's colours, which people with the common colour-vision deficiencies can tell apart; darkened where they must carry text.
+# Okabe and Ito's colours, which people with the common colour-vision deficiencies can tell apart; darkened where
+# they must carry text.
 BLUE, ORANGE, GREEN, RED, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 BLOCKS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)  # cached blocks take them in turn
 QUESTION = INK
@@ -62,6 +64,11 @@ def pale(colour: str, strength: float = 0.4) -> str:
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
+def clear(colour: str, opacity: float) -> str:
+    """`colour` (#rrggbb) that lets what lies under it through."""
+    return f"rgba({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))}, {opacity})"
+
+
 def finish(
     fig: go.Figure,
     *,
@@ -76,15 +83,17 @@ def finish(
 ) -> go.Figure:
     """Put the frame around a plot: title, what to notice (under it), how it was measured (at the foot).
 
-    `height` is that of the plot area in px; `above` and `below` is the room that legends, menus, sliders and axis titles need
+    `height` is that of the plot area in px; `above` and `below` is the room that legends, menus, sliders and axis
+    titles need
     between the plot area and the texts.
     """
     noticed, measured = _lines(notice, 136), _lines(caption, 168)
     top = 50 + 18 * len(noticed) + above
+    if fig.layout.legend.x is None:
+        fig.update_layout(legend_x=(8 - left) / (WIDTH - left - right))  # in line with the title
     bottom = below + 15 * len(measured) + 16
     fig.update_layout(
         template=TEMPLATE,
-        legend_x=(8 - left) / (WIDTH - left - right),
         width=WIDTH,
         height=height + top + bottom,
         margin={"t": top, "b": bottom, "l": left, "r": right},
@@ -106,7 +115,7 @@ def _lines(text: str, width: int) -> list[str]:
     return [line for part in text.split("<br>") for line in wrap(part, width)]
 
 
-def with_title(text: str, **more) -> dict:
+def with_title(text: str, **more: Any) -> dict[str, Any]:
     """An axis title as a dictionary, with the template's spacing kept."""
     return {"title": {"text": text}, **more}
 
@@ -117,6 +126,6 @@ def panel_titles(fig: go.Figure, size: int = 13) -> None:
         note.update(x=axis.domain[0], xanchor="left", font={"size": size, "color": INK})
 
 
-def legend_over(height: int, gap: int = 4, **more) -> dict:
+def legend_over(height: int, gap: int = 4, **more: Any) -> dict[str, Any]:
     """A legend line `gap` px over a plot area of `height` px."""
     return {"y": 1 + gap / height, "yanchor": "bottom", **more}
