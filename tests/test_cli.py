@@ -51,7 +51,7 @@ def test_the_record_has_every_number_the_command_promises(folder, run):
 def test_without_json_a_table_is_printed(folder, run):
     done = run("trial", "--model", folder, "--mode", "block", "--positions", "naive", *QUICK)
     assert done.exit_code == 0
-    for words in ("block, naive positions", "exact match", "first token", "store hit rate", "95% intervals"):
+    for words in ("block, naive positions", "exact match", "time to first token", "store hit rate", "95% intervals"):
         assert words in done.stdout
 
 

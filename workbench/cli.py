@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
@@ -108,7 +108,7 @@ def trial(
     if as_json:
         print(line)
     else:
-        Console().print(_table(found))
+        Console(highlight=False).print(_report(found))
 
 
 @app.command("models")
@@ -144,7 +144,7 @@ def show_data(
 
 
 def _show(console: Console, sample: Sample) -> None:
-    facts = [sample.id, sample.kind, f"{len(sample.ctxs)} passages"]
+    facts = [sample.id, sample.kind, f"passages: {len(sample.ctxs)}"]
     console.print(f"[dim]{' · '.join(fact for fact in facts if fact)}[/]")
     for passage in sample.ctxs:
         mark = "*" if passage.title in sample.supporting_titles else " "
@@ -158,24 +158,33 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).replace("[", r"\[")
 
 
-def _table(found: Record) -> Table:
+def _report(found: Record) -> Group:
     how = found.trial["mode"] + (f", {found.trial['positions']} positions" if found.trial["mode"] == "block" else "")
-    table = Table(title=f"{found.trial['model']} on {found.trial['data']}: {how}", box=None, title_justify="left")
+    head = f"[bold]{_plain(found.trial['model'])} on {_plain(found.trial['data'])}: {how}[/]"
+    foot = f"[dim]95% intervals · {found.device} · answered in {found.seconds:.1f} s[/]"
+    return Group(head, "", _scores(found), "", _costs(found), "", foot)
+
+
+def _scores(found: Record) -> Table:
+    table = Table(box=None, pad_edge=False)
     for name in ("", "exact match", "F1", "contains", "n"):
-        table.add_column(name, justify="left" if not name else "right")
+        table.add_column(name, justify="right" if name else "left")
     for row in found.rows() if len(found.by_kind) > 1 else found.rows()[:1]:
-        scores = [
-            f"{row[s]:.3f} [dim]{row[s + '_low']:.3f}–{row[s + '_high']:.3f}[/]" for s in ("em", "f1", "accuracy")
-        ]
-        table.add_row(row["kind"] or "(no kind)", *scores, str(row["n"]))
-    t = found.ttft_s
-    table.add_section()
-    table.add_row("first token", f"{t.p50 * 1e3:.1f} ms [dim]{t.p5 * 1e3:.1f}–{t.p95 * 1e3:.1f}[/]", "", "", str(t.n))
-    table.add_row("tokens computed", f"{found.rows_computed:.0f} of {found.prompt_tokens:.0f}")
-    table.add_row("operations", f"{found.flops:.2e}")
-    table.add_row("bytes moved", f"{found.bytes:.2e}")
-    table.add_row("store hit rate", f"{found.hit_rate:.1%}" if found.trial["mode"] == "block" else "–")
-    table.caption = f"95% intervals; {found.device}; answered in {found.seconds:.1f} s"
+        means = [f"{row[s]:.3f} [dim]{row[s + '_low']:.3f}–{row[s + '_high']:.3f}[/]" for s in ("em", "f1", "accuracy")]
+        table.add_row(row["kind"] or "(no kind)", *means, str(row["n"]))
+    return table
+
+
+def _costs(found: Record) -> Table:
+    t, block = found.ttft_s, found.trial["mode"] == "block"
+    table = Table(box=None, pad_edge=False, show_header=False)
+    spread = f"[dim]5–95%: {t.p5 * 1e3:.1f}–{t.p95 * 1e3:.1f} ms, {t.n} requests one at a time[/]"
+    table.add_row("time to first token", f"{t.p50 * 1e3:.1f} ms", spread)
+    table.add_row("tokens computed", f"{found.rows_computed:.0f}", f"[dim]of {found.prompt_tokens:.0f} a prompt[/]")
+    table.add_row("operations", f"{found.flops:.2e}", f"[dim]of these attention {found.flops_attention:.2e}[/]")
+    table.add_row("bytes moved", f"{found.bytes:.2e}", f"[dim]of these from the store {found.bytes_loaded:.2e}[/]")
+    if block:
+        table.add_row("store hit rate", f"{found.hit_rate:.1%}", "[dim]while the questions were answered[/]")
     return table
 
 
