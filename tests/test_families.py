@@ -189,7 +189,13 @@ def test_soft_capping_that_is_switched_off_is_no_reason_to_refuse():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"model_type": "cohere"}, r"cohere cannot be used: keys of its layer 0 do not move by one halves rotation"),
+        (
+            {"model_type": "nanochat"},
+            r"nanochat cannot be used: keys of its layer 0 do not move by one halves rotation",
+        ),
+        ({"model_type": "diffllama"}, r"diffllama cannot be used: its layers \[0, 1, 2\] attend more than once"),
+        ({"model_type": "stablelm"}, r"stablelm cannot be used: a plan does not reach its attention function"),
+        ({"model_type": "doge"}, r"doge cannot be used: a plan does not reach .* \(an attention mask was passed"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}, r"smollm3 cannot be used: keys of its layer 1"),
     ],
 )

@@ -24,9 +24,9 @@ FLOORS = [
     # floor 4
     ["prepare", "select", "sparse", "metrics"],
     # floor 5
-    ["lab", "record", "lengths"],
+    ["record", "lengths"],
     ["trial"],
-    ["sweep"],
+    ["lab", "sweep"],
     # floor 6
     ["plots", "pages"],
     ["notebook", "thumbnail"],

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from workbench.attention import NAME
+from workbench.errors import BadInput, Unsupported
 from workbench.families import check, check_modules, declared_window, decoder_config, family, inv_freqs, unsupported
 from workbench.rope import Pairing, rotate
 
@@ -85,6 +86,7 @@ class _Alone:
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.windows: dict[int, int | None] = {}
+        self.twice: set[int] = set()
 
     def attend(
         self,
@@ -96,6 +98,8 @@ class _Alone:
         scale: float | None,
         last: bool,
     ) -> torch.Tensor:
+        if layer in self.keys:
+            self.twice.add(layer)
         self.keys[layer], self.values[layer], self.windows[layer] = k, v, size
         return v.repeat_interleave(q.shape[0] // v.shape[0], 0)
 
@@ -109,7 +113,14 @@ def _probe(model: PreTrainedModel) -> Facts:
     tokens = torch.tensor([vocabulary // 4, vocabulary // 2, vocabulary - 1], device=model.device)
     part = _Alone(torch.tensor([0, 0, 0, far, far, far], device=model.device))
     ids = tokens.repeat(2)[None]
-    model(input_ids=ids, position_ids=part.rows[None], use_cache=False, parts=[part], logits_to_keep=1)
+    try:
+        model(input_ids=ids, position_ids=part.rows[None], use_cache=False, parts=[part], logits_to_keep=1)
+    except Unsupported:
+        raise
+    except (BadInput, TypeError) as error:  # no plan arrived, or a mask of its own did
+        raise unsupported(model.config, f"a plan does not reach its attention function unchanged ({error})") from error
+    if part.twice:
+        raise unsupported(model.config, f"its layers {sorted(part.twice)} attend more than once to the same keys")
     if sorted(part.keys) != list(range(layers)):
         missing = sorted(set(range(layers)) - set(part.keys))
         raise unsupported(model.config, f"its layers {missing} do not go through the registered attention function")

@@ -1,4 +1,7 @@
-"""Llama, Qwen2, Qwen3, Mistral, Phi-3, OLMo-2 and all that do the same: one rotary table for all layers."""
+"""Llama, Qwen2, Qwen3, Mistral, Phi-3, OLMo-2, Gemma 3 and all that do the same: first and second half turn together.
+
+Most have one rotary table for all layers; Gemma 3 and OLMo-3 have one for sliding and one for full layers.
+"""
 
 from typing import Any
 
@@ -8,7 +11,9 @@ pairing = "halves"
 
 
 def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
-    return decoder.rotary_emb.inv_freq
+    tables = decoder.rotary_emb
+    kinds = getattr(decoder.config, "layer_types", None)
+    return tables.inv_freq if hasattr(tables, "inv_freq") or not kinds else getattr(tables, f"{kinds[layer]}_inv_freq")
 
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
@@ -21,6 +26,8 @@ _LONGROPE = {
     "short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0] * 8,
 }  # fmt: skip
 
+_MIXED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
 TINY: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama3": {"model_type": "llama", "rope_parameters": _LLAMA3},
@@ -32,4 +39,6 @@ TINY: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3", "bos_token_id": 1, "eos_token_id": 1, "partial_rotary_factor": 0.5},
     "phi3-longrope": {"model_type": "phi3", "bos_token_id": 1, "eos_token_id": 1, "rope_parameters": _LONGROPE},
     "olmo2": {"model_type": "olmo2", "eos_token_id": 1},
+    "olmo3": {"model_type": "olmo3", "eos_token_id": 1, **_MIXED},
+    "gemma3": {"model_type": "gemma3_text", **_MIXED},
 }

@@ -1,0 +1,14 @@
+"""ERNIE 4.5: neighbouring channels turn together."""
+
+from typing import Any
+
+import torch
+
+pairing = "neighbours"
+
+
+def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
+    return decoder.rotary_emb.inv_freq
+
+
+TINY: dict[str, dict[str, Any]] = {"ernie4_5": {"model_type": "ernie4_5", "bos_token_id": 1, "eos_token_id": 1}}

@@ -1,0 +1,14 @@
+"""Helium: neighbouring channels turn together."""
+
+from typing import Any
+
+import torch
+
+pairing = "neighbours"
+
+
+def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
+    return decoder.rotary_emb.inv_freq
+
+
+TINY: dict[str, dict[str, Any]] = {"helium": {"model_type": "helium", "bos_token_id": 1, "eos_token_id": 1}}
