@@ -113,6 +113,12 @@ def test_an_unexpected_exception_keeps_exit_code_1(folder, run, monkeypatch):
     assert done.exit_code == 1 and isinstance(done.exception, RuntimeError)
 
 
+def test_bad_input_of_a_command_within_a_command_is_told_alike(run, tmp_path):
+    done = run("lab", "corpus", "--out", "drawn.jsonl", "--samples", "0")
+    assert done.exit_code == 2 and done.stderr.startswith("error: samples is 0")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_models_are_listed(folder, run, monkeypatch):
     monkeypatch.setattr(models.assets, "models", lambda: ["lab-tiny"])
     monkeypatch.setattr(models.assets, "model_path", lambda name: folder)
@@ -128,7 +134,7 @@ def test_a_data_set_is_shown(run):
     assert run("data", "nothing").exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["trial", "models", "data", "report"])
+@pytest.mark.parametrize("command", ["trial", "models", "data", "report", "lab"])
 def test_every_command_explains_itself(run, command):
     assert command in run("--help").stdout
     assert run(command, "--help").exit_code == 0

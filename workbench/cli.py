@@ -17,6 +17,7 @@ from workbench import data as datasets
 from workbench import models, record, report
 from workbench.data import Sample
 from workbench.errors import BadInput
+from workbench.lab import commands
 from workbench.record import Record
 from workbench.trial import Progress as Callback
 from workbench.trial import Trial
@@ -44,6 +45,7 @@ app = typer.Typer(
     help="Cached-block attention on real language models: reuse, move and recompute the keys and values of a prompt.",
 )
 app.command("report")(report.command)
+app.add_typer(commands.app, name="lab")
 
 
 @app.callback()
