@@ -19,22 +19,24 @@ from workbench.errors import BadInput
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """One good notebook, one that fails, one that saves nothing; run once for all tests below."""
+    """One good notebook, one that fails, one that saves nothing, one whose process dies; run once for all tests."""
     folder = tmp_path_factory.mktemp("notebooks")
     good = tiny.write(folder, "01_good", tiny.FIGURE, tiny.SAVE, title="Points & <curves>")
     failing = tiny.write(folder, "02_failing", tiny.FIGURE, tiny.SAVE, "1 / 0")
     silent = tiny.write(folder, "03_silent", tiny.FIGURE)
-    return report.run([good, failing, silent], folder / "report", {"points": 7}, jobs=2)
+    killed = tiny.write(folder, "04_killed", "import os; os.kill(os.getppid(), 9)")
+    return report.run([good, failing, silent, killed], folder / "report", {"points": 7}, jobs=2)
 
 
 def test_every_notebook_is_run_and_failures_are_told(finished):
-    assert [run.ok for run in finished.runs] == [True, False, False]
+    assert [run.ok for run in finished.runs] == [True, False, False, False]
     assert not finished.ok
     assert finished.runs[1].message == "ZeroDivisionError: division by zero"
     assert "metrics.json was not written" in finished.runs[2].message
+    assert finished.runs[3].message.startswith("its process ended with exit code -9")
 
 
-def test_only_the_complete_run_has_success_and_all_have_a_page(finished):
+def test_only_the_complete_run_has_success_and_all_that_ended_have_a_page(finished):
     out = finished.index.parent
     assert [path.parent.name for path in out.glob("*/_SUCCESS")] == ["01_good"]
     assert len(list(out.glob("*/*.html"))) == len(list(out.glob("*/thumbnail.*"))) == 3
@@ -49,7 +51,7 @@ def test_results_are_those_of_the_given_parameters_in_batch(finished):
 def test_index_shows_titles_statuses_metrics_and_reasons(finished):
     index = finished.index.read_text()
     assert "Points &amp; &lt;curves&gt;" in index
-    assert "3 notebooks, 2 failed" in index
+    assert "4 notebooks, 3 failed" in index
     assert "ZeroDivisionError: division by zero" in index
     assert "<td>points</td><td>7</td>" in index
     assert "01_good/01_good.html" in index and "01_good/thumbnail." in index

@@ -8,15 +8,16 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,28 +47,74 @@ class Run:
         return not self.message
 
 
-@contextmanager
-def workers(jobs: int, notebooks: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes without threads or GPU state of this one. Ctrl-C ends them; a kernel ends when its process is gone."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, notebooks), context, _prepare, (jobs,)) as pool:
-        try:
-            yield pool
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for worker in multiprocessing.active_children():
-                worker.kill()
-            raise
+@dataclass(frozen=True)
+class Task:
+    """A notebook, the folder of its results and its parameters. JSON, to cross from one process to another."""
+
+    path: str
+    out: str
+    parameters: Mapping[str, Any]
+    cell_timeout_s: int = 600
 
 
-def _prepare(jobs: int) -> None:
-    """Environment of the kernels: nobody watches, figures are stored once, cores are shared, this workbench is used."""
-    os.environ |= {notebook.BATCH: "1", "PLOTLY_RENDERER": "plotly_mimetype", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}  # bars stick in a stored notebook
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    logging.getLogger("papermill").setLevel(logging.ERROR)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
+class Workers:
+    """Runs tasks in processes of their own, `jobs` at a time; leaving the `with` block early ends them."""
+
+    def __init__(self, jobs: int) -> None:
+        self.pool = ThreadPoolExecutor(jobs)
+        self.alive: set[subprocess.Popen[bytes]] = set()
+        own = {notebook.BATCH: "1", "PLOTLY_RENDERER": "plotly_mimetype"}  # nobody watches; figures are stored once
+        own |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}  # bars stick in a stored notebook
+        own |= {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        self.environment = os.environ | own
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(self.alive):
+            process.kill()  # its kernel sees that and ends itself
+        self.pool.shutdown()
+
+    def check(self, tasks: Sequence[Task]) -> None:
+        """BadInput if a notebook's own validation refuses its parameters."""
+        if refusal := self._call("check", [asdict(task) for task in tasks]):
+            raise BadInput(refusal)
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Run]:
+        """The outcomes, each as soon as it is there."""
+        futures = {self.pool.submit(self._call, "run", asdict(task)): Path(task.path) for task in tasks}
+        for future in as_completed(futures):
+            path = futures[future]
+            try:
+                yield Run(**future.result())
+            except ProcessDied as error:
+                yield Run(path.stem, pages.title(path), message=str(error))
+
+    def _call(self, action: str, argument: Any) -> Any:
+        """What `main` of this module answers in another process."""
+        with tempfile.TemporaryDirectory() as folder:
+            question, answer, log = (Path(folder, name) for name in ("question.json", "answer.json", "log"))
+            question.write_text(json.dumps(argument))
+            command = [sys.executable, "-m", __name__, action, str(question), str(answer)]
+            with log.open("wb") as said:
+                process = subprocess.Popen(
+                    command, env=self.environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+                )
+            self.alive.add(process)
+            process.wait()
+            self.alive.discard(process)
+            if not answer.exists():
+                last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                raise ProcessDied(": ".join([f"its process ended with exit code {process.returncode}", *last]))
+            return json.loads(answer.read_text())
+
+
+class ProcessDied(RuntimeError):
+    """A worker process ended without an answer, e.g. for lack of memory."""
 
 
 def check(path: Path, parameters: Mapping[str, Any]) -> None:
@@ -88,7 +135,7 @@ def check(path: Path, parameters: Mapping[str, Any]) -> None:
         return
 
 
-def run_one(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int) -> Run:
+def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int) -> Run:
     """Execute one notebook in a folder of its own, and make its page and picture."""
     folder = out / path.stem
     shutil.rmtree(folder, ignore_errors=True)
@@ -129,3 +176,24 @@ def _metrics(folder: Path) -> dict[str, Any] | None:
     if not (folder / notebook.SUCCESS).exists():
         return None
     return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+
+
+def main(action: str, question: Path, answer: Path) -> None:
+    """The other side of `Workers`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    asked = json.loads(question.read_text())
+    found: Any = None
+    if action == "check":
+        try:
+            for task in asked:
+                check(Path(task["path"]), task["parameters"])
+        except BadInput as error:
+            found = str(error)
+    else:
+        found = asdict(execute(Path(asked.pop("path")), Path(asked.pop("out")), **asked))
+    whole(answer, lambda partial: partial.write_text(json.dumps(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

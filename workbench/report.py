@@ -10,7 +10,6 @@ run is removed first and written last, so a killed run never looks like a report
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from workbench import pages
-from workbench.batch import Run, check, run_one, workers
+from workbench.batch import Run, Task, Workers
 from workbench.errors import BadInput
 from workbench.whole import whole
 
@@ -56,13 +55,12 @@ def run(
     out = out.resolve()
     chosen = _parameters(notebooks, dict(parameters or {}), jobs)
     started = time.monotonic()
-    with workers(jobs, len(notebooks)) as pool:
-        for checked in [pool.submit(check, path, chosen[path]) for path in notebooks]:
-            checked.result()
+    tasks = [Task(str(path), str(out), chosen[path], cell_timeout_s) for path in notebooks]
+    with Workers(jobs) as workers:
+        workers.check(tasks)
         out.mkdir(parents=True, exist_ok=True)
         (out / "index.html").unlink(missing_ok=True)
-        futures = {pool.submit(run_one, path, out, chosen[path], cell_timeout_s): path for path in notebooks}
-        finished = {run.name: run for run in _watched(_outcomes(futures), len(notebooks))}
+        finished = {run.name: run for run in _watched(workers.run(tasks), len(tasks))}
     runs = tuple(finished[path.stem] for path in notebooks)
     _write_index(out, runs, time.monotonic() - started)
     return ReportResult(out / "index.html", runs)
@@ -85,15 +83,6 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
         if name not in known:
             raise BadInput(f"unknown parameter {name}: the notebooks take {', '.join(sorted(known)) or 'none'}")
     return {path: {name: given[name] for name in given if name in declared[path]} for path in notebooks}
-
-
-def _outcomes(futures: Mapping[Future[Run], Path]) -> Iterator[Run]:
-    for future in as_completed(futures):
-        path = futures[future]
-        try:
-            yield future.result()
-        except Exception as error:  # the worker itself broke, e.g. killed for memory
-            yield Run(path.stem, pages.title(path), message=f"{type(error).__name__}: {error}")
 
 
 def _watched(runs: Iterable[Run], total: int) -> Iterator[Run]:
