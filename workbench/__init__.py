@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.blocks import Block, Prompt
+    from workbench.data import Sample
     from workbench.decode import decode
     from workbench.engine import Step, Work, assemble, encode, encode_many, prefill, prefill_many
     from workbench.errors import BadInput
     from workbench.generate import Generation, generate
     from workbench.kv import KV
+    from workbench.layouts import Layout
     from workbench.masks import block_attention, causal
+    from workbench.models import load
     from workbench.plan import Plan
     from workbench.probing import prepare_model
     from workbench.store import MemoryStore, fetch
     from workbench.tiles import Tiles
+    from workbench.trial import Trial
 
 _HOME = {
     "BadInput": "errors",
@@ -29,6 +33,7 @@ _HOME = {
     "decode": "decode", "Generation": "generate", "generate": "generate",
     "block_attention": "masks", "causal": "masks",
     "MemoryStore": "store", "fetch": "store",
+    "Layout": "layouts", "Sample": "data", "Trial": "trial", "load": "models",
 }  # fmt: skip
 
 __all__ = [
@@ -36,11 +41,14 @@ __all__ = [
     "BadInput",
     "Block",
     "Generation",
+    "Layout",
     "MemoryStore",
     "Plan",
     "Prompt",
+    "Sample",
     "Step",
     "Tiles",
+    "Trial",
     "Work",
     "assemble",
     "block_attention",
@@ -50,6 +58,7 @@ __all__ = [
     "encode_many",
     "fetch",
     "generate",
+    "load",
     "prefill",
     "prefill_many",
     "prepare_model",
