@@ -81,6 +81,12 @@ def fresh(tmp_path_factory) -> tuple[Path, Path]:
     return python, site
 
 
+def contents(wheel: Path) -> dict[str, int]:
+    """Names and checksums of the files in a wheel, without the list of files that it holds itself."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {file.filename: file.CRC for file in archive.infolist() if not file.filename.endswith("RECORD")}
+
+
 def install(site: Path, wheel: Path) -> None:
     """What pip does with a pure wheel: unpack it."""
     shutil.rmtree(site / "workbench", ignore_errors=True)
@@ -95,10 +101,9 @@ def check(python: Path, home: Path, cwd: Path) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("kind", ["direct", "indirect"])
-def test_installed_wheel_works_in_any_folder(built, fresh, tmp_path, kind):
+def test_installed_wheel_works_in_any_folder(built, fresh, tmp_path):
     python, site = fresh
-    install(site, built[kind])
+    install(site, built["indirect"])
     assert check(python, site, tmp_path) == shipped()
 
 
@@ -123,11 +128,11 @@ def test_editable_install_works_in_any_folder(built, fresh, tmp_path):
 
 
 def test_both_wheels_hold_the_same_files_and_nothing_at_the_top_but_the_package(built):
-    names = {kind: set(zipfile.ZipFile(built[kind]).namelist()) for kind in ("direct", "indirect")}
-    assert names["direct"] == names["indirect"]
-    top = {name.split("/")[0] for name in names["direct"]}
+    files = {kind: contents(built[kind]) for kind in ("direct", "indirect")}
+    assert files["direct"] == files["indirect"]
+    top = {name.split("/")[0] for name in files["direct"]}
     assert {name for name in top if not name.endswith(".dist-info")} == {"workbench"}
-    assert not any("benchmarks" in name or name.endswith(".ipynb") for name in names["direct"])
+    assert not any("benchmarks" in name or name.endswith(".ipynb") for name in files["direct"])
 
 
 def test_every_package_folder_is_listed():

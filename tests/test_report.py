@@ -18,7 +18,15 @@ from workbench.errors import BadInput
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def no_browser():
+    """Sketches are quicker than pictures; tests/test_browser.py has a report with a picture."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHROMIUM", "/nowhere/chromium")
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, no_browser):
     """One good notebook, one that fails, one that saves nothing, one whose process dies; run once for all tests."""
     folder = tmp_path_factory.mktemp("notebooks")
     good = tiny.write(folder, "01_good", tiny.FIGURE, tiny.SAVE, title="Points & <curves>")
