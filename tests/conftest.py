@@ -4,8 +4,13 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 
 from workbench.thumbnail import chromium
+
+# The same examples in every run, and no deadline on a busy machine.
+settings.register_profile("workbench", deadline=None, derandomize=True)
+settings.load_profile("workbench")
 
 # Must be set before a kernel module is imported: without a GPU, Triton interprets its kernels on the CPU.
 if not torch.cuda.is_available():

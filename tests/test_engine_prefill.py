@@ -67,7 +67,7 @@ def test_the_second_half_over_a_cached_first_half_is_the_whole(name):
     torch.testing.assert_close(torch.cat(parts), whole, **CLOSE)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sets(st.integers(0, len(PROMPT) - 1), min_size=1), st.sampled_from(["full", "block"]))
 def test_scattered_rows_computed_again_over_a_right_cache_change_nothing(chosen, name):
     rule, kv = RULES[name], empty(MODEL, len(TOKENS))
@@ -223,7 +223,7 @@ EDITS = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(EDITS)
 def test_edited_prompts_made_of_cached_blocks_equal_prompts_computed_anew(edits):
     """Insert, delete and reorder blocks: the untouched blocks are reused from their first encoding, only moved."""

@@ -67,7 +67,7 @@ class LeastRecentlyUsed(RuleBasedStateMachine):
 
 
 TestLeastRecentlyUsed = LeastRecentlyUsed.TestCase
-TestLeastRecentlyUsed.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestLeastRecentlyUsed.settings = settings(max_examples=40, stateful_step_count=20)
 
 
 def test_a_budget_must_be_positive():
