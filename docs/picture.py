@@ -1,11 +1,55 @@
-"""The picture in the README: the top of the report's index, as `make report` leaves it."""
+"""The picture in the README: figures of the report, as `make report` leaves them.
+
+python docs/picture.py [REPORT] [PICTURE]
+"""
 
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
+from plotly.offline import get_plotlyjs
+
+from workbench import pages
 from workbench.thumbnail import screenshot
 
-INDEX, PICTURE = Path("runs/report/index.html"), Path("docs/overview.png")
+REPORT, PICTURE = Path("runs/report"), Path("docs/overview.png")
+FIGURES = (  # two columns of two
+    ("01_masks", "The prompt and its blocks"),
+    ("01_masks", "Who sees whom"),
+    ("03_reuse", "How well the model answers"),
+    ("03_reuse", "Time to the first token"),
+)
+PAGE = """<!doctype html><meta charset="utf-8"><style>body {{ margin: 12px; width: 1990px; }}
+main {{ display: flex; flex-flow: column wrap; height: {height}px; gap: 6px 14px; align-content: flex-start; }}
+</style><script>{plotly}</script><main>{places}</main><script>{drawn}</script>"""
+DRAWN = "(() => {{ const f = {figure}; Plotly.newPlot('f{number}', f.data, f.layout, {{staticPlot: true}}); }})();"
 
-if __name__ == "__main__" and not screenshot(INDEX, PICTURE, width=1200, height=520):
-    sys.exit(f"{PICTURE} was not drawn: it needs Chromium and {INDEX}")
+
+def figure(notebook: Path, title: str) -> dict[str, Any]:
+    """The figure of an executed notebook whose title this is."""
+    for found in pages.figures(notebook):
+        if any(title in note.get("text", "") for note in found["layout"].get("annotations", [])):
+            return found
+    sys.exit(f"{notebook} has no figure “{title}”")
+
+
+def main(report: Path = REPORT, picture: Path = PICTURE) -> None:
+    chosen = [figure(report / name / f"{name}.ipynb", title) for name, title in FIGURES]
+    heights = [found["layout"]["height"] for found in chosen]
+    height = max(sum(heights[:2]), sum(heights[2:])) + 6
+    text = PAGE.format(
+        plotly=get_plotlyjs(),
+        height=height,
+        places="".join(f'<div id="f{n}"></div>' for n in range(len(chosen))),
+        drawn="".join(DRAWN.format(figure=pages.script_json(f), number=n) for n, f in enumerate(chosen)),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder, "picture.html")
+        page.write_text(text, encoding="utf-8")
+        if not screenshot(page, picture, width=2014, height=height + 24):
+            sys.exit(f"{picture} was not drawn: it needs Chromium")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -41,9 +41,11 @@ def write(figure: dict[str, Any] | None, folder: Path) -> Path:
 def _drawn(figure: dict[str, Any], picture: Path) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "figure.html")
-        text = PAGE.format(plotly=get_plotlyjs(), figure=script_json(figure), width=WIDTH, height=HEIGHT)
+        layout = figure.get("layout", {})  # a figure that says how large it is was laid out for that size
+        width, height = int(layout.get("width") or WIDTH), int(layout.get("height") or HEIGHT)
+        text = PAGE.format(plotly=get_plotlyjs(), figure=script_json(figure), width=width, height=height)
         page.write_text(text, encoding="utf-8")
-        return screenshot(page, picture, WIDTH, HEIGHT)
+        return screenshot(page, picture, width, height)
 
 
 def screenshot(page: Path, picture: Path, width: int, height: int) -> bool:

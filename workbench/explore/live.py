@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipywidgets as widgets
+import numpy as np
 import plotly.graph_objects as go
 
 from workbench.errors import BadInput
@@ -34,6 +35,9 @@ def _bare(figure: go.Figure) -> go.Figure:
     bare = go.Figure(figure.data, figure.layout)
     bare.layout.sliders = []
     bare.layout.updatemenus = []
+    for trace in bare.data:
+        if trace.type == "heatmap" and np.isnan(trace.z).any():  # a widget sends two-dimensional arrays as JSON: no nan
+            trace.z = np.where(np.isnan(trace.z), None, trace.z)
     return bare
 
 

@@ -20,7 +20,7 @@ def attention(
     One line of bars per mode; a menu picks the head (or the mean over heads), a slider the layer. `marked` blocks
     get a star.
     """
-    modes, labels = list(mass), names(tokens, block_of)
+    modes, labels, places = list(mass), names(tokens, block_of), np.arange(len(block_of), dtype=np.int32)
     layers, heads = next(iter(mass.values())).shape[:2]
     layer %= layers
     blocks = int(block_of.max()) + 1
@@ -31,15 +31,10 @@ def attention(
     for head in range(heads + 1):
         for row, mode in enumerate(modes):
             fig.add_bar(
-                x=labels,
-                y=of_head(mass[mode], layer, head),
-                marker={"color": colours, "line": {"width": 0}},
-                showlegend=False,
-                visible=head == 0,
-                hovertemplate="%{x}<br>%{y:.1%} of the attention<extra></extra>",
-                row=row + 1,
-                col=1,
-            )
+                x=places, y=of_head(mass[mode], layer, head), marker={"color": colours, "line": {"width": 0}},
+                showlegend=False, visible=head == 0, customdata=labels, row=row + 1, col=1,
+                hovertemplate="%{customdata}<br>%{y:.1%} of the attention<extra></extra>",
+            )  # fmt: skip
     fig.frames = [
         go.Frame(
             name=str(at), traces=list(range(len(fig.data))),
@@ -71,11 +66,11 @@ def _axes(fig: go.Figure, block_of: np.ndarray, panels: int, marked: Collection[
     numbers = [int(block_of[int(m)]) for m in middles]
     texts = [("Q" if b == last else str(b)) + ("★" if b in marked else "") for b in numbers]
     fig.update_xaxes(
-        type="category", tickvals=middles, ticktext=texts, tickangle=0, showgrid=False, ticks="",
+        tickvals=middles, ticktext=texts, tickangle=0, showgrid=False, ticks="",
         range=[-0.5, len(block_of) - 0.5],
     )  # fmt: skip
     fig.update_xaxes(title_text="token looked at (by block; Q is the question)", row=panels, col=1)
-    fig.update_yaxes(tickformat=".0%", nticks=4, title_text="share")
+    fig.update_yaxes(tickformat=".2~%", nticks=4, title_text="share")
     for edge in edges:
         for end in ["", *map(str, range(2, panels + 1))]:
             fig.add_shape(

@@ -1,0 +1,152 @@
+"""The shipped notebooks: how they are made, and what a run with tiny parameters leaves behind."""
+
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+import tiny
+from papermill.inspection import inspect_notebook
+
+from workbench import pages
+from workbench.batch import Run, Task, Workers
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NAMES = [path.stem for path in NOTEBOOKS]
+TINY = {  # parameters that make a run short
+    "01_masks": {"passages": 2, "max_new_tokens": 2},
+    "02_positions": {"passages": 2, "samples": 2, "distances": [0, 3, 64], "keys": 8},
+    "03_reuse": {"passages": 2, "samples": 4, "lengths": [64, 96], "repeats": 2, "max_new_tokens": 2},
+}
+FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6}
+TABLES = {
+    "01_masks": {"masks", "answers"},
+    "02_positions": {"rounding", "families", "drift", "first_token", "angles"},
+    "03_reuse": {"quality", "ttft", "cost", "published"},
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def run(name: str, checkpoint: Path, out: Path, **parameters) -> Run:
+    """One notebook as `make report` runs it, in a process of its own; its results lie in `out`/`name`."""
+    given = {"model": str(checkpoint), **TINY[name], **parameters}
+    with Workers(1) as workers:
+        (ended,) = workers.run([Task(str(ROOT / "notebooks" / f"{name}.ipynb"), str(out), given)])
+    return ended
+
+
+def test_the_three_notebooks_are_there():
+    assert set(NAMES) >= set(TINY)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_a_notebook_begins_with_title_parameters_and_validation(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    title, parameters, validation = notebook.cells[:3]
+    assert title.source.startswith("# ") and len(title.source.splitlines()) >= 3
+    assert parameters.metadata.tags == ["parameters"]
+    assert "notebook.validate(" in validation.source
+    assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in notebook.cells)
+    assert any("thumbnail" in cell.metadata.get("tags", []) for cell in notebook.cells)
+    for name, found in inspect_notebook(str(path)).items():
+        assert found["inferred_type_name"] != "None", f"{name} has no type"
+        assert found["help"], f"{name} has no comment"
+
+
+def finished(name: str, checkpoint: Path, out: Path, **parameters) -> tuple[dict, dict[str, pd.DataFrame]]:
+    """Metrics and tables of a run; checks what every run must leave behind."""
+    ended = run(name, checkpoint, out, **parameters)
+    assert ended.ok, ended.message
+    folder, metrics = out / name, ended.metrics
+    assert metrics["seed"] == 0 and metrics["model"].endswith("tiny") and metrics["device"]
+    assert all(value is not None for value in metrics.values())
+    tables = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
+    assert set(tables) == TABLES[name] and all(len(table) for table in tables.values())
+    assert (folder / "_SUCCESS").exists() and (folder / f"{name}.html").exists()
+    check_figures(folder / f"{name}.ipynb", FIGURES[name])
+    return dict(metrics), tables
+
+
+def check_figures(executed: Path, least: int) -> None:
+    """Figures that need no kernel, each with its texts; no noise, no widget state, no giant file."""
+    figures = list(pages.figures(executed))
+    assert len(figures) >= least
+    for figure in figures:
+        assert figure["data"], "an empty figure"
+        texts = [note["text"] for note in figure["layout"]["annotations"]]
+        assert texts[-3].startswith("<b>") and texts[-2] and texts[-1], "title, what to notice, how it was measured"
+    notebook = nbformat.read(executed, as_version=4)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.get("name") == "stderr"], "noise in a stored notebook"
+    assert "widgets" not in notebook.metadata
+    assert executed.stat().st_size < 10_000_000
+
+
+def test_masks_show_the_readers_own_text_and_what_reuse_saves(checkpoint, tmp_path):
+    text = "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."
+    metrics, tables = finished("01_masks", checkpoint, tmp_path, text=text, question="Where is Ada Kelric?")
+    assert metrics["source"] == "the reader's text" and metrics["blocks"] == 1 + 3 + 1
+    assert 0 < metrics["reuse_pairs_share"] < metrics["block_pairs_share"] < 1
+    masks = tables["masks"].set_index("mask")
+    assert masks.pairs["Block attention"] == masks.pairs["Full Reuse"]
+    assert masks.rows["Full Reuse"] < masks.rows["Block attention"] == metrics["tokens"]
+
+
+def test_positions_measure_exactness_in_every_family(checkpoint, tmp_path):
+    metrics, tables = finished("02_positions", checkpoint, tmp_path)
+    assert metrics["families"] == len(tables["families"]) >= 10
+    assert metrics["largest_difference"] < 2e-5 < metrics["smallest_naive_difference"]
+
+
+def test_reuse_measures_quality_time_and_hits(checkpoint, tmp_path):
+    metrics, tables = finished("03_reuse", checkpoint, tmp_path)
+    assert set(metrics["records"]) == {"full", "block", "naive"}
+    assert metrics["ttft_context"] == 96 and metrics["ttft_full_ms"] > 0
+    times, quality = tables["ttft"], tables["quality"]
+    assert set(zip(times.length, times["mode"], strict=True)) == {(n, m) for n in (64, 96) for m in ("full", "block")}
+    assert set(quality["mode"]) == {"full", "block", "naive"} and (quality.em_low <= quality.em).all()
+    cost = tables["cost"].query("shape == 'Llama-3-8B' and length == 32768").set_index("mode")
+    assert cost.convention["full"] == pytest.approx(4.9e14, rel=0.02), "the paper's Table 3"
+    assert cost.convention["block"] == pytest.approx(7.5e11, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "sentence"),
+    [
+        ("01_masks", {"rule": "__import__('os')"}, "mask rule"),
+        ("01_masks", {"window": 0}, "parameter window is 0"),
+        ("02_positions", {"samples": "many"}, "parameter samples is 'many'"),
+        ("03_reuse", {"lengths": [1]}, "parameter lengths is 1"),
+    ],
+)
+def test_a_wrong_parameter_is_one_sentence_before_any_work(name, parameters, sentence):
+    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells[1:3]
+    namespace: dict = {}
+    exec(cells[0].source, namespace)
+    namespace |= parameters
+    with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
+        exec(cells[1].source, namespace)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", NAMES)
+def test_the_explorer_moves_in_a_real_jupyterlab(lab, checkpoint, tmp_path, name):
+    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    given = {"model": str(checkpoint), **TINY[name]}
+    notebook.cells[1].source += "".join(f"\n{key} = {value!r}" for key, value in given.items())
+    path = tmp_path / f"{name}.ipynb"
+    nbformat.write(notebook, path)
+    with lab.open(path) as reader:
+        reader.run_all(timeout_s=200)
+        assert reader.errors() == []
+        assert reader.wait_for_figures(at_least=FIGURES[name] + 1) > FIGURES[name]
+        slider = reader.page.locator(".widget-slider").count() - 1  # the head: it begins at its lowest value
+        assert reader.move_slider(slider, steps=1)
+        assert reader.errors() == []
+        assert reader.left_the_machine == []
