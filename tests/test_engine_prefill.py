@@ -178,7 +178,9 @@ def test_watched_queries_give_the_attention_that_was_used():
 
 
 @pytest.mark.parametrize("rows", [ALL, ALL[-9:], torch.tensor([1, 4, 5, 30])])
-def test_tiles_hide_keys_per_head(rows):
+@pytest.mark.parametrize("elements", [1 << 24, 500])  # 500: three rows at a time
+def test_tiles_hide_keys_per_head(rows, elements, monkeypatch):
+    monkeypatch.setattr(attention, "MASK_ELEMENTS", elements)
     torch.manual_seed(3)
     kept = torch.rand(4, 9, 9) < 0.5
     kept[..., 0] = True

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.blocks import Block, Prompt
     from workbench.data import Sample
-    from workbench.decode import decode
+    from workbench.decoding import decode
     from workbench.engine import Step, Work, assemble, encode, encode_many, prefill, prefill_many
     from workbench.errors import BadInput
-    from workbench.generate import Generation, generate
+    from workbench.generation import Generation, generate
     from workbench.kv import KV
     from workbench.layouts import Layout
     from workbench.masks import block_attention, causal
@@ -30,7 +30,7 @@ _HOME = {
     "prepare_model": "probing",
     "Step": "engine", "Work": "engine",
     "encode": "engine", "encode_many": "engine", "assemble": "engine", "prefill": "engine", "prefill_many": "engine",
-    "decode": "decode", "Generation": "generate", "generate": "generate",
+    "decode": "decoding", "Generation": "generation", "generate": "generation",
     "block_attention": "masks", "causal": "masks",
     "MemoryStore": "store", "fetch": "store",
     "Layout": "layouts", "Sample": "data", "Trial": "trial", "load": "models",

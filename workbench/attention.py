@@ -5,7 +5,7 @@ axis without padding ([1, sum of R] rows); each writes its fresh keys and values
 own plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from workbench.families import unsupported
 from workbench.kv import KV
 from workbench.masks import Rule, causal, visible, window
 from workbench.plan import Plan
+from workbench.tiles import Tiles
 
 NAME = "workbench"
 MASK_ELEMENTS = (
@@ -143,8 +144,7 @@ class Request:
             rule = Rule(sees, "plan") & window(size) if size else sees
             return self.plan.kernel(q, keys[:, :end], values[:, :end], rows, rule, tiles, scale)
         if tiles is not None:
-            allowed = tiles.visible(len(rows), end)
-            pieces = self._masked(rows, end, size, q.dtype, allowed)
+            pieces: Iterable[Piece] = self._masked(rows, end, size, q.dtype, tiles)
         else:
             pieces = self._kept(rows, end, size, q.dtype)
         results = [_attend(q[:, piece.rows], keys, values, piece, scale) for piece in pieces]
@@ -156,14 +156,14 @@ class Request:
         else:
             cached.index_copy_(1, self.rows.to(cached.device), fresh.to(cached.dtype))
 
-    def _kept(self, rows: torch.Tensor, end: int, size: int | None, dtype: torch.dtype) -> list[Piece]:
+    def _kept(self, rows: torch.Tensor, end: int, size: int | None, dtype: torch.dtype) -> Iterable[Piece]:
         size = size if size and size < end else None
         key = (size, rows.device)
         if key not in self._pieces:
             pieces = self._plain(end, size) or self._masked(rows, end, size, dtype)
             if len(rows) * end > MASK_ELEMENTS:
-                return pieces
-            self._pieces[key] = pieces
+                return pieces  # made and dropped one by one, in every layer
+            self._pieces[key] = list(pieces)
         return self._pieces[key]
 
     def _plain(self, end: int, size: int | None) -> list[Piece]:
@@ -177,20 +177,18 @@ class Request:
         return []
 
     def _masked(
-        self, rows: torch.Tensor, end: int, size: int | None, dtype: torch.dtype, allowed: torch.Tensor | None = None
-    ) -> list[Piece]:
-        step = max(1, MASK_ELEMENTS // (end * (1 if allowed is None else len(allowed))))
-        pieces = []
+        self, rows: torch.Tensor, end: int, size: int | None, dtype: torch.dtype, tiles: Tiles | None = None
+    ) -> Iterator[Piece]:
+        step = max(1, MASK_ELEMENTS // (end * (1 if tiles is None else len(tiles.kept))))
         for at in range(0, len(rows), step):
             part = slice(at, min(at + step, len(rows)))
             cols = torch.arange(end, device=rows.device)
             seen = visible(self.plan.sees, rows[part], cols)
             if size:
                 seen = seen & visible(window(size), rows[part], cols)
-            if allowed is not None:
-                seen = seen & allowed[:, part]
-            pieces.append(_piece(part, seen, dtype))
-        return pieces
+            if tiles is not None:
+                seen = seen & tiles.visible(part.stop - at, end, at)
+            yield _piece(part, seen, dtype)
 
 
 def _piece(rows: slice, seen: torch.Tensor, dtype: torch.dtype) -> Piece:

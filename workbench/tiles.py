@@ -26,10 +26,10 @@ class Tiles:
         if self.size < 1:
             raise BadInput(f"tile size {self.size}: it is 1 or more")
 
-    def visible(self, rows: int, length: int) -> torch.Tensor:
-        """[Hq, R, T] bool, for the reference path."""
-        self._check(rows, length)
-        row_tile = torch.arange(rows, device=self.kept.device) // self.size
+    def visible(self, rows: int, length: int, first: int = 0) -> torch.Tensor:
+        """[Hq, R, T] bool for rows `first` to `first + rows`, for the reference path."""
+        self._check(first + rows, length)
+        row_tile = torch.arange(first, first + rows, device=self.kept.device) // self.size
         col_tile = torch.arange(length, device=self.kept.device) // self.size
         return self.kept[:, row_tile][:, :, col_tile]
 
