@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.random_models import VOCABULARY, Letters, model_of, prompt_of
-from workbench.decode import decode, text_of
+from workbench.decoding import decode, text_of
 from workbench.engine import assemble, empty, encode_many, prefill
 from workbench.errors import BadInput
-from workbench.generate import generate
+from workbench.generation import generate
 from workbench.masks import block_attention, causal, visible, window
 from workbench.plan import Plan
 from workbench.store import MemoryStore

@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.random_models import FAMILIES, Letters, model_of, prompt_of
 from workbench.engine import assemble, empty, encode_many, prefill
-from workbench.generate import generate
+from workbench.generation import generate
 from workbench.masks import block_attention, causal, window
 from workbench.plan import Plan
 

@@ -19,8 +19,8 @@ FLOORS = [
     # floor 3
     ["probing", "models", "reading"],
     ["engine"],
-    ["decode", "store", "paths"],
-    ["generate"],
+    ["decoding", "store", "paths"],
+    ["generation"],
     # floor 4
     ["prepare", "select", "sparse", "metrics"],
     # floor 5

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import workbench
+
 ROOT = Path(__file__).resolve().parents[1]
 HUGGING_FACE_KERNELS = {"__init__.py": "def get_kernel(name): raise RuntimeError(name)\n"}
 # What must hold wherever the package came from. argv: the folder it must come from.
@@ -140,6 +142,12 @@ def test_every_package_folder_is_listed():
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "workbench").rglob("__init__.py")}
     found = {".".join(folder.parts) for folder in folders} | {"workbench.shipped"}
     assert set(project["tool"]["setuptools"]["packages"]) == found
+
+
+def test_no_public_name_is_also_the_name_of_a_module():
+    """Python would hand out the module in its place, as soon as anything has imported it."""
+    modules = {path.stem for path in (ROOT / "workbench").iterdir()}
+    assert not modules & set(workbench.__all__)
 
 
 def test_top_level_kernels_is_no_package():

@@ -7,7 +7,7 @@ import torch
 from tests import tiny
 from workbench import data, models, record
 from workbench.errors import BadInput
-from workbench.generate import Generation
+from workbench.generation import Generation
 from workbench.metrics import cost
 from workbench.record import Record
 from workbench.store import MemoryStore

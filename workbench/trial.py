@@ -15,7 +15,7 @@ from workbench.blocks import Prompt
 from workbench.data import Sample
 from workbench.engine import Positions, assemble, empty, prefill
 from workbench.errors import BadInput
-from workbench.generate import Generation, Mode, generate
+from workbench.generation import Generation, Mode, generate
 from workbench.metrics import answers, cost
 from workbench.metrics.latency import Quantiles, measure
 from workbench.models import Loaded

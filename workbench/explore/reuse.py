@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from workbench.blocks import Prompt
 from workbench.data.sample import Sample
 from workbench.explore.live import explorer, slider
-from workbench.generate import Generation, generate
+from workbench.generation import Generation, generate
 from workbench.metrics.answers import exact_match
 from workbench.metrics.mass import masked, reused
 from workbench.models import Loaded
