@@ -90,7 +90,8 @@ def device_name(device: torch.device) -> str:
     """The accelerator's product name, or the processor with the threads torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _processor() -> str:

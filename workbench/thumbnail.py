@@ -45,7 +45,7 @@ def _drawn(figure: dict[str, Any], picture: Path) -> bool:
         width, height = int(layout.get("width") or WIDTH), int(layout.get("height") or HEIGHT)
         text = PAGE.format(plotly=get_plotlyjs(), figure=script_json(figure), width=width, height=height)
         page.write_text(text, encoding="utf-8")
-        return screenshot(page, picture, width, height)
+        return screenshot(page, picture, width, max(height, 2 * width // 3))  # the index shows the top, 3 to 2
 
 
 def screenshot(page: Path, picture: Path, width: int, height: int) -> bool:

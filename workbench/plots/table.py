@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, finish
+from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, WIDTH, finish
 
 
 def table(
@@ -19,14 +19,19 @@ def table(
     words: int = 1,
 ) -> go.Figure:
     """`rows` of texts under `head`; `groups` are the indices of rows that begin a new group (drawn as a bar). The first
-    `words` columns are texts, the others numbers, set to the right."""
-    columns = list(zip(*rows, strict=True))
+    `words` columns are texts, the others numbers, set to the right. A text too long for its line is cut."""
+    shares = list(widths) or [2.9, *[1] * (len(head) - 1)]
+    most = [int((WIDTH - 24) * share / sum(shares) / 7) - 1 for share in shares]  # characters in one line of a column
+    lines = [
+        [text if len(text) <= n else text[: n - 1] + "…" for text, n in zip(row, most, strict=True)] for row in rows
+    ]
+    columns = list(zip(*lines, strict=True))
     fill = [FAINT if i in groups else PAPER for i in range(len(rows))]
     colours = [MUTED if i in groups else INK for i in range(len(rows))]
     align = ["left"] * words + ["right"] * (len(head) - words)
     size = 26
     fig = go.Figure(go.Table(
-        columnwidth=list(widths) or [2.9, *[1] * (len(head) - 1)],
+        columnwidth=shares,
         header={"values": [f"<b>{text}</b>" for text in head], "align": align, "fill": {"color": PAPER},
                 "line": {"color": RULE}, "height": size, "font": {"size": 12, "color": INK}},
         cells={"values": columns, "align": align, "fill": {"color": [fill]}, "line": {"color": RULE},
