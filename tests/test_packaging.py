@@ -150,6 +150,10 @@ def test_no_public_name_is_also_the_name_of_a_module():
     assert not modules & set(workbench.__all__)
 
 
+def test_the_lab_model_ships():
+    assert "lab-full" in shipped()
+
+
 def test_top_level_kernels_is_no_package():
     assert not (ROOT / "kernels" / "__init__.py").exists()
 
