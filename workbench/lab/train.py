@@ -1,0 +1,269 @@
+"""Training of the lab model: one process or several, resumable, the same result from the same seed.
+
+Warm-up, a constant rate while the curriculum climbs, and a linear decay to zero over the last part of its final stage.
+"""
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader, Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from workbench.data.lab import KINDS
+from workbench.errors import BadInput
+from workbench.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
+
+READ_EVERY = 20  # steps between two looks at the accuracy (each one waits for the device)
+SEEN_KINDS = (*KINDS, "recall", "order")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what comes out of the training of a lab model."""
+
+    seed: int = 0
+    hidden: int = 256
+    intermediate: int = 704
+    layers: int = 8
+    heads: int = 8
+    kv_heads: int = 4
+    head_dim: int = 64
+    context: int = 4096
+    rope_theta: float = 10_000.0
+    lr: float = 3e-3
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.98)
+    clip: float = 1.0
+    warmup: int = 200
+    rest_weight: float = 0.3  # of the loss on tokens that are not answers
+    optimizer: str = "muon"  # for the matrices of the layers, AdamW for the rest; or "adamw" for everything
+    last: int = 6_000  # steps on the last stage
+    decay: float = 0.5  # share of them over which the rate falls to zero
+
+    def config(self, vocab_size: int) -> LlamaConfig:
+        """The model's configuration in Hugging Face format."""
+        return LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=self.context,
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+
+
+@dataclass
+class Progress:
+    """Where a training run stands; saved beside the weights."""
+
+    step: int = 0
+    stage: int = 0
+    entered: int = 0  # step at which the stage began
+    issued: list[tuple[int, int]] = field(default_factory=list)  # (stage, index) of batches drawn but not yet used
+    drawn: int = 0
+    curve: list[dict] = field(default_factory=list)
+
+
+class Draws(Dataset):
+    """Batch (stage, index): a pure function of both and of the seed."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int, stages: tuple[Stage, ...]):
+        self.tokenizer, self.seed, self.stages = tokenizer, seed, stages
+
+    def __getitem__(self, at: tuple[int, int]) -> Batch:
+        return draw(self.stages[at[0]], Random(f"lab train {self.seed} {at[1]}"), self.tokenizer)
+
+
+class Order:
+    """Which batch comes next. Drawn a few steps ahead by the loader, so those still under way are kept for a resume."""
+
+    def __init__(self, progress: Progress, rank: int, ranks: int):
+        self.progress, self.rank, self.ranks = progress, rank, ranks
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for stage, index in list(self.progress.issued):
+            yield stage, index * self.ranks + self.rank
+        while True:
+            at = (self.progress.stage, self.progress.drawn)
+            self.progress.issued.append(at)
+            self.progress.drawn += 1
+            yield at[0], at[1] * self.ranks + self.rank
+
+
+def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """AdamW for everything, or Muon for the matrices of the layers and AdamW for the rest."""
+    fused = next(model.parameters()).is_cuda
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+    others = [p for p in model.parameters() if all(p is not m for m in matrices)]
+    adamw = partial(torch.optim.AdamW, lr=recipe.lr, betas=recipe.betas, fused=fused)
+    decay = recipe.weight_decay
+    if recipe.optimizer == "adamw":
+        return [adamw([{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}])]
+    if recipe.optimizer == "muon":
+        muon = torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        return [muon, adamw(others, weight_decay=0.0)]
+    raise BadInput(f"unknown optimizer {recipe.optimizer!r}; allowed are adamw, muon")
+
+
+def losses(logits: torch.Tensor, batch: Batch, rest_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss, and per answer of the batch whether all its tokens were predicted (teacher-forced).
+
+    logits [B, T-1, V] of the next token at every position but the last.
+    """
+    target, role, answer = batch.tokens[:, 1:], batch.roles[:, 1:], batch.answers[:, 1:]
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), reduction="none").view_as(target)
+    asked, rest = role == ANSWER, (role != ANSWER) & (role != NOTHING)
+    total = (loss * asked).sum() / asked.sum().clamp(min=1) + rest_weight * (loss * rest).sum() / rest.sum().clamp(
+        min=1
+    )
+    wrong = (logits.argmax(-1) != target) & asked
+    misses = torch.zeros(len(batch.kinds) + 1, device=logits.device)
+    misses.index_add_(0, (answer + 1).flatten(), wrong.flatten().float())
+    return total, misses[1:] == 0
+
+
+def rate(recipe: Recipe, progress: Progress, last_stage: int) -> float:
+    """Share of the full learning rate at this step."""
+    warm = min(1.0, (progress.step + 1) / recipe.warmup)
+    if progress.stage < last_stage:
+        return warm
+    left = 1 - (progress.step - progress.entered) / recipe.last
+    return warm * min(1.0, max(left, 0.0) / recipe.decay)
+
+
+def train(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    stages: tuple[Stage, ...] = STAGES,
+    report: Callable[[dict], None] = lambda row: None,
+    save_every: int = 1000,
+    workers: int = 0,
+    minutes: float = math.inf,
+) -> tuple[LlamaForCausalLM, Progress]:
+    """Train until the last stage is done or `minutes` are over; `out` holds the state to resume from.
+
+    `report` gets a row of the curve every 20 steps.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_float32_matmul_precision("high")
+    set_seed(recipe.seed)
+    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+    bare = LlamaForCausalLM(recipe.config(len(tokenizer)))
+    optims = optimizers(bare.to(accelerator.device), recipe)
+    model, *optims = accelerator.prepare(bare, *optims)
+    progress = _resume(accelerator, recipe, out)
+    loader = DataLoader(
+        Draws(tokenizer, recipe.seed, stages),
+        batch_size=None,  # a draw is a whole batch
+        sampler=Order(progress, accelerator.process_index, accelerator.num_processes),
+        num_workers=workers,
+        prefetch_factor=4 if workers else None,
+        persistent_workers=workers > 0,
+        pin_memory=torch.cuda.is_available(),
+    )
+    last, end = len(stages) - 1, time.monotonic() + 60 * minutes
+    right = torch.zeros(2, len(SEEN_KINDS), device=accelerator.device)
+    model.train()
+    for batch in loader:
+        if finished(recipe, progress, last) or time.monotonic() > end:
+            break
+        batch = batch.to(accelerator.device)
+        for optim in optims:
+            for group in optim.param_groups:
+                group["lr"] = recipe.lr * rate(recipe, progress, last)
+        loss, hit = losses(model(input_ids=batch.tokens[:, :-1], use_cache=False).logits, batch, recipe.rest_weight)
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
+        for optim in optims:
+            optim.step()
+            optim.zero_grad(set_to_none=True)
+        kind = torch.tensor([SEEN_KINDS.index(k) for k in batch.kinds], device=accelerator.device)
+        right += torch.stack(
+            [
+                torch.zeros_like(right[0]).index_add_(0, kind, x)
+                for x in (hit.float(), torch.ones_like(hit, dtype=torch.float))
+            ]
+        )
+        progress.step += 1
+        progress.issued.pop(0)
+        if progress.step % READ_EVERY == 0:
+            report(_read(accelerator, right, loss, progress, stages))
+        if progress.step % save_every == 0:
+            _save(accelerator, recipe, progress, out)
+    _save(accelerator, recipe, progress, out)
+    return accelerator.unwrap_model(model), progress
+
+
+def finished(recipe: Recipe, progress: Progress, last_stage: int = len(STAGES) - 1) -> bool:
+    """Whether the last stage has had all its steps."""
+    return progress.stage == last_stage and progress.step - progress.entered >= recipe.last
+
+
+def _read(
+    accelerator: Accelerator, right: torch.Tensor, loss: torch.Tensor, progress: Progress, stages: tuple[Stage, ...]
+) -> dict:
+    """A row of the curve; moves on to the next stage when the answers of this one are right."""
+    hits, seen = accelerator.reduce(right, "sum").tolist()
+    by_kind = {k: round(h / s, 4) for k, h, s in zip(SEEN_KINDS, hits, seen, strict=True) if s}
+    share = sum(hits[: len(KINDS)]) / max(sum(seen[: len(KINDS)]), 1)
+    right.zero_()
+    row = {
+        "step": progress.step,
+        "stage": progress.stage,
+        "loss": round(loss.item(), 4),
+        "answers_right": round(share, 4),
+    } | by_kind
+    progress.curve.append(row)
+    stage, spent = stages[progress.stage], progress.step - progress.entered
+    recent = [r["answers_right"] for r in progress.curve[-2:] if r["stage"] == progress.stage]
+    learned = spent >= 5 * READ_EVERY and sum(recent) / len(recent) >= stage.until
+    if progress.stage < len(stages) - 1 and (learned or spent >= stage.most):
+        progress.stage, progress.entered = progress.stage + 1, progress.step
+    return row
+
+
+def _save(accelerator: Accelerator, recipe: Recipe, progress: Progress, out: Path) -> None:
+    """Write a new state beside the old one, then put it in its place: a killed run never leaves half a state."""
+    new, old = out / "state.new", out / "state"
+    accelerator.save_state(str(new))
+    if accelerator.is_main_process:
+        (new / "progress.json").write_text(json.dumps({"recipe": asdict(recipe), "progress": asdict(progress)}))
+        shutil.rmtree(old, ignore_errors=True)
+        new.rename(old)
+    accelerator.wait_for_everyone()
+
+
+def _resume(accelerator: Accelerator, recipe: Recipe, out: Path) -> Progress:
+    path = out / "state" / "progress.json"
+    if not path.is_file():
+        return Progress()
+    saved = json.loads(path.read_text())
+    asked = json.loads(json.dumps(asdict(replace(recipe))))
+    if saved["recipe"] != asked:
+        changed = [k for k in asked if saved["recipe"].get(k) != asked[k]]
+        raise BadInput(f"{out} holds a run of another recipe (different: {', '.join(changed)}); choose another folder")
+    accelerator.load_state(str(path.parent))
+    progress = Progress(**saved["progress"])
+    progress.issued = [(stage, index) for stage, index in progress.issued]
+    return progress
