@@ -29,7 +29,7 @@ def save(
     model.bfloat16().save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     (partial / "workbench.json").write_text(json.dumps({"layout": LAB.to_json()}, indent=1) + "\n")
-    steps = {"steps": progress.step, "last_steps": progress.step - progress.entered}
+    steps = {"steps": progress.step, "last_steps": progress.spent}
     training = {"recipe": asdict(recipe), **steps, **facts, "curve": _thin(progress.curve)}
     (partial / TRAINING).write_text(json.dumps(training) + "\n")
     write_card(partial, folder.name)

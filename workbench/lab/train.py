@@ -8,9 +8,11 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -26,6 +28,7 @@ from workbench.errors import BadInput
 from workbench.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
 
 READ_EVERY = 20  # steps between two looks at the accuracy (each one waits for the device)
+LEAD = 64  # most batches that are drawn ahead of their use
 SEEN_KINDS = (*KINDS, "recall", "order")
 
 
@@ -76,11 +79,17 @@ class Progress:
     """Where a training run stands; saved beside the weights."""
 
     step: int = 0
-    stage: int = 0
-    entered: int = 0  # step at which the stage began
-    issued: list[tuple[int, int]] = field(default_factory=list)  # (stage, index) of batches drawn but not yet used
-    drawn: int = 0
+    entered: list[int] = field(default_factory=lambda: [0])  # step at which each stage so far began
     curve: list[dict] = field(default_factory=list)
+
+    @property
+    def stage(self) -> int:
+        return len(self.entered) - 1
+
+    @property
+    def spent(self) -> int:
+        """Steps on the stage so far."""
+        return self.step - self.entered[-1]
 
 
 class Draws(Dataset):
@@ -94,19 +103,16 @@ class Draws(Dataset):
 
 
 class Order:
-    """Which batch comes next. Drawn a few steps ahead by the loader, so those still under way are kept for a resume."""
+    """Which batch comes next. The loader asks up to LEAD steps ahead, so a batch is of the stage LEAD steps before it:
+    what is drawn does not depend on how many processes draw it, nor on where a run was interrupted."""
 
     def __init__(self, progress: Progress, rank: int, ranks: int):
         self.progress, self.rank, self.ranks = progress, rank, ranks
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        for stage, index in list(self.progress.issued):
-            yield stage, index * self.ranks + self.rank
-        while True:
-            at = (self.progress.stage, self.progress.drawn)
-            self.progress.issued.append(at)
-            self.progress.drawn += 1
-            yield at[0], at[1] * self.ranks + self.rank
+        for step in count(self.progress.step):
+            stage = sum(begin <= step - LEAD for begin in self.progress.entered[1:])
+            yield stage, step * self.ranks + self.rank
 
 
 def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -146,10 +152,23 @@ def rate(recipe: Recipe, progress: Progress, last_stage: int) -> float:
     warm = min(1.0, (progress.step + 1) / recipe.warmup)
     if progress.stage < last_stage:
         return warm
-    left = 1 - (progress.step - progress.entered) / recipe.last
+    left = 1 - progress.spent / recipe.last
     return warm * min(1.0, max(left, 0.0) / recipe.decay)
 
 
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Deterministic algorithms of torch inside, whatever was set before outside."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@deterministic()
 def train(
     recipe: Recipe,
     tokenizer: PreTrainedTokenizerBase,
@@ -162,51 +181,31 @@ def train(
 ) -> tuple[LlamaForCausalLM, Progress]:
     """Train until the last stage is done or `minutes` are over; `out` holds the state to resume from.
 
-    `report` gets a row of the curve every 20 steps.
+    `report` gets a row of the curve every 20 steps. The same recipe gives the same weights on the same device, however
+    many `workers` draw the text and wherever the run was interrupted. Raises BadInput for a folder of another recipe.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.set_float32_matmul_precision("high")
-    set_seed(recipe.seed)
-    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
-    bare = LlamaForCausalLM(recipe.config(len(tokenizer)))
-    optims = optimizers(bare.to(accelerator.device), recipe)
-    model, *optims = accelerator.prepare(bare, *optims)
+    if not 0 <= workers <= LEAD:
+        raise BadInput(f"workers is {workers}: allowed are 0 to {LEAD}")
+    if save_every % READ_EVERY:
+        raise BadInput(f"save_every is {save_every}: a multiple of {READ_EVERY} is needed")
+    accelerator, model, optims = _start(recipe, tokenizer)
     progress = _resume(accelerator, recipe, out)
     loader = DataLoader(
         Draws(tokenizer, recipe.seed, stages),
         batch_size=None,  # a draw is a whole batch
         sampler=Order(progress, accelerator.process_index, accelerator.num_processes),
         num_workers=workers,
-        prefetch_factor=4 if workers else None,
-        persistent_workers=workers > 0,
+        prefetch_factor=min(4, LEAD // workers) if workers else None,
         pin_memory=torch.cuda.is_available(),
     )
     last, end = len(stages) - 1, time.monotonic() + 60 * minutes
     right = torch.zeros(2, len(SEEN_KINDS), device=accelerator.device)
-    model.train()
     for batch in loader:
-        if finished(recipe, progress, last) or time.monotonic() > end:
+        if finished(recipe, progress, last) or (progress.step % READ_EVERY == 0 and time.monotonic() > end):
             break
-        batch = batch.to(accelerator.device)
-        for optim in optims:
-            for group in optim.param_groups:
-                group["lr"] = recipe.lr * rate(recipe, progress, last)
-        loss, hit = losses(model(input_ids=batch.tokens[:, :-1], use_cache=False).logits, batch, recipe.rest_weight)
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
-        for optim in optims:
-            optim.step()
-            optim.zero_grad(set_to_none=True)
-        kind = torch.tensor([SEEN_KINDS.index(k) for k in batch.kinds], device=accelerator.device)
-        right += torch.stack(
-            [
-                torch.zeros_like(right[0]).index_add_(0, kind, x)
-                for x in (hit.float(), torch.ones_like(hit, dtype=torch.float))
-            ]
-        )
+        share = rate(recipe, progress, last)
+        loss = _step(accelerator, model, optims, batch.to(accelerator.device), recipe, share, right)
         progress.step += 1
-        progress.issued.pop(0)
         if progress.step % READ_EVERY == 0:
             report(_read(accelerator, right, loss, progress, stages))
         if progress.step % save_every == 0:
@@ -215,9 +214,42 @@ def train(
     return accelerator.unwrap_model(model), progress
 
 
+def _start(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Accelerator, torch.nn.Module, list]:
+    set_seed(recipe.seed)
+    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+    bare = LlamaForCausalLM(recipe.config(len(tokenizer))).train()
+    model, *optims = accelerator.prepare(bare, *optimizers(bare.to(accelerator.device), recipe))
+    return accelerator, model, optims
+
+
+def _step(
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    optims: Sequence[torch.optim.Optimizer],
+    batch: Batch,
+    recipe: Recipe,
+    share: float,
+    right: torch.Tensor,
+) -> torch.Tensor:
+    """One step at `share` of the full rate; adds to `right` [2, kinds] the answers that were right and those seen."""
+    for optim in optims:
+        for group in optim.param_groups:
+            group["lr"] = recipe.lr * share
+    loss, hit = losses(model(input_ids=batch.tokens[:, :-1], use_cache=False).logits, batch, recipe.rest_weight)
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
+    for optim in optims:
+        optim.step()
+        optim.zero_grad(set_to_none=True)
+    kind = torch.tensor([SEEN_KINDS.index(k) for k in batch.kinds], device=hit.device)
+    right[0].index_add_(0, kind, hit.float())
+    right[1].index_add_(0, kind, torch.ones_like(hit, dtype=right.dtype))
+    return loss.detach()
+
+
 def finished(recipe: Recipe, progress: Progress, last_stage: int = len(STAGES) - 1) -> bool:
     """Whether the last stage has had all its steps."""
-    return progress.stage == last_stage and progress.step - progress.entered >= recipe.last
+    return progress.stage == last_stage and progress.spent >= recipe.last
 
 
 def _read(
@@ -235,35 +267,36 @@ def _read(
         "answers_right": round(share, 4),
     } | by_kind
     progress.curve.append(row)
-    stage, spent = stages[progress.stage], progress.step - progress.entered
+    stage = stages[progress.stage]
     recent = [r["answers_right"] for r in progress.curve[-2:] if r["stage"] == progress.stage]
-    learned = spent >= 5 * READ_EVERY and sum(recent) / len(recent) >= stage.until
-    if progress.stage < len(stages) - 1 and (learned or spent >= stage.most):
-        progress.stage, progress.entered = progress.stage + 1, progress.step
+    learned = progress.spent >= 5 * READ_EVERY and sum(recent) / len(recent) >= stage.until
+    if progress.stage < len(stages) - 1 and (learned or progress.spent >= stage.most):
+        progress.entered.append(progress.step)
     return row
 
 
 def _save(accelerator: Accelerator, recipe: Recipe, progress: Progress, out: Path) -> None:
     """Write a new state beside the old one, then put it in its place: a killed run never leaves half a state."""
-    new, old = out / "state.new", out / "state"
+    new, now, old = out / "state.new", out / "state", out / "state.old"
     accelerator.save_state(str(new))
     if accelerator.is_main_process:
         (new / "progress.json").write_text(json.dumps({"recipe": asdict(recipe), "progress": asdict(progress)}))
         shutil.rmtree(old, ignore_errors=True)
-        new.rename(old)
+        if now.is_dir():
+            now.rename(old)
+        new.rename(now)
+        shutil.rmtree(old, ignore_errors=True)
     accelerator.wait_for_everyone()
 
 
 def _resume(accelerator: Accelerator, recipe: Recipe, out: Path) -> Progress:
-    path = out / "state" / "progress.json"
-    if not path.is_file():
+    found = [path for path in (out / "state", out / "state.old") if (path / "progress.json").is_file()]
+    if not found:
         return Progress()
-    saved = json.loads(path.read_text())
-    asked = json.loads(json.dumps(asdict(replace(recipe))))
+    saved = json.loads((found[0] / "progress.json").read_text())
+    asked = json.loads(json.dumps(asdict(recipe)))
     if saved["recipe"] != asked:
         changed = [k for k in asked if saved["recipe"].get(k) != asked[k]]
         raise BadInput(f"{out} holds a run of another recipe (different: {', '.join(changed)}); choose another folder")
-    accelerator.load_state(str(path.parent))
-    progress = Progress(**saved["progress"])
-    progress.issued = [(stage, index) for stage, index in progress.issued]
-    return progress
+    accelerator.load_state(str(found[0]))
+    return Progress(**saved["progress"])

@@ -1,0 +1,154 @@
+"""Training of a lab model in miniature: what it reads, that it learns, resumes and writes whole checkpoints."""
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from workbench import models
+from workbench.cli import app
+from workbench.data.lab import Style
+from workbench.errors import BadInput
+from workbench.lab import checkpoint
+from workbench.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
+from workbench.lab.evaluate import recompute_all
+from workbench.lab.tokenizer import train_tokenizer
+from workbench.lab.train import Order, Progress, Recipe, train
+
+SMALL = Recipe(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
+EASY = tuple(
+    Stage((2, n), Style(facts=1, continued=0, asides=0), {"single-hop": 1.0}, batch=4, questions=2, most=20)
+    for n in (2, 3)
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(worlds=200)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_batch_marks_every_answer_and_is_drawn_from_its_seed_alone(stage, tokenizer):
+    stage = replace(stage, batch=8)
+    batch, again = (draw(stage, Random(5), tokenizer) for _ in range(2))
+    assert torch.equal(batch.tokens, again.tokens) and batch.kinds == again.kinds
+    assert ((batch.roles == NOTHING) == (batch.tokens == tokenizer.pad_token_id)).all()
+    for number, kind in enumerate(batch.kinds):
+        row, where = (batch.answers == number).nonzero()[:, 0], batch.answers == number
+        assert (batch.roles[where] == ANSWER).all() and len(set(row.tolist())) == 1
+        text = tokenizer.decode(batch.tokens[where])
+        assert text.startswith(" ") and text.endswith("\n") == (kind != "recall")
+
+
+def test_nothing_is_asked_twice_over_one_context(tokenizer):
+    stage = replace(STAGES[0], recalls=0.0, questions=30, batch=4)
+    text = tokenizer.decode(draw(stage, Random(0), tokenizer).tokens[0])
+    asked = [line for line in text.split("\n") if line.startswith("Question:")]
+    assert 0 < len(asked) == len(set(asked)) <= 4
+
+
+def test_what_is_drawn_does_not_depend_on_how_far_ahead_it_is_drawn():
+    eager, lazy = Progress(), Progress()
+    order = iter(Order(eager, 0, 1))
+    ahead = [next(order) for _ in range(60)]
+    for progress in (eager, lazy):
+        progress.entered.append(40)
+        progress.step = 40
+    drawn = ahead + [next(order) for _ in range(60)]
+    assert drawn[40:] == [at for at, _ in zip(iter(Order(lazy, 0, 1)), range(80), strict=False)]
+    assert {stage for stage, _ in drawn[:104]} == {0} and drawn[104][0] == 1
+
+
+def test_a_run_that_was_interrupted_ends_with_the_weights_of_one_that_was_not(tokenizer, tmp_path):
+    whole, _ = train(SMALL, tokenizer, tmp_path / "whole", EASY, save_every=20)
+    _, progress = train(SMALL, tokenizer, tmp_path / "parts", EASY, save_every=20, minutes=0)
+    assert progress.step == 0
+    rows: list[dict] = []
+
+    def kill(row):
+        rows.append(row)
+        if row["step"] == 40:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL, tokenizer, tmp_path / "parts", EASY, kill, save_every=20)
+    resumed, progress = train(SMALL, tokenizer, tmp_path / "parts", EASY, rows.append, save_every=20, workers=1)
+    assert [row["step"] for row in rows] == [20, 40, 40, 60] and progress.step == 60
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_loss_falls_and_the_curriculum_moves_on(tokenizer, tmp_path):
+    _, progress = train(SMALL, tokenizer, tmp_path, EASY)
+    losses = [row["loss"] for row in progress.curve]
+    assert progress.entered == [0, 20] and progress.step == 60
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_folder_of_another_recipe_is_refused_and_left_alone(tokenizer, tmp_path):
+    train(SMALL, tokenizer, tmp_path, EASY, minutes=0)
+    before = (tmp_path / "state" / "progress.json").read_bytes()
+    with pytest.raises(BadInput, match="lr"):
+        train(replace(SMALL, lr=1e-4), tokenizer, tmp_path, EASY)
+    assert (tmp_path / "state" / "progress.json").read_bytes() == before
+    with pytest.raises(BadInput, match="sgd"):
+        train(replace(SMALL, optimizer="sgd"), tokenizer, tmp_path / "new", EASY)
+
+
+def test_a_finished_model_is_a_whole_checkpoint_with_a_card(tokenizer, tmp_path):
+    model, progress = train(SMALL, tokenizer, tmp_path, EASY)
+    facts = {"minutes": 1.5, "device": "the CPU", "parameters": 12345, "stages": len(EASY)}
+    checkpoint.save(tmp_path / "model", model, tokenizer, SMALL, progress, facts)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").decode([1]) == "<s>"
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a.bfloat16(), b.bfloat16())
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "12,345 parameters" in card and "1.5 minutes" in card and f"seed {SMALL.seed}" in card
+    assert models.load(tmp_path / "model")[2].name == "lab"
+    assert not list(tmp_path.glob(".model*"))
+
+
+def test_the_shipped_model_recomputes_a_whole_cache_to_exactly_full_attention():
+    found = recompute_all(models.load("lab-full"), seed=1, samples=3)
+    assert found == {"samples": 3, "bit_identical": 3, "max_difference": 0.0}
+
+
+def test_the_shipped_card_says_what_its_files_say():
+    folder = models.folder("lab-full")
+    card, training = (folder / "README.md").read_text(), json.loads((folder / "training.json").read_text())
+    checkpoint_size = sum(path.stat().st_size for path in folder.iterdir())
+    assert f"{training['parameters']:,} parameters" in card and training["parameters"] <= 12_000_000
+    assert checkpoint_size <= 24e6
+    scores = json.loads((folder / "scores.json").read_text())
+    assert f"{scores['full reuse, 10 passages']['all']['em']:.3f}" in card
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--out", "OUT", "--set", "size=3"],
+        ["train", "--out", "OUT", "--set", "lr=fast"],
+        ["train", "--out", "OUT", "--workers", "-1"],
+        ["corpus", "--out", "OUT", "--passages", "50"],
+        ["corpus", "--out", "OUT", "--samples", "0"],
+        ["evaluate", "--model", "nowhere", "--out", "OUT"],
+    ],
+)
+def test_bad_arguments_end_with_code_2_and_nothing_written(arguments, tmp_path):
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["lab", *(str(out) if a == "OUT" else a for a in arguments)])
+    assert result.exit_code == 2 and "error: " in result.output
+    assert not out.exists()
+
+
+def test_the_corpus_command_writes_records_that_are_read_back(tmp_path):
+    out = tmp_path / "lab.jsonl"
+    result = CliRunner().invoke(app, ["lab", "corpus", "--out", str(out), "--samples", "5", "--passages", "3"])
+    assert result.exit_code == 0 and len(out.read_text().splitlines()) == 5
+    shown = CliRunner().invoke(app, ["data", str(out), "--samples", "5", "--json"])
+    assert [json.loads(line)["id"] for line in shown.output.splitlines()] == [f"lab-0-{i}" for i in range(5)]
