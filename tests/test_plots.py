@@ -15,7 +15,7 @@ from workbench.errors import BadInput
 from workbench.masks import block_attention, causal, sink, visible, window
 from workbench.metrics import exactness as families
 from workbench.metrics.drift import drift
-from workbench.metrics.mass import masked, reused
+from workbench.metrics.mass import busiest, masked, overlap, reused
 from workbench.metrics.published import TABLE_3
 from workbench.metrics.rounding import SCHEMES, shift_errors
 from workbench.metrics.turning import turning
@@ -195,6 +195,7 @@ def test_attention_figures_select_layer_and_head_without_a_kernel(model):
         assert [trace.visible for trace in fig.data] == [True] * 2 + [False] * 8
         assert len(fig.frames) == 3 and all(len(frame.data) == len(fig.data) for frame in fig.frames)
         assert [button.label for button in fig.layout.updatemenus[0].buttons][:2] == ["mean over heads", "head 0"]
+        assert fig.layout.updatemenus[0].active == 0
         assert sum(fig.layout.updatemenus[0].buttons[3].args[0]["visible"]) == 2
     np.testing.assert_allclose(attention_of(token, p).frames[1].data[2].y, token["full"][1, 0], rtol=1e-6)
 
@@ -311,3 +312,15 @@ def test_table_keeps_texts_left_and_groups_apart():
     check(fig)
     assert fig.data[0].cells.align == ("left", "right")
     assert fig.data[0].cells.fill.color[0][0] != fig.data[0].cells.fill.color[0][1]
+
+
+def test_the_head_that_looks_most_at_a_place_is_found_and_shown_first():
+    tokens = torch.zeros(3, 4, 6)
+    tokens[1, 2, 4] = 0.9
+    wanted = torch.arange(6) == 4
+    assert busiest(tokens, wanted) == (1, 2)
+    assert overlap(tokens, tokens / 3)[1, 2] == pytest.approx(0.3)
+    fig = attention.attention({"full": tokens.numpy()}, ["t"] * 6, np.arange(6) // 2, layer=1, head=2, **SAID)
+    assert [trace.visible for trace in fig.data] == [False, False, False, True, False]
+    assert fig.data[3].y[4] == pytest.approx(0.9) and fig.layout.updatemenus[0].active == 3
+    assert fig.layout.sliders[0].active == 1

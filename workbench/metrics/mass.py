@@ -25,6 +25,21 @@ class Mass:
     kv: KV
 
 
+def busiest(tokens: Tensor, wanted: Tensor) -> tuple[int, int]:
+    """(layer, head) that pays most attention to the positions `wanted` [T] (bool); `tokens` is `Mass.tokens`."""
+    return peak(tokens[:, :, wanted].sum(-1))
+
+
+def peak(scores: Tensor) -> tuple[int, int]:
+    """(layer, head) of the largest of `scores` [L, Hq]."""
+    return divmod(int(scores.argmax()), scores.shape[1])
+
+
+def overlap(a: Tensor, b: Tensor) -> Tensor:
+    """[L, Hq]: how much of the attention `a` [L, Hq, T] lies where `b` has it; 1 minus their total variation distance."""
+    return torch.minimum(a, b).sum(-1)
+
+
 def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> Mass:
     """Every row computed, under the rule `sees`."""
     return _measure(model, prompt, torch.arange(len(prompt)), empty(model, len(prompt)), sees)

@@ -13,12 +13,12 @@ from workbench.plots.theme import MODE_NAMES, RULE, block_colour, finish, panel_
 
 def attention(
     mass: dict[str, np.ndarray], tokens: Sequence[str], block_of: np.ndarray, *, caption: str, notice: str,
-    layer: int = -1, marked: Collection[int] = (),
+    layer: int = -1, head: int = -1, marked: Collection[int] = (),
 ) -> go.Figure:  # fmt: skip
     """`mass` mode → float32 [L, H, T]: attention of the prompt's last token to every token, rows summing to 1.
 
-    One line of bars per mode; a menu picks the head (or the mean over heads), a slider the layer. `marked` blocks
-    get a star.
+    One line of bars per mode; a menu picks the head (or the mean over heads), a slider the layer. `layer` and
+    `head` (-1: the mean) are shown first; `marked` blocks get a star.
     """
     modes, labels, places = list(mass), names(tokens, block_of), np.arange(len(block_of), dtype=np.int32)
     layers, heads = next(iter(mass.values())).shape[:2]
@@ -28,24 +28,24 @@ def attention(
         len(modes), 1, shared_xaxes=True, vertical_spacing=0.09, subplot_titles=[MODE_NAMES.get(m, m) for m in modes]
     )
     colours = [block_colour(int(b), blocks) for b in block_of]
-    for head in range(heads + 1):
+    for h in range(heads + 1):
         for row, mode in enumerate(modes):
             fig.add_bar(
-                x=places, y=of_head(mass[mode], layer, head), marker={"color": colours, "line": {"width": 0}},
-                showlegend=False, visible=head == 0, customdata=labels, row=row + 1, col=1,
+                x=places, y=of_head(mass[mode], layer, h), marker={"color": colours, "line": {"width": 0}},
+                showlegend=False, visible=h == head + 1, customdata=labels, row=row + 1, col=1,
                 hovertemplate="%{customdata}<br>%{y:.1%} of the attention<extra></extra>",
             )  # fmt: skip
     fig.frames = [
         go.Frame(
             name=str(at), traces=list(range(len(fig.data))),
-            data=[go.Bar(y=of_head(mass[mode], at, head)) for head in range(heads + 1) for mode in modes],
+            data=[go.Bar(y=of_head(mass[mode], at, h)) for h in range(heads + 1) for mode in modes],
         )
         for at in range(layers)
     ]  # fmt: skip
     _axes(fig, block_of, len(modes), marked)
-    scales = [_scale(mass, head, len(modes)) for head in range(heads + 1)]
-    menu = head_menu(heads, len(modes), 140 * len(modes), scales)
-    fig.update_layout(bargap=0, sliders=[layer_slider(layers, layer)], updatemenus=[menu], **scales[0])
+    scales = [_scale(mass, h, len(modes)) for h in range(heads + 1)]
+    menu = head_menu(heads, len(modes), 140 * len(modes), scales, head + 1)
+    fig.update_layout(bargap=0, sliders=[layer_slider(layers, layer)], updatemenus=[menu], **scales[head + 1])
     panel_titles(fig)
     return finish(
         fig, title="Where the answering token looks", notice=notice, caption=caption, height=140 * len(modes), above=62,

@@ -18,7 +18,7 @@ def layer_slider(layers: int, active: int) -> dict:
     }  # fmt: skip
 
 
-def head_menu(heads: int, traces: int, height: int, layouts: Sequence[dict] = ()) -> dict:
+def head_menu(heads: int, traces: int, height: int, layouts: Sequence[dict] = (), active: int = 0) -> dict:
     """A menu that shows the traces of one head; traces lie head by head, the mean over heads first;
     `layouts` is what else changes in the layout, per choice."""
     steps = [
@@ -33,7 +33,7 @@ def head_menu(heads: int, traces: int, height: int, layouts: Sequence[dict] = ()
         for head in range(heads + 1)
     ]
     return {
-        "buttons": steps, "x": 1, "xanchor": "right", "y": 1 + 24 / height, "yanchor": "bottom", "bgcolor": "#ffffff",
+        "buttons": steps, "active": active, "x": 1, "xanchor": "right", "y": 1 + 24 / height, "yanchor": "bottom", "bgcolor": "#ffffff",
         "bordercolor": RULE, "font": {"size": 12}, "pad": {"t": 0, "b": 0},
     }  # fmt: skip
 
