@@ -36,7 +36,8 @@ def peak(scores: Tensor) -> tuple[int, int]:
 
 
 def overlap(a: Tensor, b: Tensor) -> Tensor:
-    """[L, Hq]: how much of the attention `a` [L, Hq, T] lies where `b` has it; 1 minus their total variation distance."""
+    """[L, Hq]: how much of the attention `a` [L, Hq, T] lies where `b` has it; 1 minus their total variation
+    distance."""
     return torch.minimum(a, b).sum(-1)
 
 

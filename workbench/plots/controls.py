@@ -33,8 +33,8 @@ def head_menu(heads: int, traces: int, height: int, layouts: Sequence[dict] = ()
         for head in range(heads + 1)
     ]
     return {
-        "buttons": steps, "active": active, "x": 1, "xanchor": "right", "y": 1 + 24 / height, "yanchor": "bottom", "bgcolor": "#ffffff",
-        "bordercolor": RULE, "font": {"size": 12}, "pad": {"t": 0, "b": 0},
+        "buttons": steps, "active": active, "x": 1, "xanchor": "right", "y": 1 + 24 / height, "yanchor": "bottom",
+        "bgcolor": "#ffffff", "bordercolor": RULE, "font": {"size": 12}, "pad": {"t": 0, "b": 0},
     }  # fmt: skip
 
 
