@@ -109,7 +109,7 @@ def test_an_unexpected_exception_keeps_exit_code_1(folder, run, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no")
 
-    monkeypatch.setattr("workbench.cli.Trial.run", fail)
+    monkeypatch.setattr("workbench.trial.Trial.run", fail)
     done = run("trial", "--model", folder)
     assert done.exit_code == 1 and isinstance(done.exception, RuntimeError)
 
@@ -118,6 +118,20 @@ def test_bad_input_of_a_command_within_a_command_is_told_alike(run, tmp_path):
     done = run("lab", "corpus", "--out", "drawn.jsonl", "--samples", "0")
     assert done.exit_code == 2 and done.stderr.startswith("error: samples is 0")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_help_says_of_every_command_what_the_command_says_and_waits_for_no_model_library(run):
+    listed = " ".join(run("--help").stdout.replace("│", " ").split())
+    for name, (_, said) in cli.COMMANDS.items():
+        assert f"{name} {said}" in listed
+        assert said in " ".join(run(name, "--help").stdout.split())
+    script = "import sys, workbench.cli; assert not {'torch', 'transformers', 'papermill'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def test_an_unknown_command_is_named(run):
+    done = run("trail")
+    assert done.exit_code == 2 and "trail" in done.stderr
 
 
 def test_models_are_listed(folder, run, monkeypatch):

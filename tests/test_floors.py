@@ -32,8 +32,9 @@ FLOORS = [
     ["notebook", "thumbnail"],
     ["batch"],
     # floor 7
-    ["explore", "report"],
+    ["explore", "report", "commands"],
     ["cli"],
+    ["__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 POLICIES = ("prepare", "select", "sparse", "families")

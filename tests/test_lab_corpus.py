@@ -68,7 +68,7 @@ def test_a_comparison_is_answered_by_the_earlier_of_two_years():
 def test_kinds_come_in_their_shares_and_passages_come_back_from_sample_to_sample():
     drawn = list(lab.samples(1000, 7))
     shares = Counter(sample.kind for sample in drawn)
-    assert all(abs(shares[kind] / 1000 - share) < 0.05 for kind, share in lab.KINDS.items())
+    assert all(abs(shares[kind] / 1000 - share) < 0.05 for kind, share in lab.SHARE_OF.items())
     passages = [passage for sample in drawn for passage in sample.ctxs]
     assert len(set(passages)) < len(passages) / 3
 
@@ -107,3 +107,10 @@ def test_a_style_without_hints_gives_titles_that_say_nothing():
     world = lab.World(Random(1), 40, lab.Style(hints=0.0, continued=1.0))
     titles = {passage.title for entity in world.documents for passage in islice(entity.passages, 1, None)}
     assert titles == {lab_words.CONTINUED}
+
+
+def test_an_order_question_is_answered_by_the_title_that_stands_there():
+    for sample in lab.samples(60, 9, kinds=["order"]):
+        titles = [passage.title for passage in sample.ctxs]
+        places = sorted(sample.supporting_titles, key=titles.index)
+        assert sample.answers[0] == places[0 if "first" in sample.question else 1]

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import chain, cycle
 
 import torch
-from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import layouts
 from workbench.blocks import Block, Prompt
@@ -16,14 +16,9 @@ from workbench.kv import KV
 from workbench.layouts import Layout
 from workbench.metrics import cost
 from workbench.metrics.latency import measure
-from workbench.metrics.published import TABLE_3
+from workbench.metrics.published import QUESTION, TABLE_3
 from workbench.plan import Plan
 
-QUESTION = 50  # tokens of user input, as in the paper's Table 3
-LLAMA_3_8B = LlamaConfig(
-    hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
-    vocab_size=128256, max_position_embeddings=131072,
-)  # fmt: skip
 MODES = ("full", "block")
 
 

@@ -144,5 +144,8 @@ def command(
     raise typer.Exit(0 if result.ok else 1)
 
 
+app = typer.Typer()
+app.command()(command)
+
 if __name__ == "__main__":
-    typer.run(command)
+    app()

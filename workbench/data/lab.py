@@ -4,16 +4,18 @@ Every world is new: who works where and which town lies on which river is drawn 
 from the context. A document is one passage or two; the second, titled "Continued (the potter)", never names its
 subject: it says "She …", and only the passage before it, or the trade or alias defined there, tells who that is.
 Companies have an alias that other passages use without explaining it. That is what makes reuse of passages cached apart
-fail the way it does in real retrieval.
+fail the way it does in real retrieval. Where a passage stands in the context is asked for too; that is what naive
+positions lose.
 
 Kinds of question
     single-hop    a fact stated in a passage that names its subject
     continuation  a fact stated in a "Continued" passage
     two-hop       a fact about an entity that is itself the object of another passage ("the employer of Ada Kelric")
     comparison    which of two entities came first
+    order         which of two passages comes first or last in the context (drawn only where it is named)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -29,6 +31,7 @@ from workbench.data.lab_words import (
     LISTS,
     MEN,
     OBJECT_PRONOUNS,
+    PLACED,
     PLACES,
     PRONOUNS,
     RELATIONS,
@@ -38,7 +41,8 @@ from workbench.data.lab_words import (
 from workbench.data.sample import Passage, Sample
 from workbench.errors import BadInput
 
-KINDS = {"single-hop": 0.35, "continuation": 0.30, "two-hop": 0.20, "comparison": 0.15}
+SHARE_OF = {"single-hop": 0.35, "continuation": 0.30, "two-hop": 0.20, "comparison": 0.15}  # where no kinds are named
+KINDS = (*SHARE_OF, "order")
 SHARES = {"person": 0.5, "company": 0.28, "place": 0.22}
 MOST_PASSAGES = 40
 
@@ -64,7 +68,7 @@ class Fact:
     said: str = ""  # the template that states it
 
 
-@dataclass
+@dataclass(eq=False)
 class Entity:
     kind: str  # "person", "company", "place"
     name: str
@@ -100,7 +104,7 @@ class World:
         self.documents = self._entities(passages)
         self._by_kind = {kind: [e for e in self.documents if e.kind == kind] for kind in RELATIONS}
         for entity in self.documents:
-            self._write(entity)
+            self._write(entity, self._find(entity))
 
     def _entities(self, passages: int) -> list[Entity]:
         rng, found, left = self.rng, [], passages
@@ -144,13 +148,14 @@ class World:
             return Fact(relation, f"{rng.choice(COMPANIES)} {rng.choice(COMPANY_KINDS)}")
         return Fact(relation, rng.choice(PLACES))
 
-    def _write(self, entity: Entity) -> None:
+    def _find(self, entity: Entity) -> str:
+        """What is true of an entity, spread over its passages; returns how its second passage may call it."""
         rng, style, count = self.rng, self.style, len(entity.facts)
         relations = list(self._order[entity.kind])
         if not self._only:
             rng.shuffle(relations)
         handle = entity.alias
-        if entity.kind == "person" and count == 2:  # the second passage may call its subject by the trade
+        if entity.kind == "person" and count == 2:
             trade = self._object(relations.pop([r.name for r in relations].index("profession")), entity)
             entity.facts[0].append(trade)
             handle = f"the {trade.object}"
@@ -159,25 +164,33 @@ class World:
             while relations and len(facts) + bool(entity.alias and facts is entity.facts[0]) < share:
                 facts.append(self._object(relations.pop(), entity))
             rng.shuffle(facts)
+        return handle
+
+    def _write(self, entity: Entity, handle: str) -> None:
+        """The passages that say what is true."""
         for page, facts in enumerate(entity.facts):
             for fact in facts:
-                fact.said = rng.choice(fact.relation.says)
-            said = [(fact.said, fact.object) for fact in facts]
-            if entity.alias and page == 0:
-                said.insert(rng.randrange(len(said) + 1), (rng.choice(ALSO_CALLED), entity.alias.removeprefix("the ")))
+                fact.said = self.rng.choice(fact.relation.says)
             title = entity.name if page == 0 else CONTINUED
-            if page and rng.random() < style.hints:
+            if page and self.rng.random() < self.style.hints:
                 title += f" ({handle})"
-            sentences = []
-            for i, (template, thing) in enumerate(said):
-                subject = entity.pronoun if page or (i and rng.random() < style.pronouns) else entity.name
-                sentence = template.format(s=subject, o=thing)
-                sentences.append(sentence[0].upper() + sentence[1:])
-            whole, rest = divmod(style.asides, 1)
-            for _ in range(int(whole) + (rng.random() < rest)):
-                aside = rng.choice(ASIDES).format(s=OBJECT_PRONOUNS[entity.pronoun])
-                sentences.insert(1 + rng.randrange(len(sentences)), aside)
-            entity.passages.append(Passage(title, " ".join(sentences)))
+            entity.passages.append(Passage(title, " ".join(self._sentences(entity, facts, named=page == 0))))
+
+    def _sentences(self, entity: Entity, facts: Sequence[Fact], named: bool) -> list[str]:
+        rng, style = self.rng, self.style
+        said = [(fact.said, fact.object) for fact in facts]
+        if entity.alias and named:
+            said.insert(rng.randrange(len(said) + 1), (rng.choice(ALSO_CALLED), entity.alias.removeprefix("the ")))
+        sentences = []
+        for i, (template, thing) in enumerate(said):
+            by_name = named and not (i and rng.random() < style.pronouns)
+            sentence = template.format(s=entity.name if by_name else entity.pronoun, o=thing)
+            sentences.append(sentence[0].upper() + sentence[1:])
+        whole, rest = divmod(style.asides, 1)
+        for _ in range(int(whole) + (rng.random() < rest)):
+            aside = rng.choice(ASIDES).format(s=OBJECT_PRONOUNS[entity.pronoun])
+            sentences.insert(1 + rng.randrange(len(sentences)), aside)
+        return sentences
 
     def context(self, passages: int) -> list[Entity]:
         """Documents drawn at random, in random order, that have `passages` passages in all."""
@@ -203,6 +216,8 @@ class World:
             dated = [(e, f) for e in context for f in e.facts[0] if f.relation.name == name]
             if len({fact.object for _, fact in dated}) > 1:
                 found["comparison"].append((name, dated))
+        if len(context) > 1:
+            found["order"] = [(end, context) for end in PLACED]
         return found
 
     def ask(self, kind: str, about: tuple) -> Question:
@@ -215,6 +230,13 @@ class World:
                 (one, first), (other, second) = rng.sample(dated, 2)
             text = rng.choice(EARLIER[name]).format(n=one.name, m=other.name)
             winner = one if int(first.object) < int(second.object) else other
+            return Question(text, winner.names, kind, (one.name, other.name))
+        if kind == "order":
+            end, context = about
+            pair = sorted(rng.sample(range(len(context)), 2))
+            winner = context[pair[0] if end == "first" else pair[1]]
+            one, other = (context[i] for i in rng.sample(pair, 2))
+            text = rng.choice(PLACED[end]).format(n=one.name, m=other.name)
             return Question(text, winner.names, kind, (one.name, other.name))
         entity, fact = about[0], about[-1]
         if kind == "two-hop":
@@ -237,9 +259,11 @@ def samples(
     Each world holds half as many passages again as one context and serves `per_world` samples, so passages come back
     from sample to sample as they do in a real index. Worlds of different seeds share nothing but the vocabulary.
 
+    `kinds` come equally often; without it, all but `order` in their shares.
+
     Raises BadInput for an unknown kind, a context outside 1 to 40 passages, or one too small for the kinds asked.
     """
-    wanted = tuple(kinds or KINDS)
+    wanted = dict.fromkeys(kinds, 1.0) if kinds else SHARE_OF
     if unknown := [kind for kind in wanted if kind not in KINDS]:
         raise BadInput(f"unknown kind of question {unknown[0]!r}; allowed are {', '.join(KINDS)}")
     if not 1 <= passages <= MOST_PASSAGES:
@@ -247,21 +271,21 @@ def samples(
     if kinds and passages == 1 and set(kinds) != {"single-hop"}:
         raise BadInput(f"a context of 1 passage has single-hop questions only, not {', '.join(kinds)}")
     if passages == 1:
-        wanted = ("single-hop",)
+        wanted = {"single-hop": 1.0}
     for i in range(n):
         if i % per_world == 0:
             world = World(Random(f"lab {seed} {i // per_world}"), passages + (passages + 1) // 2)
         yield _sample(world, f"lab-{seed}-{i}", passages, wanted)
 
 
-def _sample(world: World, name: str, passages: int, kinds: Sequence[str]) -> Sample:
-    kind = world.rng.choices(kinds, [KINDS[kind] for kind in kinds])[0]
-    for attempt in range(1000):
+def _sample(world: World, name: str, passages: int, kinds: Mapping[str, float]) -> Sample:
+    kind = world.rng.choices(tuple(kinds), tuple(kinds.values()))[0]
+    for attempt in range(2000):
         context = world.context(passages)
         if len(passages_of(context)) == passages and (found := world.questions(context)[kind]):
             question = world.ask(kind, world.rng.choice(found))
             hops = 1 if kind in ("single-hop", "continuation") else 2
             return Sample(name, question.text, question.answers, passages_of(context), question.titles, hops, kind)
-        if attempt % 50 == 49:  # a small world may have none: another one does
+        if attempt % 10 == 9:  # a small world may have none: another one does
             world = World(world.rng, passages + (passages + 1) // 2)
     raise BadInput(f"no {kind} question fits a context of {passages} passages")

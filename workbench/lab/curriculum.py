@@ -29,15 +29,15 @@ class Stage:
     batch: int = 64  # contexts a step
     questions: int = 8  # asked over each context, one after the other
     recalls: float = 0.0  # share of them that restate a fact instead ("Recall: Ada Kelric works for …")
-    orders: float = 0.0  # share of them that ask which of two years is first, without a passage to look it up in
+    years: float = 0.0  # share of them that ask which of two years is first, without a passage to look it up in
     until: float = 0.9  # next stage at this share of answers wholly right
     most: int = 1000  # or after this many steps
 
 
 _EASY = {"single-hop": 1.0}
 _CONTINUED = {"single-hop": 0.6, "continuation": 0.4}
-_TWO_HOP = {"single-hop": 0.3, "continuation": 0.3, "two-hop": 0.4}
-_ALL = {"single-hop": 0.2, "continuation": 0.2, "two-hop": 0.35, "comparison": 0.25}
+_TWO_HOP = {"single-hop": 0.25, "continuation": 0.25, "two-hop": 0.35, "order": 0.15}
+_ALL = {"single-hop": 0.15, "continuation": 0.2, "two-hop": 0.3, "comparison": 0.2, "order": 0.15}
 
 _PLAIN = Style(pronouns=0.0, continued=0.0, aliases=0.0, asides=0.0, alike=1.0)
 _UNHINTED = Style(hints=0.0, alike=0.3)
@@ -111,14 +111,14 @@ def _pieces(stage: Stage, world: World, count: int, layout: Layout) -> Iterator[
         kind = rng.choices(list(found), [stage.kinds[kind] for kind in found])[0]
         about = rng.choice(found[kind])
         question = world.ask(kind, about)
-        if (key := frozenset(question.titles) if kind == "comparison" else id(about)) in asked:
+        if (key := (kind, *sorted(question.titles)) if kind in ("comparison", "order") else id(about)) in asked:
             continue
         asked.add(key)
-        if rng.random() < stage.orders:
+        if rng.random() < stage.years:
             first, second = sorted(rng.sample(LISTS["year"], 2))
             one, other = rng.sample((first, second), 2)
             yield layout.question.format(question=f"Which year is first, {one} or {other}?"), REST, ""
-            yield layout.answer.format(answer=first), ANSWER, "order"
+            yield layout.answer.format(answer=first), ANSWER, "years"
         elif rng.random() < stage.recalls and kind in ("single-hop", "continuation"):
             entity, fact = about
             before, after = rng.choice((fact.said, *fact.relation.says)).split("{o}")

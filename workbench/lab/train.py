@@ -29,7 +29,7 @@ from workbench.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
 
 READ_EVERY = 20  # steps between two looks at the accuracy (each one waits for the device)
 LEAD = 64  # most batches that are drawn ahead of their use
-SEEN_KINDS = (*KINDS, "recall", "order")
+SEEN_KINDS = (*KINDS, "recall", "years")
 
 
 @dataclass(frozen=True)

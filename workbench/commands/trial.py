@@ -1,0 +1,125 @@
+"""`workbench trial`: one measured comparison."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from workbench import record
+from workbench.commands.text import plain
+from workbench.errors import BadInput
+from workbench.record import Record
+from workbench.trial import Progress as Callback
+from workbench.trial import Trial
+
+OUTPUT = "Output"
+METHOD = "Method"
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: workbench trial --model lab-full --mode block --positions naive --samples 500")
+def trial(
+    model: Annotated[str, typer.Option(help="Checkpoint folder or name (see `workbench models`)")] = "lab-full",
+    data: Annotated[str, typer.Option(help="`lab`, a shipped name or a file: JSON, JSON lines, .gz")] = "lab",
+    samples: Annotated[int, typer.Option(help="Questions to answer, at most")] = 200,
+    passages: Annotated[
+        int | None, typer.Option(help="Passages a question; without it, 10 of lab, all of a file")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the draw of samples and of the bootstrap")] = 0,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="full: ordinary prefill; block: every passage cached alone and reused", rich_help_panel=METHOD
+        ),
+    ] = "full",
+    positions: Annotated[
+        str,
+        typer.Option(
+            help="Of reused keys: re-encoded for their new place, or naive, as cached", rich_help_panel=METHOD
+        ),
+    ] = "re-encoded",
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer", rich_help_panel=METHOD)] = 32,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; without it, float32 on cpu, else the checkpoint's")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Questions answered together, at most")] = 16,
+    timed: Annotated[int, typer.Option(help="Requests whose time to first token is measured, one at a time")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout", rich_help_panel=OUTPUT)] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON record to this file", rich_help_panel=OUTPUT)] = None,
+) -> None:
+    """Answer questions one way and report quality, time to first token and cost."""
+    asked = Trial(
+        model=model,
+        data=data,
+        mode=mode,
+        positions=positions,
+        samples=samples,
+        seed=seed,
+        passages=passages,
+        device=device,
+        dtype=dtype,
+        batch=batch,
+        max_new_tokens=max_new_tokens,
+        timed=timed,
+    )
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise BadInput(f"--out {str(out)!r}: a file in a folder that exists is needed")
+    with _progress("answering") as advance:
+        found = asked.run(advance)
+    line = record.dumps(found)
+    if out is not None:
+        record.write(line + "\n", out)
+    if as_json:
+        print(line)
+    else:
+        Console(highlight=False).print(_report(found))
+
+
+def _report(found: Record) -> Group:
+    how = found.trial["mode"] + (f", {found.trial['positions']} positions" if found.trial["mode"] == "block" else "")
+    head = f"[bold]{plain(found.trial['model'])} on {plain(found.trial['data'])}: {how}[/]"
+    foot = f"[dim]95% intervals · {found.device} · answered in {found.seconds:.1f} s[/]"
+    return Group(head, "", _scores(found), "", _costs(found), "", foot)
+
+
+def _scores(found: Record) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "exact match", "F1", "contains", "n"):
+        table.add_column(name, justify="right" if name else "left")
+    for row in found.rows() if len(found.by_kind) > 1 else found.rows()[:1]:
+        means = [f"{row[s]:.3f} [dim]{row[s + '_low']:.3f}–{row[s + '_high']:.3f}[/]" for s in ("em", "f1", "accuracy")]
+        table.add_row(row["kind"] or "(no kind)", *means, str(row["n"]))
+    return table
+
+
+def _costs(found: Record) -> Table:
+    t, block = found.ttft_s, found.trial["mode"] == "block"
+    table = Table(box=None, pad_edge=False, show_header=False)
+    spread = f"[dim]5–95%: {t.p5 * 1e3:.1f}–{t.p95 * 1e3:.1f} ms, {t.n} requests one at a time[/]"
+    table.add_row("time to first token", f"{t.p50 * 1e3:.1f} ms", spread)
+    table.add_row("tokens computed", f"{found.rows_computed:.0f}", f"[dim]of {found.prompt_tokens:.0f} a prompt[/]")
+    table.add_row("operations", f"{found.flops:.2e}", f"[dim]of these attention {found.flops_attention:.2e}[/]")
+    table.add_row("bytes moved", f"{found.bytes:.2e}", f"[dim]of these from the store {found.bytes_loaded:.2e}[/]")
+    if block:
+        table.add_row("store hit rate", f"{found.hit_rate:.1%}", "[dim]while the questions were answered[/]")
+    return table
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callback | None]:
+    """A bar on stderr where a person watches, else nothing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
