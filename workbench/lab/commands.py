@@ -111,7 +111,9 @@ def evaluate_model(
         raise BadInput(
             f"{folder} has no {checkpoint.TRAINING}: a card is written for models of `workbench lab train` only"
         )
-    found = json.dumps(evaluate(model, samples, seed, device, typer.echo), indent=1) + "\n"
+    scores = evaluate(model, samples, seed, device, typer.echo)
+    scores["command"] = f"workbench lab evaluate --model {model} --samples {samples} --seed {seed} --device {device}"
+    found = json.dumps(scores, indent=1) + "\n"
     if out is not None:
         write(found, out)
     if card:
