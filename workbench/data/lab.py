@@ -12,7 +12,7 @@ Kinds of question
     continuation  a fact stated in a "Continued" passage
     two-hop       a fact about an entity that is itself the object of another passage ("the employer of Ada Kelric")
     comparison    which of two entities came first
-    order         which of two passages comes first or last in the context (drawn only where it is named)
+    order         which passage comes first or last in the context (drawn only where it is named)
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -233,11 +233,9 @@ class World:
             return Question(text, winner.names, kind, (one.name, other.name))
         if kind == "order":
             end, context = about
-            pair = sorted(rng.sample(range(len(context)), 2))
-            winner = context[pair[0] if end == "first" else pair[1]]
-            one, other = (context[i] for i in rng.sample(pair, 2))
-            text = rng.choice(PLACED[end]).format(n=one.name, m=other.name)
-            return Question(text, winner.names, kind, (one.name, other.name))
+            titles = [passage.title for passage in passages_of(context)]
+            title = titles[0 if end == "first" else -1]
+            return Question(rng.choice(PLACED[end]), (title,), kind, (title,))
         entity, fact = about[0], about[-1]
         if kind == "two-hop":
             subject, titles = about[1].relation.noun.format(n=entity.name), (entity.name, about[1].target.name)
@@ -284,7 +282,7 @@ def _sample(world: World, name: str, passages: int, kinds: Mapping[str, float]) 
         context = world.context(passages)
         if len(passages_of(context)) == passages and (found := world.questions(context)[kind]):
             question = world.ask(kind, world.rng.choice(found))
-            hops = 1 if kind in ("single-hop", "continuation") else 2
+            hops = 2 if kind in ("two-hop", "comparison") else 1
             return Sample(name, question.text, question.answers, passages_of(context), question.titles, hops, kind)
         if attempt % 10 == 9:  # a small world may have none: another one does
             world = World(world.rng, passages + (passages + 1) // 2)

@@ -212,9 +212,9 @@ EARLIER = {  # which of two years comes first: relation -> questions about two n
     "opened": ("Which opened first, {n} or {m}?", "Which company is older, {n} or {m}?"),
     "settled": ("Which was settled first, {n} or {m}?", "Which town is older, {n} or {m}?"),
 }
-PLACED = {  # which of two passages comes first or last: questions about their titles
-    "first": ("Which passage comes first, {n} or {m}?", "Which comes first above, {n} or {m}?"),
-    "last": ("Which passage comes last, {n} or {m}?", "Which comes last above, {n} or {m}?"),
+PLACED = {  # questions about where a passage stands; its title is the answer
+    "first": ("What is the title of the first passage?", "Which passage comes first?"),
+    "last": ("What is the title of the last passage?", "Which passage comes last?"),
 }
 PRONOUNS = {"woman": "She", "man": "He", "company": "It", "place": "It"}
 CONTINUED = "Continued"  # the title of a passage that goes on where the one before it stopped

@@ -111,7 +111,7 @@ def _pieces(stage: Stage, world: World, count: int, layout: Layout) -> Iterator[
         kind = rng.choices(list(found), [stage.kinds[kind] for kind in found])[0]
         about = rng.choice(found[kind])
         question = world.ask(kind, about)
-        if (key := (kind, *sorted(question.titles)) if kind in ("comparison", "order") else id(about)) in asked:
+        if (key := (kind, *sorted(question.titles)) if kind == "comparison" else id(about)) in asked:
             continue
         asked.add(key)
         if rng.random() < stage.years:
