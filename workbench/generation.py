@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from workbench.blocks import Prompt
 from workbench.decoding import check_options, decode, text_of
-from workbench.engine import Positions, Work, assemble, check_tokens, empty, prefill_many
+from workbench.engine import Positions, Work, assemble, check_tokens, empty, prefill, prefill_many
 from workbench.errors import BadInput
 from workbench.kv import KV
 from workbench.masks import Sees, causal
@@ -75,6 +75,20 @@ def generate(
         Generation(tuple(a), text_of(tokenizer, a, stop), len(r), len(p) - len(r))
         for a, r, p in zip(answers, rows, prompts, strict=True)
     ]
+
+
+def first_token(model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV] | None, positions: Positions) -> int:
+    """The most likely first token of an answer: over `cached` KV of the context blocks, or with all of it computed.
+
+    What a time to first token measures: from token ids (and blocks in memory) to a token id on the host.
+    """
+    if cached is None:
+        kv, rows = empty(model, len(prompt)), torch.arange(len(prompt))
+    else:
+        kv, rows = assemble(model, prompt, cached, positions), prompt.question
+    logits = prefill(model, prompt.tokens, Plan(rows), kv, logits_to_keep=1).logits
+    assert logits is not None  # a plan without `depth` has logits
+    return int(logits[-1].argmax())
 
 
 def _reuse(

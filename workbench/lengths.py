@@ -4,20 +4,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, cycle
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import layouts
 from workbench.blocks import Block, Prompt
 from workbench.data.sample import Sample
-from workbench.engine import assemble, empty, encode_many, prefill
+from workbench.engine import encode_many
 from workbench.errors import BadInput
-from workbench.kv import KV
+from workbench.generation import first_token
 from workbench.layouts import Layout
 from workbench.metrics import cost
 from workbench.metrics.latency import measure
 from workbench.metrics.published import QUESTION, TABLE_3
-from workbench.plan import Plan
 
 MODES = ("full", "block")
 
@@ -50,7 +48,8 @@ def measured(model: PreTrainedModel, prompts: Sequence[Prompt], repeats: int) ->
     records = []
     for prompt in prompts:
         cached = encode_many(model, prompt.context)
-        for mode, job in (("full", partial(_full, model, prompt)), ("block", partial(_block, model, prompt, cached))):
+        for mode, blocks in (("full", None), ("block", cached)):
+            job = partial(first_token, model, prompt, blocks, "re-encoded")
             time = measure([job] * repeats, model.device, warm_up=1)
             records.append(
                 {"length": len(prompt), "mode": mode, "p5": time.p5, "p50": time.p50, "p95": time.p95, "n": time.n}
@@ -89,17 +88,3 @@ def published() -> list[dict]:
         for mode in MODES
         for i, length in enumerate(TABLE_3["length"])
     ]
-
-
-def _full(model: PreTrainedModel, prompt: Prompt) -> int:
-    return _first(model, prompt, torch.arange(len(prompt)), empty(model, len(prompt)))
-
-
-def _block(model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV]) -> int:
-    return _first(model, prompt, prompt.question, assemble(model, prompt, cached))
-
-
-def _first(model: PreTrainedModel, prompt: Prompt, rows: torch.Tensor, kv: KV) -> int:
-    logits = prefill(model, prompt.tokens, Plan(rows), kv, logits_to_keep=1).logits
-    assert logits is not None
-    return int(logits[-1].argmax())

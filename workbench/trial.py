@@ -7,19 +7,17 @@ from functools import partial
 from typing import get_args
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from workbench import data, models
 from workbench.blocks import Prompt
 from workbench.data import Sample
-from workbench.engine import Positions, assemble, empty, prefill
+from workbench.engine import Positions
 from workbench.errors import BadInput
-from workbench.generation import Generation, Mode, generate
+from workbench.generation import Generation, Mode, first_token, generate
 from workbench.metrics import answers, cost
 from workbench.metrics.latency import Quantiles, measure
 from workbench.models import Loaded
-from workbench.plan import Plan
 from workbench.probing import facts_of, prepare_model
 from workbench.record import Record, device_name, versions
 from workbench.store import MemoryStore, Stats, fetch
@@ -168,26 +166,15 @@ def _first_tokens(model: PreTrainedModel, prompts: Sequence[Prompt], trial: Tria
     """One job a prompt: from its token ids to its first new token. In block mode its blocks lie in a store already."""
     for prompt in prompts:
         if trial.mode == "full":
-            yield partial(_full, model, prompt)
+            yield partial(first_token, model, prompt, None, "re-encoded")
         else:
             store = MemoryStore(1 << 62)
             fetch(model, prompt.context, store)
             yield partial(_block, model, prompt, store, trial.positions)
 
 
-def _full(model: PreTrainedModel, prompt: Prompt) -> int:
-    kv = empty(model, len(prompt))
-    return _first(prefill(model, prompt.tokens, Plan(torch.arange(len(prompt))), kv, logits_to_keep=1).logits)
-
-
 def _block(model: PreTrainedModel, prompt: Prompt, store: MemoryStore, positions: str) -> int:
-    kv = assemble(model, prompt, fetch(model, prompt.context, store), positions)  # type: ignore[arg-type]
-    return _first(prefill(model, prompt.tokens, Plan(prompt.question), kv, logits_to_keep=1).logits)
-
-
-def _first(logits: torch.Tensor | None) -> int:
-    assert logits is not None  # a plan without `depth` has logits
-    return int(logits[-1].argmax())
+    return first_token(model, prompt, fetch(model, prompt.context, store), positions)  # type: ignore[arg-type]
 
 
 def _check_context(model: PreTrainedModel, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:

@@ -233,8 +233,7 @@ class World:
             return Question(text, winner.names, kind, (one.name, other.name))
         if kind == "order":
             end, context = about
-            titles = [passage.title for passage in passages_of(context)]
-            title = titles[0 if end == "first" else -1]
+            title = passages_of(context)[0 if end == "first" else -1].title
             return Question(rng.choice(PLACED[end]), (title,), kind, (title,))
         entity, fact = about[0], about[-1]
         if kind == "two-hop":
