@@ -96,7 +96,7 @@ def test_a_folder_of_another_recipe_is_refused_and_left_alone(tokenizer, tmp_pat
         train(replace(SMALL, lr=1e-4), tokenizer, tmp_path, EASY)
     assert (tmp_path / "state" / "progress.json").read_bytes() == before
     with pytest.raises(BadInput, match="sgd"):
-        train(replace(SMALL, optimizer="sgd"), tokenizer, tmp_path / "new", EASY)
+        replace(SMALL, optimizer="sgd")
 
 
 def test_a_finished_model_is_a_whole_checkpoint_with_a_card(tokenizer, tmp_path):
@@ -133,6 +133,10 @@ def test_the_shipped_card_says_what_its_files_say():
     [
         ["train", "--out", "OUT", "--set", "size=3"],
         ["train", "--out", "OUT", "--set", "lr=fast"],
+        ["train", "--out", "OUT", "--set", "hidden=33"],
+        ["train", "--out", "OUT", "--set", "heads=-8"],
+        ["train", "--out", "OUT", "--set", "lr=0"],
+        ["train", "--out", "OUT", "--set", "optimizer=sgd"],
         ["train", "--out", "OUT", "--workers", "-1"],
         ["corpus", "--out", "OUT", "--passages", "50"],
         ["corpus", "--out", "OUT", "--samples", "0"],

@@ -1,6 +1,7 @@
 """`workbench lab`: make, measure and look at the lab model and its corpus."""
 
 import json
+import logging
 import sys
 import time
 from dataclasses import fields, replace
@@ -20,6 +21,8 @@ from workbench.lab.evaluate import SEED, evaluate
 from workbench.lab.tokenizer import train_tokenizer
 from workbench.lab.train import Recipe, finished, train
 from workbench.record import write
+
+LINE_EVERY = 500  # steps
 
 app = typer.Typer(no_args_is_help=True, help="The lab corpus and the lab model: draw, train, evaluate.")
 
@@ -49,10 +52,11 @@ def train_model(
 ) -> None:
     """Train a lab model from nothing; under `accelerate launch` on several GPUs. The model lands in OUT/model."""
     recipe = _recipe(seed, settings or [])
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     tokenizer, begin = train_tokenizer(), time.monotonic()
     clock = out / "seconds"
     spent = float(clock.read_text()) if clock.is_file() else 0.0
-    with tqdm(unit="step", disable=None if sys.stderr.isatty() else False, mininterval=10) as bar:
+    with tqdm(unit="step", disable=not sys.stderr.isatty()) as bar:
         model, progress = train(
             recipe, tokenizer, out, report=lambda row: _show(bar, row), workers=workers, minutes=minutes
         )
@@ -75,6 +79,11 @@ def _facts(model: torch.nn.Module, seconds: float) -> dict:
 
 
 def _show(bar: tqdm, row: dict) -> None:
+    """The bar where a person watches, else a line now and then."""
+    if bar.disable:
+        if row["step"] % LINE_EVERY == 0:
+            typer.echo(json.dumps(row))
+        return
     bar.update(row["step"] - bar.n)
     bar.set_postfix({"stage": f"{row['stage']}/{len(STAGES) - 1}", "right": row["answers_right"], "loss": row["loss"]})
 

@@ -29,6 +29,7 @@ from workbench.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
 
 READ_EVERY = 20  # steps between two looks at the accuracy (each one waits for the device)
 LEAD = 64  # most batches that are drawn ahead of their use
+OPTIMIZERS = ("muon", "adamw")
 SEEN_KINDS = (*KINDS, "recall", "years")
 
 
@@ -54,6 +55,22 @@ class Recipe:
     optimizer: str = "muon"  # for the matrices of the layers, AdamW for the rest; or "adamw" for everything
     last: int = 6_000  # steps on the last stage
     decay: float = 0.5  # share of them over which the rate falls to zero
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "context", "warmup", "last"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"recipe setting {name} is {getattr(self, name)}: at least 1 is needed")
+        for name in ("lr", "rope_theta", "clip", "decay"):
+            if not getattr(self, name) > 0:
+                raise BadInput(f"recipe setting {name} is {getattr(self, name)}: more than 0 is needed")
+        if self.decay > 1:
+            raise BadInput(f"recipe setting decay is {self.decay}: a share of at most 1 is needed")
+        for whole, name in ((self.hidden, "hidden"), (self.heads, "heads")):
+            part = self.heads if name == "hidden" else self.kv_heads
+            if whole % part:
+                raise BadInput(f"recipe setting {name} is {whole}: a multiple of {part} is needed, one part a head")
+        if self.optimizer not in OPTIMIZERS:
+            raise BadInput(f"unknown optimizer {self.optimizer!r}: allowed are {', '.join(OPTIMIZERS)}")
 
     def config(self, vocab_size: int) -> LlamaConfig:
         """The model's configuration in Hugging Face format."""
@@ -124,10 +141,8 @@ def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optim
     decay = recipe.weight_decay
     if recipe.optimizer == "adamw":
         return [adamw([{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}])]
-    if recipe.optimizer == "muon":
-        muon = torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-        return [muon, adamw(others, weight_decay=0.0)]
-    raise BadInput(f"unknown optimizer {recipe.optimizer!r}; allowed are adamw, muon")
+    muon = torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return [muon, adamw(others, weight_decay=0.0)]
 
 
 def losses(logits: torch.Tensor, batch: Batch, rest_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
