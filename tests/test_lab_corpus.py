@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench import models
-from workbench.data import lab, lab_words
+from workbench.data import lab, lab_words, lab_world
 from workbench.errors import BadInput
 
 
@@ -104,7 +104,7 @@ def test_bad_requests_are_refused_in_words(arguments, named):
 
 
 def test_a_style_without_hints_gives_titles_that_say_nothing():
-    world = lab.World(Random(1), 40, lab.Style(hints=0.0, continued=1.0))
+    world = lab_world.World(Random(1), 40, lab_world.Style(hints=0.0, continued=1.0))
     titles = {passage.title for entity in world.documents for passage in islice(entity.passages, 1, None)}
     assert titles == {lab_words.CONTINUED}
 

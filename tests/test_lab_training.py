@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 from workbench import models
 from workbench.cli import app
-from workbench.data.lab import Style
+from workbench.data.lab_world import Style
 from workbench.errors import BadInput
 from workbench.lab import checkpoint
 from workbench.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
 from workbench.lab.evaluate import recompute_all
+from workbench.lab.recipe import Recipe
 from workbench.lab.tokenizer import train_tokenizer
-from workbench.lab.train import Order, Progress, Recipe, train
+from workbench.lab.train import Order, Progress, train
 
 SMALL = Recipe(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
 EASY = tuple(

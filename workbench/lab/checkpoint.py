@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench.lab.train import Progress, Recipe
+from workbench.lab.recipe import Recipe
+from workbench.lab.train import Progress
 from workbench.layouts import LAB
 from workbench.record import write
 

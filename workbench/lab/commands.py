@@ -18,8 +18,9 @@ from workbench.errors import BadInput
 from workbench.lab import checkpoint
 from workbench.lab.curriculum import STAGES
 from workbench.lab.evaluate import SEED, evaluate
+from workbench.lab.recipe import Recipe
 from workbench.lab.tokenizer import train_tokenizer
-from workbench.lab.train import Recipe, finished, train
+from workbench.lab.train import finished, train
 from workbench.record import write
 
 LINE_EVERY = 500  # steps

@@ -12,8 +12,8 @@ from random import Random
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from workbench.data.lab import Style, World, passages_of
 from workbench.data.lab_words import LISTS
+from workbench.data.lab_world import Style, World, passages_of
 from workbench.layouts import LAB, Layout
 
 ANSWER, REST, NOTHING = 1, 2, 0  # roles of a token: part of an answer, other text, padding

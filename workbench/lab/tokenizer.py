@@ -7,7 +7,7 @@ from random import Random
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from workbench.data.lab import World, passages_of
+from workbench.data.lab_world import World, passages_of
 from workbench.layouts import LAB, Layout
 
 SPECIALS = ("<pad>", "<s>", "</s>")
