@@ -20,9 +20,11 @@ FLOORS = [
     ["probing", "models", "reading"],
     ["engine"],
     ["decoding", "store", "paths"],
-    ["generation"],
     # floor 4
-    ["prepare", "select", "sparse", "metrics"],
+    ["prepare", "select", "sparse"],
+    ["methods"],
+    ["generation"],
+    ["metrics"],
     # floor 5
     ["record", "lengths"],
     ["trial"],
