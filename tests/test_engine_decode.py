@@ -9,6 +9,7 @@ from workbench.engine import assemble, empty, encode_many, prefill
 from workbench.errors import BadInput
 from workbench.generation import generate
 from workbench.masks import block_attention, causal, visible, window
+from workbench.methods.full import Full
 from workbench.plan import Plan
 from workbench.store import MemoryStore
 
@@ -52,7 +53,7 @@ def test_a_batch_is_answered_as_one_by_one(mode, temperature):
 def test_block_mode_computes_the_question_only_and_answers_as_block_attention_in_place():
     store = MemoryStore()
     reused = generate(MODEL, LETTERS, PROMPTS, "block", store=store, max_new_tokens=10)
-    in_place = generate(MODEL, LETTERS, PROMPTS, "full", sees=block_attention, max_new_tokens=10)
+    in_place = generate(MODEL, LETTERS, PROMPTS, Full(block_attention), max_new_tokens=10)
     assert [a.tokens for a in reused] == [a.tokens for a in in_place]
     assert [a.rows_computed for a in reused] == [3, 2, 2] and [a.rows_reused for a in reused] == [12, 9, 18]
     assert generate(MODEL, LETTERS, PROMPTS, "block", store=store, max_new_tokens=10) == reused
@@ -183,7 +184,7 @@ BAD = {
         lambda: generate(MODEL, LETTERS, PROMPTS, "block", store=REFUSING, temperature=-1),
         "temperature -1",
     ),
-    "mode": (lambda: generate(MODEL, LETTERS, PROMPTS, "fast"), "mode 'fast': it is 'full' or 'block'"),
+    "mode": (lambda: generate(MODEL, LETTERS, PROMPTS, "fast"), "mode 'fast': it is one of full, block, superposition"),
 }
 
 

@@ -9,26 +9,27 @@ ROOT = Path(__file__).parents[1] / "workbench"
 FLOORS = [
     # floor 0
     ["errors", "whole"],
-    ["assets", "blocks", "tiles", "kernels", "shipped"],
+    ["assets", "blocks", "menu", "tiles", "kernels", "shipped"],
     ["kv", "masks", "rope"],
     # floor 1
     ["plan", "rules", "segment"],
     # floor 2
-    ["families", "data"],
+    ["families", "data", "embedders"],
     ["attention", "layouts"],
     # floor 3
-    ["probing", "models", "reading"],
+    ["probing", "models", "reading", "corpus"],
     ["engine"],
-    ["decoding", "store", "paths"],
+    ["decoding", "store", "paths", "weights"],
     # floor 4
     ["prepare", "select", "sparse"],
     ["methods"],
     ["generation"],
     ["metrics"],
     # floor 5
-    ["record", "lengths"],
+    ["record", "lengths", "published", "training"],
     ["trial"],
     ["lab", "sweep"],
+    ["tuning"],
     # floor 6
     ["plots", "pages"],
     ["notebook", "thumbnail"],

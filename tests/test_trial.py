@@ -9,6 +9,7 @@ from workbench import data, models, record
 from workbench.errors import BadInput
 from workbench.generation import Generation
 from workbench.metrics import cost
+from workbench.plan import Pass
 from workbench.record import Record
 from workbench.store import MemoryStore
 from workbench.trial import Trial, batches
@@ -93,7 +94,7 @@ def test_answers_do_not_depend_on_the_batch(folder, loaded):
 def test_right_answers_score_one(folder, loaded, monkeypatch):
     gold = iter([sample.answers[0] for sample in data.load("lab", 6, 0, 3)])
     monkeypatch.setattr(
-        Trial, "answer", lambda self, prompts, *_: [Generation((), f" {next(gold)}.", 1, 0) for _ in prompts]
+        Trial, "answer", lambda self, prompts, *_: [Generation((), f" {next(gold)}.", 1, 0, (Pass([0], 1),)) for _ in prompts]
     )
     found = Trial(str(folder), **QUESTIONS).run(loaded=loaded)
     assert (found.em, found.f1, found.accuracy) == (1, 1, 1)

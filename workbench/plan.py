@@ -1,6 +1,6 @@
 """What one prefill computes: which rows, and what each row may see."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,3 +42,16 @@ class Plan:
         if rows[0] < 0 or (len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all())):
             raise BadInput("rows must be positions in strictly rising order, from 0: sort and deduplicate them")
         object.__setattr__(self, "rows", rows.long())
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass as its cost sees it: `rows` are computed over a cache of `length` tokens, `depth` layers deep.
+
+    Passes of one `forward` run packed together and read the weights once.
+    """
+
+    rows: Sequence[int]
+    length: int
+    depth: int | None = None  # None: all layers
+    forward: int = 0

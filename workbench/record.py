@@ -57,6 +57,16 @@ class Record(Score):
             }
         )
 
+    @property
+    def way(self) -> str:
+        """What was tried, in words: "full", "block", "block, isolated, query_guided at 15%", …"""
+        trial, said = self.trial, [self.trial["mode"]]
+        said += ["naive positions"] if trial["positions"] == "naive" else []
+        said += [trial["prepare"]] if trial["prepare"] != "alone" else []
+        if trial["select"] != "none":
+            said.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
+        return ", ".join(said)
+
     def rows(self) -> list[dict[str, Any]]:
         """One row of scores a kind of question and one for "all", with the mode they were found in."""
         mode = self.trial["mode"] if self.trial["positions"] != "naive" else "naive"

@@ -4,26 +4,32 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import get_args
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
 
-from workbench import data, models
+from workbench import data, menu, methods, models
+from workbench import prepare as preparations
+from workbench import select as selectors
 from workbench.blocks import Prompt
+from workbench.corpus import Corpus
 from workbench.data import Sample
-from workbench.engine import Positions
 from workbench.errors import BadInput
-from workbench.generation import Generation, Mode, first_token, generate
+from workbench.generation import Generation, first_token, generate
+from workbench.methods import Method
+from workbench.methods.reuse import Reuse
 from workbench.metrics import answers, cost
 from workbench.metrics.latency import Quantiles, measure
 from workbench.models import Loaded
 from workbench.probing import facts_of, prepare_model
 from workbench.record import Record, device_name, versions
-from workbench.store import MemoryStore, Stats, fetch
+from workbench.store import MemoryStore, Stats
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
+MODES = ("full", "block", "superposition")
+REUSE = ("positions", "prepare", "select", "ratio")  # fields that are for mode block
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,12 @@ class Trial:
 
     model           folder or name (`models.load`)
     data            file or name (`data.load`)
-    mode            "full": ordinary prefill; "block": every block but the question is cached alone and reused
-    positions       of reused keys, block mode only: "re-encoded" for where the block stands now, or "naive", as cached
+    mode            "full": ordinary prefill; "block": every block but the question is cached apart and reused;
+                    "superposition": one path a passage, the best joined, also as superposition(paths=2)
+    positions       of reused keys: "re-encoded" for where the block stands now, or "naive", as cached
+    prepare         what a block saw before it was cached: a file of `workbench.prepare`, with options in brackets
+    select, ratio   which tokens of reused blocks are computed again, a file of `workbench.select`; and how many, as a
+                    share of the tokens of all passages (None: as many as the selector wants)
     samples, seed, passages   how many questions, which draw, how many passages each (None: as the data has them)
     batch           requests answered together, at most
     timed           requests whose time to first token is measured, at most
@@ -44,6 +54,9 @@ class Trial:
     data: str = "lab"
     mode: str = "full"
     positions: str = "re-encoded"
+    prepare: str = "alone"
+    select: str = "none"
+    ratio: float | None = 0.15
     samples: int = 200
     seed: int = 0
     passages: int | None = None
@@ -55,11 +68,7 @@ class Trial:
     store_gib: float = 2.0
 
     def __post_init__(self) -> None:
-        for name, allowed in (("mode", get_args(Mode)), ("positions", get_args(Positions))):
-            if (value := getattr(self, name)) not in allowed:
-                raise BadInput(f"unknown {name} {value!r}: allowed are {', '.join(allowed)}")
-        if self.mode == "full" and self.positions != "re-encoded":
-            raise BadInput(f"positions {self.positions!r} is for mode block: full attention moves no cached block")
+        self._check_method()
         for name, least in (("samples", 1), ("batch", 1), ("max_new_tokens", 1), ("timed", 1), ("seed", 0)):
             if not _is_int(value := getattr(self, name)) or value < least:
                 raise BadInput(f"{name} is {value!r}: a whole number of at least {least} is needed")
@@ -68,28 +77,65 @@ class Trial:
         if not isinstance(self.store_gib, int | float) or not 0 < self.store_gib < float("inf"):
             raise BadInput(f"store_gib is {self.store_gib!r}: a positive number is needed")
 
+    def _check_method(self) -> None:
+        name, _ = menu.parse(self.mode)
+        if name not in MODES:
+            raise BadInput(f"unknown mode {self.mode!r}: allowed are {', '.join(MODES)}")
+        odd = [key for key in REUSE if getattr(self, key) != getattr(Trial, key)]
+        if self.mode != "block" and odd:
+            raise BadInput(
+                f"{odd[0]} {getattr(self, odd[0])!r} is for mode block: mode {name} reuses no cached block so"
+            )
+        menu.found(preparations.__name__, self.prepare, ("corpus",))
+        Reuse(self.positions, select=self._select(), ratio=self.ratio)  # type: ignore[arg-type]  # Reuse checks it
+        if self.mode != "block":
+            self.method()
+
+    def _select(self) -> selectors.Select | None:
+        return None if self.select == "none" else selectors.named(self.select)
+
+    def method(self, corpus: Corpus | None = None) -> Method:
+        """The method that this trial tries; preparations that look for neighbours look in `corpus`."""
+        if self.mode != "block":
+            return menu.made(methods.__name__, self.mode)
+        prepared = preparations.named(self.prepare, corpus=corpus)
+        return Reuse(self.positions, prepared, self._select(), self.ratio)  # type: ignore[arg-type]
+
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Record:
         """Answer every question, measure, score.
 
         `loaded` is the model where it is in memory already (`models.load`); `progress` is called after every batch.
         Raises BadInput, before any work, for unknown names, broken files and a prompt over the model's context.
         """
+        return self.run_each(progress, loaded)[0]
+
+    def run_each(
+        self, progress: Progress | None = None, loaded: Loaded | None = None
+    ) -> tuple[Record, list[dict[str, Any]]]:
+        """The record, and one row a question: {id, kind, answer, expected, em, f1}, in the order of the data."""
         samples = data.load(self.data, self.samples, self.seed, self.passages)
         model, tokenizer, layout = loaded or models.load(self.model, self.device, self.dtype)
         prepare_model(model)
         prompts = layout.prompts(samples, tokenizer)
         _check_context(model, samples, prompts)
+        method = self.method(Corpus.of(samples, layout, tokenizer))
         store = MemoryStore(int(self.store_gib * 2**30))
         begin = time.perf_counter()
-        found = self.answer(prompts, (model, tokenizer, layout), store, progress)
+        found = self.answer(prompts, (model, tokenizer, layout), store, progress, method)
         seconds = time.perf_counter() - begin
-        ttft = measure(_first_tokens(model, prompts[: self.timed], self), model.device)
-        return self._record(model, samples, prompts, found, store.stats, ttft, seconds)
+        ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
+        record = self._record(model, samples, prompts, found, store.stats, ttft, seconds)
+        return record, [_row(sample, answer) for sample, answer in zip(samples, found, strict=True)]
 
     def answer(
-        self, prompts: Sequence[Prompt], loaded: Loaded, store: MemoryStore, progress: Progress | None = None
+        self,
+        prompts: Sequence[Prompt],
+        loaded: Loaded,
+        store: MemoryStore,
+        progress: Progress | None = None,
+        method: Method | None = None,
     ) -> list[Generation]:
-        """Greedy answers to prompts, in batches; in block mode their blocks come from `store` and stay in it."""
+        """Greedy answers to prompts, in batches; cached blocks come from `store` and stay in it."""
         model, tokenizer, layout = loaded
         found: list[Generation] = []
         for batch in batches([len(prompt) for prompt in prompts], self.batch):
@@ -97,9 +143,8 @@ class Trial:
                 model,
                 tokenizer,
                 [prompts[i] for i in batch],
-                mode=self.mode,  # type: ignore[arg-type]  # checked when the trial was made
-                positions=self.positions,  # type: ignore[arg-type]
-                store=store,
+                method or self.method(),
+                store,
                 max_new_tokens=self.max_new_tokens,
                 stop=layout.stop,
             )
@@ -122,10 +167,7 @@ class Trial:
         kinds = sorted({sample.kind for sample in samples})
         of_kind = {kind: [i for i, sample in enumerate(samples) if sample.kind == kind] for kind in kinds}
         shape = cost.shape_of(model)
-        costs = [
-            cost.first_token(shape, range(len(p) - answer.rows_computed, len(p)), len(p), model.dtype.itemsize)
-            for p, answer in zip(prompts, found, strict=True)
-        ]
+        costs = [cost.of_passes(shape, answer.passes, answer.rows_reused, model.dtype.itemsize) for answer in found]
         return Record(
             **asdict(answers.score(texts, aliases, self.seed)),
             trial=asdict(self),
@@ -162,19 +204,24 @@ def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> It
         yield group
 
 
-def _first_tokens(model: PreTrainedModel, prompts: Sequence[Prompt], trial: Trial) -> Iterator[Callable[[], int]]:
-    """One job a prompt: from its token ids to its first new token. In block mode its blocks lie in a store already."""
+def _first_tokens(model: PreTrainedModel, prompts: Sequence[Prompt], method: Method) -> Iterator[Callable[[], int]]:
+    """One job a prompt: from its token ids to its first new token, with its cached blocks in a store already."""
     for prompt in prompts:
-        if trial.mode == "full":
-            yield partial(first_token, model, prompt, None, "re-encoded")
-        else:
-            store = MemoryStore(1 << 62)
-            fetch(model, prompt.context, store)
-            yield partial(_block, model, prompt, store, trial.positions)
+        store = MemoryStore(1 << 62)
+        method.begin(model, [prompt], store)
+        yield partial(first_token, model, prompt, method, store)
 
 
-def _block(model: PreTrainedModel, prompt: Prompt, store: MemoryStore, positions: str) -> int:
-    return first_token(model, prompt, fetch(model, prompt.context, store), positions)  # type: ignore[arg-type]
+def _row(sample: Sample, answer: Generation) -> dict[str, Any]:
+    said = answer.text.strip()
+    return {
+        "id": sample.id,
+        "kind": sample.kind,
+        "answer": said,
+        "expected": sample.answers[0],
+        "em": answers.exact_match(said, sample.answers),
+        "f1": answers.f1(said, sample.answers),
+    }
 
 
 def _check_context(model: PreTrainedModel, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:

@@ -14,12 +14,14 @@ from rich.table import Table
 from workbench import record
 from workbench.commands.text import plain
 from workbench.errors import BadInput
+from workbench.published import METHODS, options
 from workbench.record import Record
 from workbench.trial import Progress as Callback
 from workbench.trial import Trial
 
 OUTPUT = "Output"
 METHOD = "Method"
+NAMES = ", ".join(METHODS)
 
 app = typer.Typer()
 
@@ -33,18 +35,45 @@ def trial(
         int | None, typer.Option(help="Passages a question; without it, 10 of lab, all of a file")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the draw of samples and of the bootstrap")] = 0,
+    method: Annotated[
+        str | None,
+        typer.Option(help="A published method by name; the options below change it. " + NAMES, rich_help_panel=METHOD),
+    ] = None,
     mode: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="full: ordinary prefill; block: every passage cached alone and reused", rich_help_panel=METHOD
+            help="full: ordinary prefill (default); block: every passage cached apart and reused; superposition",
+            rich_help_panel=METHOD,
         ),
-    ] = "full",
+    ] = None,
     positions: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Of reused keys: re-encoded for their new place, or naive, as cached", rich_help_panel=METHOD
+            help="Of reused keys: re-encoded for their new place (default), or naive, as cached",
+            rich_help_panel=METHOD,
         ),
-    ] = "re-encoded",
+    ] = None,
+    prepare: Annotated[
+        str | None,
+        typer.Option(
+            help="What a passage sees before it is cached: alone (default), isolated, similar(n=10)",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(
+            help="Which cached tokens are computed again: none (default), query_guided, kv_deviation(part=v), …",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    ratio: Annotated[
+        str | None,
+        typer.Option(
+            help="How many of them: a share of the tokens of all passages, 0.15, or own: the selector decides",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer", rich_help_panel=METHOD)] = 32,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
     dtype: Annotated[
@@ -56,11 +85,11 @@ def trial(
     out: Annotated[Path | None, typer.Option(help="Write the JSON record to this file", rich_help_panel=OUTPUT)] = None,
 ) -> None:
     """Answer questions one way and report quality, time to first token and cost."""
+    given = {"mode": mode, "positions": positions, "prepare": prepare, "select": select, "ratio": ratio}
     asked = Trial(
         model=model,
         data=data,
-        mode=mode,
-        positions=positions,
+        **options(method, {name: value for name, value in given.items() if value is not None}),
         samples=samples,
         seed=seed,
         passages=passages,
@@ -84,8 +113,7 @@ def trial(
 
 
 def _report(found: Record) -> Group:
-    how = found.trial["mode"] + (f", {found.trial['positions']} positions" if found.trial["mode"] == "block" else "")
-    head = f"[bold]{plain(found.trial['model'])} on {plain(found.trial['data'])}: {how}[/]"
+    head = f"[bold]{plain(found.trial['model'])} on {plain(found.trial['data'])}: {plain(found.way)}[/]"
     foot = f"[dim]95% intervals · {found.device} · answered in {found.seconds:.1f} s[/]"
     return Group(head, "", _scores(found), "", _costs(found), "", foot)
 
@@ -101,14 +129,14 @@ def _scores(found: Record) -> Table:
 
 
 def _costs(found: Record) -> Table:
-    t, block = found.ttft_s, found.trial["mode"] == "block"
+    t = found.ttft_s
     table = Table(box=None, pad_edge=False, show_header=False)
     spread = f"[dim]5–95%: {t.p5 * 1e3:.1f}–{t.p95 * 1e3:.1f} ms, {t.n} requests one at a time[/]"
     table.add_row("time to first token", f"{t.p50 * 1e3:.1f} ms", spread)
     table.add_row("tokens computed", f"{found.rows_computed:.0f}", f"[dim]of {found.prompt_tokens:.0f} a prompt[/]")
     table.add_row("operations", f"{found.flops:.2e}", f"[dim]of these attention {found.flops_attention:.2e}[/]")
     table.add_row("bytes moved", f"{found.bytes:.2e}", f"[dim]of these from the store {found.bytes_loaded:.2e}[/]")
-    if block:
+    if found.rows_reused:
         table.add_row("store hit rate", f"{found.hit_rate:.1%}", "[dim]while the questions were answered[/]")
     return table
 

@@ -9,6 +9,9 @@ from workbench.blocks import Prompt
 from workbench.data.sample import Sample
 from workbench.explore.live import explorer, slider
 from workbench.generation import Generation, generate
+from workbench.methods import Method
+from workbench.methods.full import Full
+from workbench.methods.reuse import Reuse
 from workbench.metrics.answers import exact_match
 from workbench.metrics.mass import masked, reused
 from workbench.models import Loaded
@@ -19,7 +22,7 @@ from workbench.probing import facts_of
 from workbench.reading import of_sample
 from workbench.store import MemoryStore
 
-WAYS = {"full": {"mode": "full"}, "block": {"mode": "block"}, "naive": {"mode": "block", "positions": "naive"}}
+WAYS: dict[str, Method] = {"full": Full(), "block": Reuse(), "naive": Reuse("naive")}
 
 
 def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 24) -> widgets.VBox:
@@ -74,5 +77,7 @@ def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: in
 def ask(loaded: Loaded, prompt: Prompt, max_new_tokens: int, store: MemoryStore) -> dict[str, Generation]:
     """The answers of all ways."""
     model, tokenizer, layout = loaded
-    more = {"max_new_tokens": max_new_tokens, "stop": layout.stop, "store": store}
-    return {way: generate(model, tokenizer, [prompt], **how, **more)[0] for way, how in WAYS.items()}  # type: ignore[arg-type]
+    return {
+        way: generate(model, tokenizer, [prompt], method, store, max_new_tokens, stop=layout.stop)[0]
+        for way, method in WAYS.items()
+    }

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from workbench.errors import BadInput
+from workbench.plan import Pass
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,27 @@ def first_token(shape: Shape, rows: Sequence[int] | np.ndarray, length: int, ite
         kv_read=float(sum(w * min(length, span) for w, span in zip(shape.kv_width, spans, strict=True)) * itemsize),
         kv_loaded=float((length - positions.size) * per_token),
     )
+
+
+def of_passes(shape: Shape, passes: Sequence[Pass], reused: int, itemsize: int = 2) -> Cost:
+    """Cost of all that a method computes for one request up to its first token; `reused` tokens come from the store.
+
+    The weights are read once a forward, the output head is applied in the last one only, and a pass of `depth` layers
+    counts for its share of the layers.
+    """
+    layers = len(shape.windows)
+    last = passes[-1]
+    linear = attention = written = read = 0.0
+    for part in passes:
+        share = (part.depth or layers) / layers
+        found = first_token(shape, part.rows, part.length, itemsize)
+        linear += share * (found.linear - 2.0 * shape.head) + (2.0 * shape.head if part is last else 0.0)
+        attention, written = attention + share * found.attention, written + share * found.kv_written
+        read += share * found.kv_read
+    forwards = {part.forward: (part.depth or layers) / layers for part in passes}
+    weights = shape.stored * itemsize * sum(forwards.values())
+    loaded = float(reused * sum(shape.kv_width) * itemsize)
+    return Cost(linear, attention, weights, written, read, loaded)
 
 
 def encoding(shape: Shape, lengths: Iterable[int], itemsize: int = 2) -> Cost:

@@ -1,0 +1,36 @@
+"""How a prompt gets its keys and values: what of it is computed, and what comes from cached blocks.
+
+A method is a frozen dataclass; `begin` turns a batch of prompts into requests that are ready for the forward pass which
+gives their first token. `Full`, `Reuse` and `Superposition` are the methods; what differs between the published systems
+that reuse blocks are the preparation, the selection and the positions that `Reuse` is given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from transformers import PreTrainedModel
+
+from workbench.blocks import Prompt
+from workbench.engine import Work
+from workbench.plan import Pass
+from workbench.store import Store
+
+
+@dataclass(frozen=True)
+class Start:
+    """One request, ready for its last forward pass, and what it takes to get there."""
+
+    work: Work  # the logits of its last row give the first token
+    passes: tuple[Pass, ...]  # all that is computed up to the first token, the last pass included
+    computed: int  # tokens of the prompt that some pass computes for the answer
+    reused: int  # tokens whose keys and values come from cached blocks
+
+
+class Method(Protocol):
+    """A way to carry out prompts."""
+
+    def begin(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
+    ) -> list[Start]:
+        """`store` keeps cached blocks between calls (None: for this call only); `room` is left for new tokens."""

@@ -1,0 +1,32 @@
+"""Ordinary prefill: every token of the prompt is computed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.blocks import Prompt
+from workbench.engine import Work, empty
+from workbench.masks import Sees, causal
+from workbench.methods import Start
+from workbench.plan import Pass, Plan
+from workbench.store import Store
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every token is computed, under the rule `sees(prompt)` where one is given (`block_attention`, say)."""
+
+    sees: Callable[[Prompt], Sees] | None = None
+
+    def begin(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
+    ) -> list[Start]:
+        return [self._begin(model, prompt, room) for prompt in prompts]
+
+    def _begin(self, model: PreTrainedModel, prompt: Prompt, room: int) -> Start:
+        length = len(prompt)
+        plan = Plan(torch.arange(length), self.sees(prompt) if self.sees else causal)
+        work = Work(prompt.tokens, plan, empty(model, length, room))
+        return Start(work, (Pass(range(length), length),), length, 0)
