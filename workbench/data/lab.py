@@ -7,7 +7,13 @@ from workbench.data.lab_world import KINDS, World, passages_of
 from workbench.data.sample import Sample
 from workbench.errors import BadInput
 
-SHARE_OF = {"single-hop": 0.35, "continuation": 0.30, "two-hop": 0.20, "comparison": 0.15}  # where no kinds are named
+SHARE_OF = {  # where no kinds are named
+    "single-hop": 0.25,
+    "continuation": 0.35,
+    "two-hop": 0.15,
+    "comparison": 0.10,
+    "order": 0.15,
+}
 MOST_PASSAGES = 40
 
 
@@ -19,7 +25,7 @@ def samples(
     Each world holds half as many passages again as one context and serves `per_world` samples, so passages come back
     from sample to sample as they do in a real index. Worlds of different seeds share nothing but the vocabulary.
 
-    `kinds` come equally often; without it, all but `order` in their shares.
+    `kinds` come equally often; without it, all in their shares.
 
     Raises BadInput for an unknown kind, a context outside 1 to 40 passages, or one too small for the kinds asked.
     """
