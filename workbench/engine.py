@@ -17,7 +17,7 @@ from workbench.rope import rotate_by, turn
 
 __all__ = [
     "Positions", "Step", "Work",
-    "assemble", "empty", "encode", "encode_many", "prefill", "prefill_many", "prepare_model",
+    "assemble", "empty", "encode", "encode_many", "packs", "prefill", "prefill_many", "prepare_model",
 ]  # fmt: skip
 
 Positions = Literal["re-encoded", "naive"]
@@ -114,7 +114,7 @@ def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence
         check_fit(model, facts, len(block))
         check_tokens(facts, tokens)
     done: list[KV] = []
-    for group in _packs([len(tokens) for tokens in runs]):
+    for group in packs([len(tokens) for tokens in runs]):
         kvs = [KV.zeros(facts.shapes, len(runs[i]), dtype=facts.dtype, device=facts.device) for i in group]
         plans = [Plan(torch.arange(len(runs[i])), depth=facts.layers) for i in group]
         run(model, list(zip((runs[i] for i in group), plans, kvs, strict=True)))
@@ -166,12 +166,12 @@ def check_fit(model: PreTrainedModel, facts: Facts, length: int) -> None:
         )
 
 
-def _packs(lengths: list[int]) -> list[list[int]]:
-    """Indices in order, grouped to at most PACK tokens."""
+def packs(lengths: Sequence[int], tokens: int = PACK) -> list[list[int]]:
+    """Indices in order, grouped to at most `tokens` tokens (a longer one goes alone)."""
     groups: list[list[int]] = []
     total = 0
     for i, length in enumerate(lengths):
-        if not groups or total + length > PACK:
+        if not groups or total + length > tokens:
             groups.append([])
             total = 0
         groups[-1].append(i)

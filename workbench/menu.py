@@ -55,7 +55,9 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
         if isinstance(call, ast.Name):
             return call.id, {}
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
-            return call.func.id, {str(k.arg): _value(k.value, spec.strip()) for k in call.keywords if k.arg}
+            options = {k.arg: _value(k.value, spec.strip()) for k in call.keywords if k.arg}
+            if len(options) == len(call.keywords):
+                return call.func.id, options
     except SyntaxError:
         pass
     raise BadInput(f"{spec!r} is not understood: it is a name or name(option=value, …)")

@@ -1,6 +1,6 @@
 """Take blocks from a store, and encode what it does not hold."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from transformers import PreTrainedModel
@@ -34,11 +34,20 @@ def fetch(
     prepare_model(model)  # refuses before any work
     model_key = fingerprint(model)
     keys = [key_of(model_key, model.dtype, block, past) for block, past in zip(blocks, before, strict=True)]
+    return collect(
+        store, keys, lambda missing: encode_many(model, [blocks[i] for i in missing], [before[i] for i in missing])
+    )
+
+
+def collect(store: Store, keys: Sequence[str], make: Callable[[list[int]], Sequence[KV]]) -> list[KV]:
+    """The KV under every key, from `store` or else from `make`, and kept there.
+
+    `make` is given the indices of the keys that are missing, each key once, and returns the KV of each.
+    """
     first = {key: i for i, key in reversed(list(enumerate(keys)))}
     found = {key: kv for key in first if (kv := store.get(key)) is not None}
     missing = [i for key, i in sorted(first.items(), key=lambda item: item[1]) if key not in found]
-    encoded = encode_many(model, [blocks[i] for i in missing], [before[i] for i in missing])
-    for i, kv in zip(missing, encoded, strict=True):
+    for i, kv in zip(missing, make(missing), strict=True):
         found[keys[i]] = kv.lock()
         store.put(keys[i], kv)
     for i, key in enumerate(keys):

@@ -24,12 +24,27 @@ _IRRELEVANT = {
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[tuple, str]] = WeakKeyDictionary()  # a pure memo, by model object
 
 
-def key_of(fingerprint: str, dtype: torch.dtype, block: Block, after: Sequence[Block] = ()) -> str:
-    """Store key of a block that was encoded behind the blocks `after`."""
+def key_of(
+    fingerprint: str,
+    dtype: torch.dtype,
+    block: Block,
+    after: Sequence[Block] = (),
+    over: Sequence[Block] | None = None,
+) -> str:
+    """Store key of a block that was encoded behind the blocks `after`.
+
+    With `over`, the block was computed over the cached KV of `after` and of the blocks `over`, each of which had itself
+    seen `after` only: another thing than having been encoded behind all of them.
+    """
     # the lengths are part of what is hashed, so no two chains read the same
-    chain = [[len(b), list(b.tokens)] for b in (*after, block)]
-    parts = json.dumps([FORMAT_VERSION, fingerprint, str(dtype), chain], separators=(",", ":"))
-    return sha256(parts.encode()).hexdigest()
+    parts = [FORMAT_VERSION, fingerprint, str(dtype), _chain((*after, block))]
+    if over is not None:
+        parts += ["over", _chain(over)]
+    return sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
+
+
+def _chain(blocks: Sequence[Block]) -> list:
+    return [[len(block), list(block.tokens)] for block in blocks]
 
 
 def fingerprint(model: PreTrainedModel) -> str:

