@@ -68,7 +68,12 @@ def attend(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """[1, H, sum of R, D] each -> [1, sum of R, Hq, D]; transformers' attention interface."""
-    _refuse(module, parts, attention_mask, dropout, {**others, "is_causal": False if is_causal is False else None})
+    if not parts:
+        raise BadInput(
+            f"attention {NAME!r} needs a plan: call workbench.prefill, "
+            "or model.set_attn_implementation('sdpa') for the stock model"
+        )
+    refuse(module, attention_mask, dropout, {**others, "is_causal": False if is_causal is False else None})
     layer, depths = module.layer_idx, [part.depth for part in parts]
     stop = None if None in depths else max(d for d in depths if d)
     lengths = [len(part.rows) for part in parts]
@@ -83,12 +88,8 @@ def attend(
     return out.transpose(0, 1)[None].contiguous(), None
 
 
-def _refuse(module: Any, parts: Sequence[Part], mask: Any, dropout: float, others: dict[str, Any]) -> None:
-    if not parts:
-        raise BadInput(
-            f"attention {NAME!r} needs a plan: call workbench.prefill, "
-            "or model.set_attn_implementation('sdpa') for the stock model"
-        )
+def refuse(module: Any, mask: Any, dropout: float, others: dict[str, Any]) -> None:
+    """Refuse what an attention function of the workbench would leave out: a foreign mask, dropout, unknown arguments."""
     if mask is not None:
         raise BadInput("an attention mask was passed to the model: give the rule to Plan(sees=...) instead")
     if dropout:

@@ -3,15 +3,12 @@
 Warm-up, a constant rate while the curriculum climbs, and a linear decay to zero over the last part of its final stage.
 """
 
-import json
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -27,6 +24,7 @@ from workbench.data.lab_world import KINDS
 from workbench.errors import BadInput
 from workbench.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
 from workbench.lab.recipe import Recipe
+from workbench.training import check_same, load_state, optimizers, save_state, saved_record
 
 READ_EVERY = 20  # steps between two looks at the accuracy (each one waits for the device)
 LEAD = 64  # most batches that are drawn ahead of their use
@@ -72,19 +70,6 @@ class Order:
         for step in count(self.progress.step):
             stage = sum(begin <= step - LEAD for begin in self.progress.entered[1:])
             yield stage, step * self.ranks + self.rank
-
-
-def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the matrices of the layers and AdamW for the rest."""
-    fused = next(model.parameters()).is_cuda
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
-    others = [p for p in model.parameters() if all(p is not m for m in matrices)]
-    adamw = partial(torch.optim.AdamW, lr=recipe.lr, betas=recipe.betas, fused=fused)
-    decay = recipe.weight_decay
-    if recipe.optimizer == "adamw":
-        return [adamw([{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}])]
-    muon = torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    return [muon, adamw(others, weight_decay=0.0)]
 
 
 def losses(logits: torch.Tensor, batch: Batch, rest_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,27 +218,13 @@ def _read(
 
 
 def _save(accelerator: Accelerator, recipe: Recipe, progress: Progress, out: Path) -> None:
-    """Write a new state beside the old one, then put it in its place: a killed run never leaves half a state."""
-    new, now, old = out / "state.new", out / "state", out / "state.old"
-    accelerator.save_state(str(new))
-    if accelerator.is_main_process:
-        (new / "progress.json").write_text(json.dumps({"recipe": asdict(recipe), "progress": asdict(progress)}))
-        shutil.rmtree(old, ignore_errors=True)
-        if now.is_dir():
-            now.rename(old)
-        new.rename(now)
-        shutil.rmtree(old, ignore_errors=True)
-    accelerator.wait_for_everyone()
+    save_state(accelerator, out, {"recipe": asdict(recipe), "progress": asdict(progress)})
 
 
 def _resume(accelerator: Accelerator, recipe: Recipe, out: Path) -> Progress:
-    found = [path for path in (out / "state", out / "state.old") if (path / "progress.json").is_file()]
-    if not found:
+    saved = saved_record(out)
+    if saved is None:
         return Progress()
-    saved = json.loads((found[0] / "progress.json").read_text())
-    asked = json.loads(json.dumps(asdict(recipe)))
-    if saved["recipe"] != asked:
-        changed = [k for k in asked if saved["recipe"].get(k) != asked[k]]
-        raise BadInput(f"{out} holds a run of another recipe (different: {', '.join(changed)}); choose another folder")
-    accelerator.load_state(str(found[0]))
+    check_same(out, saved["recipe"], asdict(recipe))
+    load_state(accelerator, out)
     return Progress(**saved["progress"])
