@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from workbench import weights
 from workbench.blocks import Prompt
 from workbench.engine import assemble, empty, encode_many, prefill
 from workbench.kv import KV
-from workbench.masks import Sees, causal, visible, window
+from workbench.masks import Sees, causal
 from workbench.plan import Plan
-from workbench.probing import facts_of
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,6 @@ def _measure(model: PreTrainedModel, prompt: Prompt, rows: Tensor, kv: KV, sees:
 
 def softmax(model: PreTrainedModel, queries: dict[int, Tensor], kv: KV, rows: Tensor, sees: Sees) -> Iterator[Tensor]:
     """[Hq, R, T] fp32 per layer, in order: what `attend` weighs values with. A row that sees nothing is 0."""
-    facts, decoder = facts_of(model), model.get_decoder()
-    rows = rows.to(model.device)
-    cols = torch.arange(len(kv), device=model.device)
-    for layer, size in enumerate(facts.windows):
-        q, k = queries[layer].float(), kv.keys[layer].float()
-        scale = getattr(decoder.layers[layer].self_attn, "scaling", None) or q.shape[-1] ** -0.5
-        k = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
-        seen = visible(sees, rows, cols)
-        if size:
-            seen = seen & visible(window(size), rows, cols)
-        yield (q @ k.mT * scale).masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+    for layer, keys in enumerate(kv.keys):
+        found = weights.logits(model, layer, queries[layer], keys, rows, sees)
+        yield torch.cat([weights.softmax(part) for _, part in found], 1)

@@ -1,0 +1,234 @@
+"""Each selector against its own paper's rule, by a slow reference."""
+
+from itertools import pairwise
+from math import ceil, exp
+
+import pytest
+import torch
+
+from tests.by_hand import forward
+from tests.random_models import model_of, prompt_of
+from workbench import select, weights
+from workbench.engine import assemble, empty, encode_many
+from workbench.errors import BadInput
+from workbench.select import cache_craft
+from workbench.select.cache_craft import CacheCraft, Past
+from workbench.select.query_guided import QueryGuided
+
+SIZES = (4, 9, 7, 12, 5)
+PROMPT = prompt_of(*SIZES)
+END = PROMPT.starts[-1]
+BLOCKS = [range(a, b) for a, b in pairwise([*PROMPT.starts, len(PROMPT)])]
+OPEN = slice(SIZES[0], END)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of("llama")
+
+
+@pytest.fixture(scope="module")
+def kv(model):
+    system, *rest = PROMPT.context
+    return assemble(model, PROMPT, encode_many(model, PROMPT.context, [(), *[(system,)] * len(rest)]))
+
+
+@pytest.fixture(scope="module")
+def full(model):
+    return forward(model, PROMPT.tokens, empty(model, len(PROMPT)), torch.arange(len(PROMPT)))
+
+
+def scores(spec: str, model, kv) -> torch.Tensor:
+    return select.named(spec)(model, PROMPT, kv)
+
+
+def close(ours: torch.Tensor, theirs) -> None:
+    torch.testing.assert_close(ours[OPEN], torch.as_tensor(theirs)[OPEN].float(), atol=1e-4, rtol=1e-3)
+
+
+# --- question-guided
+
+
+@pytest.mark.parametrize("tokens", ["all", "last"])
+@pytest.mark.parametrize(("layers", "wanted"), [("last", [2]), ("all", [0, 1, 2]), ("(-1, 0)", [0, 2])])
+def test_query_guided_sums_a_softmax_within_each_block(model, kv, layers, wanted, tokens):
+    """FusionRAG, section 3.2: rows are question tokens, columns the tokens of one chunk; columns are summed."""
+    attention = forward(model, PROMPT.tokens, kv, PROMPT.question).attention
+    expected = [0.0] * END
+    for layer in wanted:
+        for head in attention[layer]:
+            for row in head[-1:] if tokens == "last" else head:
+                for block in BLOCKS[:-1]:
+                    share = row[list(block)].softmax(0)
+                    for i, value in zip(block, share.tolist(), strict=True):
+                        expected[i] += value
+    close(scores(f"query_guided(layers={layers}, tokens={tokens})", model, kv), expected)
+
+
+def test_query_guided_over_the_prompt_weighs_as_the_model_does(model, kv):
+    attention = forward(model, PROMPT.tokens, kv, PROMPT.question).attention[-1]
+    close(scores("query_guided(softmax=prompt)", model, kv), attention.softmax(-1).sum((0, 1)))
+
+
+def test_every_block_gets_the_same_mass(model, kv):
+    """The softmax is within a block, so no block starts with an advantage: only how it is spread differs."""
+    found = scores("query_guided", model, kv)
+    mass = [float(found[list(block)].sum()) for block in BLOCKS[1:-1]]
+    assert mass == pytest.approx([4 * SIZES[-1]] * 3, rel=1e-4)  # heads times question tokens
+
+
+def test_the_last_layer_is_one_that_sees_the_whole_prompt():
+    mixed = model_of("gemma3")
+    windows = [layer for layer, size in enumerate(weights.facts_of(mixed).windows) if not size]
+    assert weights.layers_of(weights.facts_of(mixed), "last") == [max(windows)]
+    sliding = model_of("mistral-window")
+    assert weights.layers_of(weights.facts_of(sliding), "last") == [2]
+
+
+def test_what_a_sliding_window_hides_scores_nothing():
+    model = model_of("mistral-window")  # 16 positions
+    system, *rest = PROMPT.context
+    cached = encode_many(model, PROMPT.context, [(), *[(system,)] * len(rest)])
+    found = QueryGuided()(model, PROMPT, assemble(model, PROMPT, cached))
+    assert (found[SIZES[0] : END - 15] == 0).all() and found[END - 15 :].min() > 0
+
+
+def test_a_question_of_long_blocks_is_scored_in_parts(model, kv, monkeypatch):
+    whole = scores("query_guided(layers=all)", model, kv)
+    monkeypatch.setattr(weights, "ELEMENTS", 1)  # a row at a time
+    torch.testing.assert_close(scores("query_guided(layers=all)", model, kv), whole)
+
+
+# --- deviation
+
+
+@pytest.mark.parametrize("part", ["kv", "k", "v"])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_kv_deviation_is_the_squared_distance_at_one_layer(model, kv, full, layer, part):
+    """FusionRAG, equation 7, at CacheBlend's layer."""
+    expected = [0.0] * END
+    for i in range(END):
+        for name, ours, theirs in (("k", kv.keys, full.kv.keys), ("v", kv.values, full.kv.values)):
+            if name in part:
+                expected[i] += float((ours[layer][:, i].double() - theirs[layer][:, i].double()).square().sum())
+    close(scores(f"kv_deviation(layer={layer}, part={part})", model, kv), expected)
+
+
+def test_nothing_deviates_in_the_first_layer_nor_in_the_first_passage(model, kv):
+    assert scores("kv_deviation(layer=0)", model, kv)[OPEN].max() < 1e-6
+    found = scores("kv_deviation", model, kv)
+    assert found[list(BLOCKS[1])].max() < 1e-6 < found[list(BLOCKS[2])].min(), "it is an exact prefix"
+
+
+def test_kv_deviation_computes_no_more_than_it_needs(model, kv):
+    (done,) = select.named("kv_deviation").passes(model, PROMPT)
+    assert (list(done.rows), done.length, done.depth) == (list(range(END)), END, 2)
+    (done,) = select.named("query_guided").passes(model, PROMPT)
+    assert (list(done.rows), done.length, done.depth) == (PROMPT.question.tolist(), len(PROMPT), 3)
+    assert select.named("random").passes(model, PROMPT) == ()
+
+
+def test_the_oracle_sums_all_layers(model, kv):
+    each = [scores(f"kv_deviation(layer={layer})", model, kv) for layer in range(3)]
+    close(scores("oracle", model, kv), sum(each))
+    close(scores("oracle(layers=(0, -1), part=v)", model, kv), scores("kv_deviation(layer=2, part=v)", model, kv))
+
+
+# --- attention between chunks
+
+
+def between(full, token: int) -> tuple[float, float]:
+    """(attention paid to other passages before, attention received from passages behind), mean over layers and heads"""
+    of = PROMPT.block_of.tolist()
+    paid, received, count = 0.0, 0.0, 0
+    for layer in full.attention:
+        for head in layer[:, :END, :END].softmax(-1):
+            count += 1
+            paid += sum(float(head[token, j]) for j in range(SIZES[0], token) if of[j] != of[token])
+            received += sum(float(head[i, token]) for i in range(token + 1, END) if of[i] != of[token])
+    return paid / count, received / count
+
+
+def test_inter_attention_is_what_goes_to_other_passages(model, kv, full):
+    expected = [between(full, token) for token in range(END)]
+    close(scores("inter_attention", model, kv), [paid for paid, _ in expected])
+    close(scores("inter_attention(side=receives)", model, kv), [received for _, received in expected])
+
+
+def chunk_attention(full, i: int, j: int) -> float:
+    """Σ of the attention that chunk i pays to chunk j, mean over layers and heads."""
+    heads = torch.cat([layer[:, :END, :END].softmax(-1) for layer in full.attention])
+    return float(heads[:, list(BLOCKS[i])][:, :, list(BLOCKS[j])].sum((1, 2)).mean())
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.9, 3.0])
+def test_cache_craft_recomputes_cfo_of_each_chunk(model, kv, full, alpha):
+    """CCI = σ(a / b), CFO = clip(α · CCI · (1 - β'), 0, 1); no chunk has a past, so β' is 0 where there is a prefix."""
+    rows = select.named(f"cache_craft(alpha={alpha})").rows(model, [PROMPT], [kv])[0].tolist()
+    expected = []
+    for i in (2, 3):
+        a = sum(chunk_attention(full, i, j) / (SIZES[i] * SIZES[j]) for j in range(1, i))
+        b = chunk_attention(full, i, i) / SIZES[i] ** 2
+        cfo = min(alpha / (1 + exp(-a / b)), 1.0)
+        best = sorted(BLOCKS[i], key=lambda token: -between(full, token)[0])
+        expected += best[: ceil(cfo * SIZES[i])]
+    assert rows == sorted(expected)
+
+
+def test_a_chunk_behind_its_old_prefix_needs_nothing(model, kv):
+    (attention,) = weights.crossing(model, [PROMPT])
+    past = dict(zip((b.key for b in PROMPT.blocks[1:4]), cache_craft.pasts(PROMPT, attention), strict=True))
+    again = CacheCraft(alpha=1.0, before=lambda block: past.get(block.key))
+    assert again.rows(model, [PROMPT], [kv])[0].tolist() == []
+    first = PROMPT.blocks[1].key
+    forgetful = CacheCraft(
+        alpha=1.0, before=lambda block: None if block.key == PROMPT.blocks[3].key else past[block.key]
+    )
+    assert {int(PROMPT.block_of[i]) for i in forgetful.rows(model, [PROMPT], [kv])[0]} == {3}
+    turned = Past((*past[PROMPT.blocks[3].key].prefix[::-1],), 0.8)
+    swapped = CacheCraft(alpha=1.0, before=lambda block: turned if len(block) == 12 else past[block.key])
+    assert swapped.shares(PROMPT, attention) == pytest.approx([0, 0, 0.8]), "the same chunks in the other order: γ = 1"
+    assert past[PROMPT.blocks[3].key].prefix[0][0] == first
+
+
+def test_prefix_fit_by_the_papers_formula():
+    """β = Σ of inter over chunks kept / Σ over all; γ = discordant pairs / all pairs; β' = β (1 - γ)."""
+    old = [("a", 1.0), ("b", 2.0), ("c", 5.0)]
+    assert cache_craft.prefix_fit(old, ["a", "b", "c"]) == 1
+    assert cache_craft.prefix_fit(old, ["x", "c"]) == 5 / 8
+    assert cache_craft.prefix_fit(old, ["b", "a", "c"]) == pytest.approx(1 - 1 / 3)
+    assert cache_craft.prefix_fit(old, ["c", "b"]) == pytest.approx(7 / 8 * (1 - 1))
+    assert cache_craft.prefix_fit(old, []) == 0
+    assert cache_craft.prefix_fit([], ["a"]) == 0 and cache_craft.prefix_fit([], []) == 1
+
+
+# --- by position and by chance
+
+
+def test_first_k_takes_the_start_of_every_passage(model, kv):
+    """EPIC, LegoLink-k."""
+    rows = select.named("first_k(k=3)").rows(model, [PROMPT], [kv])[0].tolist()
+    assert rows == [i for block in BLOCKS[1:-1] for i in block[:3]]
+    rows = select.named("first_k").rows(model, [PROMPT], [kv], tokens=7)[0].tolist()
+    assert rows == sorted([4, 13, 20, 5, 14, 21, 6]), "evenly, the rest from the front"
+
+
+def test_random_draws_do_not_depend_on_the_batch(model, kv):
+    one, other = scores("random", model, kv), scores("random(seed=1)", model, kv)
+    assert not torch.equal(one, other)
+    moved = prompt_of(*SIZES, seed=3)
+    assert not torch.equal(one[OPEN], select.named("random")(model, moved, kv)[OPEN]), "another prompt, another draw"
+    many = [select.named(f"random(seed={i})")(model, PROMPT, kv)[OPEN] for i in range(300)]
+    assert torch.stack(many).mean(0).sub(0.5).abs().max() < 0.1, "every token alike"
+
+
+def test_none_chooses_nothing_and_all_chooses_everything(model, kv):
+    for ratio in (None, 0.0, 0.3, 1.0):
+        assert select.named("none").rows(model, [PROMPT], [kv], ratio)[0].tolist() == []
+        assert select.named("all").rows(model, [PROMPT], [kv], ratio)[0].tolist() == list(range(END))
+
+
+def test_layers_are_refused_by_what_they_are():
+    for bad in ((), ("a",), (True,), "middle", 3):
+        with pytest.raises(BadInput, match="layers"):
+            weights.check_layers(bad, ("last",))
