@@ -19,7 +19,20 @@ from workbench.metrics.mass import busiest, masked, overlap, reused
 from workbench.metrics.published import TABLE_3
 from workbench.metrics.rounding import SCHEMES, shift_errors
 from workbench.metrics.turning import turning
-from workbench.plots import attention, blockmass, exactness, length, masks, naive, quality, reuse, rounding, savings
+from workbench.plots import (
+    attention,
+    blockmass,
+    exactness,
+    forest,
+    length,
+    masks,
+    naive,
+    quality,
+    reuse,
+    rounding,
+    savings,
+    steps,
+)
 from workbench.plots import rotation as rotations
 from workbench.plots import strip as strips
 from workbench.plots import table as tables
@@ -324,3 +337,36 @@ def test_the_head_that_looks_most_at_a_place_is_found_and_shown_first():
     assert [trace.visible for trace in fig.data] == [False, False, False, True, False]
     assert fig.data[3].y[4] == pytest.approx(0.9) and fig.layout.updatemenus[0].active == 3
     assert fig.layout.sliders[0].active == 1
+
+
+# --- forest and steps
+
+SCORES = [
+    {"name": name, "kind": kind, "n": 50, "em": em, "em_low": em - 0.1, "em_high": em + 0.05}
+    for name, em in (("Full attention", 0.9), ("Block-Attention", 0.6))
+    for kind in ("all", "order")
+]
+
+
+def test_a_forest_has_a_panel_a_kind_a_row_a_method_and_marks_the_reference():
+    fig = forest.forest(SCORES, title="Methods", reference="Full attention", **SAID)
+    drawn = check(fig)
+    assert [list(trace["y"]) for trace in drawn["data"]] == [["Full attention", "Block-Attention"]] * 2
+    assert [list(trace.x) for trace in fig.data] == [[0.9, 0.6]] * 2
+    assert [list(trace.error_x.arrayminus) for trace in fig.data] == [pytest.approx([0.1, 0.1])] * 2
+    assert [shape.x0 for shape in fig.layout.shapes] == [0.9, 0.9]
+    assert list(fig.layout.yaxis.categoryarray) == ["Block-Attention", "Full attention"]  # plotly counts from below
+
+
+def test_steps_draw_a_line_and_a_band_for_every_mode():
+    records = [
+        {"mode": mode, "step": step, "n": 20, "em": em, "em_low": em - 0.1, "em_high": em + 0.1}
+        for mode, ems in {"full": (0.9, 0.9), "block": (0.4, 0.8)}.items()
+        for step, em in ((200, ems[1]), (0, ems[0]))
+    ]
+    fig = steps.steps(records, title="Curve", **SAID)
+    check(fig)
+    lines = {trace.name: trace for trace in fig.data if trace.name}
+    assert list(lines["block attention, re-encoded"].x) == [0, 200]
+    assert list(lines["block attention, re-encoded"].y) == [0.4, 0.8]
+    assert sum(trace.fill == "toself" for trace in fig.data) == 2

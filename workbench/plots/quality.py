@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, MUTED, RULE, finish, legend_over, with_title
 
 SCORES = {"em": "exact match", "f1": "F1"}
-ORDER = ("all", "single-hop", "continuation", "two-hop", "comparison")  # other kinds follow
+ORDER = ("all", "single-hop", "continuation", "two-hop", "comparison", "order")  # other kinds follow
 
 
 def quality(records: Sequence[dict], *, caption: str, notice: str) -> go.Figure:
