@@ -22,11 +22,11 @@ FLOORS = [
     ["decoding", "store", "paths", "weights"],
     # floor 4
     ["prepare", "select", "sparse"],
-    ["methods"],
+    ["methods", "editing"],
     ["generation"],
     ["metrics"],
     # floor 5
-    ["record", "lengths", "published", "training"],
+    ["record", "prepared", "lengths", "published", "training"],
     ["trial"],
     ["lab", "sweep"],
     ["tuning"],

@@ -1,0 +1,159 @@
+"""Edits of a prompt: what is encoded again, and that nothing else changes the result."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.random_models import block_of, model_of
+from workbench.blocks import Block, Prompt
+from workbench.editing import revise
+from workbench.engine import encode, prefill_many
+from workbench.errors import BadInput
+from workbench.store import MemoryStore, fingerprint, key_of
+
+BLOCKS = [block_of(length, seed) for seed, length in enumerate((5, 1, 7, 3, 3, 9, 2, 6))]
+QUESTIONS = [block_of(4, 50), block_of(6, 51)]
+A, B, C, D = BLOCKS[:4]
+Q = QUESTIONS[0]
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def model(request):
+    return model_of(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return model_of("llama")
+
+
+def room_for(model, tokens: int) -> MemoryStore:
+    return MemoryStore(encode(model, block_of(tokens)).nbytes)
+
+
+@st.composite
+def edited(draw) -> list[Prompt]:
+    """Prompts, each an edit, insertion, deletion, exchange or shuffle of the one before."""
+    context = draw(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=6))
+    prompts = [Prompt((*context, draw(st.sampled_from(QUESTIONS))))]
+    for _ in range(draw(st.integers(1, 5))):
+        at = draw(st.integers(0, len(context) - 1))
+        match draw(st.sampled_from(["edit", "insert", "delete", "shuffle", "nothing"])):
+            case "edit":
+                tokens = list(context[at].tokens)
+                tokens[draw(st.integers(0, len(tokens) - 1))] = draw(st.integers(1, 90))
+                context[at] = Block(tuple(tokens))
+            case "insert":
+                context.insert(at, draw(st.sampled_from(BLOCKS)))
+            case "delete" if len(context) > 1:
+                del context[at]
+            case "shuffle":
+                context = draw(st.permutations(context))
+        prompts.append(Prompt((*context, draw(st.sampled_from(QUESTIONS)))))
+    return prompts
+
+
+def check_equal(model, revision, **tolerance) -> None:
+    """KV and logits of the question are those of the same prompt with every block encoded anew."""
+    anew = revise(model, revision.prompt, MemoryStore())
+    one, other = prefill_many(model, [revision.work]), prefill_many(model, [anew.work])
+    torch.testing.assert_close(one[0].logits, other[0].logits, **tolerance)
+    for x, y in zip(revision.kv.tensors(), anew.kv.tensors(), strict=True):
+        torch.testing.assert_close(x, y, **tolerance)
+
+
+@given(edited())
+@settings(max_examples=25)
+def test_any_edits_encode_exactly_the_new_blocks_and_equal_encoding_everything_anew(model, prompts):
+    store, seen, before = MemoryStore(), set(), None
+    for prompt in prompts:
+        revision = revise(model, prompt, store, before)
+        new = set(prompt.context) - seen
+        encoded = [b for b, fate in zip(prompt.context, revision.fates, strict=True) if fate == "encoded"]
+        assert len(encoded) == len(set(encoded)) and set(encoded) == new
+        assert revision.computed == sum(map(len, new)) + len(prompt.question)
+        check_equal(model, revision, atol=2e-5, rtol=0)
+        seen |= new
+        before = prompt
+
+
+@given(edited(), st.integers(1, 25))
+@settings(max_examples=20)
+def test_a_store_that_evicts_costs_encoding_and_no_exactness(llama, prompts, tokens):
+    store, before = room_for(llama, tokens), None
+    for prompt in prompts:
+        key = lambda block: key_of(fingerprint(llama), llama.dtype, block)  # noqa: E731
+        gone = {block for block in prompt.context if key(block) not in store}
+        revision = revise(llama, prompt, store, before)
+        encoded = {b for b, fate in zip(prompt.context, revision.fates, strict=True) if fate == "encoded"}
+        assert encoded == gone
+        check_equal(llama, revision, atol=2e-5, rtol=0)
+        before = prompt
+
+
+def test_what_is_encoded_in_the_same_pass_is_equal_to_the_last_bit(llama):
+    """Blocks of one forward pass that come back at another place: the same stored keys, turned the same way."""
+    store = MemoryStore()
+    revise(llama, Prompt((A, B, C, D, Q)), store)
+    revision = revise(llama, Prompt((D, C, B, A, Q)), store)
+    again = revise(llama, Prompt((D, C, B, A, Q)), store)
+    anew = MemoryStore()
+    revise(llama, Prompt((A, B, C, D, Q)), anew)
+    fresh = revise(llama, Prompt((D, C, B, A, Q)), anew)
+    for other in (again, fresh):
+        assert all(torch.equal(x, y) for x, y in zip(revision.kv.tensors(), other.kv.tensors(), strict=True))
+
+
+def revisions(model, *contexts, store=None):
+    before, found = None, []
+    store = MemoryStore() if store is None else store  # an empty store is false
+    for context in contexts:
+        prompt = Prompt((*context, Q))
+        found.append(revise(model, prompt, store, before))
+        before = prompt
+    return found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected", "moves"),
+    [
+        ([A, B, C], [A, B, C], ["kept", "kept", "kept"], [0, 0, 0]),
+        ([A, B, C], [A, D, C], ["kept", "encoded", "moved"], [0, None, 2]),
+        ([A, B, C], [A, C], ["kept", "moved"], [0, -1]),
+        ([A, B, C], [A, D, B, C], ["kept", "encoded", "moved", "moved"], [0, None, 3, 3]),
+        ([A, B, C], [C, B, A], ["moved", "moved", "moved"], [-6, 2, 8]),
+        ([A, B], [A, A, B], ["kept", "moved", "moved"], [0, 5, 5]),
+        ([A], [A, D, D], ["kept", "encoded", "recalled"], [0, None, None]),
+    ],
+)
+def test_every_block_has_one_fate(llama, old, new, expected, moves):
+    revision = revisions(llama, old, new)[-1]
+    assert (list(revision.fates), list(revision.moves)) == (expected, moves)
+    assert revision.blocks("encoded") == expected.count("encoded")
+
+
+def test_a_block_of_an_earlier_prompt_is_recalled(llama):
+    revision = revisions(llama, [A, B], [A], [A, B])[-1]
+    assert revision.fates == ("kept", "recalled") and revision.computed == len(Q)
+
+
+def test_a_block_that_was_evicted_is_encoded_again(llama):
+    first, second = revisions(llama, [A, B], [A, B], store=room_for(llama, len(A)))
+    assert first.fates == ("encoded", "encoded")
+    assert second.fates == ("encoded", "kept"), "B came last, so B is what the store still held"
+
+
+def test_a_prefix_cache_keeps_what_stands_before_the_first_change(llama):
+    first, same, edited, longer = revisions(llama, [A, B, C], [A, B, C], [A, D, C], [A, D, C, B])
+    assert first.prefix == 0
+    assert same.prefix == len(same.prompt) - 1, "the last token is always computed"
+    assert len(A) <= edited.prefix < len(A) + len(D)
+    assert longer.prefix >= len(A) + len(D) + len(C)
+
+
+def test_a_prompt_over_the_context_is_refused_before_anything_is_encoded(llama):
+    store = MemoryStore()
+    with pytest.raises(BadInput, match="over the model's context of 512"):
+        revise(llama, Prompt((*[block_of(60, i) for i in range(9)], Q)), store)
+    assert not len(store)
