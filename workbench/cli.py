@@ -13,6 +13,8 @@ from workbench.errors import BadInput
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
     "trial": ("workbench.commands.trial", "Answer questions one way and report quality, time to first token and cost."),
+    "prepare": ("workbench.commands.prepare", "Cache the passages of a data set beforehand."),
+    "tune": ("workbench.commands.tune", "Block fine-tuning of a model, for full and block attention."),
     "report": ("workbench.report", "Run the notebooks and write a website of figures, metrics and tables."),
     "models": ("workbench.commands.models", "List the shipped models."),
     "data": ("workbench.commands.data", "Look at a data set."),

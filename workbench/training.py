@@ -1,4 +1,4 @@
-"""What every training here shares: optimizers, and states to resume from that a killed run never leaves half-written."""
+"""What every training here shares: optimizers, and states to resume from, of which a killed run leaves no half."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ RECORD = "progress.json"
 
 
 class Settings(Protocol):
-    """What a recipe says about its optimizer: "adamw", or "muon" for the matrices of the layers and AdamW for the rest."""
+    """What a recipe says about its optimizer, "adamw" or "muon"."""
 
     @property
     def optimizer(self) -> str: ...
