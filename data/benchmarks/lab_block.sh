@@ -14,7 +14,7 @@ learn() { # RUN is MODE-SEED; naive is mixed without position re-encoding
     [ "$mode" != naive ] || { mode=mixed; positions=naive; }
     [ -d "runs/lab-block-$1/model" ] || python3 -m workbench tune --model "${MODEL:-lab-full}" --data lab \
         --out "runs/lab-block-$1" --mode "$mode" --positions "$positions" --seed "${1##*-}" \
-        --steps "${STEPS:-2000}" --batch "${BATCH:-48}" --lr "${LR:-1e-3}" --optimizer "${OPTIMIZER:-adamw}" \
+        --steps "${STEPS:-2000}" --batch "${BATCH:-32}" --lr "${LR:-1e-3}" --optimizer "${OPTIMIZER:-adamw}" \
         --warmup "${WARMUP:-50}" --passages "${PASSAGES:-2-40}" --questions "${QUESTIONS:-12}" \
         --evaluate-every "${EVERY:-250}" --evaluate-samples "${SAMPLES:-500}" --evaluate-passages 10 \
         --save-every 500 --workers "${WORKERS:-10}" --device "$device" --minutes "${MINUTES:-inf}"

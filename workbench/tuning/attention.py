@@ -74,6 +74,7 @@ def attend(
         raise BadInput(f"attention {NAME!r} is for training: call model.set_attn_implementation('sdpa') for other uses")
     refuse(module, attention_mask, dropout, others)
     mask = masks[sliding_window]
+    query, key = query.to(value.dtype), key.to(value.dtype)  # a norm of queries and keys leaves autocast's bf16
     if isinstance(mask, BlockMask):
         kernel = _compiled(flex_attention) if query.is_cuda else flex_attention
         out = kernel(query, key, value, block_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])

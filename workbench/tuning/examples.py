@@ -185,6 +185,7 @@ class Data:
                 self.passages or (1, MOST_PASSAGES),
                 8 if self.questions is None else self.questions,
             )
+        samples = data.load(self.name)
         if self.passages is not None or self.questions is not None:
             raise BadInput(f"passages and questions are for data 'lab', which is drawn; {self.name} has its own")
-        return Files(data.load(self.name), layout, tokenizer, limits, seed)
+        return Files(samples, layout, tokenizer, limits, seed)

@@ -1,0 +1,103 @@
+"""What is trained on: the same whatever draws it, never a question of a trial, refused where it does not fit."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+
+from workbench import data
+from workbench.errors import BadInput
+from workbench.layouts import LAB
+from workbench.tuning.examples import Data, Files, Lab, Limits, example
+
+
+@pytest.fixture(scope="module")
+def words():
+    return tiny.tokenizer()
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return data.load("lab", samples=7, seed=5, passages=2)
+
+
+LIMITS = Limits(4000)
+
+
+def test_an_example_is_the_prompt_of_inference_and_the_answer_with_its_end(words, samples):
+    found, prompt = example(samples[:1], LAB, words), LAB.prompt(samples[0], words)
+    assert found.context == tuple(block.tokens for block in prompt.context)
+    assert found.turns[0].question == prompt.blocks[-1].tokens
+    assert words.decode(found.turns[0].answer) == f" {samples[0].answers[0]}\n"
+    assert found.length == len(prompt) + len(found.turns[0].answer)
+
+
+def test_a_file_gives_every_sample_once_an_epoch_in_a_new_order(words, samples):
+    source = Files(samples, LAB, words, LIMITS, seed=3)
+    first, second = ([source[i].id for i in range(n, n + 7)] for n in (0, 7))
+    assert sorted(first) == sorted(second) == sorted(s.id for s in samples)
+    assert first != second
+    assert [Files(samples, LAB, words, LIMITS, seed=3)[i].id for i in (9, 2, 8)] == [second[2], first[2], second[1]]
+    assert [Files(samples, LAB, words, LIMITS, seed=4)[i].id for i in range(7)] != first
+
+
+def test_lab_worlds_are_a_function_of_seed_and_number(words):
+    one, two = (Lab(LAB, words, LIMITS, seed=1, passages=(1, 6), questions=4) for _ in range(2))
+    assert [one[i] for i in (5, 2, 7)] == [two[i] for i in (5, 2, 7)]
+    assert one[2] != Lab(LAB, words, LIMITS, seed=2, passages=(1, 6), questions=4)[2]
+
+
+def test_lab_contexts_have_the_passages_asked_for_and_every_question_once(words):
+    source = Lab(LAB, words, LIMITS, passages=(2, 6), questions=6)
+    found = [source[i] for i in range(40)]
+    assert {len(e.context) - 1 for e in found} == {2, 3, 4, 5, 6}  # the system block is one
+    for e in found:
+        assert 1 <= len(e.turns) <= 6 and len(set(e.turns)) == len(e.turns)
+
+
+def test_neighbours_spread_over_all_lengths_so_batches_are_alike(words):
+    source = Lab(LAB, words, LIMITS, passages=(1, 6), questions=1)
+    counts = [sum(len(source[i].context) - 1 for i in range(n, n + 16)) for n in range(0, 160, 16)]
+    assert max(counts) - min(counts) <= 8  # independent draws: about 18
+
+
+def test_no_seed_of_a_trial_draws_a_training_world(words):
+    trained = {Lab(LAB, words, LIMITS, seed=s, passages=(2, 2), questions=1)[i].context for s in (0, 1) for i in (0, 1)}
+    asked = {
+        example([sample], LAB, words).context for seed in range(3) for sample in data.load("lab", 2, seed, passages=2)
+    }
+    assert not trained & asked
+
+
+@pytest.mark.parametrize(
+    ("change", "limits", "message"),
+    [
+        ({"answers": ()}, LIMITS, "sample 'lab-5-3' has no answer"),
+        ({"answers": ("  ",)}, LIMITS, "sample 'lab-5-3' has no answer"),
+        ({}, Limits(50), r"sample 'lab-5-3' has \d+ tokens with its answer, the limit is 50"),
+        (
+            {},
+            Limits(4000, block=20),
+            r"sample 'lab-5-3' has a block of \d+ tokens, over the model's sliding window of 20",
+        ),
+    ],
+)
+def test_a_sample_that_cannot_be_trained_on_is_refused_by_name(words, samples, change, limits, message):
+    with pytest.raises(BadInput, match=message):
+        Files([replace(samples[3], **change)], LAB, words, limits)
+
+
+@pytest.mark.parametrize(
+    ("asked", "limits", "message"),
+    [
+        (Data("nowhere"), LIMITS, "unknown data 'nowhere'"),
+        (Data("lab", passages=(3, 50)), LIMITS, "passages is 3-50: a range within 1 to 40"),
+        (Data("lab", passages=(4, 2)), LIMITS, "passages is 4-2"),
+        (Data("lab", questions=0), LIMITS, "questions is 0"),
+        (Data("lab-sample", passages=(1, 2)), LIMITS, "passages and questions are for data 'lab'"),
+        (Data("lab"), Limits(300), r"has \d+ tokens with its answer, the limit is 300"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(words, asked, limits, message):
+    with pytest.raises(BadInput, match=message):
+        asked.source(LAB, words, limits, 0)

@@ -1,0 +1,140 @@
+"""A packed training sequence computes what inference computes, in both modes, for every family."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from random_models import FAMILIES, block_of, model_of
+
+from workbench import engine
+from workbench.blocks import Block, Prompt
+from workbench.errors import BadInput
+from workbench.masks import visible
+from workbench.plan import Plan
+from workbench.probing import facts_of
+from workbench.tuning.attention import NAME, masks_of
+from workbench.tuning.examples import Example, Turn
+from workbench.tuning.packing import BLOCK, FULL, pack, padded
+from workbench.tuning.train import forward
+
+
+def example_of(seed: int, *lengths: int, turns: int = 2) -> Example:
+    def tokens(length: int, number: int) -> tuple[int, ...]:
+        return block_of(length, 1000 * seed + number).tokens
+
+    context = tuple(tokens(length, i) for i, length in enumerate(lengths))
+    return Example(f"e{seed}", context, tuple(Turn(tokens(4 + t, 50 + t), tokens(3, 70 + t)) for t in range(turns)))
+
+
+EXAMPLES = [example_of(1, 7, 9, 4, turns=3), example_of(2, 12, 3, turns=1), example_of(3, 6, turns=2)]
+
+
+def of_inference(model, example: Example, turn: Turn, mode: str, positions: str) -> torch.Tensor:
+    """Logits that predict the answer, from the engine: blocks encoded apart and assembled, or everything computed."""
+    prompt = Prompt((*(Block(tokens) for tokens in example.context), Block(turn.question + turn.answer[:-1])))
+    if mode == "block":
+        kv, rows = engine.assemble(model, prompt, engine.encode_many(model, prompt.context), positions), prompt.question
+    else:
+        kv, rows = engine.empty(model, len(prompt)), torch.arange(len(prompt))
+    logits = engine.prefill(model, prompt.tokens, Plan(rows), kv).logits
+    assert logits is not None
+    return logits[-len(turn.answer) :]
+
+
+@pytest.mark.parametrize("positions", ["re-encoded", "naive"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_logits_are_those_of_inference_over_cached_blocks(family, positions):
+    model = model_of(family)
+    windows = tuple(facts_of(model).windows)
+    packed = pack(EXAMPLES, ("full", "block"), positions == "naive")
+    model.set_attn_implementation(NAME)
+    with torch.no_grad():
+        found = forward(model, packed, windows)
+    wanted = [
+        (mode, of_inference(model, example, turn, mode, positions))
+        for example in EXAMPLES
+        for mode in ("full", "block")
+        for turn in example.turns
+    ]
+    assert packed.modes.tolist() == [BLOCK if mode == "block" else FULL for mode, _ in wanted]
+    torch.testing.assert_close(found, torch.cat([logits for _, logits in wanted]), rtol=0, atol=1e-5)
+
+
+def test_block_mode_and_naive_positions_are_told_apart():
+    model = model_of("llama")
+    windows = tuple(facts_of(model).windows)
+    model.set_attn_implementation(NAME)
+    copies = [(("full",), False), (("block",), False), (("block",), True)]
+    with torch.no_grad():
+        full, block, naive = (forward(model, pack(EXAMPLES[:1], *how), windows) for how in copies)
+    assert (full - block).abs().max() > 1e-2
+    assert (block - naive).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window"])
+def test_a_block_mask_gives_what_a_dense_mask_gives(family):
+    model = model_of(family)
+    windows = tuple(facts_of(model).windows)
+    model.set_attn_implementation(NAME)
+    packed = pack([example_of(1, 90, 130, 4), example_of(2, 60, turns=1)], ("full", "block"), multiple=128)
+    inputs = {"input_ids": packed.tokens[None], "position_ids": packed.positions[None], "use_cache": False}
+    with torch.no_grad():
+        dense, tiles = (
+            model(**inputs, logits_to_keep=packed.rows, masks=masks_of(packed, windows, flex)).logits
+            for flex in (False, True)
+        )
+    torch.testing.assert_close(tiles, dense, rtol=0, atol=1e-5)
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 3)), min_size=1, max_size=3),
+    st.sampled_from([("full",), ("block",), ("full", "block")]),
+    st.sampled_from([1, 16]),
+)
+def test_the_rule_is_the_papers_sentence(shapes, copies, multiple):
+    """Tokens of a block see that block; the question and its answer see all blocks; nothing crosses examples."""
+    examples = [example_of(i, *lengths, turns=turns) for i, (lengths, turns) in enumerate(shapes)]
+    packed = pack(examples, copies, multiple=multiple)
+    spans = []  # (copy, block within the copy, question) of every token
+    for number, (example, mode) in enumerate((e, m) for e in examples for m in copies):
+        for i, tokens in enumerate(example.context):
+            spans += [(number, i if mode == "block" else 0, -1)] * len(tokens)
+        for t, turn in enumerate(example.turns):
+            spans += [(number, -1, t)] * (len(turn.question) + len(turn.answer) - 1)
+    spans += [(-1, 0, -1)] * (len(packed.tokens) - len(spans))
+    rows = torch.arange(len(packed.tokens))
+    for row, seen in enumerate(visible(packed.sees(), rows, rows).tolist()):
+        copy, block, turn = spans[row]
+        for col, is_seen in enumerate(seen):
+            other, of_block, of_turn = spans[col]
+            same = block == of_block if turn < 0 else of_turn in (-1, turn)
+            assert is_seen == (col <= row and copy == other and same and not (turn < 0 <= of_turn))
+
+
+def test_only_answer_tokens_are_predicted_each_from_the_token_before_it():
+    packed = pack(EXAMPLES, ("full", "block"))
+    answers = [turn.answer for example in EXAMPLES for _ in range(2) for turn in example.turns]
+    assert packed.targets.tolist() == [token for answer in answers for token in answer]
+    for number, answer in enumerate(answers):
+        rows = packed.rows[packed.answers == number]
+        assert packed.tokens[rows].tolist()[1:] == list(answer[:-1])
+        assert packed.asked[rows].all()
+
+
+@given(st.integers(1, 10**6))
+def test_a_length_is_filled_by_an_eighth_at_most_and_lengths_are_few(length):
+    found = padded(length, 128)
+    assert found >= length and found % 128 == 0
+    assert found - length < max(128, length / 8 + 128)
+    assert padded(found, 128) == found
+
+
+def test_lengths_up_to_a_hundred_thousand_tokens_are_compiled_for_at_most_64_times():
+    assert len({padded(length, 128) for length in range(2048, 100_000)}) <= 64
+
+
+def test_the_training_attention_refuses_other_uses():
+    model = model_of("llama")
+    model.set_attn_implementation(NAME)
+    with pytest.raises(BadInput, match="is for training"):
+        model(input_ids=torch.tensor([[1, 2, 3]]))
