@@ -18,7 +18,7 @@ FLOORS = [
     ["attention", "layouts"],
     # floor 3
     ["probing", "models", "reading", "corpus"],
-    ["engine"],
+    ["engine", "sessions"],
     ["decoding", "store", "paths", "weights"],
     # floor 4
     ["prepare", "select", "sparse"],
@@ -27,8 +27,8 @@ FLOORS = [
     ["metrics"],
     # floor 5
     ["record", "prepared", "lengths", "published", "training"],
-    ["trial"],
-    ["lab", "sweep"],
+    ["trial", "results"],
+    ["lab", "sweep", "turnover"],
     ["tuning"],
     # floor 6
     ["plots", "pages"],

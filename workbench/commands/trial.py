@@ -1,22 +1,17 @@
 """`workbench trial`: one measured comparison."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from workbench import record
-from workbench.commands.text import plain
+from workbench.commands.text import plain, progress
 from workbench.errors import BadInput
 from workbench.published import METHODS, options
 from workbench.record import Record
-from workbench.trial import Progress as Callback
 from workbench.trial import Trial
 
 OUTPUT = "Output"
@@ -101,7 +96,7 @@ def trial(
     )
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise BadInput(f"--out {str(out)!r}: a file in a folder that exists is needed")
-    with _progress("answering") as advance:
+    with progress("answering") as advance:
         found = asked.run(advance)
     line = record.dumps(found)
     if out is not None:
@@ -139,15 +134,3 @@ def _costs(found: Record) -> Table:
     if found.rows_reused:
         table.add_row("store hit rate", f"{found.hit_rate:.1%}", "[dim]while the questions were answered[/]")
     return table
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callback | None]:
-    """A bar on stderr where a person watches, else nothing."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

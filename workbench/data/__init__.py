@@ -11,7 +11,7 @@ from workbench.errors import BadInput
 
 SAMPLES, PASSAGES = 200, 10  # of the lab corpus, where nothing is said
 
-__all__ = ["Passage", "Sample", "load", "names"]
+__all__ = ["Passage", "Sample", "corpus", "load", "names"]
 
 
 def names() -> list[str]:
@@ -44,6 +44,13 @@ def load(
     if samples is not None and samples < len(found):
         found = [found[i] for i in sorted(Random(f"draw {seed}").sample(range(len(found)), samples))]
     return found if passages is None else [_cut(sample, passages) for sample in found]
+
+
+def corpus(
+    name_or_path: str | Path, samples: int | None = None, seed: int = 0, passages: int | None = None
+) -> list[Sample]:
+    """The samples whose passages make the corpus that `load` draws from: of a file all of it, of `lab` those drawn."""
+    return load(name_or_path, samples, seed, passages) if str(name_or_path) == "lab" else load(name_or_path)
 
 
 def _cut(sample: Sample, passages: int) -> Sample:

@@ -1,7 +1,11 @@
 """Where cached blocks live: keys made of content, stores with a budget."""
 
 from workbench.store.fetching import Store, collect, fetch
+from workbench.store.folder import FolderStore
 from workbench.store.identity import FORMAT_VERSION, fingerprint, key_of
 from workbench.store.memory import MemoryStore, Stats
 
-__all__ = ["FORMAT_VERSION", "MemoryStore", "Stats", "Store", "collect", "fetch", "fingerprint", "key_of"]
+__all__ = [
+    "FORMAT_VERSION", "FolderStore", "MemoryStore", "Stats", "Store",
+    "collect", "fetch", "fingerprint", "key_of",
+]  # fmt: skip

@@ -6,6 +6,7 @@ from threading import RLock
 
 from workbench.errors import BadInput
 from workbench.kv import KV
+from workbench.store.fetching import Store
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,15 @@ class Stats:
 
 
 class MemoryStore:
-    """Least-recently-used store of read-only KV; safe to use from several threads."""
+    """Least-recently-used store of read-only KV; safe to use from several threads.
 
-    def __init__(self, budget_bytes: int = 1 << 30):
+    `behind`: a slower store that is asked for what this one lacks; what it has is a hit, and is kept here too.
+    """
+
+    def __init__(self, budget_bytes: int = 1 << 30, behind: Store | None = None):
         if budget_bytes <= 0:
             raise BadInput(f"budget of {budget_bytes} bytes: a store needs a positive budget")
-        self.budget_bytes = budget_bytes
+        self.budget_bytes, self.behind = budget_bytes, behind
         self._entries: OrderedDict[str, KV] = OrderedDict()
         self._lock = RLock()
         self._hits = self._misses = self._evictions = self._rejected = self._bytes = 0
@@ -40,11 +44,12 @@ class MemoryStore:
         """The KV under `key` (read-only: `assemble` copies it), or None."""
         with self._lock:
             kv = self._entries.get(key)
-            if kv is None:
-                self._misses += 1
-                return None
-            self._hits += 1
-            self._entries.move_to_end(key)
+            if kv is not None:
+                self._entries.move_to_end(key)
+            elif self.behind is not None and (kv := self.behind.get(key)) is not None:
+                self.put(key, kv)
+            self._hits += kv is not None
+            self._misses += kv is None
             return kv
 
     def put(self, key: str, kv: KV) -> None:

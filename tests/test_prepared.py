@@ -1,0 +1,244 @@
+"""A corpus prepared into a folder: whole files, resumed after a kill, refused to another model or preparation."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests import tiny
+from tests.random_models import block_of, model_of
+from workbench import cli, data, models, prepare, prepared
+from workbench.corpus import Corpus
+from workbench.errors import BadInput
+from workbench.kv import KV
+from workbench.prepared import Preparation, kind_of
+from workbench.store import FolderStore, MemoryStore, fetch
+
+DATA = {"samples": 16, "passages": 3, "prepare": "similar(n=2)", "shard": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return models.load(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(folder, loaded, tmp_path_factory):
+    """An uninterrupted preparation."""
+    out = tmp_path_factory.mktemp("prepared") / "whole"
+    return Preparation(str(folder), out, **DATA).run(loaded=loaded)
+
+
+def held(folder) -> dict[str, KV]:
+    store = FolderStore(folder)
+    return {key: store.get(key) for key in store._files}
+
+
+def same(one: dict[str, KV], other: dict[str, KV]) -> None:
+    assert one.keys() == other.keys()
+    for key, kv in one.items():
+        assert kv.start == other[key].start
+        assert all(torch.equal(a, b) for a, b in zip(kv.tensors(), other[key].tensors(), strict=True))
+
+
+def test_a_folder_gives_back_what_was_put_bit_for_bit(tmp_path):
+    model = model_of(dtype=torch.bfloat16)
+    store = FolderStore(tmp_path / "new", {"model": "a"})
+    (made,) = fetch(model, [block_of(5)], store, [[block_of(3)]])
+    again = FolderStore(tmp_path / "new")
+    assert len(again) == 1 and again.kind["model"] == "a" and again.get("other") is None
+    (read,) = fetch(model, [block_of(5)], again, [[block_of(3)]])
+    assert read.start == 3 and read.read_only and read.keys[0].dtype == made.keys[0].dtype
+    same({"": made}, {"": read})
+    assert again.bytes == sum(path.stat().st_size for path in (tmp_path / "new").glob("*.safetensors"))
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    store = FolderStore(tmp_path / "new", {})
+
+    def half(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("workbench.store.folder.save_file", half)
+    with pytest.raises(OSError, match="disk full"):
+        fetch(model_of(), [block_of(5)], store)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["manifest.json"] and len(store) == 0
+
+
+def test_folders_that_are_something_else_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="is no folder of cached blocks"):
+        FolderStore(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match="holds other files"):
+        FolderStore(tmp_path, {})
+    store = FolderStore(tmp_path / "a", {"model": "one", "preparation": "alone"})
+    for kind, message in (
+        ({"model": "two", "preparation": "alone"}, "blocks of another model: one, and not two"),
+        ({"model": "one", "preparation": "isolated"}, "blocks of another preparation: alone, and not isolated"),
+        ({"model": "one"}, "another preparation: alone, and not null"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            FolderStore(tmp_path / "a", kind)
+    store.put("key", KV([torch.zeros(1, 2, 2)], [torch.zeros(1, 2, 2)]))
+    path = tmp_path / "a" / "key.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(BadInput, match=r"key.safetensors is corrupt"):
+        FolderStore(tmp_path / "a")
+
+
+def test_memory_before_a_folder_counts_what_the_folder_has_as_a_hit(tmp_path):
+    model, folder = model_of(), FolderStore(tmp_path / "a", {})
+    fetch(model, [block_of(5)], folder)
+    store = MemoryStore(behind=folder)
+    fetch(model, [block_of(5), block_of(6)], store)
+    fetch(model, [block_of(5), block_of(6)], store)
+    assert (store.stats.hits, store.stats.misses, store.stats.entries, len(folder)) == (3, 1, 2, 1)
+
+
+def test_what_lies_in_the_folder_is_what_a_request_would_make(whole, loaded):
+    model, tokenizer, layout = loaded
+    samples = data.load("lab", 16, 0, 3)
+    corpus = Corpus.of(samples, layout, tokenizer)
+    policy = prepare.named("similar(n=2)", corpus=corpus)
+    store = MemoryStore(behind=FolderStore(whole.folder, kind_of(model, policy)))
+    prompts = layout.prompts(samples, tokenizer)
+    found = policy(model, prompts, store)
+    assert store.stats.misses == 0 and whole.passages == len(corpus) == whole.made
+    for one, other in zip(found, policy(model, prompts, MemoryStore()), strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert a.start == b.start
+            for x, y in zip(a.tensors(), b.tensors(), strict=True):
+                torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_a_finished_folder_holds_nothing_but_its_result(whole):
+    names = {path.name for path in Path(whole.folder).iterdir()}
+    shards = {f"passages-{i:06d}.safetensors" for i in range((whole.passages + 1) // 2)}
+    assert names == shards | {"system.safetensors", "manifest.json", "prepared.json", "_SUCCESS"}
+    assert json.loads((Path(whole.folder) / "prepared.json").read_text())["found"]["passages"] == whole.passages
+    assert whole.passages_per_second == pytest.approx(whole.passages / whole.seconds)
+
+
+def test_a_finished_folder_is_left_as_it_is(whole, folder, loaded):
+    again = Preparation(str(folder), Path(whole.folder), **DATA).run(loaded=loaded)
+    assert (again.made, again.passages, again.bytes) == (0, whole.passages, whole.bytes)
+
+
+def test_what_a_kill_leaves_is_taken_up_and_ends_as_if_nothing_had_been(whole, folder, loaded, tmp_path):
+    """The process dies by SIGKILL while a shard is half written."""
+    out = tmp_path / "out"
+    dies = f"""
+import os, signal
+from pathlib import Path
+from workbench.prepared import Preparation
+from workbench.store import folder
+save, written = folder.save_file, []
+def half(tensors, path, metadata):
+    if path.parent.name == "out" and len(list(path.parent.glob("*.safetensors"))) == 3:
+        path.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(tensors, path, metadata)
+folder.save_file = half
+Preparation({str(folder)!r}, Path({str(out)!r}), **{DATA!r}).run()
+"""
+    root = str(Path(__file__).parents[1])
+    ended = subprocess.run([sys.executable, "-c", dies], env=os.environ | {"PYTHONPATH": root}, capture_output=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    assert not (out / "_SUCCESS").exists() and list(out.rglob(".*.safetensors.*")) and (out / "unprepared").is_dir()
+    told = []
+    found = Preparation(str(folder), out, **DATA).run(lambda done, total: told.append((done, total)), loaded)
+    assert found.made == whole.passages - 4 and told[-1] == (found.made, found.made)
+    same(held(out), held(whole.folder))
+    assert {path.name for path in out.iterdir()} == {path.name for path in Path(whole.folder).iterdir()}
+
+
+def test_an_interruption_among_the_unprepared_is_taken_up_too(whole, folder, loaded, tmp_path):
+    def stop(done, total):
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Preparation(str(folder), tmp_path / "out", **DATA).run(stop, loaded)
+    told = []
+    found = Preparation(str(folder), tmp_path / "out", **DATA).run(lambda *done: told.append(done), loaded)
+    assert found.made == whole.passages and told[-1] == (2 * whole.passages - 4,) * 2
+    same(held(found.folder), held(whole.folder))
+
+
+def test_workers_make_what_one_process_makes(whole, folder, loaded, tmp_path):
+    found = Preparation(str(folder), tmp_path / "out", workers=2, **DATA).run(loaded=loaded)
+    assert (found.made, found.workers) == (whole.passages, 2)
+    same(held(found.folder), held(whole.folder))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"prepare": "fused"}, "unknown prepare 'fused'"),
+        ({"prepare": "similar(n=500)"}, "n is 500: a corpus of"),
+        ({"workers": 0}, "workers is 0"),
+        ({"shard": True}, "shard is True"),
+        ({"data": "nothing.json"}, "no such file"),
+        ({"model": "no-such-model"}, "unknown model"),
+    ],
+)
+def test_bad_input_writes_nothing(change, message, folder, tmp_path):
+    with pytest.raises(BadInput, match=message):
+        Preparation(**{"model": str(folder), "out": tmp_path / "out", **DATA, **change}).run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_preparation_corpus_or_model_is_refused_and_the_folder_kept(whole, folder, loaded, tmp_path):
+    before = held(whole.folder)
+    for change, name in (({"prepare": "isolated"}, "preparation"), ({"samples": 8}, "corpus")):
+        with pytest.raises(BadInput, match=f"blocks of another {name}"):
+            Preparation(str(folder), Path(whole.folder), **{**DATA, **change}).run(loaded=loaded)
+    other = tiny.checkpoint(tmp_path / "other", rms_norm_eps=1e-3)
+    with pytest.raises(BadInput, match="blocks of another model"):
+        Preparation(str(other), Path(whole.folder), **DATA).run()
+    same(before, held(whole.folder))
+    assert (Path(whole.folder) / "_SUCCESS").exists()
+
+
+def test_the_command_prepares_and_says_how_fast(folder, tmp_path):
+    out = tmp_path / "out"
+    command = ["prepare", "--model", str(folder), "--samples", "4", "--passages", "3", "--n", "2", "--out", str(out)]
+    ended = CliRunner().invoke(cli.app, [*command, "--json"])
+    assert ended.exit_code == 0, ended.output
+    found = json.loads(ended.stdout)
+    assert found["prepare"].startswith("similar(n=2, embedder=tfidf") and found["passages_per_second"] > 0
+    ended = CliRunner().invoke(cli.app, command)
+    assert ended.exit_code == 0 and "0 made" in ended.stdout
+    ended = CliRunner().invoke(cli.app, [*command, "--embedder", "tfidf", "--prepare", "alone"])
+    assert ended.exit_code == 2 and "prepare 'alone' has no option" in ended.stderr
+
+
+def test_a_worker_process_that_dies_is_reported(folder, loaded, tmp_path, monkeypatch):
+    class Broken(ThreadPoolExecutor):
+        def __init__(self, workers, context, begin, given):
+            super().__init__(workers)
+
+        def submit(self, *asked):
+            return super().submit(self.dies)
+
+        def dies(self):
+            raise BrokenProcessPool
+
+    monkeypatch.setattr(prepared, "ProcessPoolExecutor", Broken)
+    with pytest.raises(RuntimeError, match="a worker process ended"):
+        Preparation(str(folder), tmp_path / "out", workers=2, **DATA).run(loaded=loaded)
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
