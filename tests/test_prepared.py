@@ -21,6 +21,7 @@ from workbench.errors import BadInput
 from workbench.kv import KV
 from workbench.prepared import Preparation, kind_of
 from workbench.store import FolderStore, MemoryStore, fetch
+from workbench.trial import Trial
 
 DATA = {"samples": 16, "passages": 3, "prepare": "similar(n=2)", "shard": 2}
 
@@ -56,7 +57,7 @@ def same(one: dict[str, KV], other: dict[str, KV]) -> None:
 
 def test_a_folder_gives_back_what_was_put_bit_for_bit(tmp_path):
     model = model_of(dtype=torch.bfloat16)
-    store = FolderStore(tmp_path / "new", {"model": "a"})
+    store = FolderStore(tmp_path / "new", {"model": "a"}, new=True)
     (made,) = fetch(model, [block_of(5)], store, [[block_of(3)]])
     again = FolderStore(tmp_path / "new")
     assert len(again) == 1 and again.kind["model"] == "a" and again.get("other") is None
@@ -67,7 +68,7 @@ def test_a_folder_gives_back_what_was_put_bit_for_bit(tmp_path):
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    store = FolderStore(tmp_path / "new", {})
+    store = FolderStore(tmp_path / "new", new=True)
 
     def half(tensors, path, metadata):
         path.write_bytes(b"half")
@@ -83,9 +84,11 @@ def test_folders_that_are_something_else_are_refused(tmp_path):
     with pytest.raises(BadInput, match="is no folder of cached blocks"):
         FolderStore(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(BadInput, match="holds other files"):
-        FolderStore(tmp_path, {})
-    store = FolderStore(tmp_path / "a", {"model": "one", "preparation": "alone"})
+    with pytest.raises(BadInput, match="holds something else"):
+        FolderStore(tmp_path, new=True)
+    with pytest.raises(BadInput, match=r"notes.txt is no folder of cached blocks"):
+        FolderStore(tmp_path / "notes.txt", {})
+    store = FolderStore(tmp_path / "a", {"model": "one", "preparation": "alone"}, new=True)
     for kind, message in (
         ({"model": "two", "preparation": "alone"}, "blocks of another model: one, and not two"),
         ({"model": "one", "preparation": "isolated"}, "blocks of another preparation: alone, and not isolated"),
@@ -101,7 +104,7 @@ def test_folders_that_are_something_else_are_refused(tmp_path):
 
 
 def test_memory_before_a_folder_counts_what_the_folder_has_as_a_hit(tmp_path):
-    model, folder = model_of(), FolderStore(tmp_path / "a", {})
+    model, folder = model_of(), FolderStore(tmp_path / "a", new=True)
     fetch(model, [block_of(5)], folder)
     store = MemoryStore(behind=folder)
     fetch(model, [block_of(5), block_of(6)], store)
@@ -242,3 +245,14 @@ def test_a_worker_process_that_dies_is_reported(folder, loaded, tmp_path, monkey
     with pytest.raises(RuntimeError, match="a worker process ended"):
         Preparation(str(folder), tmp_path / "out", workers=2, **DATA).run(loaded=loaded)
     assert not (tmp_path / "out" / "_SUCCESS").exists()
+
+
+def test_a_trial_takes_from_the_folder_what_it_would_compute(whole, folder, loaded):
+    asked = {"model": str(folder), "mode": "block", "samples": 16, "passages": 3, "max_new_tokens": 4, "timed": 1}
+    ways = [{"prepare": "similar(n=2)"}, {"prepare": "similar(n=2)", "prepared": whole.folder}]
+    (fresh, said), (found, again) = (Trial(**asked, **way).run_each(loaded=loaded) for way in ways)
+    assert said == again and found.hit_rate == 1 > fresh.hit_rate
+    with pytest.raises(BadInput, match=r"blocks of another preparation: .*and not isolated"):
+        Trial(**asked, prepare="isolated", prepared=whole.folder).run(loaded=loaded)
+    with pytest.raises(BadInput, match="prepared 'x' is for mode block"):
+        Trial(str(folder), prepared="x")

@@ -107,7 +107,7 @@ class Preparation:
         first = layout.prompts(samples[:1], tokenizer)[0]
         system = first.context[: len(first.context) - len(samples[0].ctxs)]
         policy = prepare.named(self.prepare, corpus=corpus, system=len(system))
-        FolderStore(self.out, kind_of(model, policy))  # refuses a folder of another kind
+        FolderStore(self.out, kind_of(model, policy), new=True)  # refuses a folder of another kind
         for leftover in self.out.rglob(".*.safetensors.*"):
             leftover.unlink()  # of a run that was killed
         (self.out / SUCCESS).unlink(missing_ok=True)
@@ -138,7 +138,7 @@ class Preparation:
         if not stages[-1].shards:
             return []
         for stage in stages[:-1]:
-            FolderStore(stage.folder, kind_of(model, stage.way))
+            FolderStore(stage.folder, kind_of(model, stage.way), new=True)
         return [stage for stage in stages if stage.shards]
 
     @contextmanager

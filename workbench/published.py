@@ -50,7 +50,7 @@ def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     fields = {**(METHODS[method].fields if method else {}), **given}
     if isinstance(ratio := fields.get("ratio"), str):
         fields["ratio"] = None if ratio == "own" else _number(ratio)
-    if fields.get("mode") is None and {"positions", "prepare", "select", "ratio"} & set(given):
+    if fields.get("mode") is None and {"positions", "prepare", "select", "ratio", "prepared"} & set(given):
         fields["mode"] = "block"
     return fields
 

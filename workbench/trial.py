@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import data, menu, methods, models
 from workbench import prepare as preparations
@@ -17,19 +17,21 @@ from workbench.corpus import Corpus
 from workbench.data import Sample
 from workbench.errors import BadInput
 from workbench.generation import Generation, first_token, generate
+from workbench.layouts import Layout
 from workbench.methods import Method
 from workbench.methods.reuse import Reuse
 from workbench.metrics import answers, cost
 from workbench.metrics.latency import Quantiles, measure
 from workbench.models import Loaded
+from workbench.prepared import kind_of
 from workbench.probing import facts_of, prepare_model
 from workbench.record import Record, device_name, versions
-from workbench.store import MemoryStore, Stats
+from workbench.store import FolderStore, MemoryStore, Stats
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
 MODES = ("full", "block", "superposition")
-REUSE = ("positions", "prepare", "select", "ratio")  # fields that are for mode block
+REUSE = ("positions", "prepare", "select", "ratio", "prepared")  # fields that are for mode block
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Trial:
     prepare         what a block saw before it was cached: a file of `workbench.prepare`, with options in brackets
     select, ratio   which tokens of reused blocks are computed again, a file of `workbench.select`; and how many, as a
                     share of the tokens of all passages (None: as many as the selector wants)
+    prepared        folder of `workbench prepare` to take cached blocks from; what it lacks is computed
     samples, seed, passages   how many questions, which draw, how many passages each (None: as the data has them)
     batch           requests answered together, at most
     timed           requests whose time to first token is measured, at most
@@ -57,6 +60,7 @@ class Trial:
     prepare: str = "alone"
     select: str = "none"
     ratio: float | None = 0.15
+    prepared: str | None = None
     samples: int = 200
     seed: int = 0
     passages: int | None = None
@@ -118,14 +122,26 @@ class Trial:
         prepare_model(model)
         prompts = layout.prompts(samples, tokenizer)
         _check_context(model, samples, prompts)
-        method = self.method(Corpus.of(samples, layout, tokenizer))
-        store = MemoryStore(int(self.store_gib * 2**30))
+        method = self.method(self._corpus(layout, tokenizer))
+        store = MemoryStore(int(self.store_gib * 2**30), behind=self._folder(model, method))
         begin = time.perf_counter()
         found = self.answer(prompts, (model, tokenizer, layout), store, progress, method)
         seconds = time.perf_counter() - begin
         ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
         record = self._record(model, samples, prompts, found, store.stats, ttft, seconds)
         return record, [_row(sample, answer) for sample, answer in zip(samples, found, strict=True)]
+
+    def _corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
+        """The passages that neighbours come from, where the preparation has any."""
+        policy, _ = menu.found(preparations.__name__, self.prepare, ("corpus",))
+        if not hasattr(policy, "neighbours"):
+            return None
+        return Corpus.of(data.corpus(self.data, self.samples, self.seed, self.passages), layout, tokenizer)
+
+    def _folder(self, model: PreTrainedModel, method: Method) -> FolderStore | None:
+        if self.prepared is None or not isinstance(method, Reuse):
+            return None
+        return FolderStore(self.prepared, kind_of(model, method.prepare))
 
     def answer(
         self,

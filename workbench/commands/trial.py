@@ -69,6 +69,10 @@ def trial(
             rich_help_panel=METHOD,
         ),
     ] = None,
+    prepared: Annotated[
+        str | None,
+        typer.Option(help="Take cached passages from this folder of `workbench prepare`", rich_help_panel=METHOD),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer", rich_help_panel=METHOD)] = 32,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
     dtype: Annotated[
@@ -81,6 +85,7 @@ def trial(
 ) -> None:
     """Answer questions one way and report quality, time to first token and cost."""
     given = {"mode": mode, "positions": positions, "prepare": prepare, "select": select, "ratio": ratio}
+    given["prepared"] = prepared
     asked = Trial(
         model=model,
         data=data,

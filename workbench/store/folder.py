@@ -5,6 +5,7 @@
 """
 
 import json
+import re
 from collections.abc import Mapping
 from json import JSONDecodeError
 from pathlib import Path
@@ -25,13 +26,15 @@ MANIFEST = "manifest.json"
 class FolderStore:
     """A store on disk; what it hands out is in memory (CPU) and read-only.
 
-    `kind` says what the blocks are of: any JSON object, such as {"model": fingerprint, "prepare": "isolated"}. A folder
-    that is new gets it as its manifest; of one that is there it must be the manifest. Without `kind`, the folder's own.
-    Raises BadInput for a folder of another kind, naming what differs, and for a file that is broken.
+    `kind` says what the blocks are of: any JSON object, such as {"model": fingerprint, "preparation": "isolated"}; it
+    must be that of the folder. Without `kind`, any folder will do. With `new`, a folder that is not there is made.
+    Raises BadInput for a folder of another kind, naming what differs, for one that is none, and for a broken file.
     """
 
-    def __init__(self, folder: str | Path, kind: Mapping[str, Any] | None = None):
+    def __init__(self, folder: str | Path, kind: Mapping[str, Any] | None = None, new: bool = False):
         self.folder = Path(folder)
+        if new and not (self.folder / MANIFEST).is_file():
+            _begin(self.folder, kind or {})
         self.kind = _checked(self.folder, kind)
         self._files: dict[str, Path] = {}
         self._starts: dict[str, int] = {}
@@ -86,27 +89,27 @@ class FolderStore:
         self._starts |= starts
 
 
+def _begin(folder: Path, kind: Mapping[str, Any]) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"format": FORMAT_VERSION, **kind}, indent=1)
+    whole(folder / MANIFEST, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
 def _checked(folder: Path, kind: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The manifest of the folder, written where the folder has none."""
-    wanted = None if kind is None else json.loads(json.dumps({"format": FORMAT_VERSION, **kind}))
+    """The folder's manifest."""
     path = folder / MANIFEST
-    if not path.is_file():
-        if wanted is None:
-            raise BadInput(f"{folder} is no folder of cached blocks: it has no {MANIFEST}")
-        if folder.is_dir() and any(folder.iterdir()):
-            raise BadInput(f"{folder} holds other files: a new or empty folder is needed for cached blocks")
-        folder.mkdir(parents=True, exist_ok=True)
-        whole(path, lambda partial: partial.write_text(json.dumps(wanted, indent=1), encoding="utf-8"))
-        return wanted
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadInput(f"{folder} is no folder of cached blocks: it has no {MANIFEST}") from None
     except (OSError, ValueError) as problem:
         raise BadInput(f"{path} is corrupt: {problem}") from None
-    if wanted is not None and (odd := [name for name in {**there, **wanted} if there.get(name) != wanted.get(name)]):
-        name = odd[0]
-        raise BadInput(
-            f"{folder} holds blocks of another {name}: {_short(there.get(name))}, and not {_short(wanted.get(name))}"
-        )
+    wanted = there if kind is None else {"format": FORMAT_VERSION, **kind}
+    for name in {**there, **wanted}:
+        if (has := there.get(name)) != (asked := wanted.get(name)):
+            raise BadInput(f"{folder} holds blocks of another {name}: {_short(has)}, and not {_short(asked)}")
     return there
 
 
@@ -119,4 +122,4 @@ def _opened(path: Path) -> Any:
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:16]}…"
+    return text if len(text) <= 80 and not re.fullmatch(r"[0-9a-f]{32,}", text) else f"{text[:16]}…"
