@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny
@@ -95,7 +96,7 @@ def test_accumulated_batches_and_recomputed_activations_give_the_gradients_of_on
 
 def test_both_modes_learn_the_answers_and_the_model_is_whole(base, questions, tmp_path):
     few = tmp_path / "few.jsonl"
-    few.write_text("".join(open(questions).readlines()[:2]))
+    few.write_text("".join(Path(questions).read_text().splitlines(keepends=True)[:2]))
     recipe = replace(RECIPE, steps=45, lr=1e-2)
     run, progress = tuned(recipe, base, str(few), tmp_path / "run", save_every=15)
     last = progress.curve[-1]

@@ -49,7 +49,7 @@ def test_training_logits_are_those_of_inference_over_cached_blocks(family, posit
     packed = pack(EXAMPLES, ("full", "block"), positions == "naive")
     model.set_attn_implementation(NAME)
     with torch.no_grad():
-        found = forward(model, packed, windows)
+        found = forward(model, packed, masks_of(packed, windows))
     wanted = [
         (mode, of_inference(model, example, turn, mode, positions))
         for example in EXAMPLES
@@ -66,7 +66,9 @@ def test_block_mode_and_naive_positions_are_told_apart():
     model.set_attn_implementation(NAME)
     copies = [(("full",), False), (("block",), False), (("block",), True)]
     with torch.no_grad():
-        full, block, naive = (forward(model, pack(EXAMPLES[:1], *how), windows) for how in copies)
+        full, block, naive = (
+            forward(model, packed, masks_of(packed, windows)) for packed in (pack(EXAMPLES[:1], *how) for how in copies)
+        )
     assert (full - block).abs().max() > 1e-2
     assert (block - naive).abs().max() > 1e-2
 
@@ -77,12 +79,8 @@ def test_a_block_mask_gives_what_a_dense_mask_gives(family):
     windows = tuple(facts_of(model).windows)
     model.set_attn_implementation(NAME)
     packed = pack([example_of(1, 90, 130, 4), example_of(2, 60, turns=1)], ("full", "block"), multiple=128)
-    inputs = {"input_ids": packed.tokens[None], "position_ids": packed.positions[None], "use_cache": False}
     with torch.no_grad():
-        dense, tiles = (
-            model(**inputs, logits_to_keep=packed.rows, masks=masks_of(packed, windows, flex)).logits
-            for flex in (False, True)
-        )
+        dense, tiles = (forward(model, packed, masks_of(packed, windows, flex)) for flex in (False, True))
     torch.testing.assert_close(tiles, dense, rtol=0, atol=1e-5)
 
 

@@ -21,7 +21,7 @@ from workbench.errors import BadInput
 from workbench.models import Loaded
 from workbench.record import write
 from workbench.training import load_state, save_state, saved_record
-from workbench.tuning.attention import NAME, TILE, masks_of
+from workbench.tuning.attention import NAME, TILE, Masks, masks_of
 from workbench.tuning.examples import Source
 from workbench.tuning.packing import BLOCK, FULL, Packed, pack
 from workbench.tuning.recipe import Recipe
@@ -131,7 +131,7 @@ def step(run: Run, batches: list[Packed], number: int) -> torch.Tensor:
         batch = batch.to(device)
         with nullcontext() if i == len(batches) - 1 else accelerator.no_sync(run.model):
             with torch.autocast(device.type, torch.bfloat16, enabled=run.bf16):
-                logits = forward(run.model, batch, run.windows)
+                logits = forward(run.model, batch, masks_of(batch, run.windows))
             loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum") / share
             accelerator.backward(loss)
         total += loss.detach()
@@ -145,14 +145,14 @@ def step(run: Run, batches: list[Packed], number: int) -> torch.Tensor:
     return total
 
 
-def forward(model: torch.nn.Module, batch: Packed, windows: tuple[int | None, ...]) -> torch.Tensor:
+def forward(model: torch.nn.Module, batch: Packed, masks: Masks) -> torch.Tensor:
     """[A, V] logits of the rows that predict answer tokens; no others are computed."""
     out = model(
         input_ids=batch.tokens[None],
         position_ids=batch.positions[None],
         use_cache=False,
         logits_to_keep=batch.rows,
-        masks=masks_of(batch, windows),
+        masks=masks,
     )
     return out.logits[0]
 

@@ -1,0 +1,118 @@
+"""Peak memory of one training step against sequence length: BlockMask of FlexAttention beside a dense bool mask.
+
+    python data/benchmarks/tune_memory.py --shape lab-full --shape llama-1b     writes data/benchmarks/tune-memory.json
+
+One sample of passages of 128 tokens in block mode; AdamW, bf16 autocast on a GPU. On a CPU there is no peak to report.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from workbench import models
+from workbench.probing import facts_of
+from workbench.record import device_name, versions, write
+from workbench.tuning.attention import NAME, TILE, masks_of
+from workbench.tuning.examples import Example, Turn
+from workbench.tuning.packing import Packed, pack
+from workbench.tuning.train import forward
+
+SHAPES = {  # random weights; the first has the sizes of Llama-3.2-1B
+    "llama-1b": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128_256, "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "max_position_embeddings": 32_768,
+    },
+}  # fmt: skip
+
+
+def model_of(shape: str, device: str) -> PreTrainedModel:
+    """A shipped model, or one of SHAPES with random weights; fp32."""
+    if shape not in SHAPES:
+        return models.load(shape, device, "float32")[0]
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPES[shape]), dtype=torch.float32)
+
+
+def sample_of(tokens: int, vocabulary: int) -> Packed:
+    """One sample of exactly `tokens` rows in block mode: passages, a question of 16 tokens, an answer of 16."""
+    ids = torch.randint(3, vocabulary, (tokens + 1,), generator=torch.Generator().manual_seed(0)).tolist()
+    context = [tuple(ids[at : min(at + 128, tokens - 31)]) for at in range(0, tokens - 31, 128)]
+    example = Example("one", tuple(context), (Turn(tuple(ids[-32:-16]), tuple(ids[-16:])),))
+    return pack([example], ("block",), multiple=TILE)
+
+
+def mask_bytes(mask: BlockMask | torch.Tensor) -> int:
+    parts = [mask] if isinstance(mask, torch.Tensor) else [x for x in vars(mask).values() if torch.is_tensor(x)]
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+def measure(model: PreTrainedModel, windows: list[int | None], batch: Packed, flex: bool, device: str) -> dict:
+    """Peak and time of the second step; the first one compiles and makes the optimizer's state."""
+    optimizer, on_gpu = torch.optim.AdamW(model.parameters(), lr=1e-4), device != "cpu"
+    for _ in range(2):
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        masks = masks_of(batch, windows, flex)
+        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=on_gpu):
+            logits = forward(model, batch, masks)
+        F.cross_entropy(logits.float(), batch.targets).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if on_gpu:
+            torch.cuda.synchronize()
+    size = sum(mask_bytes(mask) for mask in masks.values())
+    return {
+        "mask_mib": size / 2**20,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def rows_of(shape: str, lengths: list[int], device: str) -> list[dict]:
+    model = model_of(shape, device)
+    windows = facts_of(model).windows
+    model.set_attn_implementation(NAME)
+    model.train()
+    rows = []
+    for tokens in lengths:
+        batch = sample_of(tokens, model.config.vocab_size).to(model.device)
+        for mask in ("blockmask", "dense") if device != "cpu" else ("dense",):  # FlexAttention trains on GPUs
+            row = {"shape": shape, "tokens": len(batch.tokens), "mask": mask}
+            try:
+                row |= measure(model, windows, batch, mask == "blockmask", device)
+            except torch.OutOfMemoryError:
+                row["peak_gib"] = "out of memory"
+            if device != "cpu":
+                torch.cuda.empty_cache()
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", action="append", help=f"a model folder or name, or one of {', '.join(SHAPES)}")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("tune-memory.json"))
+    asked = parser.parse_args()
+    rows = [row for shape in asked.shape or ["lab-full"] for row in rows_of(shape, asked.tokens, asked.device)]
+    facts = {"device": device_name(torch.device(asked.device)), "versions": versions(), "rows": rows}
+    write(json.dumps(facts, indent=1) + "\n", asked.out)
+
+
+if __name__ == "__main__":
+    main()
