@@ -106,7 +106,8 @@ def test_a_cache_of_another_prompt_is_refused(model):
     [
         "nonsense", "random(seed=x)", "first_k(k=0)", "kv_deviation(part=q)", "kv_deviation(layer=-1)",
         "oracle(layers=first)", "oracle(layers=3)", "query_guided(tokens=some)", "query_guided(softmax=row)",
-        "inter_attention(side=both)", "cache_craft(alpha=-1)", "query_guided(system=-1)", "none(k=3)",
+        "inter_attention(side=both)", "cache_craft(alpha=-1)", "answer_guided(window=0)", "answer_guided(softmax=row)",
+        "query_guided(system=-1)", "none(k=3)",
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(spec):

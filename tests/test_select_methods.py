@@ -70,6 +70,16 @@ def test_query_guided_over_the_prompt_weighs_as_the_model_does(model, kv):
     close(scores("query_guided(softmax=prompt)", model, kv), attention.softmax(-1).sum((0, 1)))
 
 
+@pytest.mark.parametrize("window", [1, 3, 99])
+def test_answer_guided_asks_the_end_of_the_question_in_all_layers(model, kv, window):
+    attention = forward(model, PROMPT.tokens, kv, PROMPT.question).attention
+    expected = torch.zeros(END)
+    for block in BLOCKS[:-1]:
+        for layer in attention:
+            expected[list(block)] += layer[:, -window:, list(block)].softmax(-1).sum((0, 1))
+    close(scores(f"answer_guided(window={window})", model, kv), expected)
+
+
 def test_every_block_gets_the_same_mass(model, kv):
     """The softmax is within a block, so no block starts with an advantage: only how it is spread differs."""
     found = scores("query_guided", model, kv)

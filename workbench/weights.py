@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from workbench.blocks import Prompt
 from workbench.engine import Work, empty, prefill_many
 from workbench.errors import BadInput
+from workbench.kv import KV
 from workbench.masks import Sees, causal, visible, window
-from workbench.plan import Plan
+from workbench.plan import Pass, Plan
 from workbench.probing import Facts, facts_of
 
 ELEMENTS = 1 << 26  # most logits in memory at a time
@@ -103,3 +104,41 @@ def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers =
                 received += share.masked_fill(of[rows, None] == of, 0).sum(0)
         found.append(Crossing(paid, received))
     return found
+
+
+def check_softmax(over: str) -> None:
+    if over not in ("block", "prompt"):
+        raise BadInput(f"softmax is {over!r}: within each 'block', or over the whole 'prompt'")
+
+
+def from_question(
+    model: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    kvs: Sequence[KV],
+    layers: Layers,
+    last: int | None = None,
+    over: str = "block",
+) -> list[Tensor]:
+    """[T] attention that each context token of a prompt gets from its question, prefilled over the stitched cache.
+
+    Summed over layers, heads and the `last` question tokens (None: all). Softmax within each "block" apart or over the
+    whole "prompt". Writes the question rows of `kvs`.
+    """
+    chosen = layers_of(facts_of(model), layers)
+    plans = [Plan(prompt.question, watch=tuple(chosen), depth=chosen[-1] + 1) for prompt in prompts]
+    works = [Work(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)]
+    found = []
+    for work, prompt, step in zip(works, prompts, prefill_many(model, works), strict=True):
+        lengths, first = [len(block) for block in prompt.blocks], -(last or len(prompt.question))
+        total = torch.zeros(len(prompt), device=model.device)
+        for layer in chosen:
+            queries, rows = step.queries[layer][:, first:], prompt.question[first:]
+            for _, scores in logits(model, layer, queries, work.kv.keys[layer][:, : len(prompt)], rows):
+                total += (softmax(scores) if over == "prompt" else within_blocks(scores, lengths)).sum((0, 1))
+        found.append(total[: prompt.starts[-1]])
+    return found
+
+
+def question_pass(model: PreTrainedModel, prompt: Prompt, layers: Layers) -> Pass:
+    """What `from_question` computes for one prompt."""
+    return Pass(prompt.question.tolist(), len(prompt), layers_of(facts_of(model), layers)[-1] + 1)

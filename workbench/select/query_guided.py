@@ -3,18 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.blocks import Prompt
-from workbench.engine import Work, prefill_many
 from workbench.errors import BadInput
 from workbench.kv import KV
-from workbench.plan import Pass, Plan
-from workbench.probing import facts_of
+from workbench.plan import Pass
 from workbench.select import Select
-from workbench.weights import Layers, check_layers, layers_of, logits, softmax, within_blocks
+from workbench.weights import Layers, check_layers, check_softmax, from_question, question_pass
 
 
 @dataclass(frozen=True)
@@ -36,31 +33,13 @@ class QueryGuided(Select):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_layers(self.layers, ("last", "all"))
+        check_softmax(self.softmax)
         if self.tokens not in ("all", "last"):
             raise BadInput(f"tokens is {self.tokens!r}: 'all' or 'last' of the question")
-        if self.softmax not in ("block", "prompt"):
-            raise BadInput(f"softmax is {self.softmax!r}: within each 'block', or over the whole 'prompt'")
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        chosen = layers_of(facts_of(model), self.layers)
-        plans = [Plan(prompt.question, watch=tuple(chosen), depth=chosen[-1] + 1) for prompt in prompts]
-        works = [Work(*parts) for parts in zip((prompt.tokens for prompt in prompts), plans, kvs, strict=True)]
-        steps = prefill_many(model, works)
-        return [
-            torch.stack([self._layer(model, prompt, kv, layer, step.queries[layer]) for layer in chosen]).sum(0)
-            for prompt, kv, step in zip(prompts, kvs, steps, strict=True)
-        ]
+        last = 1 if self.tokens == "last" else None
+        return from_question(model, prompts, kvs, self.layers, last, self.softmax)
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        depth = layers_of(facts_of(model), self.layers)[-1] + 1
-        return (Pass(prompt.question.tolist(), len(prompt), depth),)
-
-    def _layer(self, model: PreTrainedModel, prompt: Prompt, kv: KV, layer: int, queries: Tensor) -> Tensor:
-        """[T of the context]"""
-        first = -1 if self.tokens == "last" else 0
-        lengths = [len(block) for block in prompt.blocks]
-        total = torch.zeros(len(prompt), device=queries.device)
-        for _, found in logits(model, layer, queries[:, first:], kv.keys[layer], prompt.question[first:]):
-            weights = softmax(found) if self.softmax == "prompt" else within_blocks(found, lengths)
-            total += weights.sum((0, 1))
-        return total[: prompt.starts[-1]]
+        return (question_pass(model, prompt, self.layers),)
