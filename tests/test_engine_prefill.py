@@ -188,7 +188,7 @@ def test_tiles_hide_keys_per_head(rows, elements, monkeypatch):
     prefill(MODEL, TOKENS, Plan(ALL), kv)
     seen = {}
 
-    def choose(q, k, at):
+    def choose(q, k, at, site):
         assert q.shape == (4, len(rows), 16) and k.shape[0] == 2 and torch.equal(at, rows)
         return Tiles(kept[:, : -(-len(rows) // 4), : -(-k.shape[1] // 4)], 4)
 
@@ -205,7 +205,7 @@ def test_tiles_hide_keys_per_head(rows, elements, monkeypatch):
 
 
 def test_tiles_that_keep_everything_change_nothing():
-    everything = lambda q, k, rows: Tiles(torch.ones(4, 10, 10, dtype=torch.bool), 4)  # noqa: E731
+    everything = lambda q, k, rows, site: Tiles(torch.ones(4, 10, 10, dtype=torch.bool), 4)  # noqa: E731
     plain = prefill(MODEL, TOKENS, Plan(ALL), empty(MODEL, len(TOKENS))).logits
     tiled = prefill(MODEL, TOKENS, Plan(ALL, tiles=everything), empty(MODEL, len(TOKENS))).logits
     torch.testing.assert_close(tiled, plain, **CLOSE)

@@ -10,6 +10,7 @@ FLOORS = [
     # floor 0
     ["errors", "whole"],
     ["assets", "blocks", "menu", "tiles", "kernels", "shipped"],
+    ["grid"],
     ["kv", "masks", "rope"],
     # floor 1
     ["plan", "rules", "segment"],
@@ -19,7 +20,9 @@ FLOORS = [
     # floor 3
     ["probing", "models", "reading", "corpus"],
     ["engine", "sessions"],
+    ["chunked"],
     ["decoding", "store", "paths", "weights"],
+    ["gates"],
     # floor 4
     ["prepare", "select", "sparse"],
     ["methods", "editing"],

@@ -17,7 +17,7 @@ from workbench.errors import BadInput
 from workbench.families import unsupported
 from workbench.kv import KV
 from workbench.masks import Rule, causal, visible, window
-from workbench.plan import Plan
+from workbench.plan import Plan, Site
 from workbench.tiles import Tiles
 
 NAME = "workbench"
@@ -89,7 +89,7 @@ def attend(
 
 
 def refuse(module: Any, mask: Any, dropout: float, others: dict[str, Any]) -> None:
-    """Refuse what an attention function of the workbench would leave out: a foreign mask, dropout, unknown arguments."""
+    """Refuse what an attention function of the workbench leaves out: a foreign mask, dropout, unknown arguments."""
     if mask is not None:
         raise BadInput("an attention mask was passed to the model: give the rule to Plan(sees=...) instead")
     if dropout:
@@ -140,7 +140,7 @@ class Request:
             return None
         rows, sees = self.rows.to(q.device), self.plan.sees
         end = self._end if sees is causal else len(self.kv)
-        tiles = self.plan.tiles(q, keys[:, :end], rows) if self.plan.tiles else None
+        tiles = self._tiles(layer, q, keys[:, :end], rows, size, scale)
         if self.plan.kernel:
             rule = Rule(sees, "plan") & window(size) if size else sees
             return self.plan.kernel(q, keys[:, :end], values[:, :end], rows, rule, tiles, scale)
@@ -150,6 +150,16 @@ class Request:
             pieces = self._kept(rows, end, size, q.dtype)
         results = [_attend(q[:, piece.rows], keys, values, piece, scale) for piece in pieces]
         return results[0] if len(results) == 1 else torch.cat(results, 1)
+
+    def _tiles(
+        self, layer: int, q: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor, size: int | None, scale: float | None
+    ) -> Tiles | None:
+        """The plan's sparse choice. It weighs by 1/sqrt(D): a model's own scale is put into the queries."""
+        if not self.plan.tiles or (size and size < keys.shape[1]):
+            return None
+        own = 1.0 if scale is None else scale * q.shape[-1] ** 0.5
+        asked = q if abs(own - 1) < 1e-6 else q * own
+        return self.plan.tiles(asked, keys, rows, Site(layer, len(self.kv)))
 
     def _write(self, cached: torch.Tensor, fresh: torch.Tensor) -> None:
         if self._whole:

@@ -9,7 +9,7 @@ The class carries the name of its file (`first_k.py` holds `FirstK`), and its fi
 import ast
 import re
 from collections.abc import Collection
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -89,4 +89,6 @@ def _value(node: ast.expr, spec: str) -> Any:
 
 
 def _plain(value: Any) -> str:
+    if is_dataclass(value):
+        return spec_of(value)
     return value if isinstance(value, str) and re.fullmatch(r"\w+", value) else repr(value)

@@ -9,10 +9,18 @@ from workbench.errors import BadInput
 from workbench.masks import Sees, causal
 from workbench.tiles import Tiles
 
-# (queries [Hq, R, D], keys [H, T, D], rows [R]) -> Tiles
-Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Tiles]
+# (queries [Hq, R, D], keys [H, T, D], rows [R], site) -> Tiles, for logits of queries · keys / sqrt(D)
+Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Site"], Tiles]
 # (queries [Hq, R, D], keys [H, T, D], values [H, T, D], rows [R], sees, tiles or None, scale) -> [Hq, R, D]
 Kernel = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the model and in the prompt a choice of tiles is asked for."""
+
+    layer: int = 0
+    length: int | None = None  # tokens of the whole prompt, of which rows and keys may be a part; None: they are all
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +28,8 @@ class Plan:
     """`rows` [R] are computed now, in rising order; every other position is read from the cache.
 
     sees    rule of who may see whom, over positions (the model's own sliding window is joined to it)
-    tiles   a sparse method, asked once per layer with that layer's queries, keys and rows
+    tiles   a sparse method, asked once per layer with that layer's queries, keys and rows; not asked where the layer's
+            sliding window is narrower than the prompt
     kernel  carries out the attention in place of torch's `scaled_dot_product_attention`
     watch   layers whose queries are wanted back
     depth   stop after this many layers: their KV is written, there are no logits

@@ -1,8 +1,10 @@
 """A block-sparse choice of keys, and the ways to carry it out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from workbench.errors import BadInput
 
@@ -13,10 +15,13 @@ class Tiles:
 
     Query tiles count the rows that are computed now (in their order), key tiles count positions; the last tile of
     either may be short. What a query may see inside a kept tile is still ruled by the mask.
+
+    `columns` [Hq, T] bool: single keys that all rows attend to besides (a choice of tokens, a vertical line).
     """
 
-    kept: torch.Tensor
+    kept: Tensor
     size: int
+    columns: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.kept.ndim != 3 or self.kept.dtype != torch.bool:
@@ -25,26 +30,47 @@ class Tiles:
             )
         if self.size < 1:
             raise BadInput(f"tile size {self.size}: it is 1 or more")
+        found = self.columns
+        if found is not None and (found.ndim != 2 or found.dtype != torch.bool or len(found) != len(self.kept)):
+            raise BadInput(
+                f"columns are [heads, keys] bool for {len(self.kept)} heads, got {tuple(found.shape)} {found.dtype}"
+            )
 
-    def visible(self, rows: int, length: int, first: int = 0) -> torch.Tensor:
+    def visible(self, rows: int, length: int, first: int = 0) -> Tensor:
         """[Hq, R, T] bool for rows `first` to `first + rows`, for the reference path."""
         self._check(first + rows, length)
         row_tile = torch.arange(first, first + rows, device=self.kept.device) // self.size
         col_tile = torch.arange(length, device=self.kept.device) // self.size
-        return self.kept[:, row_tile][:, :, col_tile]
+        seen = self.kept[:, row_tile][:, :, col_tile]
+        return seen if self.columns is None else seen | self.columns[:, None, :length]
+
+    def paged(self) -> "Tiles":
+        """The same choice in whole tiles: a tile of which one column is chosen is kept."""
+        if self.columns is None:
+            return self
+        width = self.kept.shape[2] * self.size
+        wide = torch.nn.functional.pad(self.columns, (0, width - self.columns.shape[1]))
+        return Tiles(self.kept | wide.unflatten(1, (-1, self.size)).any(-1)[:, None], self.size)
+
+    def over_queries(self) -> "Tiles":
+        """One choice for all query tiles: what any of them keeps (CompactAttention's Q-block union)."""
+        return Tiles(self.kept.any(1, keepdim=True).expand_as(self.kept), self.size, self.columns)
+
+    def over_heads(self, heads: int) -> "Tiles":
+        """One choice for every `heads` neighbouring heads: what any of them keeps (intra-group union)."""
+        if heads < 1 or self.kept.shape[0] % heads:
+            raise BadInput(f"{self.kept.shape[0]} heads cannot be split into groups of {heads}")
+        kept, columns = (None if x is None else _shared(x, heads) for x in (self.kept, self.columns))
+        assert kept is not None
+        return Tiles(kept, self.size, columns)
 
     def union(self, heads: int) -> "Tiles":
         """One choice for all query tiles of `heads` neighbouring heads (CompactAttention): it only ever adds."""
-        if self.kept.shape[0] % heads:
-            raise BadInput(f"{self.kept.shape[0]} heads cannot be split into groups of {heads}")
-        merged = self.kept.any(1, keepdim=True).unflatten(0, (-1, heads)).any(1, keepdim=True)
-        return Tiles(merged.expand(-1, heads, *self.kept.shape[1:]).flatten(0, 1), self.size)
+        return self.over_heads(heads).over_queries()
 
-    def pages(self, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def pages(self, heads: int) -> tuple[Tensor, Tensor]:
         """The union as a ragged list of key tiles per group of `heads`: (indptr [G + 1], indices), int32."""
-        table = self.union(heads).kept[::heads, 0]  # [G, J]
-        indptr = torch.cat((table.new_zeros(1, dtype=torch.int32), table.sum(1).cumsum(0).int()))
-        return indptr, table.nonzero()[:, 1].int()
+        return _ragged(self.paged().union(heads).kept[::heads, 0])
 
     @property
     def density(self) -> float:
@@ -58,3 +84,55 @@ class Tiles:
                 f"tiles {tuple(self.kept.shape[1:])} of size {self.size} do not cover {rows} rows and {length} keys: "
                 f"{needed} needed"
             )
+        if self.columns is not None and self.columns.shape[1] < length:
+            raise BadInput(f"columns for {self.columns.shape[1]} keys do not cover {length}")
+
+
+@dataclass(frozen=True)
+class Pages:
+    """What a paged attention kernel is told, for a batch (CompactAttention, section 3.3).
+
+    Keys [B, Hkv, L, D] are read in place as [B · Hkv · L / page, page, 1, D]: page j of KV head h of request b is
+    number (b · Hkv + h) · L / page + j. One row of the table serves `heads` query heads of one request; rows go by
+    request, KV head, execution group.
+    """
+
+    indptr: Tensor  # [B · Hkv · groups + 1] int32
+    indices: Tensor  # [pages read] int32, rising within a row
+    size: int  # tokens of a page
+    heads: int  # query heads of an execution group
+
+
+def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) -> Pages:
+    """The page table of a batch: the union of each request's choice over its rows and over every `heads` query heads.
+
+    `capacity`: pages that the cache holds for one KV head. BadInput where a choice does not fit the cache, or a group
+    of `heads` would read two KV heads.
+    """
+    tables = []
+    for choice in choices:
+        group = choice.kept.shape[0] // kv_heads
+        if choice.kept.shape[0] % kv_heads or group % heads:
+            raise BadInput(
+                f"{heads} heads cannot share a page list: {choice.kept.shape[0]} query heads read {kv_heads} KV heads"
+            )
+        if choice.kept.shape[2] > capacity:
+            raise BadInput(f"a choice over {choice.kept.shape[2]} pages does not fit a cache of {capacity} for a head")
+        table = choice.paged().union(heads).kept[::heads, 0]
+        tables.append(torch.nn.functional.pad(table, (0, capacity - table.shape[1])))
+    table = torch.cat(tables)
+    indptr, indices = _ragged(table)
+    head = torch.arange(len(table), device=table.device) // (len(tables[0]) // kv_heads)
+    first = torch.repeat_interleave(head * capacity, table.sum(1))
+    return Pages(indptr, indices + first.int(), choices[0].size, heads)
+
+
+def _shared(x: Tensor, heads: int) -> Tensor:
+    """[Hq, …]: any of every `heads` neighbouring heads, for each of them."""
+    return x.unflatten(0, (-1, heads)).any(1, keepdim=True).expand(-1, heads, *x.shape[1:]).flatten(0, 1)
+
+
+def _ragged(table: Tensor) -> tuple[Tensor, Tensor]:
+    """[G, J] bool as (indptr [G + 1], indices), int32."""
+    indptr = torch.cat((table.new_zeros(1, dtype=torch.int32), table.sum(1).cumsum(0).int()))
+    return indptr, table.nonzero()[:, 1].int()

@@ -1,0 +1,96 @@
+"""Which key tiles a query tile attends to: one method a file, found by `names`.
+
+A method is called by the engine once per layer, `Plan(tiles=Bfla(...))`, and answers with `Tiles`. Two rules hold for
+all of them: what no row can see is never kept, and every row keeps the tile that it stands in.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench import menu
+from workbench.errors import BadInput
+from workbench.grid import Grid
+from workbench.plan import Site
+from workbench.tiles import Tiles
+
+HERE = Site()
+
+
+@dataclass(frozen=True)
+class Sparse(ABC):
+    """A way to choose key tiles. Logits are queries · keys / sqrt(D), in fp32."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Tokens of a tile of the choice."""
+
+    @abstractmethod
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        """The choice on tiles of `size`; made with `grid.tiles`."""
+
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> Tiles:
+        """Tiles for queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D] of positions 0 … T - 1."""
+        if len(queries) % len(keys):
+            raise BadInput(f"{len(queries)} query heads cannot share {len(keys)} KV heads")
+        return self.choose(queries, keys, Grid(rows.to(keys.device), keys.shape[1], self.size), site)
+
+    def ready(self, model: PreTrainedModel) -> Self:
+        """This method for `model`: what it was fitted to a model is read, and refused where it is another's."""
+        return self
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        """Multiply-adds of the choice in one layer: `heads` query heads, `rows` over `length` keys of `width`."""
+        return 0
+
+
+def names() -> list[str]:
+    """The sparse methods there are."""
+    return menu.names(__name__)
+
+
+def named(spec: str) -> Sparse:
+    """A method from `bfla` or `bfla(block=256, mass=0.99)`."""
+    return menu.made(__name__, spec)
+
+
+def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None) -> Tensor:
+    """Bool like `weights` [..., J]: the fewest that hold `share` of the row's sum, the one that crosses it included.
+
+    Those in `first` are taken before all others and counted. A share of 1 takes all. Equal weights: the earlier.
+    """
+    exact = weights.double()
+    ranked = exact if first is None else exact.masked_fill(first, torch.inf)
+    order = ranked.sort(dim=-1, descending=True, stable=True).indices
+    sums = exact.gather(-1, order).cumsum(-1)
+    before = torch.nn.functional.pad(sums[..., :-1], (1, 0))
+    part = torch.as_tensor(share, dtype=torch.float64, device=weights.device)
+    taken = (before < part * sums[..., -1:]) | (part >= 1)
+    kept = torch.zeros_like(taken).scatter_(-1, order, taken)
+    return kept if first is None else kept | first
+
+
+def check_share(what: str, value: Any, zero: bool = False) -> None:
+    """Refuse a share outside (0, 1], or outside [0, 1] where `zero` is allowed."""
+    fits = isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= 1
+    if not fits or (value == 0 and not zero):
+        raise BadInput(f"{what} is {value!r}: it is a share, {'from 0' if zero else 'above 0'} to 1")
+
+
+def check_count(what: str, value: Any, least: int = 0) -> None:
+    """Refuse what is no whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadInput(f"{what} is {value!r}: it is a whole number, {least} or more")
+
+
+def check_divides(part: str, small: int, whole: str, large: int) -> None:
+    """Refuse a `whole` that is no multiple of its `part`."""
+    check_count(part, small, 1)
+    check_count(whole, large, 1)
+    if large % small:
+        raise BadInput(f"{whole} {large} is no multiple of {part} {small}: choose a {part} that divides it")

@@ -1,0 +1,68 @@
+"""CompactAttention: the choice of another method as one list of KV pages for the heads that are executed together."""
+
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.errors import BadInput
+from workbench.grid import Grid
+from workbench.plan import Site
+from workbench.sparse import HERE, Sparse, check_count, named
+from workbench.tiles import Tiles
+
+
+@dataclass(frozen=True)
+class Compact(Sparse):
+    """What any query block of the chunk and any head of the execution group selects is read by all of them (section
+    3.2); the chunk itself is kept in whole. It only ever adds.
+
+    over    the method, or its spec: `compact(over=bfla(mass=0.95))`. It decides per query block and head, first; tokens
+            that it selects count as the page they are in
+    heads   query heads of an execution group: 4 splits larger GQA groups as the paper does; 0: always the GQA group
+
+    `Tiles.pages` and `tiles.pages` write the choice as a table for a paged kernel.
+    """
+
+    over: Sparse | str = field(default="flash_prefill(alpha=0.06)")
+    heads: int = 4
+
+    def __post_init__(self) -> None:
+        check_count("heads", self.heads)
+        if isinstance(self.over, str):
+            object.__setattr__(self, "over", named(self.over))
+
+    @property
+    def inner(self) -> Sparse:
+        assert not isinstance(self.over, str)
+        return self.over
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    def ready(self, model: PreTrainedModel) -> "Compact":
+        return replace(self, over=self.inner.ready(model))
+
+    def group(self, heads: int, kv_heads: int) -> int:
+        """Query heads of an execution group of a model. BadInput where they do not divide its GQA group."""
+        whole = heads // kv_heads
+        group = min(self.heads or whole, whole)
+        if whole % group:
+            raise BadInput(f"heads is {self.heads}: it does not divide the {whole} query heads of a KV head")
+        return group
+
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> Tiles:
+        return self.merged(self.inner(queries, keys, rows, site), len(keys), rows, keys.shape[1])
+
+    def merged(self, choice: Tiles, kv_heads: int, rows: Tensor, length: int) -> Tiles:
+        """The union of `choice`, over `rows` and `length` keys, with the chunk itself."""
+        grid = Grid(rows.to(choice.kept.device), length, choice.size)
+        union = choice.paged().union(self.group(len(choice.kept), kv_heads))
+        return grid.tiles(union.kept | grid.own.any(0), len(choice.kept))
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        return self(queries, keys, grid.rows, site)
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        return self.inner.operations(heads, rows, length, width)

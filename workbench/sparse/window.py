@@ -1,0 +1,31 @@
+"""Sink and sliding window (StreamingLLM, arXiv:2309.17453): the static baseline."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workbench.grid import Grid
+from workbench.plan import Site
+from workbench.sparse import Sparse, check_count
+from workbench.tiles import Tiles
+
+
+@dataclass(frozen=True)
+class Window(Sparse):
+    """`sink` tiles at the front, a row's own tile and the `local` tiles before it; `block` tokens a tile."""
+
+    block: int = 64
+    sink: int = 1
+    local: int = 8
+
+    def __post_init__(self) -> None:
+        check_count("block", self.block, 1)
+        check_count("sink", self.sink)
+        check_count("local", self.local)
+
+    @property
+    def size(self) -> int:
+        return self.block
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        return grid.tiles(((grid.columns < self.sink) | grid.near(self.local))[None], len(queries))
