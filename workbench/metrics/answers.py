@@ -69,6 +69,35 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000, lev
     return float(low), float(high)
 
 
+def normalised(
+    scores: Sequence[float],
+    reuse: Sequence[float],
+    full: Sequence[float],
+    seed: int = 0,
+    resamples: int = 2000,
+    level: float = 0.95,
+) -> tuple[float, float, float]:
+    """(score - reuse) / (full - reuse) of mean scores, with its bootstrap interval (FusionRAG's Normalised F1).
+
+    0 is Full Reuse, 1 is full attention; below and above are possible. The three are of the same questions, and
+    questions are resampled together, so what is hard for all does not widen the interval. nan where full attention and
+    reuse score the same, and ±inf as an end of the interval where many resamples have them equal.
+    """
+    table = np.array([scores, reuse, full], dtype=float)
+    if not table.shape[1]:
+        return math.nan, math.nan, math.nan
+    rng = np.random.default_rng(seed)
+    counts = table.shape[1]
+    means = np.array([table[:, rng.integers(0, counts, counts)].mean(1) for _ in range(resamples)]).T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drawn = (means[0] - means[1]) / (means[2] - means[1])
+    whole = table.mean(1)
+    if whole[2] == whole[1]:
+        return math.nan, math.nan, math.nan
+    low, high = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+    return float((whole[0] - whole[1]) / (whole[2] - whole[1])), float(low), float(high)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """Means over `n` answers with 95% intervals: Wilson's for exact match and accuracy, bootstrap for F1."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from workbench.errors import BadInput
 from workbench.kv import KV
+from workbench.select import gap
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ def deviation(cached: KV, exact: KV) -> Deviation:
             f"{exact.start} cannot be compared; the same model, tokens and positions are needed"
         )
     return Deviation(_relative(cached.keys, exact.keys), _relative(cached.values, exact.values))
+
+
+def squared(cached: KV, exact: KV) -> Tensor:
+    """[T, L] squared distance of keys and values, summed over heads and channels (FusionRAG, equation 7)."""
+    return torch.stack([gap(cached, exact, layer) for layer in range(len(exact.keys))], 1)
 
 
 def _relative(cached: list[Tensor], exact: list[Tensor]) -> Tensor:

@@ -1,0 +1,167 @@
+"""Where deviation comes from, what recomputing repairs, what methods choose, and how much quality comes back."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.random_models import model_of, prompt_of
+from workbench import select
+from workbench.engine import assemble, encode_many, prefill
+from workbench.errors import BadInput
+from workbench.metrics.answers import normalised
+from workbench.metrics.causes import causes, computed
+from workbench.metrics.choices import agreement, by_block, by_offset
+from workbench.metrics.deviation import deviation, squared
+from workbench.metrics.repair import repair
+from workbench.plan import Plan
+
+SIZES = (4, 9, 7, 12, 5)
+PROMPT = prompt_of(*SIZES)
+END = PROMPT.starts[-1]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of("llama")
+
+
+@pytest.fixture(scope="module")
+def cached(model):
+    system, *rest = PROMPT.context
+    return encode_many(model, PROMPT.context, [(), *[(system,)] * len(rest)])
+
+
+# --- causes
+
+
+def test_causes_are_three_and_apart(model, cached):
+    found = causes(model, PROMPT, cached)
+    first, later = slice(0, 13), slice(13, END)  # the system block and the first passage are an exact prefix
+    assert found.position.values.max() == 0, "values do not depend on the position"
+    assert found.position.keys[first].max() == 0 < found.position.keys[later].min()
+    assert found.context.keys[first].max() < 1e-5 < found.context.keys[later, 1:].min()
+    assert found.context.keys[:, 0].max() < 1e-5, "the first layer sees no context yet"
+    for part in (found.precision.keys, found.precision.values):
+        assert 0 < part.max() < 2**-7 and part.mean() > 1e-4, "one rounding to 8 bits"
+    assert causes(model, PROMPT, cached, torch.float32).precision.keys.max() == 0
+
+
+def test_context_is_the_deviation_of_the_assembled_cache(model, cached):
+    whole = deviation(assemble(model, PROMPT, cached).slice(0, END), computed(model, PROMPT).slice(0, END))
+    torch.testing.assert_close(causes(model, PROMPT, cached).context.keys, whole.keys)
+
+
+def test_squared_deviation_is_equation_7(model, cached):
+    kv, truth = assemble(model, PROMPT, cached), computed(model, PROMPT)
+    found = squared(kv, truth)
+    assert found.shape == (len(PROMPT), 3)
+    for token, layer in ((15, 1), (30, 2)):
+        both = [(kv.keys, truth.keys), (kv.values, truth.values)]
+        expected = sum(float((a[layer][:, token] - b[layer][:, token]).square().sum()) for a, b in both)
+        assert float(found[token, layer]) == pytest.approx(expected, rel=1e-4)
+
+
+# --- repair
+
+
+def test_recomputing_everything_repairs_everything(model, cached):
+    kv, truth = assemble(model, PROMPT, cached), computed(model, PROMPT)
+    before = [x.clone() for x in kv.tensors()]
+    nothing, everything = repair(model, PROMPT, kv, [torch.arange(0), torch.arange(END)], truth)
+    assert torch.equal(nothing.before, nothing.after)
+    assert (nothing.context[1:] == 1).all() and (nothing.asked[1:] == 1).all()
+    assert everything.after.max() == 0 or everything.asked[1:].max() < 1e-9
+    assert all(torch.equal(a, b) for a, b in zip(before, kv.tensors(), strict=True)), "the cache is left as it is"
+
+
+def test_tokens_that_are_not_recomputed_keep_their_deviation(model, cached):
+    kv, truth = assemble(model, PROMPT, cached), computed(model, PROMPT)
+    rows = select.named("oracle").rows(model, [PROMPT], [kv], ratio=0.3)[0]
+    (found,) = repair(model, PROMPT, kv, [rows], truth)
+    kept = torch.ones(END, dtype=torch.bool)
+    kept[rows] = False
+    assert torch.equal(found.before[:END][kept], found.after[:END][kept])
+    assert (found.chosen[1:] < 1).all() and (found.context[1:] < 1).all()
+    kv_after = kv.clone()
+    prefill(model, PROMPT.tokens, Plan(torch.cat((rows, PROMPT.question))), kv_after)
+    torch.testing.assert_close(found.after, squared(kv_after, truth), atol=1e-4, rtol=1e-4)
+
+
+def test_in_the_second_layer_recomputed_tokens_are_exact(model, cached):
+    """Layer 0 does not deviate, so what is computed again sees only exact keys there (CacheBlend's premise)."""
+    kv, truth = assemble(model, PROMPT, cached), computed(model, PROMPT)
+    (found,) = repair(model, PROMPT, kv, [torch.tensor([14, 20, 30])], truth)
+    assert found.chosen[1] < 1e-6 and found.chosen[2] > 1e-6
+
+
+# --- choices
+
+
+def test_agreement_by_hand():
+    rows = {"a": [torch.tensor([1, 2, 3]), torch.tensor([1])], "b": [torch.tensor([2, 3, 4, 5]), torch.tensor([2])]}
+    rows["none"] = [torch.arange(0)] * 2
+    jaccard, smaller = agreement(rows), agreement(rows, "smaller")
+    assert jaccard[0, 1] == pytest.approx((2 / 5 + 0) / 2) and smaller[0, 1] == pytest.approx((2 / 3 + 0) / 2)
+    assert jaccard[0, 2] == 0 and math.isnan(smaller[0, 2]) and math.isnan(jaccard[2, 2])
+    with pytest.raises(BadInput, match="measure"):
+        agreement(rows, "cosine")
+    with pytest.raises(BadInput, match="same prompts"):
+        agreement({"a": [], "b": [torch.arange(1)]})
+
+
+@given(st.lists(st.lists(st.sets(st.integers(0, 20)), min_size=2, max_size=2), min_size=1, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_agreement_is_symmetric_and_at_most_one(choices):
+    rows = {str(i): [torch.tensor(sorted(c), dtype=torch.long) for c in each] for i, each in enumerate(choices)}
+    for measure in ("jaccard", "smaller"):
+        found = agreement(rows, measure)
+        np.testing.assert_array_equal(found, found.T)
+        assert not (found < 0).any() and not (found > 1).any()
+        assert all(math.isnan(x) or x == 1 for x in found.diagonal())
+
+
+def test_places_by_hand():
+    prompts, rows = [prompt_of(2, 4, 8, 3), prompt_of(2, 4, 3)], [torch.tensor([2, 3, 6, 13]), torch.tensor([2])]
+    assert by_block(rows, prompts) == pytest.approx([3 / 8, 2 / 8])
+    assert by_offset(rows, prompts, bins=2) == pytest.approx([4 / 8, 1 / 8])
+    everything = [torch.arange(prompt.starts[-1]) for prompt in prompts]
+    assert by_block(everything, prompts) == pytest.approx([1, 1]) and by_offset(
+        everything, prompts, 4
+    ) == pytest.approx([1] * 4)
+
+
+def test_kv_deviation_prefers_later_blocks_and_starts(model):
+    """Figure 3b: tokens at the start of a block and in later blocks lack the most context."""
+    prompts = [prompt_of(3, 12, 12, 12, 12, 4, seed=i) for i in range(12)]
+    kvs = [assemble(model, p, encode_many(model, p.context, [(), *[(p.blocks[0],)] * 4])) for p in prompts]
+    rows = select.named("kv_deviation").rows(model, prompts, kvs, ratio=0.25)
+    ranks, offsets = by_block(rows, prompts), by_offset(rows, prompts, bins=4)
+    assert ranks[0] == 0 and ranks[3] > ranks[1]
+    assert offsets[0] == offsets.max()
+
+
+# --- normalised
+
+
+def test_normalised_by_hand():
+    full, reuse, some = [1.0] * 4, [1.0, 0, 0, 0], [1.0, 1, 0, 0]
+    value, low, high = normalised(some, reuse, full)
+    assert value == pytest.approx(1 / 3) and low <= value <= high
+    assert normalised(full, reuse, full)[0] == 1 and normalised(reuse, reuse, full) == (0, 0, 0)
+    assert all(map(math.isnan, normalised(some, full, full))) and all(map(math.isnan, normalised([], [], [])))
+
+
+def test_the_interval_is_paired():
+    """Questions that are hard for every method do not widen it: a constant share of the gap has no spread."""
+    rng = np.random.default_rng(0)
+    reuse = rng.random(200)
+    full = reuse + rng.random(200)
+    some = reuse + 0.3 * (full - reuse)
+    assert normalised(some, reuse, full) == pytest.approx((0.3, 0.3, 0.3))
+    noisy = (some + rng.normal(0, 0.2, 200)).tolist()
+    value, low, high = normalised(noisy, reuse, full)
+    assert low < value < high and high - low > 0.01 and normalised(noisy, reuse, full) == (value, low, high)
