@@ -1,0 +1,69 @@
+"""Published methods by name: each is a trial that can be run, and options change it."""
+
+import pytest
+
+from tests import tiny
+from workbench import models
+from workbench.errors import BadInput
+from workbench.published import METHODS, options
+from workbench.trial import Trial
+
+QUESTIONS = {"samples": 4, "passages": 4, "max_new_tokens": 3, "timed": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return models.load(folder)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_published_method_answers_and_accounts_for_its_tokens(folder, loaded, name):
+    fields = dict(METHODS[name].fields)
+    if fields.get("prepare") == "similar":
+        fields["prepare"] = "similar(n=2, search=exact)"
+    record = Trial(str(folder), **fields, **QUESTIONS).run(loaded=loaded)
+    assert record.n == 4 and record.flops > 0 and record.ttft_s.n == 1
+    assert (record.rows_reused > 0) == (name != "full")
+    if name != "superposition":
+        assert record.rows_computed + record.rows_reused == record.prompt_tokens
+
+
+def test_what_a_method_computes_grows_with_what_it_recomputes(folder, loaded):
+    rows = {
+        name: Trial(str(folder), **METHODS[name].fields, **QUESTIONS).run(loaded=loaded).rows_computed
+        for name in ("full", "full-reuse", "cacheblend", "epic")
+    }
+    assert rows["full-reuse"] < rows["cacheblend"] == rows["epic"] < rows["full"]
+
+
+def test_flops_count_what_the_selector_computes(folder, loaded):
+    common = {"mode": "block", "prepare": "isolated", "ratio": 0.2} | QUESTIONS
+    flops = {
+        select: Trial(str(folder), select=select, **common).run(loaded=loaded).flops
+        for select in ("random", "query_guided", "kv_deviation")
+    }
+    assert flops["random"] < flops["query_guided"] < flops["kv_deviation"]
+
+
+def test_options_change_a_method():
+    assert options("fusionrag", {"ratio": "0.3"}) == {**METHODS["fusionrag"].fields, "ratio": 0.3}
+    assert options("cacheblend", {"ratio": "own"})["ratio"] is None
+    assert options(None, {"select": "random"}) == {"select": "random", "mode": "block"}
+    assert options(None, {}) == {} and options("full", {})["mode"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "sentence"),
+    [
+        ("fuse", {}, "unknown method 'fuse': allowed are full, block, prompt-cache"),
+        (None, {"ratio": "half"}, "ratio is 'half': a share from 0 to 1, or own"),
+    ],
+)
+def test_unknown_options_are_refused(method, given, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        options(method, given)
