@@ -1,6 +1,9 @@
 """Block fine-tuning in miniature: it learns, resumes bit for bit, writes whole models, refuses before any work."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +26,10 @@ from workbench.tuning.train import train
 
 RECIPE = Recipe(steps=6, batch=2, lr=3e-3, warmup=2, max_length=2000)
 QUESTIONS = 6
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +128,31 @@ def test_both_modes_are_scored_at_the_beginning_every_so_often_and_at_the_end(ba
     assert [row for row in rows if "loss" not in row] == progress.scores
     untouched = tuned(replace(RECIPE, steps=5), base, questions, tmp_path / "other")[0]
     assert same(weights(run), weights(untouched))  # looking at a model does not change it
+
+
+def test_two_processes_give_what_one_gives_with_twice_the_batch(base, questions, tmp_path):
+    common = ["--model", base, "--data", questions, "--steps", "2", "--warmup", "1", "--lr", "1e-3"]
+    command = ["-m", "workbench", "tune", *common, "--max-length", "2000", "--batch", "2"]
+    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
+    running = {
+        name: subprocess.Popen(
+            [*two, "--out", str(tmp_path / name)],
+            env=dict(os.environ, OMP_NUM_THREADS="1", **settings),
+            cwd=Path(__file__).parents[1],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, settings in (("ddp", {}), ("fsdp", FSDP))
+    }
+    one = weights(tuned(replace(RECIPE, steps=2, warmup=1, lr=1e-3, batch=4), base, questions, tmp_path / "one")[0])
+    for name, process in running.items():
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors[-2000:]
+        folder = tmp_path / name / "model"
+        assert json.loads((folder / TUNING).read_text())["processes"] == 2
+        found = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").state_dict()
+        for key in one:
+            torch.testing.assert_close(found[key], one[key], rtol=0, atol=1e-5, msg=f"{name}: {key}")
 
 
 def test_lora_is_merged_and_kept_beside(base, questions, tmp_path):
