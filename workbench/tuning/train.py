@@ -107,7 +107,7 @@ def train(
             raise BadInput(_out_of_memory(run)) from problem
         progress.step += 1
         done, reading = progress.step == recipe.steps, progress.step % READ_EVERY == 0
-        stopped = reading and time.monotonic() > end
+        stopped = reading and _is_over(run, end)
         saving = done or stopped or progress.step % save_every == 0
         if reading or saving:
             report(_read(run, loss, progress))
@@ -222,6 +222,12 @@ def resume(run: Run) -> Progress:
         return Progress()
     load_state(run.accelerator, run.out)
     return Progress(**saved["progress"])
+
+
+def _is_over(run: Run, end: float) -> bool:
+    """Whether the time of any process is over: all stop at the same step."""
+    late = torch.tensor(float(time.monotonic() > end), device=run.accelerator.device)
+    return bool(run.accelerator.reduce(late, "sum") > 0)
 
 
 def _kept(run: Run) -> str:
