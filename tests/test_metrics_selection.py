@@ -14,8 +14,9 @@ from workbench.engine import assemble, encode_many, prefill
 from workbench.errors import BadInput
 from workbench.metrics.answers import normalised
 from workbench.metrics.causes import causes, computed
-from workbench.metrics.choices import agreement, by_block, by_offset
-from workbench.metrics.deviation import deviation, squared
+from workbench.metrics.choices import agreement
+from workbench.metrics.deviation import concentration, deviation, squared
+from workbench.metrics.places import by_block, by_offset, chosen, summary
 from workbench.metrics.repair import repair
 from workbench.plan import Plan
 
@@ -126,12 +127,21 @@ def test_agreement_is_symmetric_and_at_most_one(choices):
 
 def test_places_by_hand():
     prompts, rows = [prompt_of(2, 4, 8, 3), prompt_of(2, 4, 3)], [torch.tensor([2, 3, 6, 13]), torch.tensor([2])]
-    assert by_block(rows, prompts) == pytest.approx([3 / 8, 2 / 8])
-    assert by_offset(rows, prompts, bins=2) == pytest.approx([4 / 8, 1 / 8])
-    everything = [torch.arange(prompt.starts[-1]) for prompt in prompts]
-    assert by_block(everything, prompts) == pytest.approx([1, 1]) and by_offset(
-        everything, prompts, 4
-    ) == pytest.approx([1] * 4)
+    masks = [chosen(choice, prompt) for choice, prompt in zip(rows, prompts, strict=True)]
+    np.testing.assert_allclose(by_block(masks, prompts), [[2 / 4, 2 / 8], [1 / 4, np.nan]])
+    np.testing.assert_allclose(by_offset(masks, prompts, bins=2), [[3 / 6, 1 / 6], [1 / 2, 0]])
+    first, second = summary(by_block(masks, prompts), "some", [1, 2])
+    assert (first["mean"], first["n"], second["n"]) == (pytest.approx(3 / 8), 2, 1)
+    assert first["low"] <= first["mean"] <= first["high"] and second["low"] == second["high"] == 0.25
+
+
+@given(sizes=st.lists(st.integers(1, 15), min_size=3, max_size=6), bins=st.integers(1, 12))
+@settings(max_examples=30, deadline=None)
+def test_a_constant_has_no_place(sizes, bins):
+    prompt = prompt_of(*sizes)
+    ones = [torch.ones(prompt.starts[-1])]
+    assert np.nanmin(by_offset(ones, [prompt], bins)) == np.nanmax(by_offset(ones, [prompt], bins)) == 1
+    assert (by_block(ones, [prompt]) == 1).all()
 
 
 def test_kv_deviation_prefers_later_blocks_and_starts(model):
@@ -139,9 +149,25 @@ def test_kv_deviation_prefers_later_blocks_and_starts(model):
     prompts = [prompt_of(3, 12, 12, 12, 12, 4, seed=i) for i in range(12)]
     kvs = [assemble(model, p, encode_many(model, p.context, [(), *[(p.blocks[0],)] * 4])) for p in prompts]
     rows = select.named("kv_deviation").rows(model, prompts, kvs, ratio=0.25)
-    ranks, offsets = by_block(rows, prompts), by_offset(rows, prompts, bins=4)
+    masks = [chosen(choice, prompt) for choice, prompt in zip(rows, prompts, strict=True)]
+    ranks, offsets = by_block(masks, prompts).mean(0), by_offset(masks, prompts, bins=4).mean(0)
     assert ranks[0] == 0 and ranks[3] > ranks[1]
     assert offsets[0] == offsets.max()
+
+
+@given(st.integers(1, 40), st.integers(2, 30))
+@settings(max_examples=30, deadline=None)
+def test_concentration_rises_to_everything(count, points):
+    gaps = torch.rand(count, 2, generator=torch.Generator().manual_seed(count)) + 0.01
+    held = concentration(gaps, points)
+    assert held.shape == (points, 2) and (held[0] == 0).all() and held[-1].tolist() == pytest.approx([1, 1])
+    assert (held.diff(dim=0) >= 0).all()
+
+
+def test_concentration_by_hand():
+    gaps = torch.tensor([[1.0, 0], [3.0, 0], [0.0, 0], [4.0, 0]])
+    assert concentration(gaps, 5)[:, 0].tolist() == pytest.approx([0, 4 / 8, 7 / 8, 1, 1])
+    assert concentration(gaps, 5)[:, 1].isnan().all()
 
 
 # --- normalised

@@ -1,11 +1,10 @@
-"""What methods choose: how far they agree, and where in the prompt their tokens stand."""
+"""How far methods agree in the tokens that they choose."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
 
-from workbench.blocks import Prompt
 from workbench.errors import BadInput
 
 MEASURES = ("jaccard", "smaller")
@@ -31,27 +30,3 @@ def _mean(a: list[set[int]], b: list[set[int]], measure: str) -> float:
 
 def _size(x: set[int], y: set[int], measure: str) -> int:
     return len(x | y) if measure == "jaccard" else min(len(x), len(y))
-
-
-def by_offset(rows: Sequence[Tensor], prompts: Sequence[Prompt], bins: int = 10, system: int = 1) -> np.ndarray:
-    """[bins] share of the document tokens that are chosen, by where they stand in their block, from start to end."""
-    chosen, there = np.zeros(bins), np.zeros(bins)
-    for choice, prompt in zip(rows, prompts, strict=True):
-        for start, block in zip(prompt.starts[system:-1], prompt.blocks[system:-1], strict=True):
-            bin_of = np.arange(len(block)) * bins // len(block)
-            here = choice[(choice >= start) & (choice < start + len(block))].numpy() - start
-            there += np.bincount(bin_of, minlength=bins)
-            chosen += np.bincount(bin_of[here], minlength=bins)
-    return np.divide(chosen, there, out=np.full(bins, np.nan), where=there > 0)
-
-
-def by_block(rows: Sequence[Tensor], prompts: Sequence[Prompt], system: int = 1) -> np.ndarray:
-    """[B] share of the tokens of the first, second, … document block that are chosen, over prompts of any length."""
-    most = max(len(prompt.context) - system for prompt in prompts)
-    chosen, there = np.zeros(most), np.zeros(most)
-    for choice, prompt in zip(rows, prompts, strict=True):
-        lengths = np.array([len(block) for block in prompt.blocks[system:-1]])
-        there[: len(lengths)] += lengths
-        rank = prompt.block_of[choice].numpy() - system
-        chosen += np.bincount(rank[rank >= 0], minlength=most)
-    return np.divide(chosen, there, out=np.full(most, np.nan), where=there > 0)

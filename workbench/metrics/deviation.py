@@ -42,6 +42,14 @@ def squared(cached: KV, exact: KV) -> Tensor:
     return torch.stack([gap(cached, exact, layer) for layer in range(len(exact.keys))], 1)
 
 
+def concentration(gaps: Tensor, points: int = 101) -> Tensor:
+    """[points, L] share of the deviation `gaps` [T, L] that the most deviating tokens hold, for 0 to all of the tokens
+    in even steps (FusionRAG, figure 3a); nan in a layer without any."""
+    worst = gaps.double().sort(0, descending=True).values.cumsum(0)
+    held = torch.cat((torch.zeros_like(worst[:1]), worst))
+    return held[torch.linspace(0, len(gaps), points).round().long()] / worst[-1]
+
+
 def _relative(cached: list[Tensor], exact: list[Tensor]) -> Tensor:
     layers = []
     widest = max(layer.shape[0] for layer in exact)
