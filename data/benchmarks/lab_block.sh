@@ -16,14 +16,16 @@ learn() { # RUN is MODE-SEED; naive is mixed without position re-encoding
         --out "runs/lab-block-$1" --mode "$mode" --positions "$positions" --seed "${1##*-}" \
         --steps "${STEPS:-2000}" --batch "${BATCH:-32}" --lr "${LR:-1e-3}" --optimizer "${OPTIMIZER:-adamw}" \
         --warmup "${WARMUP:-50}" --passages "${PASSAGES:-2-40}" --questions "${QUESTIONS:-12}" \
-        --evaluate-every "${EVERY:-250}" --evaluate-samples "${SAMPLES:-500}" --evaluate-passages 10 \
+        --evaluate-every "${EVERY:-200}" --evaluate-samples "${SAMPLES:-300}" --evaluate-passages 10 \
         --save-every 500 --workers "${WORKERS:-10}" --device "$device" --minutes "${MINUTES:-inf}"
 }
 for i in "${!runs[@]}"; do
     CUDA_VISIBLE_DEVICES=$((i % gpus)) learn "${runs[i]}" 2>&1 | sed -u "s/^/[${runs[i]}] /" &
 done
-for job in $(jobs -p); do wait "$job"; done
+for job in $(jobs -p); do wait "$job" || true; done # one that fails does not stop the others
+left=()
 for run in "${runs[@]}"; do
-    [ -d "runs/lab-block-$run/model" ] || { echo "$run has not finished: run this again"; exit 3; }
+    [ -d "runs/lab-block-$run/model" ] || { left+=("$run"); continue; }
     cp "runs/lab-block-$run/curve.json" "data/benchmarks/lab-block-$run.json"
 done
+[ ${#left[@]} -eq 0 ] || { echo "not finished: ${left[*]}; run this again"; exit 3; }
