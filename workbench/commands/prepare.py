@@ -12,7 +12,7 @@ from workbench import menu
 from workbench.commands.text import plain, progress
 from workbench.prepared import Preparation, Prepared
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command(

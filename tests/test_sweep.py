@@ -1,0 +1,251 @@
+"""Sweeps: every combination once, taken up where they stopped, going on after a failure that stays visible."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tests import tiny
+from workbench import cli, models
+from workbench import sweep as sweeps
+from workbench.errors import BadInput
+from workbench.sweep import Failed, cases, difference, sweep
+from workbench.trial import Trial
+
+QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 3, "timed": 1}
+LISTS = {"prepare": ["alone", "isolated"], "select": ["none", "first_k"], "ratio": [0.1, 0.5]}
+MEASURED = ["seconds", "ttft_p5", "ttft_p50", "ttft_p95"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def base(folder):
+    return Trial(folder, **QUESTIONS)
+
+
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    """(folder, table) of an uninterrupted sweep."""
+    out = tmp_path_factory.mktemp("sweeps") / "whole"
+    return out, sweep(base, out, **LISTS)
+
+
+def same(one: pd.DataFrame, other: pd.DataFrame) -> None:
+    pd.testing.assert_frame_equal(one.drop(columns=MEASURED), other.drop(columns=MEASURED))
+
+
+def test_every_combination_is_a_trial_once(base):
+    found = [case.trial for case in cases(asdict(base), LISTS)]
+    assert len(found) == len(set(found)) == 2 * (1 + 2)  # a ratio says nothing where nothing is selected
+    assert {trial.mode for trial in found} == {"block"}
+    assert {(t.prepare, t.select, t.ratio) for t in found} == {
+        (prepare, *rest)
+        for prepare in LISTS["prepare"]
+        for rest in (("none", None), ("first_k", 0.1), ("first_k", 0.5))
+    }
+
+
+def test_full_attention_stands_beside_what_only_reuse_has(base):
+    found = cases(asdict(base), {"method": ["full", "full-reuse", "cacheblend"], "ratio": [0.1, 0.2]})
+    assert [(case.method, case.trial.mode, case.trial.ratio) for case in found] == [
+        ("full", "full", 0.15),
+        ("full-reuse", "block", None),
+        ("cacheblend", "block", 0.1),
+        ("cacheblend", "block", 0.2),
+    ]
+    assert len(cases(asdict(base), {"seed": [0, 1, 1]})) == 2
+
+
+def test_the_table_has_a_row_a_trial_and_kind_and_says_what_the_trials_say(whole, base):
+    _, table = whole
+    row = table[(table["select"] == "first_k") & (table.ratio == 0.5) & (table.prepare == "isolated")]
+    record = Trial(**asdict(base) | {"mode": "block", "prepare": "isolated", "select": "first_k", "ratio": 0.5}).run()
+    assert row.kind.tolist() == ["all", *record.by_kind]
+    assert row.n.tolist() == [6, *(score.n for score in record.by_kind.values())]
+    assert row.em.tolist() == [record.em, *(score.em for score in record.by_kind.values())]
+    assert set(row.way) == {record.way} and set(row.rows_computed) == {record.rows_computed}
+    assert set(row["mode"]) == {"block"}
+
+
+def test_answers_are_kept_question_by_question(whole):
+    out, table = whole
+    answers = pd.read_parquet(out / "answers.parquet")
+    assert len(answers) == 6 * 6 and set(answers.trial) == set(table.trial)
+    means = answers.groupby("trial")["f1"].mean()
+    for _, row in table[table.kind == "all"].iterrows():
+        assert means[row.trial] == pytest.approx(row.f1)
+    same(pd.read_parquet(out / "trials.parquet"), table)
+    assert (out / "_SUCCESS").exists()
+
+
+def test_what_is_finished_is_not_run_again(whole, base, monkeypatch):
+    out, table = whole
+    monkeypatch.setattr(Trial, "run_each", None)
+    pd.testing.assert_frame_equal(sweep(base, out, **LISTS), table)
+    part = sweep(base, out, select=["first_k"], ratio=[0.1], prepare=["alone"])
+    assert set(part.trial) < set(table.trial)
+
+
+def test_an_interrupted_sweep_ends_as_if_nothing_had_been(whole, base, tmp_path, monkeypatch):
+    run, calls = Trial.run_each, []
+
+    def stop(trial, *given):
+        calls.append(trial)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return run(trial, *given)
+
+    monkeypatch.setattr(Trial, "run_each", stop)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(base, tmp_path, **LISTS)
+    assert not (tmp_path / "_SUCCESS").exists() and len(list(tmp_path.glob("trials/*.json"))) == 3
+    told = []
+    table = sweep(base, tmp_path, progress=lambda *done: told.append(done), **LISTS)
+    assert len(calls) == 4 + 3 and told[0][0] >= 18 and told[-1] == (36, 36)
+    same(table, whole[1])
+
+
+def test_a_model_is_loaded_once(base, tmp_path, monkeypatch):
+    load, calls = models.load, []
+    monkeypatch.setattr(models, "load", lambda *given: calls.append(given) or load(*given))
+    sweeps._load.cache_clear()
+    sweep(base, tmp_path, seed=[0, 1, 2])
+    assert len(calls) == 1
+
+
+def test_a_model_that_has_changed_is_tried_anew(tmp_path):
+    model = tiny.checkpoint(tmp_path / "model")
+    trial = Trial(str(model), **QUESTIONS)
+    first = cases(asdict(trial), {"seed": [0]})[0].key
+    assert cases(asdict(trial), {"seed": [0]})[0].key == first
+    tiny.checkpoint(model)
+    assert cases(asdict(trial), {"seed": [0]})[0].key != first
+
+
+def test_processes_find_what_one_process_finds(whole, base, tmp_path):
+    same(
+        sweep(base, tmp_path, jobs=2, prepare=["alone"], **{k: v for k, v in LISTS.items() if k != "prepare"}),
+        whole[1][whole[1].prepare == "alone"].reset_index(drop=True),
+    )
+
+
+def test_a_failure_is_told_and_the_others_go_on(base, tmp_path, monkeypatch):
+    run = Trial.run_each
+
+    def fail(trial, *given):
+        if trial.seed == 1:
+            raise MemoryError("no room")
+        return run(trial, *given)
+
+    monkeypatch.setattr(Trial, "run_each", fail)
+    with pytest.raises(Failed, match=r"1 trials failed; the first was .*seed=1.*: MemoryError: no room") as problem:
+        sweep(base, tmp_path, seed=[0, 1, 2])
+    found = problem.value.outcome
+    assert set(found.table.seed) == {0, 2} and len(found.failures) == 1
+    (told,) = tmp_path.glob("trials/*.failed.json")
+    assert "no room" in json.loads(told.read_text())["traceback"] and not (tmp_path / "_SUCCESS").exists()
+    monkeypatch.undo()
+    assert set(sweep(base, tmp_path, seed=[0, 1, 2]).seed) == {0, 1, 2}
+    assert not list(tmp_path.glob("trials/*.failed.json")) and (tmp_path / "_SUCCESS").exists()
+
+
+def test_a_process_that_dies_takes_its_own_trial_only(base, tmp_path, monkeypatch):
+    class Fragile(ThreadPoolExecutor):
+        def submit(self, work, case, folder):
+            def dies(*given):
+                if case.trial.seed == 1:
+                    raise BrokenProcessPool
+                return work(*given)
+
+            return super().submit(dies, case, folder)
+
+    monkeypatch.setattr(sweeps, "_pool", Fragile)
+    with pytest.raises(Failed, match=r"1 trials failed.*its process ended") as problem:
+        sweep(base, tmp_path, jobs=2, seed=[0, 1, 2])
+    assert set(problem.value.outcome.table.seed) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    "lists, message",
+    [
+        ({"speed": [1]}, "a trial has no field 'speed': allowed are method, model, data, mode"),
+        ({"seed": []}, r"seed is \[\]: a list of at least one value"),
+        ({"select": "none"}, "select is 'none': a list"),
+        ({"select": ["none", "nothing"]}, "unknown select 'nothing'"),
+        ({"method": ["full", "fastest"]}, "unknown method 'fastest'"),
+        ({"ratio": [0.1, 1.5], "select": ["first_k"]}, "ratio 1.5"),
+        ({"model": ["no-such-model"]}, "unknown model 'no-such-model'"),
+        ({"data": ["lab", "missing.json"]}, "missing.json"),
+        ({"device": ["tpu"]}, "unknown device 'tpu'"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_the_first_trial(lists, message, base, tmp_path):
+    with pytest.raises(BadInput, match=message):
+        sweep(base, tmp_path / "out", **lists)
+    assert not (tmp_path / "out").exists()
+
+
+SCORES = st.lists(st.integers(0, 1), min_size=1, max_size=30)
+
+
+@settings(max_examples=20)
+@given(SCORES, st.data())
+def test_differences_are_paired_by_question(first, more):
+    second = more.draw(st.lists(st.integers(0, 1), min_size=len(first), max_size=len(first)))
+    rows = [{"trial": "a", "id": i, "em": x, "kind": ""} for i, x in enumerate(first)]
+    rows += [{"trial": "b", "id": i, "em": x, "kind": ""} for i, x in enumerate(second)]
+    answers = pd.DataFrame(rows)
+    gap, (low, high) = difference(answers, "a", "b")
+    assert (
+        gap == pytest.approx(sum(first) / len(first) - sum(second) / len(second))
+        and low <= gap + 1e-9
+        and gap <= high + 1e-9
+    )
+    assert difference(answers, "b", "a")[0] == pytest.approx(-gap)
+    assert difference(answers, "a", "a") == (0, (0, 0))
+    with pytest.raises(BadInput, match="have not answered the same questions"):
+        difference(answers[1:], "a", "b")
+
+
+def test_the_command_takes_lists_of_anything(folder, tmp_path):
+    command = ["sweep", "--model", folder, "--samples", "4", "--passages", "3", "--timed", "1", "--max-new-tokens", "2"]
+    command += [
+        "--select",
+        "none,first_k(system=1)",
+        "--prepare",
+        "isolated,similar(n=1, search=exact)",
+        "--ratio",
+        "0.1,0.3",
+    ]
+    ended = CliRunner().invoke(cli.app, [*command, "--out", str(tmp_path), "--json"])
+    assert ended.exit_code == 0, ended.output
+    rows = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len({row["trial"] for row in rows}) == 6 and {row["ratio"] for row in rows} == {None, 0.1, 0.3}
+    ended = CliRunner().invoke(cli.app, [*command, "--out", str(tmp_path)])
+    assert ended.exit_code == 0 and ended.stdout.count("similar(n=1, search=exact)") == 3
+
+
+def test_the_command_ends_with_one_where_a_trial_failed_and_with_two_where_it_was_asked_wrongly(
+    folder, tmp_path, monkeypatch
+):
+    command = ["sweep", "--model", folder, "--samples", "2", "--seed", "0,1", "--out", str(tmp_path / "out")]
+
+    def fail(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Trial, "run_each", fail)
+    ended = CliRunner().invoke(cli.app, command)
+    assert ended.exit_code == 1 and "2 trials failed" in ended.stderr and "RuntimeError: broken" in ended.stderr
+    for option, message in (("--samples", "samples is 'many': a number is needed"), ("--batch", "batch is 0")):
+        ended = CliRunner().invoke(cli.app, [*command, option, "many" if option == "--samples" else "0"])
+        assert ended.exit_code == 2 and message in ended.stderr
