@@ -18,12 +18,26 @@ TINY = {  # parameters that make a run short
     "01_masks": {"passages": 2, "max_new_tokens": 2},
     "02_positions": {"passages": 2, "samples": 2, "distances": [0, 3, 64], "keys": 8},
     "03_reuse": {"passages": 2, "samples": 4, "lengths": [64, 96], "repeats": 2, "max_new_tokens": 2},
+    "04_block_finetuning": {"passages": 2, "samples": 4, "max_new_tokens": 2},
+    "05_beyond_rag": {
+        "requests": 4,
+        "shots": [1, 2],
+        "conversations": 1,
+        "turns": 4,
+        "memory": 2,
+        "frames": 3,
+        "tables": 1,
+        "repeats": 1,
+        "max_new_tokens": 2,
+    },
 }
-FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6}
+FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 6, "05_beyond_rag": 8}
 TABLES = {
     "01_masks": {"masks", "answers"},
     "02_positions": {"rounding", "families", "drift", "first_token", "angles"},
     "03_reuse": {"quality", "ttft", "cost", "published"},
+    "04_block_finetuning": {"measured", "here", "curve", "answers"},
+    "05_beyond_rag": {"icl", "icl_quality", "chat", "chat_quality", "game"},
 }
 
 
@@ -40,7 +54,7 @@ def run(name: str, checkpoint: Path, out: Path, **parameters) -> Run:
     return ended
 
 
-def test_the_three_notebooks_are_there():
+def test_the_notebooks_are_there():
     assert set(NAMES) >= set(TINY)
 
 
@@ -116,13 +130,35 @@ def test_reuse_measures_quality_time_and_hits(checkpoint, tmp_path):
     assert cost.convention["block"] == pytest.approx(7.5e11, rel=0.02)
 
 
+def test_block_finetuning_compares_the_methods_of_the_papers_table(checkpoint, tmp_path):
+    metrics, tables = finished("04_block_finetuning", checkpoint, tmp_path, tuned=str(checkpoint))
+    measured = tables["measured"].query("kind == 'all'").set_index("name")
+    assert {"full attention", "PromptCache", "Superposition", "block fine-tuned"} <= set(measured.index)
+    assert (measured.n >= 2000).all() and metrics["measured_samples"] >= 2000
+    assert set(tables["curve"]["mode"]) == {"full", "block"} and tables["curve"].step.min() == 0
+    assert set(tables["here"].name) == set(tables["answers"].method) == set(metrics["em"])
+
+
+def test_beyond_rag_encodes_what_changed_and_equals_encoding_all_anew(checkpoint, tmp_path):
+    metrics, tables = finished("05_beyond_rag", checkpoint, tmp_path)
+    assert metrics["equal"] is True and metrics["logit_gap"] < 2e-5
+    assert metrics["game_blocks"] == 57 and metrics["game_repeated"] > 0.85
+    game, chat = tables["game"], tables["chat"]
+    assert len(game) == 3 and (game.computed[1:] < game.tokens[1:] / 4).all() and game.equal.all()
+    assert len(chat) == 4 and (chat.tokens_moved[3:] > 0).all(), "the oldest turn was dropped"
+    assert set(tables["icl_quality"].shots) == {1, 2}
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
+        ("04_block_finetuning", {"passages": 1}, "parameter passages is 1"),
         ("01_masks", {"rule": "__import__('os')"}, "mask rule"),
         ("01_masks", {"window": 0}, "parameter window is 0"),
         ("02_positions", {"samples": "many"}, "parameter samples is 'many'"),
         ("03_reuse", {"lengths": [1]}, "parameter lengths is 1"),
+        ("05_beyond_rag", {"tables": 0}, "parameter tables is 0"),
+        ("05_beyond_rag", {"shots": [17]}, "parameter shots is 17"),
     ],
 )
 def test_a_wrong_parameter_is_one_sentence_before_any_work(name, parameters, sentence):
