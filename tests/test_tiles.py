@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from workbench.errors import BadInput
-from workbench.tiles import Tiles
+from workbench.tiles import Tiles, pages
 
 
 @st.composite
@@ -75,3 +75,68 @@ def test_reading_pages_is_attending_under_the_union():
 def test_tiles_that_do_not_fit(make, sentence):
     with pytest.raises(BadInput, match=sentence):
         make()
+
+
+@given(tiles(), st.data())
+def test_single_columns_are_visible_to_every_row(choice, data):
+    length = data.draw(st.integers(1, choice.kept.shape[2] * choice.size))
+    heads, rows = choice.kept.shape[0], choice.kept.shape[1] * choice.size
+    bits = data.draw(st.lists(st.booleans(), min_size=heads * length, max_size=heads * length))
+    columns = torch.tensor(bits).view(heads, length)
+    both = Tiles(choice.kept, choice.size, columns)
+    assert torch.equal(both.visible(rows, length), choice.visible(rows, length) | columns[:, None])
+    whole = both.paged()
+    assert whole.columns is None and (whole.visible(rows, length) >= both.visible(rows, length)).all()
+    extra = whole.kept & ~choice.kept
+    for head, _, j in extra.nonzero().tolist():
+        assert columns[head, j * choice.size : (j + 1) * choice.size].any(), "no page without a reason"
+
+
+def test_a_page_table_reads_the_cache_of_a_batch_in_place():
+    """KV-head-major pages (CompactAttention, section 3.3): a row of the table attends to its pages of a flat cache."""
+    torch.manual_seed(0)
+    size, kv_heads, heads, capacity, width, rows = 4, 2, 3, 7, 16, 8
+    lengths = (28, 20)
+    keys, values = torch.randn(2, kv_heads, 28, width), torch.randn(2, kv_heads, 28, width)
+    queries = torch.randn(2, 12, rows, width)  # two execution groups of 3 heads for each KV head
+    choices = [Tiles(torch.rand(12, 2, -(-length // size)) < 0.3, size) for length in lengths]
+    for choice in choices:
+        choice.kept[..., 0] = True
+    table = pages(choices, kv_heads, heads, capacity)
+    assert (table.size, table.heads, len(table.indptr)) == (size, heads, 2 * kv_heads * 2 + 1)
+    flat_keys, flat_values = (x.view(2 * kv_heads * capacity, size, width) for x in (keys, values))
+    assert flat_keys.data_ptr() == keys.data_ptr(), "nothing is copied"
+    for row in range(len(table.indptr) - 1):
+        mine = table.indices[table.indptr[row] : table.indptr[row + 1]].long()
+        batch, first = divmod(row * heads, 12)
+        read = attention(
+            queries[batch, first : first + heads], flat_keys[mine].flatten(0, 1), flat_values[mine].flatten(0, 1)
+        )
+        seen = choices[batch].union(heads).visible(rows, lengths[batch])[first : first + heads]
+        k, v = (x[batch, first // 6, : lengths[batch]].expand(heads, -1, -1) for x in (keys, values))
+        torch.testing.assert_close(read, attention(queries[batch, first : first + heads], k, v, seen))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda full: Tiles(full, 4, torch.ones(3, 8, dtype=torch.bool)), "columns are .* for 2 heads"),
+        (lambda full: Tiles(full, 4, torch.ones(2, 8)), "float32"),
+        (
+            lambda full: Tiles(full, 4, torch.ones(2, 5, dtype=torch.bool)).visible(4, 8),
+            "columns for 5 keys do not cover 8",
+        ),
+        (
+            lambda full: pages([Tiles(full, 4)], 1, 3, 9),
+            "3 heads cannot share a page list: 2 query heads read 1 KV heads",
+        ),
+        (
+            lambda full: pages([Tiles(full, 4)], 2, 2, 9),
+            "2 heads cannot share a page list: 2 query heads read 2 KV heads",
+        ),
+        (lambda full: pages([Tiles(full, 4)], 1, 2, 1), "2 pages does not fit a cache of 1"),
+    ],
+)
+def test_columns_and_page_tables_that_do_not_fit(make, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        make(torch.ones(2, 2, 2, dtype=torch.bool))

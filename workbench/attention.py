@@ -155,7 +155,7 @@ class Request:
         self, layer: int, q: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor, size: int | None, scale: float | None
     ) -> Tiles | None:
         """The plan's sparse choice. It weighs by 1/sqrt(D): a model's own scale is put into the queries."""
-        if not self.plan.tiles or (size and size < keys.shape[1]):
+        if not self.plan.tiles or (size and size < len(self.kv)):
             return None
         own = 1.0 if scale is None else scale * q.shape[-1] ** 0.5
         asked = q if abs(own - 1) < 1e-6 else q * own

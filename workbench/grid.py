@@ -59,9 +59,9 @@ class Grid:
 
     def near(self, count: int) -> Tensor:
         """[I, J] bool: own tiles and the `count` before each of them."""
-        later = pad(self.own.int().cumsum(1), (1, count))
-        later[:, self.shape[1] + 1 :] = later[:, self.shape[1], None]
-        return later[:, count + 1 :] > later[:, : self.shape[1]]
+        sums = pad(self.own.int().cumsum(1), (1, 0))  # own tiles before tile j
+        ends = (self.columns + count + 1).clamp(max=self.shape[1])
+        return sums[:, ends] > sums[:, :-1]
 
     def tail(self, count: int, length: int | None = None) -> Tensor:
         """[I, 1] bool: query tiles with a row in the last `count` tiles of a prompt of `length` tokens."""

@@ -54,10 +54,10 @@ class Quoka(Sparse):
         votes = max(1, round(self.queries * queries.shape[1]))
         unlike = alike.sort(dim=-1, stable=True).indices[:, :votes]
         ours = unit.gather(1, unlike[..., None].expand(-1, -1, unit.shape[-1])).unflatten(0, (len(keys), -1))
-        step, found = max(1, grids.ELEMENTS // (len(queries) * keys.shape[1])), []
-        for at in range(0, votes, step):
-            found.append((ours[:, :, at : at + step] @ theirs[:, None].mT).amax(2))
-        return torch.stack(found).amax(0).mean(1)
+        best = unit.new_full((*ours.shape[:2], keys.shape[1]), -torch.inf)
+        for some in ours.split(max(1, grids.ELEMENTS // (len(queries) * keys.shape[1])), 2):
+            best = torch.maximum(best, (some @ theirs[:, None].mT).amax(2))
+        return best.mean(1)
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         return heads * width * (rows + round(self.queries * rows) * length)

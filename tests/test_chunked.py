@@ -1,0 +1,167 @@
+"""Chunked prefill is prefill: any chunk, any rows, with and without cached blocks and sparse methods."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.random_models import model_of, prompt_of
+from workbench import chunked, sparse
+from workbench.chunked import prefill_chunked, prefill_chunked_many
+from workbench.engine import Work, assemble, empty, encode_many, prefill, prefill_many
+from workbench.errors import BadInput
+from workbench.masks import block_attention, same_block
+from workbench.plan import Plan, Site
+
+MODEL = model_of("llama")
+PROMPT = prompt_of(9, 40, 33, 25, 12)
+LENGTH = len(PROMPT)
+ALL = torch.arange(LENGTH)
+CLOSE = {"atol": 1e-5, "rtol": 1e-4}
+CACHED = encode_many(MODEL, PROMPT.context)
+
+
+def same(step, kv, one, other):
+    torch.testing.assert_close(step.logits, one.logits, **CLOSE)
+    for ours, theirs in zip(kv.tensors(), other.tensors(), strict=True):
+        torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32, LENGTH - 1, LENGTH, 1000])
+@pytest.mark.parametrize("tiles", [None, "dense(block=1)", "bfla(block=1, tile=1, flat=1, mass=1)"])
+def test_a_whole_prompt_in_chunks(chunk, tiles):
+    kv, other = empty(MODEL, LENGTH), empty(MODEL, LENGTH)
+    one = prefill(MODEL, PROMPT.tokens, Plan(ALL), other)
+    step = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(ALL, tiles=tiles and sparse.named(tiles)), kv), chunk)
+    same(step, kv, one, other)
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_scattered_rows_over_cached_blocks_in_chunks(data):
+    """Recomputed tokens and the question, as with reuse: rows see the cache as one pass leaves it."""
+    context = PROMPT.starts[-1]
+    some = data.draw(st.sets(st.integers(0, context - 1), max_size=30))
+    rows = torch.cat((torch.tensor(sorted(some), dtype=torch.long), PROMPT.question))
+    kv = assemble(MODEL, PROMPT, CACHED)
+    other = kv.clone()
+    one = prefill(MODEL, PROMPT.tokens, Plan(rows), other)
+    step = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(rows), kv), data.draw(st.integers(1, 40)))
+    same(step, kv, one, other)
+
+
+def test_blocks_before_the_chunks_may_be_cached():
+    """A cached front, the rest computed in chunks that see it."""
+    rows = torch.arange(PROMPT.starts[2], LENGTH)
+    kv = assemble(MODEL, PROMPT, CACHED)
+    other = kv.clone()
+    one = prefill(MODEL, PROMPT.tokens, Plan(rows), other)
+    same(
+        prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(rows, tiles=sparse.named("dense(block=8)")), kv), 16),
+        kv,
+        one,
+        other,
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-window"])
+def test_the_rule_of_a_plan_holds_across_chunks(name):
+    model = model_of(name)
+    plan = Plan(ALL, sees=block_attention(PROMPT))
+    kv, other = empty(model, LENGTH), empty(model, LENGTH)
+    one = prefill(model, PROMPT.tokens, plan, other)
+    same(prefill_chunked(model, Work(PROMPT.tokens, plan, kv), 19), kv, one, other)
+
+
+def test_every_chunk_asks_the_sparse_method_with_its_own_rows():
+    asked = []
+
+    def notes(queries, keys, rows, site):
+        asked.append((rows.tolist(), keys.shape[1], site))
+        return sparse.named("dense(block=4)")(queries, keys, rows, site)
+
+    rows = torch.tensor([2, 3, 30, 31, 32, 110])
+    kv = assemble(MODEL, PROMPT, CACHED)
+    prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(rows, tiles=notes), kv), 4)
+    expected = [([2, 3, 30, 31], 32, Site(layer, LENGTH)) for layer in range(3)]
+    assert asked == expected + [([32, 110], 111, Site(layer, LENGTH)) for layer in range(3)]
+
+
+@pytest.mark.parametrize("spec", ["xattention(block=8, stride=4, threshold=0.5)", "flash_prefill(block=8, alpha=0.5)"])
+def test_a_method_that_decides_by_query_block_gives_one_result_for_all_aligned_chunks(spec):
+    """Choices of a query block depend on its own rows: aligned chunks compute what one pass computes."""
+    plan = Plan(ALL, tiles=sparse.named(spec))
+    kv, other = empty(MODEL, LENGTH), empty(MODEL, LENGTH)
+    one = prefill(MODEL, PROMPT.tokens, plan, other)
+    same(prefill_chunked(MODEL, Work(PROMPT.tokens, plan, kv), 24), kv, one, other)
+
+
+def test_compact_attention_by_chunks_is_its_page_table():
+    """Chunk by chunk, a reader of the pages computes what the reference path computes under the union."""
+    choice = sparse.named("compact(over=oracle(block=8, mass=0.4))")
+    tables = []
+
+    def paged(q, k, v, rows, sees, tiles, scale):
+        indptr, indices = tiles.pages(2)
+        tables.append((indptr, indices, k.shape[1]))
+        out = torch.empty_like(q)
+        for group in range(2):
+            cols = torch.cat(
+                [torch.arange(j * 8, min(j * 8 + 8, k.shape[1])) for j in indices[indptr[group] : indptr[group + 1]]]
+            )
+            logits = q[2 * group : 2 * group + 2] @ k[group, cols].T * scale
+            out[2 * group : 2 * group + 2] = (
+                logits.masked_fill(cols > rows[:, None], -torch.inf).softmax(-1) @ v[group, cols]
+            )
+        return out
+
+    kv = lambda: empty(MODEL, LENGTH)  # noqa: E731
+    masked = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(ALL, tiles=choice), kv()), 16)
+    read = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(ALL, tiles=choice, kernel=paged), kv()), 16)
+    torch.testing.assert_close(read.logits, masked.logits, **CLOSE)
+    assert min(len(indices) / (2 * -(-length // 8)) for _, indices, length in tables) < 0.9, "pages are left out"
+
+
+def test_a_batch_goes_chunk_by_chunk_together():
+    prompts = [PROMPT, prompt_of(5, 6), prompt_of(30, 20)]
+    plans = [
+        Plan(ALL, watch=(1,)),
+        Plan(torch.arange(11), depth=2),
+        Plan(torch.arange(50), tiles=sparse.named("dense(block=8)")),
+    ]
+    works = [Work(p.tokens, plan, empty(MODEL, len(p))) for p, plan in zip(prompts, plans, strict=True)]
+    alone = prefill_many(MODEL, [Work(w.tokens, w.plan, w.kv.clone()) for w in works])
+    steps = prefill_chunked_many(MODEL, works, 16)
+    assert steps[1].logits is None
+    for step, one in zip((steps[0], steps[2]), (alone[0], alone[2]), strict=True):
+        torch.testing.assert_close(step.logits, one.logits, **CLOSE)
+    torch.testing.assert_close(steps[0].queries[1], alone[0].queries[1], **CLOSE)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 5, 20, 500])
+def test_logits_of_the_last_rows(keep):
+    one = prefill(MODEL, PROMPT.tokens, Plan(ALL), empty(MODEL, LENGTH), keep)
+    step = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(ALL, watch=(0, 2)), empty(MODEL, LENGTH)), 16, keep)
+    torch.testing.assert_close(step.logits, one.logits, **CLOSE)
+    assert step.queries[2].shape == (4, LENGTH, 16)
+
+
+def test_chunks_that_do_not_fit():
+    work = lambda **plan: Work(PROMPT.tokens, Plan(ALL, **plan), empty(MODEL, LENGTH))  # noqa: E731
+    for chunk in (0, -3, 2.5, True):
+        with pytest.raises(BadInput, match="it is a number of rows, 1 or more"):
+            prefill_chunked(MODEL, work(), chunk)
+    with pytest.raises(BadInput, match="chunk 63 is smaller than a tile of the sparse method: choose 64 or more"):
+        prefill_chunked(MODEL, work(tiles=sparse.named("bfla")), 63)
+    asked = work(sees=same_block(PROMPT))
+    with pytest.raises(BadInput, match="row 9 may see row 30 of a later chunk: prefill in one pass"):
+        prefill_chunked(MODEL, asked, 30)
+    assert not asked.kv.keys[0].any(), "before any work"
+    prefill_chunked(MODEL, asked, LENGTH)
+
+
+def test_rules_are_checked_in_parts(monkeypatch):
+    monkeypatch.setattr(chunked, "ELEMENTS", 1)
+    with pytest.raises(BadInput, match="row 9 may see row 30"):
+        chunked.check_chunk(Plan(ALL, sees=same_block(PROMPT)), 30)
+    chunked.check_chunk(Plan(ALL, sees=block_attention(PROMPT)), 30)

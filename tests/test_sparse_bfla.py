@@ -1,0 +1,131 @@
+"""BFLA against its paper: equations 3 to 20, 24 and 30, by a slow reference that shares no code with it."""
+
+from math import exp, inf, sqrt
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.by_tile import HEADS, KV_HEADS, LENGTH, ROWS, WIDTH, blocks, covering, every_rows, expected, states
+from workbench import sparse
+from workbench.sparse.bfla import Bfla
+from workbench.sparse.oracle import Oracle
+
+
+def pooled(q, k, rows, b, g):
+    """Equations 3-9 with loops: probabilities [Hq][Lq][Lkv]."""
+    ours, theirs = blocks(rows, k.shape[1], b)
+
+    def vectors(x, places):
+        x = torch.cat([x[places], x.new_zeros(b - len(places), WIDTH)])
+        return [x[at : at + g].flatten() for at in range(0, b, g)]
+
+    found = []
+    for head in range(HEADS):
+        found.append([])
+        for mine in ours:
+            scores = []
+            for keys in theirs:
+                us, vs = vectors(q[head], [at for at, _ in mine]), vectors(k[head // 2], list(keys))
+                seen = keys[0] <= mine[-1][1]
+                scores.append(max(float(u @ v) for u in us for v in vs) / sqrt(WIDTH) if seen else -inf)
+            top = max(scores)
+            weights = [exp(score - top) for score in scores]
+            found[-1].append([weight / sum(weights) for weight in weights])
+    return found
+
+
+@every_rows
+@pytest.mark.parametrize("flat", [1, 4, 16])
+def test_bfla_keeps_the_blocks_that_hold_the_mass_and_rescues_tiles(rows, flat):
+    method = Bfla(block=16, tile=8, flat=flat, mass=0.9, local=1, sink=1, stride=7, random=0.1, seed=3)
+    q, k = states(rows, scale=0.5)
+    shares = pooled(q, k, rows, 16, flat)
+
+    def wanted(head, i, j):
+        group = [h for h in range(HEADS) if h // 2 == head // 2]
+        first = int(rows[i * 8]) // 8
+        near = any(0 <= row // 8 - j <= 1 for row in rows[i * 8 : i * 8 + 8].tolist())
+        drawn = ((first + 1) * 1103515245 + (j + 1) * 12345 + (head // 2 + 1) * 2654435761 + 3) & 0x7FFFFFFF
+        return (
+            any(j // 2 in covering(shares[h][i // 2], 0.9) for h in group)
+            or near
+            or j == 0
+            or (131 * first + 17 * j + 3) % 7 == 0
+            or drawn % 10**6 < 0.1 * 10**6
+        )
+
+    ours = method(q, k, rows)
+    assert torch.equal(ours.kept, expected(rows, k.shape[1], 8, wanted))
+    torch.testing.assert_close(method.shares(q, k, rows), torch.tensor(shares), atol=1e-5, rtol=1e-4)
+    causes = method.causes(q, k, rows)
+    assert torch.equal(torch.stack(list(causes.values())).any(0), ours.kept)
+    for name in ("stride", "random"):
+        assert not (causes[name] & (causes["mass"] | causes["local"] | causes["sink"])).any(), "dropped tiles only"
+
+
+@every_rows
+@pytest.mark.parametrize("mass", [0.3, 0.95, 0.999])
+def test_bfla_keeps_at_least_its_mass_and_not_one_block_more(rows, mass):
+    method = Bfla(block=16, tile=8, flat=4, mass=mass)
+    q, k = states(rows)
+    shares = method.shares(q, k, rows).double()
+    kept = sparse.smallest(shares, mass)
+    held = (shares * kept).sum(-1)
+    least = shares.masked_fill(~kept, inf).amin(-1)
+    assert (held >= mass - 1e-9).all() and (held - least < mass).all()
+    grouped = method.blocks(q, k, rows).repeat_interleave(2, 0)
+    assert (grouped >= kept).all() and ((shares * grouped).sum(-1) >= mass - 1e-9).all(), "the group only adds"
+
+
+@every_rows
+def test_bfla_keeps_sink_and_local_tiles_whatever_the_scores(rows):
+    method = Bfla(block=16, tile=8, flat=4, mass=0.01, local=2, sink=2, stride=0)
+    for sign in (1.0, -1.0):
+        q, k = states(rows)
+        k[:, :16] *= sign * 100  # sinks that shout, or that nobody wants
+        ours = method(q, k, rows)
+        for i in range(ours.kept.shape[1]):
+            last = int(rows[i * 8 : i * 8 + 8][-1]) // 8
+            always = {0, 1} | {own // 8 - back for own in rows[i * 8 : i * 8 + 8].tolist() for back in (0, 1, 2)}
+            for j in always & set(range(last + 1)):
+                assert ours.kept[:, i, j].all()
+
+
+def test_bfla_rescues_the_same_tiles_whatever_the_chunks():
+    method = Bfla(block=16, tile=8, flat=4, mass=0.01, local=0, sink=0, stride=3, random=0.2)
+    q, k = states(ROWS[0])
+    whole = method.causes(q, k, ROWS[0])
+    for part in ROWS[0].split(32):
+        ours = method.causes(q[:, part], k[:, : part[-1] + 1], part)
+        for name in ("stride", "random"):
+            rows = slice(int(part[0]) // 8, int(part[0]) // 8 + ours[name].shape[1])
+            assert torch.equal(ours[name], whole[name][:, rows, : ours[name].shape[2]])
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 999), mass=st.floats(0.05, 1), scale=st.floats(0.2, 3))
+def test_bfla_output_error_is_within_equation_30(seed, mass, scale):
+    """‖O - Os‖ ≤ (‖D⁻¹ Ds - I‖ ‖Z‖ + ‖Z - Zs‖) ‖Ds⁻¹ exp(QKᵀ/√C)‖ ‖V‖, Frobenius norms, for the mask a method chose."""
+    rows = ROWS[0]
+    q, k = states(rows, seed, scale)
+    v = torch.randn(KV_HEADS, LENGTH, WIDTH).double()
+    chosen = Bfla(block=16, tile=8, flat=4, mass=mass, local=0, stride=0)(q, k, rows).visible(LENGTH, LENGTH)
+    z = torch.ones(LENGTH, LENGTH).tril().double()
+    for head in range(HEADS):
+        weights = (q[head].double() @ k[head // 2].double().T / sqrt(WIDTH)).exp()
+        zs = z * chosen[head]
+        d, ds = (weights * z).sum(1), (weights * zs).sum(1)
+        dense, ours = (weights * z / d[:, None]) @ v[head // 2], (weights * zs / ds[:, None]) @ v[head // 2]
+        bound = (
+            ((ds / d - 1).norm() * z.norm() + (z - zs).norm()) * (weights / ds[:, None]).norm() * v[head // 2].norm()
+        )
+        assert (dense - ours).norm() <= bound * (1 + 1e-9)
+
+
+def test_the_cost_of_the_choice_is_equation_24():
+    """Hq Nq Nkv C / g multiply-adds: 1/g of the attention that it decides about."""
+    method = Bfla(block=256, flat=64)
+    assert method.operations(32, 1024, 131072, 128) * 64 == 32 * 1024 * 131072 * 128
+    assert Oracle().operations(32, 1024, 131072, 128) == 64 * method.operations(32, 1024, 131072, 128)

@@ -1,0 +1,253 @@
+"""Each sparse method against its own paper's rule, by a slow reference that shares no code with it."""
+
+from math import ceil, exp, inf, sqrt
+
+import pytest
+import torch
+
+from tests.by_tile import HEADS, IDS, KV_HEADS, LENGTH, ROWS, WIDTH, blocks, covering, every_rows, expected, states
+from tests.random_models import model_of, prompt_of
+from workbench import grid
+from workbench.errors import BadInput
+from workbench.plan import Site
+from workbench.sparse import xattention
+from workbench.sparse.flash_prefill import FlashPrefill
+from workbench.sparse.oracle import Oracle
+from workbench.sparse.quoka import Quoka
+from workbench.sparse.random import Random
+from workbench.sparse.strided import Strided
+from workbench.sparse.vertical_slash import VerticalSlash
+from workbench.sparse.window import Window
+from workbench.sparse.xattention import Xattention
+
+# --- FlashPrefill
+
+
+@every_rows
+@pytest.mark.parametrize("alpha", [0.05, 0.5, 1.0])
+def test_flash_prefill_keeps_what_scores_near_the_best(rows, alpha):
+    q, k = states(rows)
+    ours, theirs = blocks(rows, k.shape[1], 8)
+    score = {}
+    for head in range(HEADS):
+        for i, mine in enumerate(ours):
+            for j, keys in enumerate(theirs):
+                mean = k[head // 2][list(keys)].mean(0)
+                logits = [float(q[head, at] @ mean) / sqrt(WIDTH) for at, row in mine if row >= 8 * j + 7]
+                if logits:
+                    score[head, i, j] = (max(logits), sum(exp(x - max(logits)) for x in logits))
+
+    def wanted(head, i, j):
+        seen = {c: score[head, i, c] for c in range(len(theirs)) if (head, i, c) in score}
+        top = max((m for m, _ in seen.values()), default=0)
+        sums = {c: total * exp(m - top) for c, (m, total) in seen.items()}
+        near = any(0 <= row // 8 - j <= 2 for _, row in ours[i])
+        last = ours[i][-1][1] >= (ceil(LENGTH / 8) - 1) * 8
+        return j < 1 or near or last or (j in sums and sums[j] >= alpha * max(sums.values()) * (1 - 1e-6))
+
+    found = FlashPrefill(block=8, alpha=alpha, sink=1, window=3, tail=1)(q, k, rows, Site(0, LENGTH))
+    assert torch.equal(found.kept, expected(rows, k.shape[1], 8, wanted))
+
+
+def test_flash_prefill_keeps_everything_for_the_last_query_blocks_of_the_prompt_only():
+    method = FlashPrefill(block=8, alpha=1.0, sink=0, window=1, tail=2)
+    q, k = states(ROWS[0])
+    for part in ROWS[0].split(16):
+        kept = method(q[:, part], k[:, : part[-1] + 1], part, Site(0, LENGTH)).kept
+        full = kept.sum(-1) == torch.arange(part[0] // 8, part[0] // 8 + kept.shape[1]) + 1
+        assert full[:, part[::8] >= 64].all() and not full[:, (part[::8] < 64) & (part[::8] > 16)].any()
+
+
+# --- XAttention
+
+
+def squares(q, k, rows, stride):
+    """Softmax over squares, per head: {(row of squares): [share of every column of squares]}."""
+    shares = []
+    for head in range(HEADS):
+        shares.append([])
+        for at in range(0, len(rows), stride):
+            mine, logits = list(range(at, min(at + stride, len(rows)))), []
+            for first in range(0, k.shape[1], stride):
+                total = 0.0
+                for s in range(stride):
+                    query, key = at + stride - 1 - s, first + s
+                    if query < len(rows) and key < k.shape[1]:
+                        total += float(q[head, query] @ k[head // 2, key])
+                logits.append(total / sqrt(WIDTH) / stride if first <= rows[mine[-1]] else -inf)
+            weights = [exp(x - max(logits)) for x in logits]
+            shares[-1].append([weight / sum(weights) for weight in weights])
+    return shares
+
+
+@every_rows
+@pytest.mark.parametrize("threshold", [0.3, 0.8])
+def test_xattention_sums_antidiagonals_and_counts_forced_tiles_first(rows, threshold):
+    method, per = Xattention(block=8, stride=4, threshold=threshold), 2
+    q, k = states(rows)
+    shares, (ours, theirs) = squares(q, k, rows, 4), blocks(rows, k.shape[1], 8)
+    sums = [
+        [
+            [
+                sum(sum(line[j * per : j * per + per]) for line in shares[head][i * per : i * per + per])
+                for j in range(len(theirs))
+            ]
+            for i in range(len(ours))
+        ]
+        for head in range(HEADS)
+    ]
+    torch.testing.assert_close(
+        method.scores(q, k, grid.Grid(rows, k.shape[1], 8)), torch.tensor(sums), atol=1e-5, rtol=1e-4
+    )
+
+    def wanted(head, i, j):
+        forced = {0} | {row // 8 for _, row in ours[i]}
+        return j in covering(sums[head][i], threshold, forced)
+
+    found = method(q, k, rows).kept
+    assert torch.equal(found, expected(rows, k.shape[1], 8, wanted))
+    assert found[:, :, 0].all(), "column 0 is forced"
+
+
+def test_thresholds_are_profiled_per_head_and_read_back(tmp_path):
+    model, prompts = model_of("llama"), [prompt_of(20, 44).tokens, prompt_of(9, 60, seed=1).tokens]
+    method = Xattention(block=8, stride=4)
+    found = xattention.profile(model, prompts, method, 0.9)
+    each = [xattention.profile(model, [tokens], method, 0.9) for tokens in prompts]
+    assert len(found) == 3 and all(len(layer) == 4 for layer in found)
+    assert found == tuple(tuple(map(max, *pair)) for pair in zip(*each, strict=True)), "the largest of all texts"
+    path = tmp_path / "taus.json"
+    xattention.save(path, model, method, found)
+    ready = Xattention(block=8, stride=4, threshold=str(path)).ready(model)
+    q, k = torch.randn(4, 64, 16), torch.randn(2, 64, 16)
+    rows = torch.arange(64)
+    for layer in range(3):
+        kept = ready(q, k, rows, Site(layer)).kept
+        for head in range(4):
+            alone = Xattention(block=8, stride=4, threshold=found[layer][head])(q, k, rows).kept
+            assert torch.equal(kept[head], alone[head])
+    with pytest.raises(BadInput, match="are of another model"):
+        Xattention(block=8, stride=4, threshold=str(path)).ready(model_of("llama", seed=1))
+    with pytest.raises(BadInput, match="are for block 8 and stride 4"):
+        Xattention(block=8, stride=8, threshold=str(path)).ready(model)
+    with pytest.raises(BadInput, match="holds no thresholds"):
+        Xattention(threshold=str(tmp_path / "none.json")).ready(model)
+
+
+def test_the_profile_is_the_share_at_or_above_the_smallest_estimate_that_matters():
+    rows = ROWS[0]
+    q, k = states(rows)
+    method = Xattention(block=8, stride=4)
+    true = grid.mass(q, k, grid.Grid(rows, LENGTH, 8)).tolist()
+    score = method.scores(q, k, grid.Grid(rows, LENGTH, 8)).tolist()
+    for head, share in enumerate(xattention.shares(method, q, k, rows, 0.8).tolist()):
+        kept = 0.0
+        for line, estimate in zip(true[head], score[head], strict=True):
+            least = min(estimate[j] for j in covering(line, 0.8))
+            kept += sum(x for x in estimate if x >= least)
+        assert share == pytest.approx(kept / sum(map(sum, score[head])), rel=1e-5)
+
+
+# --- QUOKA
+
+
+@pytest.mark.parametrize("rows", ROWS[1:], ids=IDS[1:])
+def test_quoka_lets_unlike_queries_vote_for_past_tokens(rows):
+    q, k = states(rows)
+    past = sorted(set(range(k.shape[1])) - set(rows.tolist()))
+    cosine = lambda a, b: float(a @ b / a.norm() / b.norm())  # noqa: E731
+    ours = Quoka(queries=0.3, keep=0.2, block=8)(q, k, rows)
+    assert ours.columns.shape == (HEADS, k.shape[1])
+    for kv_head in range(KV_HEADS):
+        total = dict.fromkeys(past, 0.0)
+        for head in (2 * kv_head, 2 * kv_head + 1):
+            mean = q[head].mean(0)
+            order = sorted(range(len(rows)), key=lambda at: cosine(q[head, at], mean))
+            votes = order[: round(0.3 * len(rows))]
+            for token in past:
+                total[token] += max(cosine(q[head, at], k[kv_head, token]) for at in votes)
+        best = set(sorted(past, key=lambda token: -total[token])[: round(0.2 * len(past))])
+        for head in (2 * kv_head, 2 * kv_head + 1):
+            assert set(ours.columns[head].nonzero()[:, 0].tolist()) == best | set(rows.tolist())
+
+
+def test_quoka_leaves_a_whole_prompt_dense():
+    q, k = states(ROWS[0])
+    assert Quoka()(q, k, ROWS[0]).columns.all()
+
+
+# --- MInference
+
+
+@every_rows
+def test_vertical_slash_keeps_columns_and_the_tiles_of_diagonals(rows):
+    q, k = states(rows)
+    method = VerticalSlash(vertical=7, slash=6, last=5, front=2, near=3, block=8)
+    ours = method(q, k, rows)
+    chosen = []
+    for head in range(HEADS):
+        column, diagonal = [0.0] * k.shape[1], [0.0] * k.shape[1]
+        for at in range(len(rows))[-5:]:
+            row = int(rows[at])
+            share = (q[head, at] @ k[head // 2, : row + 1].T / sqrt(WIDTH)).softmax(0).tolist()
+            for key, value in enumerate(share):
+                column[key] += value
+                diagonal[row - key] += value
+        order = lambda x, forced: sorted(range(len(x)), key=lambda j: (j >= forced, -x[j]))  # noqa: E731
+        chosen.append(set(order(diagonal, 3)[:6]))
+        assert set(ours.columns[head].nonzero()[:, 0].tolist()) == set(order(column, 2)[:7])
+        assert {0, 1} <= set(order(column, 2)[:7]) and {0, 1, 2} <= chosen[-1]
+
+    def crossed(head, i, j):
+        return any((row - d) // 8 == j for row in rows[i * 8 : i * 8 + 8].tolist() for d in chosen[head] if row >= d)
+
+    assert torch.equal(ours.kept, expected(rows, k.shape[1], 8, crossed))
+
+
+# --- static choices and the oracle
+
+
+@every_rows
+def test_static_choices(rows):
+    q, k = states(rows)
+    ours = lambda i: rows[i * 8 : i * 8 + 8].tolist()  # noqa: E731
+    near = lambda i, j, count: any(0 <= row // 8 - j <= count for row in ours(i))  # noqa: E731
+    want = expected(rows, k.shape[1], 8, lambda h, i, j: j < 2 or near(i, j, 3))
+    assert torch.equal(Window(block=8, sink=2, local=3)(q, k, rows).kept, want)
+    want = expected(
+        rows, k.shape[1], 8, lambda h, i, j: near(i, j, 1) or any((row // 8 - j) % 3 == 0 for row in ours(i))
+    )
+    assert torch.equal(Strided(block=8, stride=3, local=1)(q, k, rows).kept, want)
+
+
+def test_random_tiles_come_in_their_share_and_differ_by_head_layer_and_seed():
+    rows = torch.arange(4096)
+    q, k = torch.zeros(HEADS, 4096, 1), torch.zeros(KV_HEADS, 4096, 1)
+    draw = lambda seed=0, layer=0: Random(block=16, share=0.3, sink=0, local=0, seed=seed)(q, k, rows, Site(layer)).kept  # noqa: E731
+    below = torch.ones(256, 256).tril(-1).bool()
+    first = draw()
+    assert torch.equal(first, draw())
+    shares = first[:, below].float().mean(1)
+    assert ((shares - 0.3).abs() < 4 * sqrt(0.21 / below.sum())).all()
+    columns = first.float().sum(1) / torch.arange(256, 0, -1)
+    assert columns[:, :128].std() < 2 * sqrt(0.21 / 192), "no stripes"
+    others = [first[1], draw(seed=1)[0], draw(layer=1)[0]]
+    for other in others:
+        same = (first[0] & other)[below].float().mean()
+        assert abs(float(same) - 0.09) < 4 * sqrt(0.09 * 0.91 / below.sum()), "independent draws"
+
+
+@every_rows
+def test_the_oracle_keeps_the_fewest_tiles_that_hold_the_true_mass(rows):
+    q, k = states(rows)
+    ours, theirs = blocks(rows, k.shape[1], 8)
+
+    def wanted(head, i, j):
+        held = [0.0] * len(theirs)
+        for at, row in ours[i]:
+            share = (q[head, at] @ k[head // 2, : row + 1].T / sqrt(WIDTH)).softmax(0).tolist()
+            for key, value in enumerate(share):
+                held[key // 8] += value
+        return j in covering(held, 0.7, {row // 8 for _, row in ours[i]})
+
+    assert torch.equal(Oracle(block=8, mass=0.7)(q, k, rows).kept, expected(rows, k.shape[1], 8, wanted))
