@@ -1,0 +1,107 @@
+"""What the passages of a lab sample state, read back from their text, and what they therefore say to a question."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from workbench.data.lab_words import ALSO_CALLED, CONTINUED, EARLIER, PLACED, RELATIONS
+from workbench.data.sample import Passage, Sample
+from workbench.errors import BadInput
+
+_RELATIONS = [relation for relations in RELATIONS.values() for relation in relations]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A passage says of `subject`, by its name, that `relation` is `object`."""
+
+    subject: str
+    relation: str
+    object: str
+
+
+def statements(ctxs: Sequence[Passage]) -> list[Statement]:
+    """All that the passages state. A passage titled "Continued" goes on about the subject of the one before it.
+
+    A company's other name is stated as the relation "alias".
+    """
+    found, subject = [], ""
+    for passage in ctxs:
+        subject = subject if passage.title.startswith(CONTINUED) else passage.title
+        for sentence in re.split(r"(?<=\.)\s+", passage.text):
+            told = next(((relation, match) for relation, rule in _SAYS if (match := rule.fullmatch(sentence))), None)
+            if told:
+                relation, match = told
+                thing = f"the {match['o']}" if relation == "alias" else match["o"]
+                found.append(Statement(subject, relation, thing))
+    return found
+
+
+def supported(sample: Sample) -> tuple[str, ...]:
+    """Every answer to the sample's question that its passages state, aliases included; none where they are silent.
+
+    Raises BadInput for a question that the lab corpus does not ask.
+    """
+    told = statements(sample.ctxs)
+    for end, questions in PLACED.items():
+        if sample.question in questions:
+            return (sample.ctxs[0 if end == "first" else -1].title,)
+    for relation, rule in _EARLIER:
+        if match := rule.fullmatch(sample.question):
+            years = {s.subject: int(s.object) for s in told if s.relation == relation and s.subject in match.groups()}
+            first = [name for name in years if len(years) == 2 and years[name] < max(years.values())]
+            return tuple(name for one in first for name in _names(one, told))
+    found: list[str] = []
+    readings = list(_asked(sample.question))
+    for asked, subject in readings:
+        for one in _subjects(subject, told):
+            things = [s.object for s in told if s.relation == asked and s.subject == one]
+            found += [name for thing in things for name in _names(thing, told)]
+    if not readings:
+        raise BadInput(
+            f"the lab corpus does not ask {sample.question!r}: only its own questions can be checked exactly"
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def asked(question: str) -> str:
+    """The relation that a question asks for, "" for one about places in the context or about which came first."""
+    return next((relation for relation, _ in _asked(question)), "")
+
+
+def _asked(question: str) -> Iterator[tuple[str, str]]:
+    """(relation, subject as the question says it)"""
+    for relation, rule in _ASKS:
+        if match := rule.fullmatch(question):
+            yield relation, match["n"]
+
+
+def _subjects(said: str, told: Sequence[Statement]) -> set[str]:
+    """Names of what a question means by "Ada Kelric" or by "the employer of Ada Kelric"."""
+    for relation, rule in _NOUNS:
+        if match := rule.fullmatch(said):
+            things = [s.object for s in told if s.relation == relation and s.subject == match["n"]]
+            return {name for thing in things for name in _names(thing, told)}
+    return {said}
+
+
+def _names(name: str, told: Sequence[Statement]) -> list[str]:
+    """A name with the others that the passages give the same company."""
+    aliases = [(s.subject, s.object) for s in told if s.relation == "alias"]
+    return list(dict.fromkeys([name, *(other for pair in aliases if name in pair for other in pair)]))
+
+
+def _rule(template: str) -> re.Pattern[str]:
+    """A sentence template as a pattern: `{s}` becomes the group s."""
+    return re.compile(re.sub(r"\\{(\w)\\}", r"(?P<\1>.+?)", re.escape(template)))
+
+
+def _rules(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[str]]]:
+    """(relation, pattern), those with more words of their own first: "was born in the year" before "was born in"."""
+    return [(relation, _rule(template)) for relation, template in sorted(pairs, key=lambda pair: -len(pair[1]))]
+
+
+_SAYS = _rules([*((r.name, says) for r in _RELATIONS for says in r.says), *(("alias", says) for says in ALSO_CALLED)])
+_ASKS = _rules((r.name, asks) for r in _RELATIONS for asks in r.asks)
+_NOUNS = _rules((r.name, r.noun) for r in _RELATIONS if r.noun)
+_EARLIER = _rules((name, asks) for name, questions in EARLIER.items() for asks in questions)
