@@ -14,10 +14,10 @@ learn() { # RUN is MODE-SEED; naive is mixed without position re-encoding
     [ "$mode" != naive ] || { mode=mixed; positions=naive; }
     [ -d "runs/lab-block-$1/model" ] || python3 -m workbench tune --model "${MODEL:-lab-full}" --data lab \
         --out "runs/lab-block-$1" --mode "$mode" --positions "$positions" --seed "${1##*-}" \
-        --steps "${STEPS:-2000}" --batch "${BATCH:-32}" --lr "${LR:-1e-3}" --optimizer "${OPTIMIZER:-adamw}" \
+        --steps "${STEPS:-800}" --batch "${BATCH:-32}" --lr "${LR:-1e-3}" --optimizer "${OPTIMIZER:-adamw}" \
         --warmup "${WARMUP:-50}" --passages "${PASSAGES:-2-40}" --questions "${QUESTIONS:-12}" \
-        --evaluate-every "${EVERY:-200}" --evaluate-samples "${SAMPLES:-300}" --evaluate-passages 10 \
-        --save-every 500 --workers "${WORKERS:-10}" --device "$device" --minutes "${MINUTES:-inf}"
+        --evaluate-every "${EVERY:-100}" --evaluate-samples "${SAMPLES:-300}" --evaluate-passages 10 \
+        --save-every 200 --workers "${WORKERS:-10}" --device "$device" --minutes "${MINUTES:-inf}"
 }
 for i in "${!runs[@]}"; do
     CUDA_VISIBLE_DEVICES=$((i % gpus)) learn "${runs[i]}" 2>&1 | sed -u "s/^/[${runs[i]}] /" &
