@@ -18,7 +18,7 @@ FLOORS = [
     ["families", "data", "embedders"],
     ["attention", "layouts"],
     # floor 3
-    ["probing", "models", "reading", "corpus"],
+    ["probing", "models", "untrained", "reading", "corpus"],
     ["engine", "sessions"],
     ["chunked"],
     ["decoding", "store", "paths", "weights"],
@@ -29,7 +29,7 @@ FLOORS = [
     ["generation"],
     ["metrics"],
     # floor 5
-    ["record", "prepared", "lengths", "published", "training"],
+    ["record", "prepared", "lengths", "published", "training", "distill"],
     ["trial", "results"],
     ["lab", "sweep", "turnover"],
     ["tuning"],

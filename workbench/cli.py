@@ -16,6 +16,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "sweep": ("workbench.commands.sweep", "Try every combination of lists of options; resumes, keeps going."),
     "prepare": ("workbench.commands.prepare", "Cache the passages of a data set beforehand."),
     "tune": ("workbench.commands.tune", "Block fine-tuning of a model, for full and block attention."),
+    "sparse": ("workbench.commands.sparse", "Fit sparse attention to a model: a learned gate, thresholds of heads."),
     "report": ("workbench.report", "Run the notebooks and write a website of figures, metrics and tables."),
     "models": ("workbench.commands.models", "List the shipped models."),
     "data": ("workbench.commands.data", "Look at a data set."),

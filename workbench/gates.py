@@ -1,9 +1,11 @@
 """SeerAttention's gate (arXiv:2410.13276): a small learned model of which key blocks a query block attends to."""
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -57,11 +59,13 @@ class Gate(torch.nn.Module):
         logits = (q.unflatten(0, (len(k), -1)) @ k[:, None].mT).flatten(0, 1) * self.shape.width**-0.5
         return logits.masked_fill(~grid.causal, -torch.inf)
 
-    def save(self, path: Path) -> None:
-        """Write weights and shape to one file."""
+    def save(self, path: Path, training: dict[str, Any] | None = None) -> None:
+        """Write weights, shape and how they were trained (JSON values) to one file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: x.detach().cpu().contiguous() for name, x in self.state_dict().items()}
-        save_file(tensors, path, {"gate": json.dumps(asdict(self.shape))})
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        save_file(tensors, partial, {"gate": json.dumps(asdict(self.shape)), "training": json.dumps(training or {})})
+        partial.replace(path)
 
 
 def new(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:

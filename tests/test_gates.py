@@ -1,0 +1,178 @@
+"""SeerAttention's gate: what it computes, what it learns from, and that it belongs to one model."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests.random_models import model_of, prompt_of
+from tests.tiny import checkpoint
+from workbench import gates, models, sparse
+from workbench.chunked import prefill_chunked
+from workbench.cli import app
+from workbench.distill import Recipe, distill, divergence, losses_of, target
+from workbench.engine import Work, empty, prefill
+from workbench.errors import BadInput
+from workbench.grid import Grid
+from workbench.plan import Plan, Site
+from workbench.rope import rotate
+from workbench.sparse.seer_attention import SeerAttention
+
+MODEL = model_of("llama")
+ROWS = [torch.arange(75), torch.arange(37, 70), torch.tensor([0, 3, 4, 17, 18, 40, 41, 42, 43, 66, 74])]
+
+
+@pytest.fixture(scope="module")
+def gate():
+    torch.manual_seed(0)
+    return gates.new(MODEL, 8, 16)
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=["whole", "unaligned", "scattered"])
+@torch.no_grad()
+def test_a_gate_pools_what_stood_there_before_rope(gate, rows):
+    """Mean queries; maximum, minimum and mean of keys; a linear map a head; RoPE where the block begins; 1/√width."""
+    torch.manual_seed(1)
+    raw_q, raw_k = torch.randn(4, len(rows), 16), torch.randn(2, int(rows[-1]) + 1, 16)
+    freq = gates.facts_of(MODEL).inv_freq[1]
+    queries, keys = rotate(raw_q, rows, freq), rotate(raw_k, torch.arange(raw_k.shape[1]), freq)
+    ours = gate(1, queries, keys, Grid(rows, raw_k.shape[1], 8))
+    own = 10_000.0 ** -(torch.arange(0, 16, 2) / 16)
+    for head in range(4):
+        for i, at in enumerate(torch.arange(len(rows)).split(8)):
+            q = raw_q[head, at].mean(0) @ gate.query[1][head]
+            q = rotate(q[None, None], int(rows[at[0]]), own)[0, 0]
+            for j, cols in enumerate(torch.arange(raw_k.shape[1]).split(8)):
+                part = raw_k[head // 2, cols]
+                k = torch.cat((part.max(0).values, part.min(0).values, part.mean(0))) @ gate.key[1][head // 2]
+                k = rotate(k[None, None], 8 * j, own)[0, 0]
+                expected = q @ k / 4 if 8 * j <= rows[at[-1]] else torch.tensor(-torch.inf)
+                torch.testing.assert_close(ours[head, i, j], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_target_is_the_largest_attention_of_a_tile():
+    torch.manual_seed(1)
+    q, k = torch.randn(4, 20, 16), torch.randn(2, 20, 16)
+    ours = target(q, k, Grid(torch.arange(20), 20, 8))
+    for head in range(4):
+        share = (q[head] @ k[head // 2].T / 4).masked_fill(~torch.ones(20, 20).tril().bool(), -torch.inf).softmax(-1)
+        tall = torch.stack([torch.stack([tile.max() for tile in part.split(8, 1)]) for part in share.split(8)])
+        torch.testing.assert_close(ours[head], tall / tall.sum(1, keepdim=True))
+
+
+def test_the_loss_is_kl_without_the_first_quarter():
+    wanted = torch.tensor([[[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.2, 0.3, 0.5, 0], [0.1, 0.2, 0.3, 0.4]]])
+    logits = torch.zeros(1, 4, 4).masked_fill(~torch.ones(4, 4).tril().bool(), -torch.inf)
+    by_hand = [sum(p * (torch.tensor(p).log() + torch.tensor(float(n)).log()) for p in row if p) for n, row in
+               ((2, [0.5, 0.5]), (3, [0.2, 0.3, 0.5]), (4, [0.1, 0.2, 0.3, 0.4]))]  # fmt: skip
+    torch.testing.assert_close(divergence(wanted, logits), sum(by_hand) / 3)
+
+
+def test_a_gate_learns_and_is_repeatable():
+    recipe = Recipe(steps=25, batch=1, lr=3e-3, warmup=2, block=8, width=16)
+    prompts = [prompt_of(30, 60, seed=seed).tokens for seed in range(6)]
+    before = {name: x.clone() for name, x in MODEL.state_dict().items()}
+    told = []
+    gate, losses = distill(MODEL, prompts[:5], recipe, lambda step, loss: told.append((step, loss)))
+    again, _ = distill(MODEL, prompts[:5], recipe)
+    assert told == list(enumerate(losses, 1)) and all(
+        torch.equal(a, b) for a, b in zip(gate.state_dict().values(), again.state_dict().values(), strict=True)
+    )
+    untrained = gates.new(MODEL, 8, 16)
+    held_out = [losses_of(MODEL, one, prompts[5:]).mean().item() for one in (untrained, gate)]
+    assert held_out[1] < 0.8 * held_out[0], "also on text that it has not seen"
+    assert all(torch.equal(x, before[name]) for name, x in MODEL.state_dict().items()), "the model is read only"
+
+
+def test_blocks_by_threshold_or_by_number_and_the_last_rows_in_full(gate):
+    torch.manual_seed(2)
+    rows = torch.arange(37, 70)
+    q, k = torch.randn(4, 33, 16), torch.randn(2, 70, 16)
+    grid = Grid(rows, 70, 8)
+    with torch.no_grad():
+        share = gate(2, q, k, grid).softmax(-1)
+    for threshold in (0.02, 0.2):
+        kept = SeerAttention(threshold=threshold, tail=0, block=8, trained=gate)(q, k, rows, Site(2)).kept
+        assert torch.equal(kept, ((share >= threshold) | grid.own) & grid.causal)
+    kept = SeerAttention(top=3, tail=0, block=8, trained=gate)(q, k, rows, Site(2)).kept
+    best = torch.zeros_like(kept).scatter_(-1, share.topk(3).indices, True)
+    assert torch.equal(kept, (best | grid.own) & grid.causal)
+    for length, full in ((70, [2, 3, 4]), (80, [3, 4]), (None, [2, 3, 4]), (200, [])):  # rows 53-60, 61-68, 69
+        kept = SeerAttention(threshold=1.0, tail=2, block=8, trained=gate)(q, k, rows, Site(2, length)).kept
+        assert [i for i in range(5) if torch.equal(kept[:, i], grid.causal[i].expand(4, -1))] == full
+
+
+def test_a_saved_gate_is_read_back_for_its_model_alone(gate, tmp_path):
+    path = tmp_path / "made" / "gate.safetensors"
+    gate.save(path, {"steps": 3})
+    assert [file.name for file in path.parent.iterdir()] == ["gate.safetensors"]
+    back = gates.load(path, MODEL)
+    assert back.shape == gate.shape
+    for a, b in zip(gate.state_dict().values(), back.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    ready = SeerAttention(gate=str(path), block=8).ready(MODEL)
+    prompt = prompt_of(40, 30)
+    work = Work(prompt.tokens, Plan(torch.arange(70), tiles=ready), empty(MODEL, 70))
+    assert prefill_chunked(MODEL, work, 16).logits is not None
+    assert sparse.named(f"compact(over=seer_attention(gate='{path}', block=8))").ready(MODEL).inner.trained is not None
+    with pytest.raises(BadInput, match="was trained for another model than llama"):
+        gates.load(path, model_of("llama", seed=1))
+    with pytest.raises(BadInput, match="is for blocks of 8 tokens, not of 64"):
+        SeerAttention(gate=str(path)).ready(MODEL)
+    with pytest.raises(BadInput, match="there is no gate"):
+        gates.load(tmp_path / "none", MODEL)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(BadInput, match="is no gate, or a damaged one"):
+        gates.load(path, MODEL)
+
+
+def test_a_model_keeps_its_identity_in_another_number_format():
+    other = model_of("llama")
+    same = gates.identity(other)
+    assert gates.identity(other.bfloat16()) == same == gates.identity(other.bfloat16().float())
+    other.model.layers[1].self_attn.k_proj.weight.data[0, 0] += 1
+    assert gates.identity(other) != same
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Recipe(steps=0), "steps is 0"),
+        (lambda: Recipe(lr=0), "lr 0"),
+        (lambda: gates.new(MODEL, 8, 7), "width 7"),
+        (lambda: distill(MODEL, [torch.arange(9), torch.arange(8)], Recipe(block=8)), "more than 8 tokens"),
+        (lambda: distill(MODEL, [], Recipe()), "more than 64 tokens"),
+        (lambda: distill(MODEL, [torch.arange(5, 200)], Recipe(block=8)), "not all in the model's vocabulary"),
+    ],
+)
+def test_a_training_that_cannot_be(make, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        make()
+
+
+def test_the_command_line_fits_and_the_methods_read(tmp_path):
+    folder = checkpoint(tmp_path / "model")
+    common = ["--model", str(folder), "--samples", "2", "--passages", "2", "--json"]
+    run = lambda *words: CliRunner().invoke(app, ["sparse", *words])  # noqa: E731
+    made = run("distill", "--out", str(tmp_path / "gate"), *common, "--steps", "2", "--block", "16", "--width", "8")
+    assert made.exit_code == 0, made.output
+    record = json.loads(made.stdout)
+    assert record["steps"] == 2 and record["held_out_loss"] > 0
+    taus = run("profile", "--out", str(tmp_path / "taus"), *common, "--block", "16", "--stride", "4")
+    assert taus.exit_code == 0 and 0 < json.loads(taus.stdout)["median"] <= 1
+    model, _, _ = models.load(folder)
+    tokens = torch.arange(5, 105)
+    for spec in (f"seer_attention(gate='{tmp_path}/gate', block=16)", f"xattention(16, 4, '{tmp_path}/taus')"):
+        spec = spec.replace("(16, 4, ", "(block=16, stride=4, threshold=")
+        plan = Plan(torch.arange(100), tiles=sparse.named(spec).ready(model))
+        assert prefill(model, tokens, plan, empty(model, 100)).logits is not None
+    assert set(run("names").stdout.split()) == set(sparse.names())
+    for words, sentence in (
+        (("distill", "--out", str(tmp_path / "no" / "gate")), "there is no folder"),
+        (("distill", "--out", str(tmp_path / "a"), "--steps", "0"), "steps is 0"),
+        (("profile", "--out", str(tmp_path / "a"), "--stride", "48"), "block 128 is no multiple of stride 48"),
+        (("profile", "--out", str(tmp_path / "a"), "--cover", "2"), "cover is 2.0"),
+    ):
+        refused = run(*words)
+        assert refused.exit_code == 2 and sentence in refused.stderr and not (tmp_path / "a").exists()
