@@ -13,8 +13,11 @@ from workbench.errors import BadInput
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
     "trial": ("workbench.commands.trial", "Answer questions one way and report quality, time to first token and cost."),
-    "sweep": ("workbench.commands.sweep", "Try every combination of lists of options; resumes, keeps going."),
-    "prepare": ("workbench.commands.prepare", "Cache the passages of a data set beforehand."),
+    "sweep": (
+        "workbench.commands.sweep",
+        "Try every combination of lists of options; run again to go on after an interruption.",
+    ),
+    "prepare": ("workbench.commands.prepare", "Cache the passages of a data set beforehand, prepared one way."),
     "tune": ("workbench.commands.tune", "Block fine-tuning of a model, for full and block attention."),
     "sparse": ("workbench.commands.sparse", "Fit sparse attention to a model: a learned gate, thresholds of heads."),
     "report": ("workbench.report", "Run the notebooks and write a website of figures, metrics and tables."),

@@ -146,6 +146,7 @@ def describe(path: Path) -> dict[str, Any]:
         "layers": config.get("num_hidden_layers"),
         "context": config.get("max_position_embeddings"),
         "layout": layout_of(path).name,
+        "note": note_of(path),
         "path": str(path),
     }
 
@@ -158,6 +159,21 @@ def layout_of(path: Path) -> Layout:
     if not isinstance(declared, dict):
         raise BadInput(f"{path / 'workbench.json'} has no layout object")
     return Layout.from_json(declared)
+
+
+def note_of(name_or_path: str | Path) -> str:
+    """What a model folder says of itself in `workbench.json` ({"note": "…"}), shown wherever its numbers are; "" else.
+
+    "" also for a model that is in memory only.
+    """
+    try:
+        declared = folder(name_or_path) / "workbench.json"
+    except BadInput:
+        return ""
+    note = _json(declared).get("note", "") if declared.is_file() else ""
+    if not isinstance(note, str):
+        raise BadInput(f"{declared}: note is {json.dumps(note)}, a text is needed")
+    return note
 
 
 def _json(path: Path, hint: str = "the checkpoint is not whole") -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Record(Score):
     seconds: float  # wall time of computing the answers, batched
     device: str
     versions: dict[str, str]
+    note: str = ""  # what the model's folder says of it, e.g. that its weights are random
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` reads them back."""
@@ -47,7 +48,7 @@ class Record(Score):
     def from_json(cls, record: dict[str, Any]) -> "Record":
         """Raises BadInput that names a missing or unknown field."""
         known = {field.name for field in fields(cls)}
-        if odd := sorted(known ^ set(record)):
+        if odd := sorted((known ^ set(record)) - {"note"}):
             raise BadInput(f"record field {odd[0]!r} is {'missing' if odd[0] in known else 'unknown'}")
         return cls(
             **record

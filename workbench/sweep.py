@@ -275,6 +275,7 @@ def _rows(case: Case, record: Record) -> list[dict[str, Any]]:
     costs = {name: value for name, value in record.to_json().items() if isinstance(value, float | int)}
     times = {f"ttft_{name}": value for name, value in asdict(record.ttft_s).items() if name != "n"}
     asked = {"trial": case.key, "method": case.method, "way": record.way} | asdict(case.trial)
+    asked["note"] = record.note
     if case.trial.mode != "block":
         asked["ratio"] = None
     return [asked | {"kind": row["kind"]} | costs | row | times | asked for row in record.rows()]

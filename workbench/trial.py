@@ -205,6 +205,7 @@ class Trial:
             seconds=seconds,
             device=device_name(model.device),
             versions=versions(),
+            note=models.note_of(self.model),
         )
 
 

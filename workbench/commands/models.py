@@ -1,6 +1,7 @@
 """`workbench models`: what is shipped."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,13 +9,25 @@ from rich.console import Console
 from rich.table import Table
 
 from workbench import models
+from workbench import untrained as random_weights
 
 app = typer.Typer()
 
 
 @app.command()
-def list_models(as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout")] = False) -> None:
+def list_models(
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout")] = False,
+    untrained: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write a tiny model with random weights to a new folder, to try things with"
+        ),
+    ] = None,
+) -> None:
     """List the shipped models."""
+    if untrained is not None:
+        print(random_weights.write(untrained))
+        return
     rows = [{"name": name, **models.describe(models.folder(name))} for name in models.names()]
     if as_json:
         print(json.dumps(rows))

@@ -42,6 +42,8 @@ def sweep(out: Path, jobs: int, as_json: bool, **asked: str | None) -> None:
         varied = [name for name, values in lists.items() if len(values) > 1]
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
         if len(found.table):
+            for note in filter(None, found.table["note"].unique()):
+                console.print(f"[bold yellow]{plain(note)}[/]")
             console.print(_table(found.table, varied))
         console.print(f"[dim]95% intervals · {plain(str(out / 'trials.parquet'))}, answers.parquet[/]")
     for name, why in found.failures.items():

@@ -115,6 +115,8 @@ def trial(
 def _report(found: Record) -> Group:
     head = f"[bold]{plain(found.trial['model'])} on {plain(found.trial['data'])}: {plain(found.way)}[/]"
     foot = f"[dim]95% intervals · {found.device} · answered in {found.seconds:.1f} s[/]"
+    if found.note:
+        head += f"\n[bold yellow]{plain(found.note)}[/]"
     return Group(head, "", _scores(found), "", _costs(found), "", foot)
 
 
