@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from workbench.blocks import Block, Prompt
     from workbench.data import Sample
     from workbench.decoding import decode
+    from workbench.editing import Revision, revise
     from workbench.engine import Step, Work, assemble, encode, encode_many, prefill, prefill_many
     from workbench.errors import BadInput
     from workbench.generation import Generation, generate
@@ -30,6 +31,7 @@ _HOME = {
     "prepare_model": "probing",
     "Step": "engine", "Work": "engine",
     "encode": "engine", "encode_many": "engine", "assemble": "engine", "prefill": "engine", "prefill_many": "engine",
+    "Revision": "editing", "revise": "editing",
     "decode": "decoding", "Generation": "generation", "generate": "generation",
     "block_attention": "masks", "causal": "masks",
     "MemoryStore": "store", "fetch": "store",
@@ -45,6 +47,7 @@ __all__ = [
     "MemoryStore",
     "Plan",
     "Prompt",
+    "Revision",
     "Sample",
     "Step",
     "Tiles",
@@ -62,6 +65,7 @@ __all__ = [
     "prefill",
     "prefill_many",
     "prepare_model",
+    "revise",
 ]
 
 

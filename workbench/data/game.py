@@ -80,7 +80,7 @@ def _ask(rng: Random, state: dict[str, dict[str, Any]]) -> tuple[str, tuple[str,
         return f"Which player is to move at table {name}?", _player(table["turn"]), kind
     if kind == "chips":
         player = rng.choice(PLAYERS)
-        return f"How many chips does player {player} have at table {name}?", (str(table["chips"][player - 1]),), kind
+        return f"How many chips has player {player} at table {name}?", (str(table["chips"][player - 1]),), kind
     card = rng.choice([card for card in DECK if table[card]])
     return f"Which player holds {card} at table {name}?", _player(table[card][0]), kind
 
