@@ -1,0 +1,102 @@
+"""FusionRAG's comparison on the lab model: every selector at every ratio, preparations, numbers of neighbours.
+
+    python data/benchmarks/fusion.py --samples 2000 --jobs 2
+
+leaves data/benchmarks/fusion.parquet (a row a trial and kind of question) and fusion-answers.parquet (whether each
+question was answered right). Trials that runs/fusion holds are not run again. `--part heavy` are those that compute
+whole contexts, for a GPU, `--part light` the others; `--collect` writes the two files from what is there.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from workbench import sweep
+from workbench.record import Record
+from workbench.sweep import Case
+from workbench.trial import Trial
+from workbench.whole import whole
+
+HERE = Path(__file__).parent
+SEED = 30_000  # of worlds that neither trained nor chose the model
+RATIOS = [0.05, 0.1, 0.15, 0.2, 0.3, 0.5]
+FEW = [0.05, 0.15, 0.3]
+CHEAP = [
+    "random", "first_k", "kv_deviation", "kv_deviation(part=v)", "query_guided", "query_guided(layers=all)",
+    "query_guided(tokens=last)", "answer_guided",
+]  # fmt: skip
+WHOLE = ["oracle", "inter_attention"]  # selectors that compute the whole context to score it
+TEN = "similar(n=10, search=exact)"
+
+
+def grids(part: str) -> Iterator[dict[str, list[Any]]]:
+    """Lists of fields, the most wanted first."""
+    block = {"mode": ["block"]}
+    if part != "heavy":
+        yield block | {"prepare": ["isolated", TEN, "alone"], "select": ["none"]}
+        yield block | {"prepare": ["isolated"], "select": CHEAP, "ratio": RATIOS}
+        yield block | {"prepare": [TEN], "select": ["query_guided", "answer_guided"], "ratio": RATIOS}
+        similar = ["random", "first_k", "kv_deviation", "query_guided(layers=all)"]
+        yield block | {"prepare": [TEN], "select": similar, "ratio": FEW}
+        more = [f"similar(n={n}, search=exact)" for n in (1, 2, 5, 20)]
+        yield block | {"prepare": more, "select": ["none", "query_guided"], "ratio": [0.15]}
+        yield block | {"prepare": ["alone"], "select": ["query_guided", "answer_guided"], "ratio": [0.15]}
+    if part != "light":
+        yield {"mode": ["full"]}
+        yield block | {"prepare": ["isolated"], "select": ["all"], "ratio": [1.0]}
+        yield block | {"prepare": ["isolated"], "select": ["cache_craft"], "ratio": [None]}
+        yield block | {"prepare": ["isolated"], "select": WHOLE, "ratio": RATIOS}
+        yield block | {"prepare": ["isolated"], "select": ["query_guided"], "ratio": [1.0]}
+        yield block | {"prepare": [TEN], "select": WHOLE, "ratio": [0.15]}
+
+
+def cases(part: str, samples: int, device: str) -> list[Case]:
+    """Every trial once."""
+    base = Trial("lab-full", samples=samples, seed=SEED, passages=10, batch=32, timed=5, device=device)
+    found = {case.trial: case for grid in grids(part) for case in sweep.cases(asdict(base), grid)}
+    return list(found.values())
+
+
+def collect(folders: list[Path]) -> None:
+    """The two committed files, from the trials of all folders."""
+    rows, right = [], {}
+    for path in sorted(path for folder in folders for path in folder.glob("trials/*.json")):
+        if path.name.endswith(".failed.json"):
+            continue
+        record = Record.from_json(json.loads(path.read_text())["record"])
+        costs = {"rows_computed": record.rows_computed, "flops": record.flops, "hit_rate": record.hit_rate}
+        about = {"trial": path.stem, "way": record.way} | record.trial | costs | {"device": record.device}
+        rows += [about | row for row in record.rows()]
+        answers = pd.read_parquet(path.with_suffix(".parquet"))
+        right[path.stem] = answers.set_index("id")["em"].astype("uint8")
+    whole(HERE / "fusion.parquet", pd.DataFrame(rows).to_parquet)
+    wide = pd.DataFrame(right).reset_index()  # a row a question, a column a trial
+    whole(HERE / "fusion-answers.parquet", lambda path: wide.to_parquet(path, compression="zstd"))
+    print(f"{len(right)} trials in {HERE / 'fusion.parquet'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--part", choices=("all", "light", "heavy"), default="all")
+    parser.add_argument("--out", type=Path, default=Path("runs/fusion"))
+    parser.add_argument("--collect", action="store_true", help="only write the files from runs/fusion/*")
+    asked = parser.parse_args()
+    if not asked.collect:
+        listed = cases(asked.part, asked.samples, asked.device)
+        print(f"{len(listed)} trials", flush=True)
+        found = sweep.run(listed, asked.out / asked.part, asked.jobs)
+        for name, why in found.failures.items():
+            print(f"failed: {name}: {why}")
+    collect(sorted(path for path in asked.out.iterdir() if (path / "trials").is_dir()))
+
+
+if __name__ == "__main__":
+    main()
