@@ -31,6 +31,7 @@ FLOORS = [
     # floor 5
     ["record", "prepared", "lengths", "published", "training", "distill"],
     ["trial", "results"],
+    ["cases"],
     ["lab", "sweep", "turnover"],
     ["tuning"],
     # floor 6

@@ -3,7 +3,7 @@
     table = sweep(Trial("lab-full"), out="runs/sweep", select=["none", "query_guided"], ratio=[0.05, 0.15])
 
 <out>/trials/<key>.json      a trial and its record; <key>.parquet its questions; <key>.failed.json why it failed
-      trials.parquet         a row a trial and kind of question, `FIELDS` and scores
+      trials.parquet         a row a trial and kind of question: the trial's fields, scores and costs
       answers.parquet        a row a trial and question: {trial, id, kind, answer, expected, em, f1}
       _SUCCESS               written last, where no trial failed
 """
@@ -11,13 +11,11 @@
 import json
 import multiprocessing
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, fields
-from functools import cached_property, lru_cache
-from hashlib import sha256
-from itertools import product
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,31 +23,17 @@ from typing import Any
 import pandas as pd
 import torch
 
-from workbench import data, models, published
+from workbench import data, models
+from workbench.cases import Case, cases
 from workbench.errors import BadInput
 from workbench.metrics.answers import Interval, bootstrap
 from workbench.models import Loaded
 from workbench.record import Record
-from workbench.trial import REUSE, Trial
+from workbench.trial import Trial
 from workbench.whole import whole
 
 Progress = Callable[[int, int], None]  # (questions answered, of how many)
-FIELDS = tuple(field.name for field in fields(Trial))
 SUCCESS = "_SUCCESS"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A trial of a sweep, and the published method it was asked for by, if any."""
-
-    trial: Trial
-    method: str = ""
-
-    @cached_property
-    def key(self) -> str:
-        """Hash of the trial and of the state of its files, so that nothing stale is taken for finished."""
-        state = [asdict(self.trial), _files(self.trial)]
-        return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -91,31 +75,6 @@ def sweep(
     return outcome.table
 
 
-def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """The trials of a sweep, each once.
-
-    A field in a list that does not apply (a ratio where nothing is selected, a selector of full attention) is left at
-    its default there, so combinations that come to the same trial are run once.
-    """
-    for name, values in lists.items():
-        if name not in (*FIELDS, "method"):
-            raise BadInput(f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}")
-        if isinstance(values, str) or not len(values):
-            raise BadInput(f"{name} is {values!r}: a list of at least one value is needed")
-    found: dict[Trial, Case] = {}
-    for values in product(*lists.values()):
-        asked = dict(zip(lists, values, strict=True))
-        method = asked.pop("method", None)
-        chosen = {**base, **published.options(method, asked)}
-        if chosen["mode"] != "block":
-            chosen |= {name: Trial.__dataclass_fields__[name].default for name in REUSE if name in asked}
-        elif chosen["select"] == "none" and "ratio" in asked:
-            chosen["ratio"] = None
-        trial = Trial(**chosen)
-        found.setdefault(trial, Case(trial, method or ""))
-    return list(found.values())
-
-
 def run(
     cases: Sequence[Case],
     out: Path,
@@ -140,7 +99,7 @@ def run(
     for case, problem in _outcomes(todo, folder, jobs, loaded, tally):
         tally.over(case)
         if problem:
-            failures[_name(case)] = problem
+            failures[case.name] = problem
     outcome = Outcome(*_tables(cases, folder), failures)
     for name, table in (("trials", outcome.table), ("answers", outcome.answers)):
         whole(out / f"{name}.parquet", table.to_parquet)
@@ -238,16 +197,6 @@ def _try(case: Case, folder: Path, loaded: Loaded | None = None, progress: Progr
     return ""
 
 
-def _files(trial: Trial) -> list[list[Any]]:
-    """Name, size and time of the files that a trial reads."""
-    try:
-        read = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())
-    except BadInput:
-        read = []  # a model that is in memory only
-    read += [path for path in map(Path, filter(None, (trial.data, trial.prepared))) if path.exists()]
-    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in read]
-
-
 @lru_cache(maxsize=1)
 def _load(model: str, device: str, dtype: str | None) -> Loaded:
     return models.load(model, device, dtype)
@@ -279,9 +228,3 @@ def _rows(case: Case, record: Record) -> list[dict[str, Any]]:
     if case.trial.mode != "block":
         asked["ratio"] = None
     return [asked | {"kind": row["kind"]} | costs | row | times | asked for row in record.rows()]
-
-
-def _name(case: Case) -> str:
-    default, asked = asdict(Trial(case.trial.model)), asdict(case.trial)
-    said = [f"{name}={asked[name]}" for name in FIELDS if asked[name] != default[name]]
-    return ", ".join([case.trial.model, *said])

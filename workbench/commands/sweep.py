@@ -13,6 +13,7 @@ from rich.table import Table
 
 from workbench import menu
 from workbench import sweep as sweeps
+from workbench.cases import FIELDS
 from workbench.commands.text import plain, progress
 from workbench.commands.trial import trial
 from workbench.errors import BadInput
@@ -33,7 +34,7 @@ def sweep(out: Path, jobs: int, as_json: bool, **asked: str | None) -> None:
         lists["model"] = [inspect.signature(trial).parameters["model"].default]
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
-    base = {name: getattr(Trial, name, None) for name in sweeps.FIELDS}
+    base = {name: getattr(Trial, name, None) for name in FIELDS}
     with progress("sweeping") as advance:
         found = sweeps.run(sweeps.cases(base, lists), out, jobs, advance)
     if as_json:
