@@ -1,0 +1,230 @@
+"""What a sparse choice keeps and loses: by layer and head on the states of dense attention, and in the answer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, pad
+from transformers import PreTrainedModel
+
+from workbench.blocks import Prompt
+from workbench.chunked import check_chunk, prefill_chunked
+from workbench.engine import Step, Work, empty, prefill
+from workbench.grid import Grid, attention
+from workbench.kv import KV
+from workbench.metrics.answers import wilson
+from workbench.plan import Plan, Site
+from workbench.probing import facts_of
+from workbench.sparse import Sparse
+from workbench.sparse.compact import Compact
+from workbench.tiles import Tiles
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head of one layer, over all rows of all prompts; the states are those of dense attention in every layer."""
+
+    layer: int
+    head: int
+    density: float  # share of the (row, key) pairs with key ≤ row that the method's own choice attends to
+    union: float  # the same after CompactAttention's union: of the chunk, over its execution group, the chunk in whole
+    tiles: float  # share of the tiles with such pairs that is kept, before the union (BFLA's κ)
+    mass: float  # attention that is kept (by CompactAttention: after the union), mean over rows
+    lowest: float  # attention that is kept, of the row that keeps least
+    recall: float  # of the tiles that truly hold most, as many as are kept: the share that is kept
+    error: float  # relative L2 of the head's output
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """A method on a set of prompts. Per prompt: divergence in nats and agreement, over the question's tokens, of what
+    follows under the method from what follows under dense attention."""
+
+    heads: tuple[Head, ...]
+    kl: tuple[float, ...]  # mean over the question's rows
+    agree: tuple[float, ...]  # share of the question's rows with the same next token
+    answer: tuple[bool, ...]  # the first token of the answer is the same
+    seconds: tuple[float, ...]  # to choose, in all layers
+
+    def mean(self, what: str) -> float:
+        """Mean over layers and heads of "density", "union", "tiles", "mass", "recall" or "error"."""
+        return sum(getattr(head, what) for head in self.heads) / max(1, len(self.heads))
+
+    def record(self) -> dict[str, Any]:
+        """Means over heads and prompts, with Wilson's 95% interval of the answers' agreement."""
+        count = max(1, len(self.kl))
+        low, high = wilson(sum(self.answer), len(self.answer))
+        found = {name: self.mean(name) for name in ("density", "union", "tiles", "mass", "recall", "error")}
+        found |= {"lowest": min((head.lowest for head in self.heads), default=1.0), "kl": sum(self.kl) / count}
+        found |= {"agree": sum(self.agree) / count, "answer": sum(self.answer) / count, "low": low, "high": high}
+        return found | {"seconds": sum(self.seconds) / count, "prompts": len(self.kl)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A record for every layer and head."""
+        return [asdict(head) for head in self.heads]
+
+
+def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, chunk: int | None = None) -> Sparsity:
+    """The method, `ready` for the model, on prompts prefilled at once or in chunks.
+
+    Layers whose sliding window is narrower than a prompt are left out: they are not made sparse.
+    """
+    counts: dict[int, Counts] = {}
+    gaps: list[tuple[float, float, bool]] = []
+    seconds: list[float] = []
+    for prompt in prompts:
+        plan = Plan(torch.arange(len(prompt)), tiles=method)
+        step = len(prompt) + method.size if chunk is None else chunk  # one chunk for all
+        check_chunk(plan, step)
+        kv = empty(model, len(prompt))
+        dense = prefill(model, prompt.tokens, Plan(plan.rows, watch=tuple(range(len(kv.keys)))), kv)
+        seconds.append(0.0)
+        for layer, size in enumerate(facts_of(model).windows):
+            if not size or size >= len(prompt):
+                found = of_layer(scaled(model, layer, dense), kv, layer, method, chunk)
+                counts[layer] = counts[layer] + found if layer in counts else found
+                seconds[-1] += found.seconds
+        work = Work(prompt.tokens, plan, empty(model, len(prompt)))
+        ours = prefill_chunked(model, work, step, len(prompt.question))
+        gaps.append(compared(ours, dense, len(prompt.question)))
+    heads = tuple(head for layer, count in sorted(counts.items()) for head in count.heads(layer))
+    kl, agree, answer = (tuple(gap[i] for gap in gaps) for i in range(3))
+    return Sparsity(heads, kl, agree, answer, tuple(seconds))  # type: ignore[arg-type]
+
+
+def compared(ours: Step, dense: Step, rows: int) -> tuple[float, float, bool]:
+    """Of the last `rows`: mean KL(dense ‖ ours) in nats, share of equal next tokens; is the last one equal?"""
+    assert ours.logits is not None and dense.logits is not None
+    a, b = (step.logits[-rows:].float().log_softmax(-1) for step in (ours, dense))  # type: ignore[index]
+    same = a.argmax(-1) == b.argmax(-1)
+    gap = kl_div(a, b, reduction="none", log_target=True).sum(-1)
+    return max(0.0, float(gap.mean())), float(same.float().mean()), bool(same[-1])
+
+
+def scaled(model: PreTrainedModel, layer: int, step: Step) -> Tensor:
+    """Watched queries [Hq, R, D], so that logits are queries · keys / sqrt(D) whatever the model's own scale."""
+    queries = step.queries[layer]
+    own = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None)
+    return queries if own is None else queries * (own * queries.shape[-1] ** 0.5)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums over rows, per head: [Hq] fp64 each. Counts of parts are added."""
+
+    pairs: Tensor  # (row, key) with key ≤ row
+    kept: Tensor  # of those, attended by the choice
+    union: Tensor  # and after the union
+    causal: Tensor  # tiles with such pairs
+    tiles: Tensor  # of those, kept
+    wanted: Tensor  # of the kept, how many are among as many that truly hold most
+    rows: Tensor
+    mass: Tensor
+    lowest: Tensor
+    gap: Tensor  # squared distance of the outputs
+    norm: Tensor  # squared length of the dense output
+    seconds: float
+
+    def __add__(self, other: "Counts") -> "Counts":
+        values = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Counts(**values | {"lowest": torch.minimum(self.lowest, other.lowest)})
+
+    def heads(self, layer: int) -> Iterator[Head]:
+        found = {
+            "density": self.kept / self.pairs, "union": self.union / self.pairs, "tiles": self.tiles / self.causal,
+            "mass": self.mass / self.rows, "lowest": self.lowest, "recall": self.wanted / self.tiles,
+            "error": (self.gap / self.norm).sqrt(),
+        }  # fmt: skip
+        for head in range(len(self.pairs)):
+            yield Head(layer, head, **{name: float(value[head]) for name, value in found.items()})
+
+
+def of_layer(queries: Tensor, kv: KV, layer: int, method: Sparse, chunk: int | None = None) -> Counts:
+    """One layer: queries [Hq, T, D] of the whole prompt, chosen for in chunks of that many rows."""
+    total = None
+    for rows in torch.arange(len(kv), device=queries.device).split(chunk or len(kv)):
+        end = int(rows[-1]) + 1
+        states = (queries[:, rows], kv.keys[layer][:, :end], kv.values[layer][:, :end])
+        found = of_rows(*states, rows, method, Site(layer, len(kv)))
+        total = found if total is None else total + found
+    assert total is not None
+    return total
+
+
+def of_rows(queries: Tensor, keys: Tensor, values: Tensor, rows: Tensor, method: Sparse, site: Site) -> Counts:
+    """Queries [Hq, R, D] at `rows` over keys and values [H, T, D], chosen for together."""
+    compact = method if isinstance(method, Compact) else Compact(method, heads=0)
+    _wait(queries)
+    began = perf_counter()
+    choice = compact.inner(queries, keys, rows, site)
+    merged = compact.merged(choice, len(keys), rows, keys.shape[1]) if compact is method else None
+    _wait(queries)
+    seconds = perf_counter() - began
+    union = merged or compact.merged(choice, len(keys), rows, keys.shape[1])
+    grid, paged = Grid(rows, keys.shape[1], choice.size), choice.paged()
+    pairs, kept = grid.pairs(), paged.kept & grid.causal
+    return Counts(
+        pairs=pairs.sum().double().expand(len(queries)),
+        kept=_pairs(choice, grid, pairs),
+        union=_pairs(union, grid, pairs),
+        causal=grid.causal.sum().double().expand(len(queries)),
+        tiles=kept.sum((1, 2)).double(),
+        seconds=seconds,
+        **_outcome(queries, keys, values, grid, merged or choice, kept),
+    )
+
+
+def _pairs(tiles: Tiles, grid: Grid, pairs: Tensor) -> Tensor:
+    """[Hq] how many causal pairs a choice attends to."""
+    total = (tiles.kept * pairs).sum((1, 2)).double()
+    if tiles.columns is None:
+        return total
+    keys = torch.arange(grid.length, device=grid.rows.device)
+    for part in grid.chunks(len(tiles.kept) * -(-grid.length // grid.size)):  # columns outside the kept tiles
+        above = grid.folded((grid.rows[part, None] >= keys).int()).sum(1)  # [i, T] rows that see a key
+        first = part.start // grid.size
+        for head, kept in enumerate(tiles.kept[:, first : first + len(above)]):
+            alone = tiles.columns[head] & ~kept.repeat_interleave(grid.size, 1)[:, : grid.length]
+            total[head] += (alone * above).sum()
+    return total
+
+
+def _outcome(queries: Tensor, keys: Tensor, values: Tensor, grid: Grid, tiles: Tiles, kept: Tensor) -> dict[str, Any]:
+    """wanted, rows, mass, lowest, gap and norm of `Counts`; `kept` [Hq, I, J]: causal tiles of the choice in pages."""
+    heads, group = len(queries), len(queries) // len(keys)
+    sums = torch.zeros(5, heads, dtype=torch.float64, device=queries.device)  # wanted, rows, mass, gap, norm
+    lowest = torch.ones(heads, dtype=torch.float64, device=queries.device)
+    wide = values.float().repeat_interleave(group, 0)
+    for part, share in attention(queries, keys, grid):
+        count = part.stop - part.start
+        held = share * tiles.visible(count, grid.length, part.start)
+        mass = held.sum(-1)
+        dense, ours = share @ wide, held @ wide / mass[..., None]
+        by_tile = pad(share, (0, -grid.length % grid.size)).unflatten(-1, (-1, grid.size)).sum(-1)
+        truth = grid.folded(by_tile).sum(2)  # [Hq, i, J]
+        some = kept[:, part.start // grid.size :][:, : truth.shape[1]]
+        order = truth.sort(dim=-1, descending=True, stable=True).indices
+        most = torch.zeros_like(some).scatter_(-1, order, grid.columns < some.sum(-1, keepdim=True))
+        gap, norm = (dense - ours).square().sum((1, 2)), dense.square().sum((1, 2))
+        rows = torch.full_like(lowest, count)
+        sums += torch.stack([x.double() for x in ((some & most).sum((1, 2)), rows, mass.sum(1), gap, norm)])
+        lowest = torch.minimum(lowest, mass.amin(1).double())
+    return {**dict(zip(("wanted", "rows", "mass", "gap", "norm"), sums, strict=True)), "lowest": lowest}
+
+
+def operations(
+    method: Sparse, heads: int, rows: int, length: int, width: int, density: float
+) -> tuple[float, float, float]:
+    """Multiply-adds of one layer, `rows` that end a prompt of `length` keys: to choose, to attend to the share
+    `density` of the causal pairs (scores and values), and to attend to all of them. Sparse pays where the first two
+    together are below the third."""
+    pairs = heads * rows * (2 * length - rows + 1) / 2
+    return float(method.operations(heads, rows, length, width)), 2 * width * pairs * density, 2 * width * pairs
+
+
+def _wait(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
