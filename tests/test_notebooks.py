@@ -30,13 +30,18 @@ TINY = {  # parameters that make a run short
         "repeats": 1,
         "max_new_tokens": 2,
     },
+    "06_kv_deviation": {"passages": 3, "samples": 3, "neighbours": 2},
+    "07_critical_tokens": {"passages": 3, "samples": 3, "ratios": [0, 0.5, 1], "max_new_tokens": 2},
 }
 FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 6, "05_beyond_rag": 9}
+FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4}
 TABLES = {
     "01_masks": {"masks", "answers"},
     "02_positions": {"rounding", "families", "drift", "first_token", "angles"},
     "03_reuse": {"quality", "ttft", "cost", "published"},
     "04_block_finetuning": {"measured", "here", "curve", "answers"},
+    "06_kv_deviation": {"concentration", "places", "causes", "repair"},
+    "07_critical_tokens": {"places", "agreement", "answers"},
     "05_beyond_rag": {"icl", "icl_quality", "chat", "chat_quality", "game"},
 }
 
@@ -149,6 +154,26 @@ def test_beyond_rag_encodes_what_changed_and_equals_encoding_all_anew(checkpoint
     assert set(tables["icl_quality"].shots) == {1, 2}
 
 
+def test_kv_deviation_measures_causes_and_repair(checkpoint, tmp_path):
+    metrics, tables = finished("06_kv_deviation", checkpoint, tmp_path)
+    assert metrics["causes"]["position"] > metrics["causes"]["context"] > 0.001 > metrics["causes"]["precision"] / 10
+    repair = tables["repair"]
+    assert set(repair.part) == {"context", "chosen", "asked"} and (repair.query("part == 'chosen'")["mean"] < 1).all()
+    assert set(tables["places"].by) == {"offset", "rank"}
+    assert tables["concentration"].query("at == 1")["mean"].to_list() == pytest.approx([1, 1])
+
+
+def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(checkpoint, tmp_path):
+    text = "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."
+    given = {"text": text, "question": "Where is Ada Kelric?", "selectors": ["answer_guided", "first_k"]}
+    metrics, tables = finished("07_critical_tokens", checkpoint, tmp_path, **given)
+    answers = tables["answers"].set_index(["ratio", "selector"]).sort_index()
+    assert (answers.loc[0.0].tokens == 0).all() and (answers.loc[0.0].answer == metrics["answer_reuse"]).all()
+    assert answers.loc[0.5].tokens.between(1, answers.loc[1.0].tokens - 1).all()
+    assert answers.right.isna().all(), "nobody knows"
+    assert tables["agreement"].shape == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
@@ -157,6 +182,8 @@ def test_beyond_rag_encodes_what_changed_and_equals_encoding_all_anew(checkpoint
         ("01_masks", {"window": 0}, "parameter window is 0"),
         ("02_positions", {"samples": "many"}, "parameter samples is 'many'"),
         ("03_reuse", {"lengths": [1]}, "parameter lengths is 1"),
+        ("06_kv_deviation", {"ratio": 1.5}, "parameter ratio is 1.5"),
+        ("07_critical_tokens", {"ratios": [0.1, 2]}, "parameter ratios is 2"),
         ("05_beyond_rag", {"tables": 0}, "parameter tables is 0"),
         ("05_beyond_rag", {"shots": [17]}, "parameter shots is 17"),
     ],
