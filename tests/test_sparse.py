@@ -1,5 +1,8 @@
 """What every sparse method is held to, whatever it chooses by; a method is tested by being in the folder."""
 
+from copy import deepcopy
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -140,6 +143,19 @@ def test_bf16_states_are_weighed_in_fp32(name):
     queries, keys = (x.bfloat16() for x in states(rows))
     ours, exact = (method(SPECS[name])(q, k, rows) for q, k in ((queries, keys), (queries.float(), keys.float())))
     assert torch.equal(ours.kept, exact.kept)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", SPECS)
+def test_a_gpu_chooses_as_the_cpu(name):
+    rows = ROWS["unaligned chunk"]
+    queries, keys = states(rows)
+    choose = method(SPECS[name])
+    if isinstance(choose, SeerAttention):
+        choose = replace(choose, trained=deepcopy(choose.trained).cuda())
+    ours = choose(queries.cuda(), keys.cuda(), rows.cuda(), Site(1, LENGTH)).visible(len(rows), keys.shape[1]).cpu()
+    theirs = method(SPECS[name])(queries, keys, rows, Site(1, LENGTH)).visible(len(rows), keys.shape[1])
+    assert (ours == theirs).float().mean() > 0.995, "but for equal scores"
 
 
 def test_a_choice_composes_with_cached_blocks_and_recomputed_rows():

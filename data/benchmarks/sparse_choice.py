@@ -1,0 +1,102 @@
+"""Memory and time of the choice alone, to 131,072 tokens: it must grow with the tiles, not with the pairs of tokens.
+
+    python data/benchmarks/sparse_choice.py --device cuda       writes data/benchmarks/sparse-choice-DEVICE.json
+
+Each method chooses for one layer of `--heads` query heads over half as many KV heads of width 128, random states, for a
+whole prompt or its last `--chunk` rows. Every choice runs in a process of its own; bytes are the peak above the states
+themselves: of the process (resident, CPU) or of the allocator (CUDA). `largest`: elements of the largest tensor made.
+"""
+
+import argparse
+import json
+import resource
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from workbench import sparse
+from workbench.plan import Site
+
+WIDTH = 128
+SPECS = (
+    "bfla", "flash_prefill", "xattention", "vertical_slash", "quoka", "window", "strided", "random", "dense", "oracle",
+    "compact(over=flash_prefill(alpha=0.06))",
+)  # fmt: skip
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the number of elements of the largest storage that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+def one(spec: str, length: int, chunk: int, heads: int, device: str) -> dict[str, Any]:
+    """The last `chunk` rows of `length` tokens; seconds are of a second choice, without the bookkeeping."""
+    torch.manual_seed(0)
+    rows = torch.arange(length - chunk, length, device=device)
+    dtype = torch.bfloat16 if device != "cpu" else torch.float32
+    queries = torch.randn(heads, chunk, WIDTH, device=device, dtype=dtype)
+    keys = torch.randn(max(1, heads // 2), length, WIDTH, device=device, dtype=dtype)
+    method = sparse.named(spec)
+    before = _peak(device)
+    with Largest() as seen:
+        tiles = method(queries, keys, rows, Site(0, length))
+    peak, began = _peak(device) - before, perf_counter()
+    method(queries, keys, rows, Site(0, length))
+    if device != "cpu":
+        torch.cuda.synchronize()
+    seconds, share = perf_counter() - began, tiles.density
+    found = {"method": spec, "length": length, "chunk": chunk, "heads": heads, "seconds": seconds, "bytes": peak}
+    return found | {
+        "largest": seen.elements,
+        "pairs": heads * chunk * length,
+        "tiles": tiles.kept.numel(),
+        "kept": share,
+    }
+
+
+def _peak(device: str) -> int:
+    if device == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--heads", type=int, default=2)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 32768, 131072])
+    parser.add_argument("--chunk", type=int, default=0, help="rows at the end of the prompt; 0: all of it")
+    parser.add_argument("--methods", nargs="+", default=SPECS)
+    asked = parser.parse_args()
+    records = []
+    for spec in asked.methods:
+        for length in asked.lengths:
+            with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+                job = fresh.submit(one, spec, length, asked.chunk or length, asked.heads, asked.device)
+                records.append(job.result())
+            r = records[-1]
+            print(
+                f"{spec:40} {length:>7} tokens  {r['seconds']:8.3f} s  {r['bytes'] / 2**20:8.0f} MiB  "
+                f"largest tensor {r['largest'] / 1e6:8.1f} M of {r['pairs'] / 1e6:10.0f} M pairs",
+                flush=True,
+            )
+    out = Path(__file__).with_name(f"sparse-choice-{asked.device}.json")
+    out.write_text(json.dumps({"torch": torch.__version__, "records": records}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
