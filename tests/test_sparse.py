@@ -266,6 +266,7 @@ def test_memory_grows_with_the_tiles_and_not_with_the_pairs(name, monkeypatch):
         ("compact(over=nothing)", "unknown sparse 'nothing'"),
         ("lightning", "unknown sparse 'lightning': allowed are bfla, compact"),
         ("bfla(gamma=0.9)", "sparse 'bfla' has no option 'gamma'"),
+        ("seer_attention(trained=1)", "'trained'; allowed: gate, threshold, top, tail, block"),
     ],
 )
 def test_settings_that_do_not_fit(spec, sentence):

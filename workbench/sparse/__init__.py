@@ -19,6 +19,7 @@ from workbench.plan import Site
 from workbench.tiles import Tiles
 
 HERE = Site()
+FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a spec
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def names() -> list[str]:
 
 def named(spec: str) -> Sparse:
     """A method from `bfla` or `bfla(block=256, mass=0.99)`."""
-    return menu.made(__name__, spec)
+    return menu.made(__name__, spec, **FITTED)
 
 
 def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None) -> Tensor:
