@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -152,3 +152,16 @@ def test_a_trial_on_the_accelerator_agrees_with_the_cpu(folder, records):
     found = Trial(str(folder), mode="block", device="cuda", dtype="float32", **QUESTIONS).run()
     assert found.em == records["block"].em and found.f1 == pytest.approx(records["block"].f1, abs=0.05)
     assert asdict(found.ttft_s)["n"] == 2
+
+
+def test_without_a_system_block_the_first_passage_is_a_passage(loaded):
+    trial = Trial("tiny", mode="block", prepare="isolated", select="first_k", ratio=0.5)
+    assert (trial.method().prepare.system, trial.method().select.system) == (1, 1)
+    method = trial.method(system=False)
+    assert (method.prepare.system, method.select.system) == (0, 0)
+    model, tokenizer, layout = loaded
+    bare = replace(layout, system="")
+    record = replace(trial, samples=2, passages=3, timed=1).run(loaded=(model, tokenizer, bare))
+    prompts = bare.prompts(data.load("lab", 2, 0, 3), tokenizer)
+    chosen = sum(round(0.5 * p.starts[-1]) + len(p.question) for p in prompts) / 2
+    assert record.rows_computed == chosen

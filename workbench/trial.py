@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -98,12 +98,18 @@ class Trial:
     def _select(self) -> selectors.Select | None:
         return None if self.select == "none" else selectors.named(self.select)
 
-    def method(self, corpus: Corpus | None = None) -> Method:
-        """The method that this trial tries; preparations that look for neighbours look in `corpus`."""
+    def method(self, corpus: Corpus | None = None, system: bool = True) -> Method:
+        """The method that this trial tries; preparations that look for neighbours look in `corpus`.
+
+        Without a `system` block in the layout, the first block of a prompt is a passage like the others.
+        """
         if self.mode != "block":
             return menu.made(methods.__name__, self.mode)
-        prepared = preparations.named(self.prepare, corpus=corpus)
-        return Reuse(self.positions, prepared, self._select(), self.ratio)  # type: ignore[arg-type]
+        prepared, chosen = preparations.named(self.prepare, corpus=corpus), self._select()
+        if not system:
+            prepared = replace(prepared, system=0) if hasattr(prepared, "system") else prepared  # type: ignore[type-var]
+            chosen = replace(chosen, system=0) if chosen else None
+        return Reuse(self.positions, prepared, chosen, self.ratio)  # type: ignore[arg-type]
 
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Record:
         """Answer every question, measure, score.
@@ -122,7 +128,7 @@ class Trial:
         prepare_model(model)
         prompts = layout.prompts(samples, tokenizer)
         _check_context(model, samples, prompts)
-        method = self.method(self._corpus(layout, tokenizer))
+        method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
         store = MemoryStore(int(self.store_gib * 2**30), behind=self._folder(model, method))
         begin = time.perf_counter()
         found = self.answer(prompts, (model, tokenizer, layout), store, progress, method)
