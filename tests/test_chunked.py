@@ -165,3 +165,21 @@ def test_rules_are_checked_in_parts(monkeypatch):
     with pytest.raises(BadInput, match="row 9 may see row 30"):
         chunked.check_chunk(Plan(ALL, sees=same_block(PROMPT)), 30)
     chunked.check_chunk(Plan(ALL, sees=block_attention(PROMPT)), 30)
+
+
+def test_reuse_recomputed_rows_sparse_tiles_and_chunks_at_once():
+    """Each chunk of scattered rows attends exactly to the keys of its own choice, over cached and fresh keys alike."""
+    choice = sparse.named("bfla(block=8, tile=4, flat=2, mass=0.5, local=1, stride=5)")
+
+    def slow(q, k, v, rows, sees, tiles, scale):
+        mask = (torch.arange(k.shape[1]) <= rows[:, None]) & tiles.visible(len(rows), k.shape[1])
+        k, v = (x.repeat_interleave(2, 0) for x in (k, v))
+        return (q @ k.mT * scale).masked_fill(~mask, -torch.inf).softmax(-1) @ v
+
+    rows = torch.cat((torch.arange(12, 31, 3), torch.arange(70, 80), PROMPT.question))
+    kv, other = assemble(MODEL, PROMPT, CACHED), assemble(MODEL, PROMPT, CACHED)
+    step = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(rows, tiles=choice), kv), 8)
+    plan = Plan(rows, tiles=choice, kernel=slow)
+    same(step, kv, prefill_chunked(MODEL, Work(PROMPT.tokens, plan, other), 8), other)
+    dense = prefill(MODEL, PROMPT.tokens, Plan(rows), assemble(MODEL, PROMPT, CACHED)).logits
+    assert (step.logits - dense).abs().max() > 1e-3

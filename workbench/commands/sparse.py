@@ -16,7 +16,11 @@ from workbench.errors import BadInput
 from workbench.sparse import xattention
 from workbench.sparse.xattention import Xattention
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Fit sparse attention to a model: a learned gate, thresholds of heads.",
+)
 
 Model = Annotated[str, typer.Option(help="Checkpoint folder or name (see `workbench models`)")]
 Out = Annotated[Path, typer.Option(help="File to write")]
