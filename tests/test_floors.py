@@ -36,7 +36,7 @@ FLOORS = [
     ["tuning"],
     # floor 6
     ["plots", "pages"],
-    ["notebook", "thumbnail"],
+    ["notebook", "thumbnail", "comparison"],
     ["batch"],
     # floor 7
     ["explore", "report", "commands"],

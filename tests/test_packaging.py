@@ -134,7 +134,9 @@ def test_both_wheels_hold_the_same_files_and_nothing_at_the_top_but_the_package(
     assert files["direct"] == files["indirect"]
     top = {name.split("/")[0] for name in files["direct"]}
     assert {name for name in top if not name.endswith(".dist-info")} == {"workbench"}
-    assert not any("benchmarks" in name or name.endswith(".ipynb") for name in files["direct"])
+    assert not any(name.endswith((".ipynb", ".sh")) for name in files["direct"])
+    results = {Path(name).suffix for name in files["direct"] if "benchmarks" in name}
+    assert results <= {".json", ".parquet"}, "results ship, the scripts that make them do not"
 
 
 def test_every_package_folder_is_listed():

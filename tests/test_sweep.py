@@ -162,18 +162,26 @@ def test_a_failure_is_told_and_the_others_go_on(base, tmp_path, monkeypatch):
 
 def test_a_process_that_dies_takes_its_own_trial_only(base, tmp_path, monkeypatch):
     class Fragile(ThreadPoolExecutor):
-        def submit(self, work, case, folder):
-            def dies(*given):
+        def submit(self, work, case, *given):
+            def dies(case, *given):
                 if case.trial.seed == 1:
                     raise BrokenProcessPool
-                return work(*given)
+                return work(case, *given)
 
-            return super().submit(dies, case, folder)
+            return super().submit(dies, case, *given)
 
     monkeypatch.setattr(sweeps, "_pool", Fragile)
     with pytest.raises(Failed, match=r"1 trials failed.*its process ended") as problem:
         sweep(base, tmp_path, jobs=2, seed=[0, 1, 2])
     assert set(problem.value.outcome.table.seed) == {0, 2}
+
+
+def test_blocks_that_are_kept_are_not_encoded_again_and_change_no_answer(base, tmp_path):
+    found = cases(asdict(base), {"mode": ["block"], "select": ["none", "random"], "ratio": [0.3]})
+    cold, warm = (sweeps.run(found, tmp_path / str(gib), keep_gib=gib) for gib in (0, 1))
+    assert warm.answers.drop(columns="trial").equals(cold.answers.drop(columns="trial"))
+    rates = [table[table.kind == "all"].set_index("select").hit_rate for table in (cold.table, warm.table)]
+    assert rates[1]["none"] == rates[0]["none"] < 1 and rates[1]["random"] == 1
 
 
 @pytest.mark.parametrize(

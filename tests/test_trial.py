@@ -93,9 +93,11 @@ def test_answers_do_not_depend_on_the_batch(folder, loaded):
 
 def test_right_answers_score_one(folder, loaded, monkeypatch):
     gold = iter([sample.answers[0] for sample in data.load("lab", 6, 0, 3)])
-    monkeypatch.setattr(
-        Trial, "answer", lambda self, prompts, *_: [Generation((), f" {next(gold)}.", 1, 0, (Pass([0], 1),)) for _ in prompts]
-    )
+
+    def say(self, prompts, *_):
+        return [Generation((), f" {next(gold)}.", 1, 0, (Pass([0], 1),)) for _ in prompts]
+
+    monkeypatch.setattr(Trial, "answer", say)
     found = Trial(str(folder), **QUESTIONS).run(loaded=loaded)
     assert (found.em, found.f1, found.accuracy) == (1, 1, 1)
     assert all(score.em == 1 for score in found.by_kind.values())

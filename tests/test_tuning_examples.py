@@ -61,6 +61,19 @@ def test_neighbours_spread_over_all_lengths_so_batches_are_alike(words):
     assert max(counts) - min(counts) <= 8  # independent draws: about 18
 
 
+def test_kinds_and_continued_documents_can_be_practised(words):
+    usual, hard = (
+        Lab(LAB, words, LIMITS, passages=(6, 6), questions=8, **more)
+        for more in ({}, {"kinds": {"continuation": 1.0}, "continued": 1.0})
+    )
+    shares = []
+    for source in (usual, hard):
+        texts = [words.decode(block) for i in range(8) for block in source[i].context[1:]]
+        shares.append(sum(text.startswith("Title: Continued") for text in texts) / len(texts))
+    assert shares[0] < 0.35 < shares[1]
+    assert usual.identity != hard.identity and "continuation 1, 100% of documents continued" in hard.identity
+
+
 def test_no_seed_of_a_trial_draws_a_training_world(words):
     trained = {Lab(LAB, words, LIMITS, seed=s, passages=(2, 2), questions=1)[i].context for s in (0, 1) for i in (0, 1)}
     asked = {
@@ -94,7 +107,11 @@ def test_a_sample_that_cannot_be_trained_on_is_refused_by_name(words, samples, c
         (Data("lab", passages=(3, 50)), LIMITS, "passages is 3-50: a range within 1 to 40"),
         (Data("lab", passages=(4, 2)), LIMITS, "passages is 4-2"),
         (Data("lab", questions=0), LIMITS, "questions is 0"),
-        (Data("lab-sample", passages=(1, 2)), LIMITS, "passages and questions are for data 'lab'"),
+        (Data("lab-sample", passages=(1, 2)), LIMITS, "passages, questions, kinds and continued are for data 'lab'"),
+        (Data("lab-sample", kinds={"order": 1}), LIMITS, "are for data 'lab'"),
+        (Data("lab", kinds={"order": 1, "riddle": 1}), LIMITS, "unknown kind of question 'riddle'"),
+        (Data("lab", kinds={"order": 0}), LIMITS, "a positive weight for each"),
+        (Data("lab", continued=1.5), LIMITS, "continued is 1.5"),
         (Data("lab"), Limits(300), r"has \d+ tokens with its answer, the limit is 300"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from workbench.assets import ROOT
 from workbench.errors import BadInput
@@ -30,9 +31,17 @@ def read(name: str) -> dict[str, Any]:
         raise BadInput(f"{path} is no whole JSON file ({problem}): make it anew") from None
 
 
-def names() -> list[str]:
+def table(name: str) -> pd.DataFrame:
+    """A results table by name, `fusion` say. Raises BadInput where it is missing."""
+    path = FOLDER / f"{name}.parquet"
+    if not path.is_file():
+        raise BadInput(f"no results table {name!r} in {FOLDER}: there are {', '.join(names('parquet')) or 'none'}")
+    return pd.read_parquet(path)
+
+
+def names(kind: str = "json") -> list[str]:
     """The results there are."""
-    return sorted(path.stem for path in Path(FOLDER).glob("*.json"))
+    return sorted(path.stem for path in Path(FOLDER).glob(f"*.{kind}"))
 
 
 def rows(methods: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from workbench.errors import BadInput
 from workbench.metrics.answers import Interval, bootstrap
 from workbench.models import Loaded
 from workbench.record import Record
+from workbench.store import MemoryStore
 from workbench.trial import Trial
 from workbench.whole import whole
 
@@ -81,10 +82,12 @@ def run(
     jobs: int = 1,
     progress: Progress | None = None,
     loaded: Loaded | None = None,
+    keep_gib: float = 0.0,
 ) -> Outcome:
     """Run what `out` does not hold yet, a failure or not, and write the tables.
 
     `jobs` processes run trials side by side, each with one model in memory at a time (times to first token suffer).
+    `keep_gib`: each of them keeps so much of cached blocks from trial to trial (hit rates are then of a warm store).
     """
     if jobs < 1:
         raise BadInput(f"jobs is {jobs}: at least 1 process is needed")
@@ -93,10 +96,12 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     (out / SUCCESS).unlink(missing_ok=True)
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
-    todo.sort(key=lambda case: (case.trial.model, case.trial.device, str(case.trial.dtype)))  # a model is loaded once
+    todo.sort(  # a model is loaded once, and blocks that are kept are used while they are there
+        key=lambda case: (case.trial.model, case.trial.device, str(case.trial.dtype), keep_gib and case.trial.prepare)
+    )
     tally = _Tally(progress, cases, todo)
     failures = {}
-    for case, problem in _outcomes(todo, folder, jobs, loaded, tally):
+    for case, problem in _outcomes(todo, folder, jobs, loaded, tally, keep_gib):
         tally.over(case)
         if problem:
             failures[case.name] = problem
@@ -148,17 +153,17 @@ class _Tally:
 
 
 def _outcomes(
-    todo: Sequence[Case], folder: Path, jobs: int, loaded: Loaded | None, tally: _Tally
+    todo: Sequence[Case], folder: Path, jobs: int, loaded: Loaded | None, tally: _Tally, keep_gib: float
 ) -> Iterator[tuple[Case, str]]:
     """Each case with what went wrong, "" where nothing did, as soon as it is over."""
     if jobs == 1 or len(todo) < 2:
         for case in todo:
-            yield case, _try(case, folder, loaded, tally.within)
+            yield case, _try(case, folder, keep_gib, loaded, tally.within)
         return
     left = dict.fromkeys(todo)
     try:
         with _pool(jobs) as pool:
-            futures = {pool.submit(_try, case, folder): case for case in todo}
+            futures = {pool.submit(_try, case, folder, keep_gib): case for case in todo}
             try:
                 for future in as_completed(futures):
                     problem = future.result()
@@ -171,7 +176,7 @@ def _outcomes(
         for case in left:
             try:
                 with _pool(1) as pool:
-                    yield case, pool.submit(_try, case, folder).result()
+                    yield case, pool.submit(_try, case, folder, keep_gib).result()
             except BrokenProcessPool:
                 yield case, _fail(case, folder, "its process ended, perhaps for lack of memory", "")
 
@@ -181,10 +186,13 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (threads,))
 
 
-def _try(case: Case, folder: Path, loaded: Loaded | None = None, progress: Progress | None = None) -> str:
+def _try(
+    case: Case, folder: Path, keep_gib: float, loaded: Loaded | None = None, progress: Progress | None = None
+) -> str:
     trial = case.trial
     try:
-        record, rows = trial.run_each(progress, loaded or _load(trial.model, trial.device, trial.dtype))
+        store = _kept(keep_gib) if keep_gib and not trial.prepared else None
+        record, rows = trial.run_each(progress, loaded or _load(trial.model, trial.device, trial.dtype), store)
     except BadInput as problem:
         return _fail(case, folder, str(problem), "")
     except Exception as problem:  # this trial's end, not the sweep's
@@ -195,6 +203,12 @@ def _try(case: Case, folder: Path, loaded: Loaded | None = None, progress: Progr
     whole(folder / f"{case.key}.json", lambda partial: partial.write_text(line, encoding="utf-8"))
     (folder / f"{case.key}.failed.json").unlink(missing_ok=True)
     return ""
+
+
+@lru_cache(maxsize=1)
+def _kept(gib: float) -> MemoryStore:
+    """The blocks of this process; their keys tell models and preparations apart."""
+    return MemoryStore(int(gib * 2**30))
 
 
 @lru_cache(maxsize=1)

@@ -2,8 +2,8 @@
 
     python data/benchmarks/fusion.py --samples 2000 --jobs 2
 
-leaves data/benchmarks/fusion.parquet (a row a trial and kind of question) and fusion-answers.parquet (whether each
-question was answered right). Trials that runs/fusion holds are not run again. `--part heavy` are those that compute
+leaves data/benchmarks/fusion.parquet (a row a trial and kind of question) and fusion-answers.parquet (the scores
+of each question). Trials that runs/fusion holds are not run again. `--part heavy` are those that compute
 whole contexts, for a GPU, `--part light` the others; `--collect` writes the two files from what is there.
 """
 
@@ -25,7 +25,6 @@ from workbench.whole import whole
 HERE = Path(__file__).parent
 SEED = 30_000  # of worlds that neither trained nor chose the model
 RATIOS = [0.05, 0.1, 0.15, 0.2, 0.3, 0.5]
-FEW = [0.05, 0.15, 0.3]
 CHEAP = [
     "random", "first_k", "kv_deviation", "kv_deviation(part=v)", "query_guided", "query_guided(layers=all)",
     "query_guided(tokens=last)", "answer_guided",
@@ -42,7 +41,9 @@ def grids(part: str) -> Iterator[dict[str, list[Any]]]:
         yield block | {"prepare": ["isolated"], "select": CHEAP, "ratio": RATIOS}
         yield block | {"prepare": [TEN], "select": ["query_guided", "answer_guided"], "ratio": RATIOS}
         similar = ["random", "first_k", "kv_deviation", "query_guided(layers=all)"]
-        yield block | {"prepare": [TEN], "select": similar, "ratio": FEW}
+        yield block | {"prepare": [TEN], "select": similar, "ratio": [0.15]}
+        few = ["answer_guided", "query_guided", "random"]
+        yield block | {"prepare": ["isolated"], "select": few, "ratio": [0.01, 0.02]}
         more = [f"similar(n={n}, search=exact)" for n in (1, 2, 5, 20)]
         yield block | {"prepare": more, "select": ["none", "query_guided"], "ratio": [0.15]}
         yield block | {"prepare": ["alone"], "select": ["query_guided", "answer_guided"], "ratio": [0.15]}
@@ -64,7 +65,7 @@ def cases(part: str, samples: int, device: str) -> list[Case]:
 
 def collect(folders: list[Path]) -> None:
     """The two committed files, from the trials of all folders."""
-    rows, right = [], {}
+    rows, found = [], {}
     for path in sorted(path for folder in folders for path in folder.glob("trials/*.json")):
         if path.name.endswith(".failed.json"):
             continue
@@ -72,12 +73,13 @@ def collect(folders: list[Path]) -> None:
         costs = {"rows_computed": record.rows_computed, "flops": record.flops, "hit_rate": record.hit_rate}
         about = {"trial": path.stem, "way": record.way} | record.trial | costs | {"device": record.device}
         rows += [about | row for row in record.rows()]
-        answers = pd.read_parquet(path.with_suffix(".parquet"))
-        right[path.stem] = answers.set_index("id")["em"].astype("uint8")
+        answers = pd.read_parquet(path.with_suffix(".parquet")).set_index("id")
+        found[f"em {path.stem}"] = answers["em"].astype("uint8")
+        found[f"f1 {path.stem}"] = answers["f1"].astype("float32")
     whole(HERE / "fusion.parquet", pd.DataFrame(rows).to_parquet)
-    wide = pd.DataFrame(right).reset_index()  # a row a question, a column a trial
+    wide = pd.DataFrame(found).reset_index()  # a row a question, columns "em TRIAL" and "f1 TRIAL"
     whole(HERE / "fusion-answers.parquet", lambda path: wide.to_parquet(path, compression="zstd"))
-    print(f"{len(right)} trials in {HERE / 'fusion.parquet'}")
+    print(f"{len(found) // 2} trials in {HERE / 'fusion.parquet'}")
 
 
 def main() -> None:
@@ -92,7 +94,7 @@ def main() -> None:
     if not asked.collect:
         listed = cases(asked.part, asked.samples, asked.device)
         print(f"{len(listed)} trials", flush=True)
-        found = sweep.run(listed, asked.out / asked.part, asked.jobs)
+        found = sweep.run(listed, asked.out / asked.part, asked.jobs, keep_gib=8)
         for name, why in found.failures.items():
             print(f"failed: {name}: {why}")
     collect(sorted(path for path in asked.out.iterdir() if (path / "trials").is_dir()))

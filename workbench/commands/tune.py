@@ -53,6 +53,8 @@ def tune(
     ] = False,
     passages: Annotated[str | None, _option("Passages of a lab context, as 10 or 1-40", RECIPE)] = None,
     questions: Annotated[int | None, _option("Questions over one lab context", RECIPE)] = None,
+    kinds: Annotated[str | None, _option("Weights of lab questions, as continuation=3,order=1", RECIPE)] = None,
+    continued: Annotated[float | None, _option("Share of lab documents with a second passage", RECIPE)] = None,
     evaluate_every: Annotated[int, _option("Steps between two evaluations of both modes; 0: none", EVALUATION)] = 0,
     evaluate_samples: Annotated[int, _option("Held-out questions of an evaluation", EVALUATION)] = 200,
     evaluate_data: Annotated[str | None, _option("Held-out questions; `lab` where --data is", EVALUATION)] = None,
@@ -62,9 +64,10 @@ def tune(
     workers: Annotated[int, _option("Processes that draw and pack samples")] = 0,
     minutes: Annotated[float, _option("Stop after this long, to go on later")] = float("inf"),
 ) -> None:
-    """Block fine-tuning: train a model to answer from passages that are cached apart; the result lands in OUT/model.
+    """Block fine-tuning of a model, for full and block attention.
 
-    Several GPUs: `accelerate launch --num_processes N -m workbench tune …`.
+    It learns to answer from passages that are cached apart; the result lands in OUT/model. On several GPUs:
+    `accelerate launch --num_processes N -m workbench tune …`.
     """
     recipe = Recipe(
         mode=mode, positions=positions, steps=steps, batch=batch, accumulate=accumulate, lr=lr, warmup=warmup,
@@ -75,7 +78,9 @@ def tune(
         raise BadInput(f"save_every {save_every} and workers {workers}: at least 1 and 0 are needed")
     evaluation = _evaluation(data, evaluate_every, evaluate_samples, evaluate_data, evaluate_passages)
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
-    run, source = start(recipe, model, Data(data, _range(passages), questions), out, evaluation, device)
+    run, source = start(
+        recipe, model, Data(data, _range(passages), questions, _weights(kinds), continued), out, evaluation, device
+    )
     main = run.accelerator.is_main_process
     with tqdm(total=steps, unit="step", disable=not (main and sys.stderr.isatty())) as bar:
         show = partial(_show, bar) if main else (lambda row: None)
@@ -102,6 +107,15 @@ def _range(passages: str | None) -> tuple[int, int] | None:
         return int(low), int(high or low)
     except ValueError:
         raise BadInput(f"passages is {passages!r}: a number or a range is needed, as 10 or 1-40") from None
+
+
+def _weights(kinds: str | None) -> dict[str, float] | None:
+    if kinds is None:
+        return None
+    try:
+        return {name.strip(): float(weight) for name, weight in (part.split("=") for part in kinds.split(","))}
+    except ValueError:
+        raise BadInput(f"kinds is {kinds!r}: weights are needed, as continuation=3,order=1") from None
 
 
 def _show(bar: tqdm, row: dict) -> None:

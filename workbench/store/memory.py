@@ -1,7 +1,7 @@
 """Cached blocks in memory, within a budget of bytes; the least recently used ones go first."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import RLock
 
 from workbench.errors import BadInput
@@ -24,6 +24,11 @@ class Stats:
     def hit_rate(self) -> float:
         """Share of look-ups that found their block; 0 before the first."""
         return self.hits / (self.hits + self.misses) if self.hits + self.misses else 0.0
+
+    def since(self, before: "Stats") -> "Stats":
+        """What was counted after `before`; bytes and entries as they are now."""
+        counts = ("hits", "misses", "evictions", "rejected")
+        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in counts})
 
 
 class MemoryStore:

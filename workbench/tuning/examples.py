@@ -5,7 +5,7 @@ processes draw, nor on where a run was interrupted.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import data
 from workbench.data.lab import MOST_PASSAGES, SHARE_OF
-from workbench.data.lab_world import World, passages_of
+from workbench.data.lab_world import KINDS, Style, World, passages_of
 from workbench.data.sample import Sample
 from workbench.errors import BadInput
 from workbench.layouts import Layout
@@ -132,15 +132,28 @@ class Lab:
         seed: int = 0,
         passages: tuple[int, int] = (1, MOST_PASSAGES),
         questions: int = 8,
+        kinds: Mapping[str, float] = SHARE_OF,
+        continued: float = Style.continued,
     ):
         low, high = passages
         if not 1 <= low <= high <= MOST_PASSAGES:
             raise BadInput(f"passages is {low}-{high}: a range within 1 to {MOST_PASSAGES} is needed")
         if questions < 1:
             raise BadInput(f"questions is {questions}: at least 1 a context is needed")
+        if unknown := [kind for kind in kinds if kind not in KINDS]:
+            raise BadInput(f"unknown kind of question {unknown[0]!r}: allowed are {', '.join(KINDS)}")
+        if not kinds or min(kinds.values()) <= 0:
+            raise BadInput(f"kinds are {dict(kinds)}: a positive weight for each is needed")
+        if not 0 <= continued <= 1:
+            raise BadInput(f"continued is {continued}: a share from 0 to 1 is needed")
+        self.kinds, self.style = dict(kinds), Style(continued=continued)
         self.layout, self.tokenizer, self.limits = layout, tokenizer, limits
         self.seed, self.passages, self.questions = seed, passages, questions
         self.identity = f"lab, {low}-{high} passages, {questions} questions"
+        if self.kinds != SHARE_OF:
+            self.identity += f", kinds {' '.join(f'{kind} {weight:g}' for kind, weight in self.kinds.items())}"
+        if continued != Style.continued:
+            self.identity += f", {continued:.0%} of documents continued"
         for i in range(4):  # the longest are of one length, nearly
             limits.check(self._drawn(f"lab-tune-{seed}-probe-{i}", Random(f"lab tune probe {i}"), high))
 
@@ -151,15 +164,15 @@ class Lab:
 
     def _drawn(self, name: str, rng: Random, count: int) -> Example:
         while True:
-            world = World(rng, count + (count + 1) // 2)
+            world = World(rng, count + (count + 1) // 2, self.style)
             context = world.context(count)
             passages = passages_of(context)
-            found = {kind: about for kind, about in world.questions(context).items() if about}
+            found = {kind: about for kind, about in world.questions(context).items() if about and kind in self.kinds}
             if len(passages) == count and found:
                 break
         asked: dict[tuple[str, str], Sample] = {}  # by text and first title: every question once
         for _ in range(self.questions):
-            kind = rng.choices(list(found), [SHARE_OF[kind] for kind in found])[0]
+            kind = rng.choices(list(found), [self.kinds[kind] for kind in found])[0]
             question = world.ask(kind, rng.choice(found[kind]))
             sample = Sample(name, question.text, question.answers, passages, question.titles, kind=kind)
             asked.setdefault((question.text, question.answers[0]), sample)
@@ -168,11 +181,14 @@ class Lab:
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on: `lab`, a shipped name or a file; `passages` and `questions` of a context are for `lab`."""
+    """What is trained on: `lab`, a shipped name or a file. For `lab` alone: `passages` and `questions` of a context,
+    weights of the `kinds` of question, and the share of documents that are `continued` in a second passage."""
 
     name: str = "lab"
     passages: tuple[int, int] | None = None
     questions: int | None = None
+    kinds: Mapping[str, float] | None = None
+    continued: float | None = None
 
     def source(self, layout: Layout, tokenizer: PreTrainedTokenizerBase, limits: Limits, seed: int) -> Source:
         """BadInput for unknown data, for a sample that does not fit, and for lab settings of a file."""
@@ -184,8 +200,12 @@ class Data:
                 seed,
                 self.passages or (1, MOST_PASSAGES),
                 8 if self.questions is None else self.questions,
+                self.kinds or SHARE_OF,
+                Style.continued if self.continued is None else self.continued,
             )
         samples = data.load(self.name)
-        if self.passages is not None or self.questions is not None:
-            raise BadInput(f"passages and questions are for data 'lab', which is drawn; {self.name} has its own")
+        if any(value is not None for value in (self.passages, self.questions, self.kinds, self.continued)):
+            raise BadInput(
+                f"passages, questions, kinds and continued are for data 'lab', which is drawn; {self.name} has its own"
+            )
         return Files(samples, layout, tokenizer, limits, seed)

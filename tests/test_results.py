@@ -1,0 +1,55 @@
+"""Committed results: they are read back, belong together, and are compared question by question."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench import results
+from workbench.errors import BadInput
+
+
+def entry(digits: str) -> dict:
+    return {"right": digits}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=50))
+def test_a_difference_is_taken_question_by_question(pairs):
+    ours, theirs = ("".join(str(int(bit)) for bit in column) for column in zip(*pairs, strict=True))
+    gap, (low, high) = results.difference(entry(ours), entry(theirs))
+    assert gap == pytest.approx((ours.count("1") - theirs.count("1")) / len(pairs))
+    assert low <= gap + 1e-9 and high >= gap - 1e-9
+    assert results.difference(entry(theirs), entry(ours))[0] == pytest.approx(-gap)
+
+
+def test_pairing_makes_the_interval_narrower_than_that_of_two_samples():
+    digits = "10" * 200
+    _, (low, high) = results.difference(entry(digits), entry(digits))
+    assert (low, high) == (0, 0)
+
+
+def test_different_questions_are_not_compared():
+    with pytest.raises(BadInput, match="3 and 2 questions"):
+        results.difference(entry("010"), entry("01"))
+
+
+def test_results_that_are_not_there_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    (tmp_path / "half.json").write_text('{"methods": {')
+    with pytest.raises(BadInput, match=r"no results 'other' in .*: there are half"):
+        results.read("other")
+    with pytest.raises(BadInput, match=r"half\.json is no whole JSON file"):
+        results.read("half")
+
+
+@pytest.mark.parametrize("name", ["block-attention"])
+def test_shipped_results_hold_a_record_and_every_answer_of_each_method(name):
+    found = results.read(name)
+    for method, held in found["methods"].items():
+        assert len(held["right"]) == held["record"]["n"] == found["samples"] >= 2000, method
+        assert held["record"]["em"] == pytest.approx(np.mean([int(digit) for digit in held["right"]]))
+        assert held["record"]["trial"]["seed"] == found["seed"]
+    rows = results.rows(found["methods"])
+    assert json.dumps(rows) and {row["kind"] for row in rows} >= {"all", "single-hop", "order"}

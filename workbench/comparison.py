@@ -1,0 +1,93 @@
+"""Curves and paired differences out of the table of a sweep: scores against ratio, cost or number of neighbours."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from workbench import menu
+from workbench.errors import BadInput
+from workbench.metrics.answers import bootstrap, normalised
+from workbench.plots.selectors import name_of
+
+Rows = list[dict[str, Any]]
+
+
+def levels(swept: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """Exact match of full attention ("full") and Full Reuse ("none") by kind of question."""
+    full = swept[swept["mode"] == "full"]
+    reuse = swept[(swept["mode"] == "block") & (swept.prepare == "isolated") & (swept.select == "none")]
+    return {(name, row.kind): row.em for name, part in (("full", full), ("none", reuse)) for row in part.itertuples()}
+
+
+def curves(
+    swept: pd.DataFrame,
+    selectors: Sequence[str],
+    prepare: str = "isolated",
+    kind: str = "all",
+    x: str = "ratio",
+    only: float | None = None,
+) -> Rows:
+    """A point {name, at, mean, low, high} for every ratio of every selector, ratio 0 (Full Reuse) first.
+
+    x      what `at` is: the ratio, or a column of the table, as `flops`
+    only   this ratio alone
+    Raises BadInput where the table has no such trial.
+    """
+    block = swept[(swept["mode"] == "block") & (swept.prepare == prepare) & (swept.kind == kind)]
+    reuse, found = block[block.select == "none"].assign(ratio=0.0), []
+    for spec in selectors:
+        part = block[(block.select == spec) & (block.select != "none")].sort_values("ratio")
+        part = pd.concat([reuse, part]) if only is None else reuse if spec == "none" else part[part.ratio == only]
+        if not len(part):
+            raise BadInput(f"the table has no trial of {spec!r} on passages cached {prepare!r}, kind {kind!r}")
+        found += [
+            {"name": name_of(spec), "at": getattr(r, x), "mean": r.em, "low": r.em_low, "high": r.em_high}
+            for r in part.itertuples()
+        ]
+    return found
+
+
+def against(swept: pd.DataFrame, answers: pd.DataFrame, other: str, prepare: str, ratio: float) -> Rows:
+    """Every selector at `ratio` beside selector `other` on the same questions, the best first.
+
+    {select, em, normalised F1 with its interval, difference in exact match to `other` with its interval}; `answers` has
+    a row a question and columns "em TRIAL" and "f1 TRIAL".
+    """
+    of_kind = swept[swept.kind == "all"]
+    block = of_kind[(of_kind["mode"] == "block") & (of_kind.prepare == prepare)]
+    at = block[block.ratio == ratio].set_index("select")
+    full = of_kind[of_kind["mode"] == "full"].trial.iloc[0]
+    reuse = block[block.select == "none"].trial.iloc[0]
+    found = []
+    for spec, row in at.iterrows():
+        gap = answers[f"em {row.trial}"].astype(float) - answers[f"em {at.trial[other]}"].astype(float)
+        low, high = bootstrap(gap.tolist())
+        mean, *interval = normalised(*(answers[f"f1 {trial}"] for trial in (row.trial, reuse, full)))
+        found.append(
+            {"select": spec, "em": row.em, "normalised": mean, "normalised_low": interval[0],
+             "normalised_high": interval[1], "difference": float(gap.mean()), "difference_low": low,
+             "difference_high": high}
+        )  # fmt: skip
+    return sorted(found, key=lambda r: -r["em"])
+
+
+def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 0.15) -> Rows:
+    """A point {name, at, mean, low, high} for every number of neighbours of the preparation `similar`; 0: isolated."""
+    block = swept[(swept["mode"] == "block") & (swept.kind == "all")]
+    numbers = {"isolated": 0}
+    for spec in block.prepare.unique():
+        name, options = menu.parse(spec)
+        if name == "similar":
+            numbers[spec] = int(options.get("n", 10))
+    found = []
+    for selector in selectors:
+        part = block[(block.select == selector) & ((block.ratio == ratio) | (selector == "none"))]
+        part = (
+            part[part.prepare.isin(list(numbers))].assign(at=lambda rows: rows.prepare.map(numbers)).sort_values("at")
+        )
+        found += [
+            {"name": name_of(selector), "at": int(r.at), "mean": r.em, "low": r.em_low, "high": r.em_high}
+            for r in part.itertuples()
+        ]
+    return found
