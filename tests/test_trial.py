@@ -10,7 +10,7 @@ from workbench.errors import BadInput
 from workbench.generation import Generation
 from workbench.metrics import cost
 from workbench.plan import Pass
-from workbench.record import Record
+from workbench.record import Record, dumps
 from workbench.store import MemoryStore
 from workbench.trial import Trial, batches
 
@@ -167,3 +167,40 @@ def test_without_a_system_block_the_first_passage_is_a_passage(loaded):
     prompts = bare.prompts(data.load("lab", 2, 0, 3), tokenizer)
     chosen = sum(round(0.5 * p.starts[-1]) + len(p.question) for p in prompts) / 2
     assert record.rows_computed == chosen
+
+
+def test_chunks_and_a_sparse_method_that_keeps_everything_change_no_answer(folder, loaded):
+    plain = Trial(str(folder), **QUESTIONS)
+    answers = [row["answer"] for row in plain.run_each(loaded=loaded)[1]]
+    for more in ({"chunk": 16}, {"sparse": "dense"}, {"sparse": "dense", "chunk": 64}):
+        record, rows = replace(plain, **more).run_each(loaded=loaded)
+        assert [row["answer"] for row in rows] == answers
+        assert (record.sparsity is None) == ("sparse" not in more)
+    assert record.sparsity["density"] == record.sparsity["mass"] == 1 and record.sparsity["answer"] == 1
+    assert record.way == "full, dense, chunks of 64"
+
+
+def test_reuse_recomputation_sparse_tiles_and_chunks_go_together(folder, loaded):
+    trial = Trial(
+        str(folder), mode="block", prepare="isolated", select="first_k", ratio=0.5, sparse="window(block=16, local=1)",
+        chunk=32, **QUESTIONS,
+    )  # fmt: skip
+    record = trial.run(loaded=loaded)
+    assert 0 < record.sparsity["density"] < 1 and record.rows_reused > 0
+    assert record.way == "block, isolated, first_k at 50%, window(block=16, local=1), chunks of 32"
+    assert Record.from_json(json.loads(dumps(record))) == record
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"sparse": "dense_ish"}, "unknown sparse 'dense_ish': allowed are bfla, compact"),
+        ({"sparse": "bfla(block=100)"}, "block 100"),
+        ({"chunk": 0}, "chunk is 0"),
+        ({"sparse": "window(block=64)", "chunk": 16}, "chunk 16 is smaller than a tile"),
+        ({"mode": "superposition", "chunk": 16}, "for modes full and block"),
+    ],
+)
+def test_sparse_choices_that_make_no_sense_are_refused_before_anything_is_loaded(fields, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        Trial("tiny", **fields)

@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 
 from workbench.blocks import Prompt
 from workbench.decoding import check_options, decode, text_of
-from workbench.engine import check_tokens, prefill, prefill_many
+from workbench.engine import check_tokens
 from workbench.errors import BadInput
-from workbench.methods import Method
+from workbench.methods import Method, finish
 from workbench.methods.full import Full
 from workbench.methods.reuse import Reuse
 from workbench.methods.superposition import Superposition
@@ -60,8 +60,7 @@ def generate(
     longest = max(map(len, prompts), default=0)
     room = min(max_new_tokens, facts.context - longest) if facts.context else max_new_tokens
     starts = method.begin(model, prompts, store, room)
-    works = [start.work for start in starts]
-    logits = [step.logits for step in prefill_many(model, works, logits_to_keep=1) if step.logits is not None]
+    works, logits = [start.work for start in starts], finish(model, starts)
     kvs, rules = [work.kv for work in works], [work.plan.sees for work in works]
     answers: list[list[int]] = [[] for _ in prompts]
     for step in decode(model, kvs, logits, max_new_tokens, temperature, top_p, seed, stop, tokenizer, rules):
@@ -87,7 +86,5 @@ def first_token(model: PreTrainedModel, prompt: Prompt, mode: Method | str = "fu
 
     What a time to first token measures: from token ids (and blocks in a store) to a token id on the host.
     """
-    (start,) = method_of(mode).begin(model, [prompt], store)
-    logits = prefill(model, start.work.tokens, start.work.plan, start.work.kv, logits_to_keep=1).logits
-    assert logits is not None  # a plan without `depth` has logits
-    return int(logits[-1].argmax())
+    (logits,) = finish(model, method_of(mode).begin(model, [prompt], store))
+    return int(logits.argmax())

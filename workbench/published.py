@@ -55,6 +55,15 @@ def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def tiles(name: str | None, arguments: str | None) -> str | None:
+    """The spec of a sparse method from its name and its options: bfla and block=256 make bfla(block=256)."""
+    if arguments is None:
+        return name
+    if name is None or "(" in name:
+        raise BadInput(f"options {arguments!r} belong to a sparse method by name, as bfla; given is {name!r}")
+    return f"{name}({arguments})"
+
+
 def _number(ratio: str) -> float:
     try:
         return float(ratio)

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Record(Score):
     seconds: float  # wall time of computing the answers, batched
     device: str
     versions: dict[str, str]
+    sparsity: dict[str, Any] | None = None  # what a sparse method keeps and loses (`metrics.sparsity`), else None
     note: str = ""  # what the model's folder says of it, e.g. that its weights are random
 
     def to_json(self) -> dict[str, Any]:
@@ -48,7 +49,8 @@ class Record(Score):
     def from_json(cls, record: dict[str, Any]) -> "Record":
         """Raises BadInput that names a missing or unknown field."""
         known = {field.name for field in fields(cls)}
-        if odd := sorted((known ^ set(record)) - {"note"}):
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
+        if odd := sorted((needed - set(record)) | (set(record) - known)):
             raise BadInput(f"record field {odd[0]!r} is {'missing' if odd[0] in known else 'unknown'}")
         return cls(
             **record
@@ -66,6 +68,8 @@ class Record(Score):
         said += [trial["prepare"]] if trial["prepare"] != "alone" else []
         if trial["select"] != "none":
             said.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
+        said += [trial["sparse"]] if trial.get("sparse", "none") != "none" else []
+        said += [f"chunks of {trial['chunk']}"] if trial.get("chunk") else []
         return ", ".join(said)
 
     def rows(self) -> list[dict[str, Any]]:

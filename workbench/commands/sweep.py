@@ -19,7 +19,7 @@ from workbench.commands.trial import trial
 from workbench.errors import BadInput
 from workbench.trial import Trial
 
-OWN = ("as_json", "out")  # options of `workbench trial` that are not of the trial
+OWN = ("as_json", "out", "sparse_args")  # options of `workbench trial` that are no field of a trial
 OUTPUT = "Output"
 
 app = typer.Typer(add_completion=False)

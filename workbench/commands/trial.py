@@ -1,7 +1,7 @@
 """`workbench trial`: one measured comparison."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -10,7 +10,7 @@ from rich.table import Table
 from workbench import record
 from workbench.commands.text import plain, progress
 from workbench.errors import BadInput
-from workbench.published import METHODS, options
+from workbench.published import METHODS, options, tiles
 from workbench.record import Record
 from workbench.trial import Trial
 
@@ -62,6 +62,17 @@ def trial(
             rich_help_panel=METHOD,
         ),
     ] = None,
+    sparse: Annotated[
+        str | None,
+        typer.Option(
+            help="Which key tiles are attended to: none (default: all), bfla, flash_prefill(alpha=0.1), …",
+            rich_help_panel=METHOD,
+        ),
+    ] = None,
+    sparse_args: Annotated[
+        str | None, typer.Option(help="Options of the sparse method, as block=256,mass=0.99", rich_help_panel=METHOD)
+    ] = None,
+    chunk: Annotated[int | None, typer.Option(help="Rows of one pass of the prefill", rich_help_panel=METHOD)] = None,
     ratio: Annotated[
         str | None,
         typer.Option(
@@ -84,8 +95,8 @@ def trial(
     out: Annotated[Path | None, typer.Option(help="Write the JSON record to this file", rich_help_panel=OUTPUT)] = None,
 ) -> None:
     """Answer questions one way and report quality, time to first token and cost."""
-    given = {"mode": mode, "positions": positions, "prepare": prepare, "select": select, "ratio": ratio}
-    given["prepared"] = prepared
+    given: dict[str, Any] = {"mode": mode, "positions": positions, "prepare": prepare, "select": select, "ratio": ratio}
+    given |= {"prepared": prepared, "sparse": tiles(sparse, sparse_args), "chunk": chunk}
     asked = Trial(
         model=model,
         data=data,
@@ -138,6 +149,10 @@ def _costs(found: Record) -> Table:
     table.add_row("tokens computed", f"{found.rows_computed:.0f}", f"[dim]of {found.prompt_tokens:.0f} a prompt[/]")
     table.add_row("operations", f"{found.flops:.2e}", f"[dim]of these attention {found.flops_attention:.2e}[/]")
     table.add_row("bytes moved", f"{found.bytes:.2e}", f"[dim]of these from the store {found.bytes_loaded:.2e}[/]")
+    if found.sparsity:
+        kept = found.sparsity
+        about = f"[dim]of the attention {kept['mass']:.1%}, output error {kept['error']:.3f}, chosen in "
+        table.add_row("tiles kept", f"{kept['tiles']:.1%}", about + f"{kept['seconds'] * 1e3:.1f} ms[/]")
     if found.rows_reused:
         table.add_row("store hit rate", f"{found.hit_rate:.1%}", "[dim]while the questions were answered[/]")
     return table

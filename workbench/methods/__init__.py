@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.blocks import Prompt
-from workbench.engine import Work
+from workbench.chunked import prefill_chunked_many
+from workbench.engine import Work, prefill_many
 from workbench.plan import Pass
 from workbench.store import Store
 
@@ -25,6 +27,7 @@ class Start:
     passes: tuple[Pass, ...]  # all that is computed up to the first token, the last pass included
     computed: int  # tokens of the prompt that some pass computes for the answer
     reused: int  # tokens whose keys and values come from cached blocks
+    chunk: int | None = None  # the last pass is cut into passes of so many rows
 
 
 class Method(Protocol):
@@ -34,3 +37,11 @@ class Method(Protocol):
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
     ) -> list[Start]:
         """`store` keeps cached blocks between calls (None: for this call only); `room` is left for new tokens."""
+
+
+def finish(model: PreTrainedModel, starts: Sequence[Start]) -> list[Tensor]:
+    """Logits [V] behind the prompt of every request of one method: the last forward pass, or its chunks."""
+    works = [start.work for start in starts]
+    chunk = starts[0].chunk if starts else None
+    steps = prefill_many(model, works, 1) if chunk is None else prefill_chunked_many(model, works, chunk, 1)
+    return [step.logits[-1] for step in steps if step.logits is not None]

@@ -7,26 +7,37 @@ import torch
 from transformers import PreTrainedModel
 
 from workbench.blocks import Prompt
+from workbench.chunked import check_chunk
 from workbench.engine import Work, empty
 from workbench.masks import Sees, causal
 from workbench.methods import Start
 from workbench.plan import Pass, Plan
+from workbench.sparse import Sparse
 from workbench.store import Store
 
 
 @dataclass(frozen=True)
 class Full:
-    """Every token is computed, under the rule `sees(prompt)` where one is given (`block_attention`, say)."""
+    """Every token is computed, under the rule `sees(prompt)` where one is given (`block_attention`, say).
+
+    sparse   chooses the key tiles that are attended to
+    chunk    rows of one pass; None: all at once
+    """
 
     sees: Callable[[Prompt], Sees] | None = None
+    sparse: Sparse | None = None
+    chunk: int | None = None
 
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
     ) -> list[Start]:
-        return [self._begin(model, prompt, room) for prompt in prompts]
+        tiles = self.sparse.ready(model) if self.sparse else None
+        return [self._begin(model, prompt, tiles, room) for prompt in prompts]
 
-    def _begin(self, model: PreTrainedModel, prompt: Prompt, room: int) -> Start:
+    def _begin(self, model: PreTrainedModel, prompt: Prompt, tiles: Sparse | None, room: int) -> Start:
         length = len(prompt)
-        plan = Plan(torch.arange(length), self.sees(prompt) if self.sees else causal)
+        plan = Plan(torch.arange(length), self.sees(prompt) if self.sees else causal, tiles)
+        if self.chunk is not None:
+            check_chunk(plan, self.chunk)
         work = Work(prompt.tokens, plan, empty(model, length, room))
-        return Start(work, (Pass(range(length), length),), length, 0)
+        return Start(work, (Pass(range(length), length),), length, 0, self.chunk)

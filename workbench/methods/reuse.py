@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from workbench.blocks import Prompt
+from workbench.chunked import check_chunk
 from workbench.engine import Positions, Work, assemble
 from workbench.errors import BadInput
 from workbench.kv import KV
@@ -19,6 +20,7 @@ from workbench.plan import Pass, Plan
 from workbench.prepare import Prepare
 from workbench.prepare.alone import Alone
 from workbench.select import Select, check_budget
+from workbench.sparse import Sparse
 from workbench.store import MemoryStore, Store
 
 
@@ -32,12 +34,16 @@ class Reuse:
     select      scores the tokens of cached blocks; the best of them are computed again, together with the question
     ratio       share of the document tokens to compute again, 0 to 1 (the recomputation ratio of CacheBlend and
                 FusionRAG; the question is not in it); None: as many as the selector wants
+    sparse      chooses the key tiles that the computed rows attend to
+    chunk       rows of one pass; None: all at once
     """
 
     positions: Positions = "re-encoded"
     prepare: Prepare = field(default_factory=Alone)
     select: Select | None = None
     ratio: float | None = 0.15
+    sparse: Sparse | None = None
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         if self.positions not in ("re-encoded", "naive"):
@@ -58,4 +64,7 @@ class Reuse:
     def _start(self, model: PreTrainedModel, prompt: Prompt, kv: KV, rows: torch.Tensor) -> Start:
         scoring = self.select.passes(model, prompt) if self.select else ()
         passes = (*scoring, Pass(rows.tolist(), len(prompt), forward=1))
-        return Start(Work(prompt.tokens, Plan(rows), kv), passes, len(rows), len(prompt) - len(rows))
+        plan = Plan(rows, tiles=self.sparse.ready(model) if self.sparse else None)
+        if self.chunk is not None:
+            check_chunk(plan, self.chunk)
+        return Start(Work(prompt.tokens, plan, kv), passes, len(rows), len(prompt) - len(rows), self.chunk)
