@@ -30,6 +30,7 @@ FLOORS = [
     ["metrics"],
     # floor 5
     ["record", "prepared", "lengths", "published", "training", "distill"],
+    ["way"],
     ["trial", "results"],
     ["cases"],
     ["lab", "sweep", "turnover"],

@@ -11,7 +11,8 @@ from typing import Any
 
 from workbench import models, published
 from workbench.errors import BadInput
-from workbench.trial import REUSE, Trial
+from workbench.trial import Trial
+from workbench.way import REUSE
 
 FIELDS = tuple(field.name for field in fields(Trial))
 

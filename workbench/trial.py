@@ -7,15 +7,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench import data, menu, methods, models
+from workbench import data, menu, models
 from workbench import prepare as preparations
-from workbench import select as selectors
-from workbench import sparse as sparse_methods
 from workbench.blocks import Prompt
-from workbench.chunked import check_chunk
 from workbench.corpus import Corpus
 from workbench.data import Sample
 from workbench.errors import BadInput
@@ -27,34 +23,25 @@ from workbench.metrics import answers, cost
 from workbench.metrics.latency import Quantiles, measure
 from workbench.metrics.sparsity import measure as measure_sparsity
 from workbench.models import Loaded
-from workbench.plan import Plan
 from workbench.prepared import kind_of
 from workbench.probing import facts_of, prepare_model
 from workbench.record import Record, device_name, versions
-from workbench.sparse import Sparse
 from workbench.store import FolderStore, MemoryStore, Stats
+from workbench.way import Way
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
 SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
-MODES = ("full", "block", "superposition")
-REUSE = ("positions", "prepare", "select", "ratio", "prepared")  # fields that are for mode block
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What is tried. Validates itself: BadInput for a value that is not allowed, before anything is loaded.
+class Trial(Way):
+    """What is tried: a way to answer (`Way`), on a model and questions.
+
+    Validates itself: BadInput for a value that is not allowed, before anything is loaded.
 
     model           folder or name (`models.load`)
     data            file or name (`data.load`)
-    mode            "full": ordinary prefill; "block": every block but the question is cached apart and reused;
-                    "superposition": one path a passage, the best joined, also as superposition(paths=2)
-    positions       of reused keys: "re-encoded" for where the block stands now, or "naive", as cached
-    prepare         what a block saw before it was cached: a file of `workbench.prepare`, with options in brackets
-    select, ratio   which tokens of reused blocks are computed again, a file of `workbench.select`; and how many, as a
-                    share of the tokens of all passages (None: as many as the selector wants)
-    prepared        folder of `workbench prepare` to take cached blocks from; what it lacks is computed
-    sparse, chunk   a file of `workbench.sparse`, "none": all key tiles; and rows of one pass (None: all at once)
     samples, seed, passages   how many questions, which draw, how many passages each (None: as the data has them)
     batch           requests answered together, at most
     timed           requests whose time to first token is measured, at most
@@ -63,14 +50,6 @@ class Trial:
 
     model: str
     data: str = "lab"
-    mode: str = "full"
-    positions: str = "re-encoded"
-    prepare: str = "alone"
-    select: str = "none"
-    ratio: float | None = 0.15
-    sparse: str = "none"
-    chunk: int | None = None
-    prepared: str | None = None
     samples: int = 200
     seed: int = 0
     passages: int | None = None
@@ -82,7 +61,7 @@ class Trial:
     store_gib: float = 2.0
 
     def __post_init__(self) -> None:
-        self._check_method()
+        self.check()
         for name, least in (("samples", 1), ("batch", 1), ("max_new_tokens", 1), ("timed", 1), ("seed", 0)):
             if not _is_int(value := getattr(self, name)) or value < least:
                 raise BadInput(f"{name} is {value!r}: a whole number of at least {least} is needed")
@@ -90,52 +69,6 @@ class Trial:
             raise BadInput(f"passages is {self.passages!r}: a whole number of at least 1 is needed, or none")
         if not isinstance(self.store_gib, int | float) or not 0 < self.store_gib < float("inf"):
             raise BadInput(f"store_gib is {self.store_gib!r}: a positive number is needed")
-
-    def _check_method(self) -> None:
-        name, _ = menu.parse(self.mode)
-        if name not in MODES:
-            raise BadInput(f"unknown mode {self.mode!r}: allowed are {', '.join(MODES)}")
-        odd = [key for key in REUSE if getattr(self, key) != getattr(Trial, key)]
-        if self.mode != "block" and odd:
-            raise BadInput(
-                f"{odd[0]} {getattr(self, odd[0])!r} is for mode block: mode {name} reuses no cached block so"
-            )
-        menu.found(preparations.__name__, self.prepare, ("corpus",))
-        reuse = Reuse(self.positions, select=self._select(), ratio=self.ratio)  # type: ignore[arg-type]  # it checks
-        self._sparse(reuse)
-        if self.mode != "block":
-            self.method()
-        if self.chunk is not None:
-            check_chunk(Plan(torch.arange(1), tiles=self._tiles()), self.chunk)
-
-    def _select(self) -> selectors.Select | None:
-        return None if self.select == "none" else selectors.named(self.select)
-
-    def method(self, corpus: Corpus | None = None, system: bool = True) -> Method:
-        """The method that this trial tries; preparations that look for neighbours look in `corpus`.
-
-        Without a `system` block in the layout, the first block of a prompt is a passage like the others.
-        """
-        if self.mode != "block":
-            return self._sparse(menu.made(methods.__name__, self.mode))
-        prepared, chosen = preparations.named(self.prepare, corpus=corpus), self._select()
-        if not system:
-            prepared = replace(prepared, system=0) if hasattr(prepared, "system") else prepared  # type: ignore[type-var]
-            chosen = replace(chosen, system=0) if chosen else None
-        return self._sparse(Reuse(self.positions, prepared, chosen, self.ratio))  # type: ignore[arg-type]
-
-    def _sparse(self, method: Any) -> Method:
-        """The method with its key tiles chosen, and in chunks, where that is asked for."""
-        if self.sparse == "none" and self.chunk is None:
-            return method
-        if not hasattr(method, "sparse"):
-            raise BadInput(
-                f"sparse {self.sparse!r} and chunk {self.chunk} are for modes full and block, not {self.mode}"
-            )
-        return replace(method, sparse=self._tiles(), chunk=self.chunk)
-
-    def _tiles(self) -> Sparse | None:
-        return None if self.sparse == "none" else sparse_methods.named(self.sparse)
 
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Record:
         """Answer every question, measure, score.
@@ -165,7 +98,7 @@ class Trial:
         seconds = time.perf_counter() - begin
         ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
         record = self._record(model, samples, prompts, found, store.stats.since(before), ttft, seconds)
-        if (tiles := self._tiles()) is not None:
+        if (tiles := self.tiles()) is not None:
             kept = measure_sparsity(model, prompts[: min(self.timed, SPARSE_PROMPTS)], tiles.ready(model), self.chunk)
             record = replace(record, sparsity=kept.record())
         return record, [_row(sample, answer) for sample, answer in zip(samples, found, strict=True)]
