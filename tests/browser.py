@@ -39,6 +39,9 @@ IDLE = f"""() => {{ const panel = {NOTEBOOK};
   const busy = panel.content.widgets.some(cell => cell.model.type === 'code'
     && (cell.model.executionState === 'running' || cell.promptNode?.textContent.includes('*')));
   return panel.context.sessionContext.session?.kernel?.status === 'idle' && !busy; }}"""
+ERRORS = f"""() => {NOTEBOOK}.content.widgets
+  .flatMap(cell => cell.model.type === 'code' ? cell.model.outputs.toJSON() : [])
+  .filter(output => output.output_type === 'error').map(error => `${{error.ename}}: ${{error.evalue}}`)"""
 # What a figure draws, without what merely changes with its size on screen.
 FIGURE = """number => { const plot = document.querySelectorAll('.js-plotly-plot')[number];
   return plot && JSON.stringify([plot.data, plot.layout.title, plot.layout.shapes, plot.layout.annotations]); }"""
@@ -75,9 +78,11 @@ class Reader:
 
     def wait_for_figures(self, at_least: int = 1, timeout_s: float = 30) -> int:
         """Wait until figures are drawn; returns how many there are."""
-        drawn = "least => document.querySelectorAll('.js-plotly-plot .main-svg').length >= least"
-        self.page.wait_for_function(drawn, arg=at_least, timeout=timeout_s * 1000)
-        return self.page.locator(".js-plotly-plot").count()
+        drawn = self.page.locator(".js-plotly-plot:has(.main-svg)")
+        until = time.monotonic() + timeout_s
+        while (count := drawn.count()) < at_least and time.monotonic() < until:
+            self.page.wait_for_timeout(100)
+        return count
 
     def figure(self, number: int = 0) -> str | None:
         """What the figure draws (data, title, shapes, annotations) as JSON text; None if there is no such figure."""
@@ -110,8 +115,8 @@ class Reader:
         return text.text_content() or ""
 
     def errors(self) -> list[str]:
-        """Texts of cells that ended in an error."""
-        return self.page.locator('[data-mime-type="application/vnd.jupyter.error"]').all_inner_texts()
+        """What cells of the notebook that ended in an error say."""
+        return self.page.evaluate(ERRORS)
 
     def screenshot(self, path: Path) -> None:
         self.page.screenshot(path=path, full_page=True)

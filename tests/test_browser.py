@@ -43,6 +43,13 @@ def test_run_all_in_jupyterlab_is_live_and_its_slider_moves_the_figure(lab, note
         assert reader.left_the_machine == []
 
 
+def test_a_cell_that_ends_in_an_error_is_noticed(lab, tmp_path):
+    failing = tiny.write(tmp_path, "02_failing", "raise ValueError('no such thing')")
+    with lab.open(failing) as reader:
+        reader.run_all()
+        assert reader.errors() == ["ValueError: no such thing"]
+
+
 def test_executed_notebook_is_drawn_untrusted(lab, report):
     with lab.open(report / "01_curve.ipynb") as reader:
         assert reader.wait_for_figures() == 1

@@ -42,7 +42,13 @@ def test_a_real_file_is_prepared_and_tried(name, model, loaded, tmp_path):
     found = Preparation(model, tmp_path / "out", str(questions), "similar(n=2)").run(loaded=loaded)
     assert found.passages == len({passage for sample in data.load(questions) for passage in sample.ctxs})
     trial = Trial(
-        model, str(questions), "block", prepare="similar(n=2)", select="query_guided", prepared=found.folder, **ASKED
+        model=model,
+        data=str(questions),
+        mode="block",
+        prepare="similar(n=2)",
+        select="query_guided",
+        prepared=found.folder,
+        **ASKED,
     )
     record, answers = trial.run_each(loaded=loaded)
     assert record.n == 2 and record.hit_rate == 1 and record.note == untrained.NOTE

@@ -187,7 +187,7 @@ def test_blocks_that_are_kept_are_not_encoded_again_and_change_no_answer(base, t
 @pytest.mark.parametrize(
     "lists, message",
     [
-        ({"speed": [1]}, "a trial has no field 'speed': allowed are method, model, data, mode"),
+        ({"speed": [1]}, "a trial has no field 'speed': allowed are method, mode, positions, prepare"),
         ({"seed": []}, r"seed is \[\]: a list of at least one value"),
         ({"select": "none"}, "select is 'none': a list"),
         ({"select": ["none", "nothing"]}, "unknown select 'nothing'"),

@@ -74,14 +74,15 @@ def test_block_mode_and_naive_positions_are_told_apart():
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window"])
-def test_a_block_mask_gives_what_a_dense_mask_gives(family):
+def test_tiles_and_parts_give_what_a_dense_mask_gives(family):
     model = model_of(family)
     windows = tuple(facts_of(model).windows)
     model.set_attn_implementation(NAME)
     packed = pack([example_of(1, 90, 130, 4), example_of(2, 60, turns=1)], ("full", "block"), multiple=128)
     with torch.no_grad():
-        dense, tiles = (forward(model, packed, masks_of(packed, windows, flex)) for flex in (False, True))
-    torch.testing.assert_close(tiles, dense, rtol=0, atol=1e-5)
+        dense, *others = (forward(model, packed, masks_of(packed, windows, how)) for how in ("dense", "tiles", "parts"))
+    for found in others:
+        torch.testing.assert_close(found, dense, rtol=0, atol=1e-5)
 
 
 @given(
@@ -107,6 +108,9 @@ def test_the_rule_is_the_papers_sentence(shapes, copies, multiple):
             other, of_block, of_turn = spans[col]
             same = block == of_block if turn < 0 else of_turn in (-1, turn)
             assert is_seen == (col <= row and copy == other and same and not (turn < 0 <= of_turn))
+    parts = masks_of(packed, [None], "parts")[None]
+    assert [row for part in parts for row in range(len(packed.tokens))[part.rows]] == rows.tolist()
+    assert sum(int(part.mask.sum()) for part in parts) == int(visible(packed.sees(), rows, rows).sum())
 
 
 def test_only_answer_tokens_are_predicted_each_from_the_token_before_it():

@@ -16,7 +16,7 @@ Rows = list[dict[str, Any]]
 def levels(swept: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Exact match of full attention ("full") and Full Reuse ("none") by kind of question."""
     full = swept[swept["mode"] == "full"]
-    reuse = swept[(swept["mode"] == "block") & (swept.prepare == "isolated") & (swept.select == "none")]
+    reuse = swept[(swept["mode"] == "block") & (swept.prepare == "isolated") & (swept["select"] == "none")]
     return {(name, row.kind): row.em for name, part in (("full", full), ("none", reuse)) for row in part.itertuples()}
 
 
@@ -35,9 +35,9 @@ def curves(
     Raises BadInput where the table has no such trial.
     """
     block = swept[(swept["mode"] == "block") & (swept.prepare == prepare) & (swept.kind == kind)]
-    reuse, found = block[block.select == "none"].assign(ratio=0.0), []
+    reuse, found = block[block["select"] == "none"].assign(ratio=0.0), []
     for spec in selectors:
-        part = block[(block.select == spec) & (block.select != "none")].sort_values("ratio")
+        part = block[(block["select"] == spec) & (block["select"] != "none")].sort_values("ratio")
         part = pd.concat([reuse, part]) if only is None else reuse if spec == "none" else part[part.ratio == only]
         if not len(part):
             raise BadInput(f"the table has no trial of {spec!r} on passages cached {prepare!r}, kind {kind!r}")
@@ -56,9 +56,9 @@ def against(swept: pd.DataFrame, answers: pd.DataFrame, other: str, prepare: str
     """
     of_kind = swept[swept.kind == "all"]
     block = of_kind[(of_kind["mode"] == "block") & (of_kind.prepare == prepare)]
-    at = block[block.ratio == ratio].set_index("select")
+    at = block[(block.ratio == ratio) & (block["select"] != "none")].set_index("select")
     full = of_kind[of_kind["mode"] == "full"].trial.iloc[0]
-    reuse = block[block.select == "none"].trial.iloc[0]
+    reuse = block[block["select"] == "none"].trial.iloc[0]
     found = []
     for spec, row in at.iterrows():
         gap = answers[f"em {row.trial}"].astype(float) - answers[f"em {at.trial[other]}"].astype(float)
@@ -72,6 +72,25 @@ def against(swept: pd.DataFrame, answers: pd.DataFrame, other: str, prepare: str
     return sorted(found, key=lambda r: -r["em"])
 
 
+def by_preparation(
+    swept: pd.DataFrame, answers: pd.DataFrame, selectors: Sequence[str], one: str, other: str, ratio: float
+) -> Rows:
+    """Every selector at `ratio` on passages prepared by `one` and by `other`: {select, em and interval of each, gain
+    with its interval, taken question by question}."""
+    block = swept[(swept["mode"] == "block") & (swept.kind == "all")]
+    found = []
+    for spec in selectors:
+        part = block[(block["select"] == spec) & ((block.ratio == ratio) | (spec == "none"))].set_index("prepare")
+        before, after = part.loc[one], part.loc[other]
+        gap = answers[f"em {after.trial}"].astype(float) - answers[f"em {before.trial}"].astype(float)
+        low, high = bootstrap(gap.tolist())
+        row = {"select": spec, "gain": float(gap.mean()), "gain_low": low, "gain_high": high}
+        for name, side in (("one", before), ("other", after)):
+            row |= {name: side.em, f"{name}_low": side.em_low, f"{name}_high": side.em_high}
+        found.append(row)
+    return found
+
+
 def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 0.15) -> Rows:
     """A point {name, at, mean, low, high} for every number of neighbours of the preparation `similar`; 0: isolated."""
     block = swept[(swept["mode"] == "block") & (swept.kind == "all")]
@@ -82,7 +101,7 @@ def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 
             numbers[spec] = int(options.get("n", 10))
     found = []
     for selector in selectors:
-        part = block[(block.select == selector) & ((block.ratio == ratio) | (selector == "none"))]
+        part = block[(block["select"] == selector) & ((block.ratio == ratio) | (selector == "none"))]
         part = (
             part[part.prepare.isin(list(numbers))].assign(at=lambda rows: rows.prepare.map(numbers)).sort_values("at")
         )

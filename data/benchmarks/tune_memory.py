@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from workbench import models
 from workbench.probing import facts_of
 from workbench.record import device_name, versions, write
-from workbench.tuning.attention import NAME, TILE, masks_of
+from workbench.tuning.attention import NAME, TILE, Part, masks_of
 from workbench.tuning.examples import Example, Turn
 from workbench.tuning.packing import Packed, pack
 from workbench.tuning.train import forward
@@ -52,12 +52,13 @@ def sample_of(tokens: int, vocabulary: int) -> Packed:
     return pack([example], ("block",), multiple=TILE)
 
 
-def mask_bytes(mask: BlockMask | torch.Tensor) -> int:
-    parts = [mask] if isinstance(mask, torch.Tensor) else [x for x in vars(mask).values() if torch.is_tensor(x)]
+def mask_bytes(mask: BlockMask | tuple[Part, ...]) -> int:
+    whole = isinstance(mask, tuple)
+    parts = [part.mask for part in mask] if whole else [x for x in vars(mask).values() if torch.is_tensor(x)]
     return sum(part.numel() * part.element_size() for part in parts)
 
 
-def measure(model: PreTrainedModel, windows: list[int | None], batch: Packed, flex: bool, device: str) -> dict:
+def measure(model: PreTrainedModel, windows: list[int | None], batch: Packed, how: str, device: str) -> dict:
     """Peak and time of the second step; the first one compiles and makes the optimizer's state."""
     optimizer, on_gpu = torch.optim.AdamW(model.parameters(), lr=1e-4), device != "cpu"
     for _ in range(2):
@@ -65,7 +66,7 @@ def measure(model: PreTrainedModel, windows: list[int | None], batch: Packed, fl
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
-        masks = masks_of(batch, windows, flex)
+        masks = masks_of(batch, windows, how)
         with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=on_gpu):
             logits = forward(model, batch, masks)
         F.cross_entropy(logits.float(), batch.targets).backward()
@@ -89,10 +90,10 @@ def rows_of(shape: str, lengths: list[int], device: str) -> list[dict]:
     rows = []
     for tokens in lengths:
         batch = sample_of(tokens, model.config.vocab_size).to(model.device)
-        for mask in ("blockmask", "dense") if device != "cpu" else ("dense",):  # FlexAttention trains on GPUs
+        for mask in ("tiles" if device != "cpu" else "parts", "dense"):  # FlexAttention trains on GPUs
             row = {"shape": shape, "tokens": len(batch.tokens), "mask": mask}
             try:
-                row |= measure(model, windows, batch, mask == "blockmask", device)
+                row |= measure(model, windows, batch, mask, device)
             except torch.OutOfMemoryError:
                 row["peak_gib"] = "out of memory"
             if device != "cpu":

@@ -35,9 +35,10 @@ def profiles(
     mark: float | None = None,
     share: bool = False,
     lines: int = 1,
+    zero: bool = True,
 ) -> go.Figure:
     """A line per name in every panel, one legend for all. `mark`: a dotted vertical line at this x; `share`: all panels
-    have one vertical range; `lines` that the legend takes."""
+    have one vertical range; `lines` that the legend takes; `zero`: linear vertical axes begin at 0."""
     fig = make_subplots(
         1, len(panels), subplot_titles=[panel.name for panel in panels], shared_yaxes=share,
         horizontal_spacing=0.03 if share else 0.3 / (len(panels) + 1),
@@ -52,7 +53,7 @@ def profiles(
         form: dict[str, Any] = {"tickformat": ".0%"} if panel.percent else {}
         if panel.log:
             form |= {"type": "log", "dtick": 1, "exponentformat": "power"}
-        else:
+        elif zero:
             form |= {"rangemode": "tozero"}
         fig.update_yaxes(title_text=panel.y, **form, row=1, col=col)
         fig.update_xaxes(title_text=panel.x, tickformat=".0%" if panel.percent_x else None, row=1, col=col)
