@@ -44,6 +44,13 @@ def test_a_curve_begins_at_full_reuse_and_rises_with_the_ratio():
         curves(SWEPT, ["oracle"], kind="order", only=0.15)
 
 
+def test_a_curve_against_the_ratio_ends_where_every_token_is_computed():
+    swept = pd.concat([SWEPT, pd.DataFrame([row("all", select="all", ratio=1.0, em=1.0)])])
+    assert [(r["at"], r["mean"]) for r in curves(swept, ["first_k"])][-1] == (1, 1.0)
+    assert [r["at"] for r in curves(swept, ["all"])] == [0, 1]
+    assert [r["at"] for r in curves(swept, ["first_k"], x="flops")] == [1, 3, 5], "choosing costs something of its own"
+
+
 def test_levels_are_those_of_full_attention_and_full_reuse():
     assert levels(SWEPT) == {("full", "all"): 1.0, ("none", "all"): 0.25, ("none", "order"): 0.0}
 

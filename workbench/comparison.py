@@ -30,15 +30,21 @@ def curves(
 ) -> Rows:
     """A point {name, at, mean, low, high} for every ratio of every selector, ratio 0 (Full Reuse) first.
 
+    Against the ratio a selector that was not tried at 1 ends at `all`: it would choose every token.
+
     x      what `at` is: the ratio, or a column of the table, as `flops`
     only   this ratio alone
     Raises BadInput where the table has no such trial.
     """
     block = swept[(swept["mode"] == "block") & (swept.prepare == prepare) & (swept.kind == kind)]
     reuse, found = block[block["select"] == "none"].assign(ratio=0.0), []
+    everything = block[block["select"] == "all"].assign(ratio=1.0) if x == "ratio" else block[:0]
     for spec in selectors:
         part = block[(block["select"] == spec) & (block["select"] != "none")].sort_values("ratio")
-        part = pd.concat([reuse, part]) if only is None else reuse if spec == "none" else part[part.ratio == only]
+        if only is None:
+            part = pd.concat([reuse, part, everything] if len(part) and part.ratio.max() < 1 else [reuse, part])
+        else:
+            part = reuse if spec == "none" else part[part.ratio == only]
         if not len(part):
             raise BadInput(f"the table has no trial of {spec!r} on passages cached {prepare!r}, kind {kind!r}")
         found += [

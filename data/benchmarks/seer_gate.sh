@@ -6,5 +6,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 "${PYTHON:-.venv/bin/python}" -m workbench sparse distill --model lab-full --data lab --passages 40 --seed 40000 \
-    --samples "${SAMPLES:-256}" --steps "${STEPS:-400}" --batch 2 --lr 1e-3 --device "${DEVICE:-cpu}" \
+    --samples "${SAMPLES:-160}" --steps "${STEPS:-150}" --batch 2 --lr 1e-3 --device "${DEVICE:-cpu}" \
     --out "${OUT:-data/models/lab-full/seer_attention.safetensors}" --json
