@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench import gates, grid, sparse
+from workbench import gates, grid, menu, sparse
 from workbench.engine import Work, assemble, empty, encode_many, prefill, prefill_many
 from workbench.errors import BadInput
 from workbench.masks import window
@@ -294,3 +294,20 @@ def test_the_fewest_that_hold_a_share():
     assert picked(0.61) == [1, 2, 3] and picked(1) == [0, 1, 2, 3, 4]
     assert picked(0.45, first) == [0, 1] and picked(0.05, first) == [0] and picked(0.55, first) == [0, 1, 2]
     assert sparse.smallest(torch.zeros(2, 3), 0.5).sum() == 0
+
+
+@pytest.mark.parametrize("name", sparse.names())
+def test_every_step_of_the_dial_keeps_more(name):
+    choose = method(SPECS[name])
+    if name == "dense":
+        with pytest.raises(BadInput, match="Dense has no option"):
+            choose.turned(0.5)
+        return
+    choose = replace(choose, top=0) if isinstance(choose, SeerAttention) else choose
+    option, steps = choose.dial
+    assert len(steps) >= 8 and f"{option}=" in menu.spec_of(choose.turned(steps[0]))
+    rows = torch.arange(104 if name in ("quoka", "compact") else 0, LENGTH)  # they keep the chunk in whole
+    queries, keys = states(rows)
+    kept = [choose.turned(step)(queries, keys, rows, Site(0, LENGTH)) for step in steps]
+    shares = [choice.visible(len(rows), LENGTH).float().mean().item() for choice in kept]
+    assert shares == sorted(shares) and shares[0] < shares[-1]

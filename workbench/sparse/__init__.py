@@ -5,8 +5,8 @@ all of them: what no row can see is never kept, and every row keeps the tile tha
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -24,7 +24,13 @@ FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a
 
 @dataclass(frozen=True)
 class Sparse(ABC):
-    """A way to choose key tiles. Logits are queries · keys / sqrt(D), in fp32."""
+    """A way to choose key tiles. Logits are queries · keys / sqrt(D), in fp32.
+
+    DIAL is the option by which a method keeps more or less, STEPS are values of it that keep ever more.
+    """
+
+    DIAL: ClassVar[str] = ""
+    STEPS: ClassVar[tuple[float, ...]] = ()
 
     @property
     @abstractmethod
@@ -44,6 +50,17 @@ class Sparse(ABC):
     def ready(self, model: PreTrainedModel) -> Self:
         """This method for `model`: what it was fitted to a model is read, and refused where it is another's."""
         return self
+
+    @property
+    def dial(self) -> tuple[str, tuple[float, ...]]:
+        """DIAL and STEPS; of a method over another, those of the other."""
+        return self.DIAL, self.STEPS
+
+    def turned(self, value: float) -> Self:
+        """This method with its dial at `value`. BadInput where it has none."""
+        if not self.DIAL:
+            raise BadInput(f"{type(self).__name__} has no option that says how much is kept")
+        return replace(self, **{self.DIAL: value})
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         """Multiply-adds of the choice in one layer: `heads` query heads, `rows` over `length` keys of `width`."""

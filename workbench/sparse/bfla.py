@@ -33,6 +33,9 @@ class Bfla(Sparse):
     so that they rescue the same tiles whatever the chunks; h is the KV head.
     """
 
+    DIAL = "mass"
+    STEPS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
+
     block: int = 256
     tile: int = 64
     flat: int = 64

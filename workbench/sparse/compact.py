@@ -41,6 +41,13 @@ class Compact(Sparse):
     def size(self) -> int:
         return self.inner.size
 
+    @property
+    def dial(self) -> tuple[str, tuple[float, ...]]:
+        return self.inner.dial
+
+    def turned(self, value: float) -> "Compact":
+        return replace(self, over=self.inner.turned(value))
+
     def ready(self, model: PreTrainedModel) -> "Compact":
         return replace(self, over=self.inner.ready(model))
 

@@ -24,6 +24,9 @@ class FlashPrefill(Sparse):
     tail     query blocks at the end of the prompt that keep everything
     """
 
+    DIAL = "alpha"
+    STEPS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
+
     block: int = 128
     alpha: float = 0.01
     sink: int = 2

@@ -16,6 +16,9 @@ class Oracle(Sparse):
     """Fewest tiles that hold `mass` of the attention of a query tile, for each head apart; a row's own tile is counted
     first. `block` tokens a tile."""
 
+    DIAL = "mass"
+    STEPS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
+
     block: int = 64
     mass: float = 0.95
 

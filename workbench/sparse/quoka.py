@@ -24,6 +24,9 @@ class Quoka(Sparse):
     is made sparse. `block` tokens are a page, where the choice is carried out in pages.
     """
 
+    DIAL = "keep"
+    STEPS = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 0.9)
+
     queries: float = 0.25
     keep: float = 0.25
     block: int = 128

@@ -16,6 +16,9 @@ class Random(Sparse):
     """Every tile with probability `share`, for each head apart, drawn by `seed` and the tile's place in the prompt: the
     same tiles whatever the chunks. `sink` tiles at the front and `local` tiles before a row's own are kept besides."""
 
+    DIAL = "share"
+    STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.9)
+
     block: int = 64
     share: float = 0.1
     sink: int = 1

@@ -29,6 +29,9 @@ class SeerAttention(Sparse):
     Keys are turned back to before RoPE by their position, so a cache with naive positions is seen as if re-encoded.
     """
 
+    DIAL = "threshold"
+    STEPS = (0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 1e-4)
+
     gate: str = ""
     threshold: float = 5e-4
     top: int = 0

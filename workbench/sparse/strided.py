@@ -15,6 +15,9 @@ from workbench.tiles import Tiles
 class Strided(Sparse):
     """Tiles at a distance of a multiple of `stride` tiles from a row's own, and the `local` tiles before its own."""
 
+    DIAL = "stride"
+    STEPS = (64, 32, 16, 12, 8, 6, 4, 3, 2)
+
     block: int = 64
     stride: int = 8
     local: int = 1

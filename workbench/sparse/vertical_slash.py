@@ -22,6 +22,9 @@ class VerticalSlash(Sparse):
     block             tokens of a tile
     """
 
+    DIAL = "slash"
+    STEPS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
     vertical: int = 1000
     slash: int = 2048
     last: int = 64

@@ -14,6 +14,9 @@ from workbench.tiles import Tiles
 class Window(Sparse):
     """`sink` tiles at the front, a row's own tile and the `local` tiles before it; `block` tokens a tile."""
 
+    DIAL = "local"
+    STEPS = (0, 1, 2, 4, 8, 12, 16, 24, 32)
+
     block: int = 64
     sink: int = 1
     local: int = 8

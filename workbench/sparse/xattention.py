@@ -32,6 +32,9 @@ class Xattention(Sparse):
     threshold  τ in (0, 1], or a file that `workbench sparse profile` wrote: a τ for every layer and head
     """
 
+    DIAL = "threshold"
+    STEPS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
+
     block: int = 128
     stride: int = 8
     threshold: float | str = 0.9
