@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from workbench.plots.controls import frame_slider
 from workbench.plots.fates import FATES, NAMES, hovers
-from workbench.plots.theme import FAINT, INK, PAPER, RULE, finish, legend_over, with_title
+from workbench.plots.theme import finish, legend_over, with_title
 
 CELL = 15  # px
 
@@ -39,7 +40,10 @@ def frames(
         go.Frame(name=str(at), data=[go.Heatmap(z=z, text=texts)], traces=[0]) for at, (z, texts) in enumerate(cells)
     ]
     height = max(120, 2 * CELL * len(rows))
-    fig.update_layout(sliders=[_slider(records, active)], legend=legend_over(height, 6, itemclick=False))
+    fig.update_layout(
+        sliders=[frame_slider([said(r) for r in records], active, "frame ", spoken=True, pad=56)],
+        legend=legend_over(height, 6, itemclick=False),
+    )
     ticks = [1, *range(8, columns + 1, 8)]
     fig.update_xaxes(
         with_title("block of the table", tickvals=ticks, showgrid=False, ticks="", range=[0.4, columns + 0.6])
@@ -69,16 +73,3 @@ def _cells(record: Mapping[str, Any], columns: int, rows: int) -> tuple[np.ndarr
 def _steps() -> list[list]:
     edges = np.linspace(0, 1, len(FATES) + 1)
     return [[edge, colour] for i, colour in enumerate(FATES.values()) for edge in (edges[i], edges[i + 1])]
-
-
-def _slider(records: Sequence[Mapping[str, Any]], active: int) -> dict:
-    """Its labels are sentences: only that of the current frame is shown."""
-    play = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
-    steps = [
-        {"label": said(record), "method": "animate", "args": [[str(at)], play]} for at, record in enumerate(records)
-    ]
-    return {
-        "active": active, "steps": steps, "x": 0, "len": 1, "y": 0, "yanchor": "top", "pad": {"t": 56, "b": 0},
-        "currentvalue": {"prefix": "frame ", "font": {"size": 13, "color": INK}}, "bordercolor": RULE, "bgcolor": FAINT,
-        "font": {"size": 1, "color": PAPER}, "tickcolor": RULE,
-    }  # fmt: skip

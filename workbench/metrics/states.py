@@ -1,0 +1,82 @@
+"""Queries and keys of a prompt under dense attention, and the attention that its tiles truly get."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+from transformers import PreTrainedModel
+
+from workbench.engine import empty, prefill
+from workbench.errors import BadInput
+from workbench.grid import Grid, mass
+from workbench.metrics.sparsity import scaled
+from workbench.plan import Plan
+from workbench.probing import facts_of
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """By number of the layer, for those a sparse method may choose in; logits are queries · keys / sqrt(D)."""
+
+    queries: dict[int, Tensor]  # [Hq, T, D]
+    keys: dict[int, Tensor]  # [H, T, D]
+    _known: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def layers(self) -> list[int]:
+        return list(self.keys)
+
+    @property
+    def heads(self) -> int:
+        return len(next(iter(self.queries.values())))
+
+    @property
+    def kv_heads(self) -> int:
+        return len(next(iter(self.keys.values())))
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return next(iter(self.keys.values())).shape[1]
+
+    def mass(self, layer: int, size: int) -> Tensor:
+        """[Hq, I, J] fp32: what tiles of `size` truly get, mean over the rows of a query tile. Worked out once."""
+        at = layer, size
+        if at not in self._known:
+            rows = torch.arange(len(self), device=self.keys[layer].device)
+            self._known[at] = mass(self.queries[layer], self.keys[layer], Grid(rows, len(self), size))
+        return self._known[at]
+
+
+def of_prompt(model: PreTrainedModel, tokens: Tensor) -> States:
+    """One dense pass over token ids [T]. Layers with a sliding window narrower than the prompt are left out."""
+    layers = tuple(i for i, size in enumerate(facts_of(model).windows) if not size or size >= len(tokens))
+    if not layers:
+        raise BadInput(f"every layer has a sliding window narrower than the {len(tokens)} tokens: nothing to choose")
+    kv = empty(model, len(tokens))
+    step = prefill(model, tokens, Plan(torch.arange(len(tokens)), watch=layers), kv, logits_to_keep=1)
+    return States({i: scaled(model, i, step) for i in layers}, {i: kv.keys[i] for i in layers})
+
+
+def synthetic(length: int, seed: int = 0, topics: int = 12) -> States:
+    """One layer of 2 query heads over 1 KV head of 64 channels, made up: what long prompts are said to look like.
+
+    Keys carry a topic (of stretches of 200 to 3,000 tokens), their place (slow rotations), and a common direction: the
+    first 4 tokens (a sink) and every thousandth or so (a column). Head 0 asks for its place and the sink, head 1 for
+    its topic and the columns.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    width, place = 48, torch.arange(length)[:, None]
+    subjects, common = normalize(torch.randn(topics, width, generator=draw), dim=-1), torch.zeros(length, 1)
+    spans = torch.randint(200, 3001, (length // 200 + 1,), generator=draw)
+    of = torch.randint(topics, (len(spans),), generator=draw).repeat_interleave(spans)[:length]
+    common[torch.rand(length, generator=draw) < 1e-3] = 0.6
+    common[:4] = 1
+    angles = place * torch.tensor([1 / 60, 1 / 150, 1 / 400, 1 / 1000, 1 / 2500, 1 / 6000, 1 / 15000])
+    turned = torch.cat((angles.cos(), angles.sin()), 1)
+    noise = 0.06 * torch.randn(3, length, width, generator=draw)
+    keys = torch.cat((subjects[of] + noise[0], turned, common, 1 - common), 1)
+    one = torch.ones(length, 1)
+    near = torch.cat((8 * noise[1], 9 * turned, 60 * one, 0 * one), 1)
+    topic = torch.cat((45 * (subjects[of] + noise[2]), 2 * turned, 55 * one, 0 * one), 1)
+    return States({0: torch.stack((near, topic))}, {0: keys[None]})
