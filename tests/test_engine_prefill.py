@@ -51,6 +51,16 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("kept", [1, 3])
+def test_rows_without_logits_still_write_their_keys_and_values_in_the_last_layer(name, kept):
+    whole, tail = poisoned(MODEL, len(TOKENS)), poisoned(MODEL, len(TOKENS))
+    expected = prefill(MODEL, TOKENS, Plan(ALL, RULES[name]), whole).logits
+    got = prefill(MODEL, TOKENS, Plan(ALL, RULES[name]), tail, logits_to_keep=kept).logits
+    torch.testing.assert_close(got, expected[-kept:], **CLOSE)
+    assert all(torch.equal(a, b) for a, b in zip(whole.tensors(), tail.tensors(), strict=True))
+
+
+@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("elements", [1 << 24, 100])  # 100: masks are built three rows at a time
 def test_any_rule_is_dense_attention_under_its_mask(name, elements, monkeypatch):
     monkeypatch.setattr(attention, "MASK_ELEMENTS", elements)

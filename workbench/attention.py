@@ -6,7 +6,7 @@ own plan.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -111,10 +111,16 @@ class Piece:
 
 
 class Request:
-    """A plan carried out on one KV: lives for one forward pass and keeps its masks from layer to layer."""
+    """A plan carried out on one KV: lives for one forward pass and keeps its masks from layer to layer.
 
-    def __init__(self, plan: Plan, kv: KV, device: torch.device):
+    kept   how many of the last rows get logits; in the last layer the others only write their keys and values
+    """
+
+    def __init__(self, plan: Plan, kv: KV, device: torch.device, kept: int | None = None):
         self.plan, self.kv, self.depth = plan, kv, plan.depth
+        self._tail: Request | None = None
+        if kept and kept < len(plan.rows) and not (plan.tiles or plan.kernel or plan.depth):
+            self._tail = Request(replace(plan, rows=plan.rows[-kept:], watch=()), kv, device)
         self.rows = plan.rows.to(device)
         self.queries: dict[int, torch.Tensor] = {}
         self._first, self._end = int(plan.rows[0]), int(plan.rows[-1]) + 1
@@ -138,6 +144,15 @@ class Request:
             self.queries[layer] = q
         if last:
             return None
+        if self._tail and layer == len(self.kv.keys) - 1:
+            out = v.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
+            out[:, -len(self._tail.rows) :] = self._tail.over(layer, q[:, -len(self._tail.rows) :], size, scale)
+            return out
+        return self.over(layer, q, size, scale)
+
+    def over(self, layer: int, q: torch.Tensor, size: int | None, scale: float | None) -> torch.Tensor:
+        """q [Hq, R, D] over the keys and values as they are -> [Hq, R, D]."""
+        keys, values = self.kv.keys[layer], self.kv.values[layer]
         rows, sees = self.rows.to(q.device), self.plan.sees
         end = self._end if sees is causal else len(self.kv)
         tiles = self._tiles(layer, q, keys[:, :end], rows, size, scale)

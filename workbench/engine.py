@@ -72,7 +72,7 @@ def run(model: PreTrainedModel, parts: Sequence[tuple[torch.Tensor, Plan, KV]], 
     """The packed forward pass itself: (token ids [R] of the rows, plan, kv) per request, not checked."""
     if not parts:
         return []
-    requests = [Request(plan, kv, model.device) for _, plan, kv in parts]
+    requests = [Request(plan, kv, model.device, logits_to_keep) for _, plan, kv in parts]
     lengths = [len(request.rows) for request in requests]
     kept = [min(logits_to_keep, n) if logits_to_keep else n for n in lengths]
     ends = torch.tensor(lengths).cumsum(0).tolist()
@@ -138,23 +138,34 @@ def assemble(
     facts = facts_of(model)
     _check_cached(model, facts, prompt, cached)
     end = prompt.starts[-1]
-    kv = KV.zeros(facts.shapes, len(prompt), room, dtype=facts.dtype, device=facts.device, written=end)
     lengths = torch.tensor([len(block) for block in cached])
     moves = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
     distance = moves.repeat_interleave(lengths)  # [T of the context]
     moving = positions == "re-encoded" and bool(moves.any())
     tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for layer, (keys, values) in enumerate(zip(kv.keys, kv.values, strict=True)):
-        together = torch.cat([block.keys[layer].to(facts.device) for block in cached], 1)
+    keys, values, room = [], [], len(prompt) + room - end
+    gathered: dict[tuple[int, int], torch.Tensor] = {}  # keys as cached; used by one layer after the other
+    for layer, (heads, width) in enumerate(facts.shapes):
+        as_cached = [block.keys[layer].to(facts.device) for block in cached]
         if moving:
             table = facts.inv_freq[layer]
             if id(table) not in tables:
                 tables[id(table)] = turn(distance, table, facts.device)
-            rotate_by(together, *tables[id(table)], facts.pairing, out=keys[:, :end])
+            gathered[heads, width] = together = torch.cat(as_cached, 1, out=gathered.get((heads, width)))
+            keys.append(torch.empty(heads, end + room, width, dtype=facts.dtype, device=facts.device))
+            rotate_by(together, *tables[id(table)], facts.pairing, out=keys[-1][:, :end])
+            keys[-1][:, end:] = 0
         else:
-            keys[:, :end] = together
-        values[:, :end] = torch.cat([block.values[layer].to(facts.device) for block in cached], 1)
-    return kv
+            keys.append(_with_room(as_cached, room, facts))
+        values.append(_with_room([block.values[layer].to(facts.device) for block in cached], room, facts))
+    return KV.within(keys, values, len(prompt))
+
+
+def _with_room(parts: Sequence[torch.Tensor], room: int, facts: Facts) -> torch.Tensor:
+    """[H, T, D] each, one behind the other, and `room` zeros, in one copy."""
+    heads, _, width = parts[0].shape
+    blank = torch.zeros(heads, room, width, dtype=facts.dtype, device=facts.device)
+    return torch.cat([*(part.to(facts.dtype) for part in parts), blank], 1)
 
 
 def check_fit(model: PreTrainedModel, facts: Facts, length: int) -> None:

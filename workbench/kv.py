@@ -32,24 +32,17 @@ class KV:
         room: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        written: int = 0,
     ) -> "KV":
-        """Unwritten KV of `length` tokens with capacity for `room` more; `shapes` is (heads, head width) per layer.
-
-        The first `written` tokens are left as memory holds them: the caller fills them at once.
-        """
+        """Unwritten KV of `length` tokens with capacity for `room` more; `shapes` is (heads, head width) per layer."""
 
         def new() -> Tensors:
-            made = []
-            for heads, width in shapes:
-                made.append(torch.empty(heads, length + room, width, dtype=dtype, device=device))
-                made[-1][:, written:] = 0
-            return made
+            return [torch.zeros(heads, length + room, width, dtype=dtype, device=device) for heads, width in shapes]
 
-        return cls._within(new(), new(), length)
+        return cls.within(new(), new(), length)
 
     @classmethod
-    def _within(cls, keys: Tensors, values: Tensors, length: int, start: int = 0) -> "KV":
+    def within(cls, keys: Tensors, values: Tensors, length: int, start: int = 0) -> "KV":
+        """The first `length` tokens of tensors [H, capacity, D]; what is behind them is set aside for more."""
         kv = cls([x[:, :length] for x in keys], [x[:, :length] for x in values], start)
         kv._backing = (keys, values)
         return kv
@@ -114,7 +107,7 @@ class KV:
             new[:, : x.shape[1]] = x
             return new
 
-        return KV._within([copied(x) for x in self.keys], [copied(x) for x in self.values], len(self), self.start)
+        return KV.within([copied(x) for x in self.keys], [copied(x) for x in self.values], len(self), self.start)
 
     def _capacity(self) -> int:
         """Tokens that fit without a copy; none beyond the length where somebody has put other tensors in."""
