@@ -11,7 +11,8 @@ import torch
 import workbench.kernels
 from workbench.kernels import rotate_keys
 
-NAMES = sorted(module.name for module in pkgutil.iter_modules(workbench.kernels.__path__))
+FOUND = (module.name for module in pkgutil.iter_modules(workbench.kernels.__path__))
+NAMES = sorted(name for name in FOUND if not name.startswith("_"))  # what kernels share begins with an underscore
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

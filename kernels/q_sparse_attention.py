@@ -1,0 +1,71 @@
+"""Scattered rows over a paged cache: the tokens that are computed again, and the question (FusionRAG's Q-Sparse-Attn).
+
+    q_sparse_attention(q [B, Hq, R, D], keys [H, T, D], values [H, T, D], rows [B, R], pages, inv_freq, pairing, scale)
+        -> [B, Hq, R, D], same dtype
+
+As `question_attention`, for many rows: row r of request b is the token at position `rows[b, r]` (rising; -1 at the end
+for no row) and sees every slot at or before that position. A request reads pages of cached blocks that others may read
+too, and pages of its own with the fresh keys of its rows; in `pages.positions` the stale entries of those rows stand at
+FAR. Cached pages are never written, so nothing is copied.
+
+A tile of the matrix product is 128 rows times heads of a group: 32 rows at a group of 4, so tiles that straddle the
+diagonal are few. Tiles that all of its rows see skip the comparison of positions. Turning keys as they are loaded
+(`moves`) costs about a tenth here; with thousands of rows, `rotate_keys` once beforehand is cheaper in time.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.kernels import _paged
+from workbench.kernels._paged import Paged, reference
+from workbench.kernels._softmax import Config, need_triton
+from workbench.rope import Pairing
+
+__all__ = ["cases", "configure", "launch", "paged", "reference"]
+
+paged = Paged.of
+
+
+def configure(width: int, dtype: torch.dtype) -> Config:
+    """Launch shape for head width `width`."""
+    if dtype == torch.float32:
+        return Config(32, 32, 4, 1)
+    return Config(128, 64, 8, 2) if width > 128 else Config(128, 128 if width <= 64 else 64, 8, 3)
+
+
+def launch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    pages: Paged,
+    inv_freq: Tensor | None = None,
+    pairing: Pairing = "halves",
+    scale: float | None = None,
+    *,
+    splits: int | None = None,
+    config: Config | None = None,
+) -> Tensor:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    need_triton("q_sparse_attention")
+    config = config or configure(q.shape[3], q.dtype)
+    splits = splits or _paged.parts_for(config, q, len(keys), pages, 1)
+    return _paged.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
+    """Arguments on which `launch` must equal `reference`: stale entries, shared blocks, head widths, odd lengths."""
+    one = _paged.case
+    common: dict[str, Any] = {"device": device, "dtype": dtype}
+    yield one(1, contexts=[[0, 1, 2]], blocks=[37, 66, 51], asked=[5], again=0.3, width=128, **common)
+    yield one(2, contexts=[[0, 1], [1, 2]], blocks=[33, 64, 7], asked=[3, 1], again=0.15, pairing="halves", **common)
+    yield one(3, contexts=[[0]], blocks=[45], asked=[1], again=1.0, width=80, heads=(3, 1), **common)  # all are stale
+    yield one(4, contexts=[[0]], blocks=[101], asked=[7], again=0.5, width=96, heads=(10, 2), page=32, **common)
+    yield one(
+        5, contexts=[[1, 0]], blocks=[40, 19], asked=[4], again=0.4, width=256, heads=(2, 2), pairing="neighbours",
+        page=64, **common,
+    )  # fmt: skip
+    yield one(6, contexts=[[], [0]], blocks=[30], asked=[0, 3], again=0.2, page=1, **common)  # a request without rows

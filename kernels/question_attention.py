@@ -1,0 +1,80 @@
+"""Few rows over a long paged cache: the question over its cached blocks, and decoding.
+
+    question_attention(q [B, Hq, R, D], keys [H, T, D], values [H, T, D], rows [B, R], pages, inv_freq, pairing, scale)
+        -> [B, Hq, R, D], same dtype
+
+Row r of request b stands at position `rows[b, r]` (-1: no such row; its result is 0) and sees the slots of `pages[b]`
+(`Paged`, made once for all layers with `paged`) at or before it. Blocks may be shared by requests; a page that stands
+elsewhere than where it was encoded carries its move, and `inv_freq` with `pairing` say how keys rotate. Where pages
+move, a tile of keys is no longer than a page, so pages of 64 tokens or more are fast.
+
+The rows of all query heads that read one KV head are one tile of the matrix product, so keys and values are read once.
+Their number is small, so the keys are split among programs and the parts merged (Flash-Decoding). Bytes bound it, not
+arithmetic, up to about 200 rows times heads of a group on an H200.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.kernels import _paged
+from workbench.kernels._paged import Paged, reference
+from workbench.kernels._softmax import Config, need_triton
+from workbench.rope import Pairing
+
+__all__ = ["cases", "configure", "launch", "paged", "reference"]
+
+paged = Paged.of
+RESIDENT = {16: 3, 32: 3, 64: 2, 128: 1, 256: 1}  # programs of so many rows that a multiprocessor runs at a time
+
+
+def configure(rows: int, width: int, dtype: torch.dtype) -> Config:
+    """Launch shape for `rows` rows times heads of a group, head width `width`."""
+    tall = min(128, max(16, 1 << (rows - 1).bit_length()))
+    if dtype == torch.float32:
+        return Config(min(tall, 32), 32, 4, 1)
+    wide = width > 128
+    if tall <= 32:
+        return Config(tall, 64 if wide else 128, 4, 2 if wide else 3)
+    if tall == 64:
+        return Config(64, 64, 4, 2 if wide else 3)
+    return Config(128, 64, 8, 2 if wide else 3)
+
+
+def launch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    pages: Paged,
+    inv_freq: Tensor | None = None,
+    pairing: Pairing = "halves",
+    scale: float | None = None,
+    *,
+    splits: int | None = None,
+    config: Config | None = None,
+) -> Tensor:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
+
+    `splits` parts of the keys and the launch shape `config` are chosen from the shape unless given; the result is the
+    same up to rounding.
+    """
+    need_triton("question_attention")
+    config = config or configure(q.shape[2] * (q.shape[1] // len(keys)), q.shape[3], q.dtype)
+    splits = splits or _paged.parts_for(config, q, len(keys), pages, RESIDENT[config.rows])
+    return _paged.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
+    """Arguments on which `launch` must equal `reference`: head widths, groups, odd lengths, shared and single pages."""
+    one = _paged.case
+    common: dict[str, Any] = {"device": device, "dtype": dtype}
+    yield one(1, contexts=[[0, 1, 2]], blocks=[37, 16, 51], asked=[5], width=128, pairing="halves", **common)
+    yield one(2, contexts=[[0, 1], [1, 0, 2], [2]], blocks=[33, 64, 7], asked=[3, 1, 6], width=64, **common)
+    yield one(3, contexts=[[]], blocks=[], asked=[1], width=80, heads=(3, 1), **common)  # one page, one row
+    yield one(4, contexts=[[0], [0]], blocks=[101], asked=[1, 1], width=96, heads=(10, 2), **common)  # decode
+    yield one(5, contexts=[[1, 0]], blocks=[40, 19], asked=[4], width=256, heads=(2, 2), pairing="neighbours", **common)
+    yield one(6, contexts=[[0, 1]], blocks=[50, 90], asked=[9], width=80, page=64, pairing="halves", **common)
+    yield one(7, contexts=[[], [0]], blocks=[77], asked=[0, 2], page=1, width=64, **common)  # a request without rows

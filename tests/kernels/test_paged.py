@@ -1,0 +1,118 @@
+"""Rows over pages: what the order of pages, the number of parts, stale entries and other requests may not change."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is not available on this platform")
+
+from workbench.kernels import _paged, q_sparse_attention, question_attention
+from workbench.kernels._paged import FAR, Paged
+from workbench.kernels._softmax import Config
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNELS = (question_attention, q_sparse_attention)
+
+
+def example(seed=0, **changes):
+    options = {"contexts": [[0, 1], [1]], "blocks": [41, 22], "asked": [3, 2], "again": 0.2, **changes}
+    return _paged.case(seed, DEVICE, torch.float32, **options)
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+@settings(max_examples=6)
+@given(splits=st.integers(1, 9), keys=st.sampled_from((16, 64)), rows=st.sampled_from((16, 64)), seed=st.integers(0, 3))
+def test_any_number_of_parts_and_any_tile_give_the_same(splits, keys, rows, seed):
+    arguments = example(seed)
+    config = Config(rows, keys, 4, 1)
+    close(question_attention.launch(*arguments, splits=splits, config=config), _paged.reference(*arguments))
+
+
+@settings(max_examples=4)
+@given(seed=st.integers(0, 10_000), moving=st.booleans())
+def test_the_order_of_pages_changes_nothing(seed, moving):
+    q, keys, values, rows, pages, inv_freq, pairing = example(1, pairing="halves" if moving else None)
+    order = torch.randperm(pages.table.shape[1], generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    moves = None if pages.moves is None else pages.moves[:, order]
+    other = Paged.of(pages.table[:, order], pages.positions[:, order], moves)
+    expected = question_attention.launch(q, keys, values, rows, pages, inv_freq, pairing)
+    close(question_attention.launch(q, keys, values, rows, other, inv_freq, pairing), expected)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_pages_may_lie_anywhere_in_the_pool(kernel):
+    q, keys, values, rows, pages, *rest = example(2)
+    size = pages.positions.shape[-1]
+    where = torch.randperm(keys.shape[1] // size, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    slots = (where.argsort()[:, None] * size + torch.arange(size, device=DEVICE)).flatten()
+    moved = dataclasses.replace(pages, table=where[pages.table.long()].int())
+    expected = kernel.launch(q, keys, values, rows, pages, *rest)
+    close(kernel.launch(q, keys[:, slots], values[:, slots], rows, moved, *rest), expected)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_stale_entries_are_never_read(kernel):
+    """What stands at FAR is NaN in every example; computing tokens again with their own cached KV changes nothing."""
+    q, keys, values, rows, pages, *_ = example(3, again=0.0)
+    expected = kernel.launch(q, keys, values, rows, pages)
+    assert not expected.isnan().any()
+    stale = pages.positions[0, 0].clone()
+    copied = torch.cat((keys, keys[:, pages.table[0, 0] * 16 :][:, :16]), 1)
+    copied_values = torch.cat((values, values[:, pages.table[0, 0] * 16 :][:, :16]), 1)
+    own = torch.full((2, 1), keys.shape[1] // 16, device=DEVICE)
+    mine = torch.stack((stale, torch.full_like(stale, FAR)))[:, None]
+    positions = torch.cat((pages.positions, mine), 1)
+    positions[0, 0] = FAR
+    again = Paged.of(torch.cat((pages.table, own), 1), positions)
+    close(kernel.launch(q, copied, copied_values, rows, again), expected)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_request_is_served_as_if_it_were_alone(kernel):
+    q, keys, values, rows, pages, *_ = example(4)
+    together = kernel.launch(q, keys, values, rows, pages)
+    for b in range(len(q)):
+        alone = Paged.of(pages.table[b : b + 1], pages.positions[b : b + 1])
+        close(kernel.launch(q[b : b + 1], keys, values, rows[b : b + 1], alone)[0], together[b])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_pages_without_holes_need_not_be_searched_for_them(kernel):
+    q, keys, values, rows, pages, *_ = example(5)
+    dense = Paged.of(pages.table, pages.positions, holes=False)
+    close(kernel.launch(q, keys, values, rows, dense), _paged.reference(q, keys, values, rows, pages))
+
+
+def test_turning_queries_back_is_turning_keys_on():
+    q, keys, values, rows, pages, inv_freq, pairing = example(6, pairing="halves", again=0.0, asked=[2, 2])
+    assert pages.moves.any()
+    still = dataclasses.replace(pages, moves=torch.zeros_like(pages.moves))
+    moved = question_attention.launch(q, keys, values, rows, pages, inv_freq, pairing)
+    assert (moved - question_attention.launch(q, keys, values, rows, still, inv_freq, pairing)).abs().max() > 0.01
+
+
+def test_partial_rotation_turns_the_first_channels_only():
+    q, keys, values, rows, pages, inv_freq, pairing = example(7, pairing="halves", width=64)
+    some = inv_freq[::2].contiguous()  # 32 of 64 channels
+    arguments = (q, keys, values, rows, pages, some, pairing)
+    close(question_attention.launch(*arguments), _paged.reference(*arguments))
+
+
+def test_a_row_before_every_key_and_a_missing_row_are_zero():
+    q, keys, values, rows, pages, *_ = example(8)
+    shifted = dataclasses.replace(pages)
+    late = Paged.of(shifted.table, torch.where(pages.positions == FAR, FAR, pages.positions + 10_000))
+    assert not question_attention.launch(q, keys, values, rows, late).any()
+    assert not question_attention.launch(q, keys, values, torch.full_like(rows, -1), pages).any()
+
+
+def test_a_scale_of_the_model_is_used():
+    q, keys, values, rows, pages, inv_freq, pairing = example(9)
+    arguments = (q, keys, values, rows, pages, inv_freq, pairing, 0.5)
+    close(question_attention.launch(*arguments), _paged.reference(*arguments))
