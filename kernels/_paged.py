@@ -64,9 +64,9 @@ class Paged:
             else positions.amax(-1)
         )
         last = last.cummax(-1).values
-        table = table.gather(1, order)
+        table, positions, first, last = (x.int().contiguous() for x in (table.gather(1, order), positions, first, last))
         moved = None if moves is None else moves.gather(1, order).int().contiguous()
-        return cls(*(x.int().contiguous() for x in (table, positions, first, last)), moved, holes)
+        return cls(table, positions, first, last, moved, holes)
 
 
 def reference(

@@ -1,0 +1,80 @@
+"""A chunk of a prompt over chosen pages of the cache, read in place (CompactAttention, section 3.3).
+
+    page_attention(q [B, Hq, R, D], keys [B, H, L, D], values [B, H, L, D], rows [B, R], pages, scale)
+        -> [B, Hq, R, D], same dtype
+
+`pages` is what `workbench.tiles.pages` makes of sparse choices: one ragged, rising list of pages for each request and
+execution group of `pages.heads` query heads; page j of KV head h of request b is number (b · H + h) · L / page + j. All
+rows of the chunk share it. Row r of request b stands at position `rows[b, r]` (rising; -1 at the end for no row) and
+sees the keys at or before it in those pages; so the chunk's own pages are in the list too.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.errors import BadInput
+from workbench.kernels import _tiled
+from workbench.kernels._softmax import Config, need_triton
+from workbench.tiles import Pages, Tiles
+from workbench.tiles import pages as pages_of
+
+__all__ = ["cases", "configure", "launch", "reference"]
+
+
+def configure(width: int, dtype: torch.dtype) -> Config:
+    """Launch shape for head width `width`."""
+    if dtype == torch.float32:
+        return Config(32, 32, 4, 1, descriptors=True)
+    if width > 128:
+        return Config(128, 64, 8, 2, descriptors=True)
+    return Config(128, 128 if width <= 64 else 64, 8, 3, descriptors=True)
+
+
+def reference(
+    q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, pages: Pages, scale: float | None = None
+) -> Tensor:
+    """Computed in the dtype of `q`."""
+    return _tiled.reference(
+        q, keys, values, rows, pages.indptr, pages.indices, pages.size, q.shape[2], scale, strided=True
+    )
+
+
+def launch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    pages: Pages,
+    scale: float | None = None,
+    *,
+    config: Config | None = None,
+) -> Tensor:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    need_triton("page_attention")
+    if keys.shape[2] % pages.size:
+        raise BadInput(f"a cache of {keys.shape[2]} tokens a head is not made of pages of {pages.size}")
+    config = config or configure(q.shape[3], q.dtype)
+    return _tiled.launch(
+        config, q, keys, values, rows, pages.indptr, pages.indices, pages.size, q.shape[2], scale, strided=True
+    )
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
+    """Arguments on which `launch` must equal `reference`: ragged lists, execution groups, odd chunks, one page."""
+    for seed, (heads, group, count, length, width, size, share) in enumerate((
+        ((4, 2), 2, 33, 128, 128, 32, 0.4),
+        ((8, 2), 2, 21, 96, 64, 16, 0.2),  # two execution groups for each KV head
+        ((3, 1), 3, 7, 64, 80, 64, 0.0),  # one page
+        ((2, 2), 1, 40, 192, 96, 64, 0.5),
+        ((2, 1), 2, 1, 64, 256, 32, 0.3),  # one row
+    )):  # fmt: skip
+        q, keys, values = _tiled.pool(seed, 2, heads, count, length, width, device, dtype)
+        keys, values = keys.contiguous(), values.contiguous()
+        first = torch.tensor([[length - count], [(length - count) // 2]])  # requests that have come to different places
+        rows = first + torch.arange(count)
+        kept = _tiled.random_choice(seed, 2, heads[0], 1, length, size, share, rows, count)
+        chosen = [Tiles(one.to(device), size) for one in kept]
+        yield q, keys, values, rows.to(device), pages_of(chosen, heads[1], group, length // size)

@@ -1,0 +1,91 @@
+"""Exact attention over kept tiles of keys: a prompt at once, a chunk of it, or scattered rows; all tiles, too.
+
+    tile_attention(q [B, Hq, R, D], keys [B, H, T, D], values [B, H, T, D], rows [B, R], indptr, indices, size, queries,
+                   scale) -> [B, Hq, R, D], same dtype
+
+Row r of request b stands at position `rows[b, r]` (rising; -1 at the end for no row) and sees the keys at or before it
+that lie in a kept tile of `size` tokens. A list `indices[indptr[n] : indptr[n + 1]]` of rising tile numbers serves
+`queries` rows (the query tile) of one or several neighbouring heads: n goes by request, group of heads, query tile;
+`lists` makes them of a choice [B, G, I, J]. Without lists every tile is kept (dense causal attention).
+
+Sparse methods choose tiles (BFLA, SeerAttention, XAttention, ...); this carries them out. A row that sees nothing is 0.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.kernels import _tiled
+from workbench.kernels._softmax import Config, need_triton
+from workbench.kernels._tiled import lists
+
+__all__ = ["cases", "configure", "launch", "lists", "reference"]
+
+
+def configure(width: int, dtype: torch.dtype) -> Config:
+    """Launch shape for head width `width`."""
+    if dtype == torch.float32:
+        return Config(32, 32, 4, 1, descriptors=True)
+    if width > 128:
+        return Config(128, 64, 8, 2, descriptors=True)
+    return Config(128, 128 if width <= 64 else 64, 8, 3, descriptors=True)
+
+
+def reference(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    indptr: Tensor | None = None,
+    indices: Tensor | None = None,
+    size: int = 128,
+    queries: int = 128,
+    scale: float | None = None,
+) -> Tensor:
+    """Computed in the dtype of `q`."""
+    return _tiled.reference(q, keys, values, rows, indptr, indices, size, queries, scale)
+
+
+def launch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    indptr: Tensor | None = None,
+    indices: Tensor | None = None,
+    size: int = 128,
+    queries: int = 128,
+    scale: float | None = None,
+    *,
+    config: Config | None = None,
+) -> Tensor:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    need_triton("tile_attention")
+    config = config or configure(q.shape[3], q.dtype)
+    return _tiled.launch(config, q, keys, values, rows, indptr, indices, size, queries, scale)
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
+    """Arguments on which `launch` must equal `reference`: dense, chosen; whole, chunked, scattered; odd lengths."""
+    for seed, (heads, count, length, width, size, queries, groups, share) in enumerate((
+        ((4, 2), 77, 77, 64, 32, 32, 4, 0.4),  # a whole prompt, a list for every head
+        ((4, 2), 40, 101, 128, 32, 16, 2, 0.3),  # a chunk at its end, a list for every KV head
+        ((3, 1), 33, 70, 80, 64, 32, 1, 0.5),  # all heads share
+        ((2, 2), 19, 50, 96, 16, 64, 2, 0.2),  # one list for all rows
+        ((2, 1), 21, 64, 256, 32, 32, 2, 0.0),  # own tiles only
+    )):  # fmt: skip
+        for batch in (1, 2) if seed < 2 else (1,):
+            arguments = _tiled.pool(seed, batch, heads, count, length, width, device, dtype)
+            rows = torch.arange(length - count, length).expand(batch, count).clone()
+            if batch == 2:  # the second request has fewer rows, and they are scattered
+                scattered = torch.arange(1, length, 3)[:count]
+                rows[1] = -1
+                rows[1, : len(scattered)] = scattered
+            kept = _tiled.random_choice(seed, batch, groups, -(-count // queries), length, size, share, rows, queries)
+            yield *arguments, rows.to(device), *lists(kept.to(device)), size, queries
+            yield *arguments, rows.to(device)
+    empty = torch.zeros(1, 2, 1, 3, dtype=torch.bool, device=device)  # lists without a tile
+    arguments = _tiled.pool(9, 1, (2, 2), 5, 40, 64, device, dtype)
+    yield *arguments, torch.arange(35, 40, device=device)[None], *lists(empty), 16, 16

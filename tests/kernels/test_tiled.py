@@ -1,0 +1,116 @@
+"""Rows over chosen tiles: lists, layouts of the cache and launch shapes that may not change the result."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not available on this platform")
+
+from workbench.errors import BadInput
+from workbench.kernels import _tiled, page_attention, tile_attention
+from workbench.kernels._softmax import Config
+from workbench.tiles import Pages, Tiles, pages
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def example(seed=0, batch=1, heads=(4, 2), count=50, length=80, width=64, size=32, queries=32, share=0.4):
+    q, keys, values = _tiled.pool(seed, batch, heads, count, length, width, DEVICE, torch.float32)
+    rows = torch.arange(length - count, length).expand(batch, count)
+    kept = _tiled.random_choice(seed, batch, heads[0], -(-count // queries), length, size, share, rows, queries)
+    return (q, keys, values, rows.to(DEVICE)), kept.to(DEVICE), size, queries
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_lists_hold_what_is_kept_in_rising_order():
+    kept = torch.rand(3, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.4
+    indptr, indices = tile_attention.lists(kept)
+    for n, one in enumerate(kept.flatten(0, 1)):
+        assert indices[indptr[n] : indptr[n + 1]].tolist() == one.nonzero()[:, 0].tolist()
+
+
+def test_every_tile_kept_is_dense_attention():
+    arguments, kept, size, queries = example()
+    everything = tile_attention.lists(torch.ones_like(kept))
+    close(tile_attention.launch(*arguments, *everything, size, queries), tile_attention.launch(*arguments))
+
+
+def test_dense_attention_is_torchs():
+    (q, keys, values, rows), *_ = example(count=80)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
+    close(tile_attention.launch(q, keys, values, rows), expected)
+
+
+def test_the_reference_obeys_the_choice_as_tiles_define_it():
+    (q, keys, values, rows), kept, size, queries = example(queries=32, size=32)
+    seen = Tiles(kept[0], size).visible(q.shape[2], keys.shape[2]) & (
+        torch.arange(keys.shape[2], device=DEVICE) <= rows[0, :, None]
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(q, keys, values, seen[None], enable_gqa=True)
+    lists = tile_attention.lists(kept)
+    close(tile_attention.reference(q, keys, values, rows, *lists, size, queries), expected)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [Config(16, 16, 4, 1), Config(32, 16, 4, 1, descriptors=True), Config(64, 64, 4, 1, descriptors=True)],
+    ids=str,
+)
+def test_any_launch_shape_gives_the_same(config):
+    arguments, kept, size, queries = example(1)
+    lists = tile_attention.lists(kept)
+    expected = tile_attention.reference(*arguments, *lists, size, queries)
+    close(tile_attention.launch(*arguments, *lists, size, queries, config=config), expected)
+
+
+def test_heads_that_choose_alike_may_share_a_list():
+    arguments, kept, size, queries = example(2)
+    shared = kept.any(1, keepdim=True)
+    one = tile_attention.launch(*arguments, *tile_attention.lists(shared), size, queries)
+    close(tile_attention.launch(*arguments, *tile_attention.lists(shared.expand_as(kept)), size, queries), one)
+
+
+def test_keys_may_lie_token_by_token():
+    (q, keys, values, rows), kept, size, queries = example(3)
+    lists = tile_attention.lists(kept)
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, keys, values)]
+    expected = tile_attention.launch(q, keys, values, rows, *lists, size, queries)
+    close(tile_attention.launch(*turned, rows, *lists, size, queries), expected)
+
+
+def test_a_prompt_in_chunks_is_the_prompt_at_once():
+    (q, keys, values, rows), kept, size, queries = example(4, count=80, length=80)
+    whole = tile_attention.launch(q, keys, values, rows, *tile_attention.lists(kept), size, queries)
+    for at in (0, 32, 64):  # whole query tiles; the last is short
+        part = kept[:, :, at // queries : at // queries + 1]
+        chunk = (q[:, :, at : at + 32], keys[:, :, : at + 32], values[:, :, : at + 32], rows[:, at : at + 32])
+        got = tile_attention.launch(*chunk, *tile_attention.lists(part.contiguous()), size, queries)
+        close(got, whole[:, :, at : at + 32])
+
+
+def test_pages_of_a_batch_equal_tiles_request_by_request():
+    q, keys, values = _tiled.pool(5, 2, (4, 2), 32, 96, 64, DEVICE, torch.float32)
+    keys, values = keys.contiguous(), values.contiguous()
+    rows = torch.arange(64, 96, device=DEVICE).expand(2, 32)
+    kept = _tiled.random_choice(5, 2, 4, 1, 96, 32, 0.3, rows, 32).to(DEVICE)
+    choices = [Tiles(one, 32) for one in kept]
+    got = page_attention.launch(q, keys, values, rows, pages(choices, 2, 2, 3))
+    union = torch.stack([choice.union(2).kept for choice in choices])
+    close(got, tile_attention.launch(q, keys, values, rows, *tile_attention.lists(union), 32, 32))
+
+
+@pytest.mark.parametrize("change", [{"size": 48}, {"queries": 8}, {"queries": 64}])
+def test_what_the_kernel_does_not_take_is_refused(change):
+    arguments, kept, size, queries = example()
+    options = {"size": size, "queries": queries, **change}
+    with pytest.raises(BadInput):
+        tile_attention.launch(*arguments, *tile_attention.lists(kept), **options)
+
+
+def test_a_cache_that_is_not_made_of_whole_pages_is_refused():
+    q, keys, values = _tiled.pool(5, 1, (2, 2), 4, 50, 64, DEVICE, torch.float32)
+    one = Pages(torch.zeros(3, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 32, 1)
+    with pytest.raises(BadInput, match="50 tokens"):
+        page_attention.launch(q, keys, values, torch.arange(46, 50)[None], one)
