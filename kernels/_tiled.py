@@ -158,7 +158,7 @@ if triton is not None:
             one = (request * (HEADS // SHARED) + head // SHARED) * LISTS + (tile_m * BLOCK_M // QUERIES) % LISTS
             first, last = tl.load(indptr + one), tl.load(indptr + one + 1)
             if STRIDED:
-                number = (request * (HEADS // GROUP) + kv_head) * capacity
+                number = ((request * (HEADS // GROUP) + kv_head) * capacity).to(tl.int32)
             # tile j is seen in whole where (j + 1) * SIZE - 1 <= lowest, and at all where j * SIZE <= highest
             clear = _upto(indices, first, last, (lowest + 1) // SIZE - 1 + number, 256) * (SIZE // BLOCK_N)
             tiles = _upto(indices, first, last, number + tl.where(highest < 0, -1, highest // SIZE), 256)
