@@ -41,9 +41,19 @@ TINY = {  # parameters that make a run short
         "repeats": 1,
         "max_new_tokens": 2,
     },
+    "09_sparse_masks": {
+        "passages": 2,
+        "tile": 16,
+        "joined": "random",
+        "chunk": 64,
+        "long": 1024,
+        "overview": 32,
+        "frame": 8,
+    },
 }
 FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 6, "05_beyond_rag": 9}
 FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9}
+FIGURES |= {"09_sparse_masks": 8}
 TABLES = {
     "01_masks": {"masks", "answers"},
     "02_positions": {"rounding", "families", "drift", "first_token", "angles"},
@@ -52,6 +62,7 @@ TABLES = {
     "06_kv_deviation": {"concentration", "places", "causes", "repair"},
     "07_critical_tokens": {"places", "agreement", "answers"},
     "08_recompute_tradeoff": {"measured", "at_15_percent", "here", "components"},
+    "09_sparse_masks": {"heads", "thresholds", "rules", "union", "long"},
     "05_beyond_rag": {"icl", "icl_quality", "chat", "chat_quality", "game"},
 }
 
@@ -194,6 +205,21 @@ def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(checkpoint,
     assert tables["agreement"].shape == (2, 2)
 
 
+def test_sparse_masks_weigh_what_is_kept_and_what_is_dropped(checkpoint, tmp_path):
+    metrics, tables = finished("09_sparse_masks", checkpoint, tmp_path)
+    heads, turned = tables["heads"], tables["thresholds"]
+    assert set(heads.method) == set(metrics["density"]) and len(heads) == 5 * 2 * 4
+    assert ((heads.attention + heads.missed) <= 1 + 1e-5).all() and (heads.missed > 0).any()
+    for _, points in turned.groupby("method"):
+        assert points.density.is_monotonic_increasing and points.mass.is_monotonic_increasing
+    steps = tables["union"].pivot(index="layer", columns="step", values="density")
+    steps = steps[["choice", "query blocks", "heads", "chunk"]]
+    assert (steps.diff(axis=1).iloc[:, 1:] >= 0).all(axis=None) and (steps.choice < steps["chunk"]).all()
+    rules = tables["rules"].groupby("rule")[["density", "attention"]].mean()
+    assert set(rules.index) == {"mass", "local", "sink", "stride", "random"} and rules.sum().max() < 1 + 1e-6
+    assert set(tables["long"].method) == set(metrics["long_seconds"]) and (tables["long"].density < 1).all()
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
@@ -204,6 +230,7 @@ def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(checkpoint,
         ("03_reuse", {"lengths": [1]}, "parameter lengths is 1"),
         ("06_kv_deviation", {"ratio": 1.5}, "parameter ratio is 1.5"),
         ("07_critical_tokens", {"ratios": [0.1, 2]}, "parameter ratios is 2"),
+        ("09_sparse_masks", {"overview": 2048}, "parameter overview is 2048"),
         ("05_beyond_rag", {"tables": 0}, "parameter tables is 0"),
         ("05_beyond_rag", {"shots": [17]}, "parameter shots is 17"),
     ],

@@ -1,15 +1,19 @@
 """A choice of tiles beside the attention that they truly get: what it keeps, and what it drops though needed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from workbench.grid import Grid, mass
+from workbench.errors import BadInput
+from workbench.grid import Grid
 from workbench.metrics.states import States
 from workbench.plan import Site
 from workbench.sparse import Sparse, smallest
+from workbench.sparse.bfla import Bfla
+from workbench.sparse.compact import Compact
 from workbench.tiles import Tiles
 
 
@@ -53,15 +57,34 @@ class Chosen:
         return {name: float(value) for name, value in found.items()} | {"seconds": self.seconds}
 
 
-def chosen(states: States, layer: int, method: Sparse, share: float = 0.8) -> Chosen:
-    """What `method` (ready for the model) chooses for the whole prompt at once; `share` is what `needed` tiles hold."""
-    queries, keys = states.queries[layer], states.keys[layer]
-    rows = torch.arange(len(states), device=keys.device)
+def chosen(states: States, layer: int, method: Sparse, share: float = 0.8, chunk: int | None = None) -> Chosen:
+    """What `method` (ready for the model) chooses for the whole prompt, at once or in chunks of whole tiles; `share` is
+    what the `needed` tiles hold."""
+    if chunk is not None and (chunk < 1 or chunk % method.size):
+        raise BadInput(f"chunk {chunk} is no multiple of {method.size}, the tile of the method")
     began = perf_counter()
-    tiles = method(queries, keys, rows, Site(layer, len(states)))
+    tiles = choice(states, layer, method, chunk)
     seconds = perf_counter() - began
-    grid, truth = Grid(rows, len(states), tiles.size), states.mass(layer, tiles.size)
-    return Chosen(tiles.paged(), grid, truth, smallest(truth, share, grid.own), seconds)
+    best = needed(states, layer, tiles.size, share)
+    return replace(best, tiles=tiles, seconds=seconds)
+
+
+def needed(states: States, layer: int, size: int, share: float = 0.8) -> Chosen:
+    """The fewest tiles of `size` that hold `share` of the attention of every query tile, as a choice: the oracle's."""
+    truth, grid = states.mass(layer, size), states.grid(size)
+    best = smallest(truth, share, grid.own) & grid.causal
+    return Chosen(Tiles(best, size), grid, truth, best, 0.0)
+
+
+def choice(states: States, layer: int, method: Sparse, chunk: int | None = None) -> Tiles:
+    """Whole tiles that `method` chooses, at once or chunk by chunk."""
+    queries, keys = states.queries[layer], states.keys[layer]
+    wide, parts = -(-len(states) // method.size), []
+    for rows in torch.arange(len(states), device=keys.device).split(chunk or len(states)):
+        end = int(rows[-1]) + 1
+        kept = method(queries[:, rows], keys[:, :end], rows, Site(layer, len(states))).paged().kept
+        parts.append(pad(kept, (0, wide - kept.shape[2])))
+    return Tiles(torch.cat(parts, 1), method.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,22 +114,74 @@ class Union:
 
 
 def union(states: States, layer: int, method: Sparse, rows: slice, heads: int = 0) -> Union:
-    """`method` over the chunk `rows` of the prompt; `heads` query heads share a page list (0: a GQA group)."""
+    """`method` over the chunk `rows` of the prompt; `heads` query heads share a page list (0: a GQA group);
+    CompactAttention brings its own method and group."""
+    if isinstance(method, Compact):
+        heads = method.group(states.heads, states.kv_heads)
+        method = method.inner
     queries, keys = states.queries[layer][:, rows], states.keys[layer][:, : rows.stop]
     at = torch.arange(rows.start, rows.stop, device=keys.device)
-    choice = method(queries, keys, at, Site(layer, len(states))).paged()
-    group, grid = heads or len(queries) // len(keys), Grid(at, rows.stop, choice.size)
-    kept, own = choice.kept & grid.causal, grid.own.any(0)
-    by_head = choice.over_queries().kept[:, 0]
-    by_group = choice.union(group).kept[::group, 0]
+    tiles = method(queries, keys, at, Site(layer, len(states))).paged()
+    group, grid = heads or len(queries) // len(keys), Grid(at, rows.stop, tiles.size)
+    kept, own = tiles.kept & grid.causal, grid.own.any(0)
+    by_head = tiles.over_queries().kept[:, 0]
+    by_group = tiles.union(group).kept[::group, 0]
     pages = by_group | own
     indptr, indices = grid.tiles(pages.repeat_interleave(group, 0)[:, None].expand_as(kept), len(kept)).pages(group)
-    return Union(kept, by_head, by_group, pages, own, grid.pairs(), indptr, indices, rows.start, choice.size)
+    return Union(kept, by_head, by_group, pages, own, grid.pairs(), indptr, indices, rows.start, tiles.size)
 
 
-def true_mass(states: States, layer: int, head: int, tiles: slice, size: int) -> Tensor:
-    """[i, J] fp32: what key tiles truly get from some query tiles of one head, the others left alone."""
-    group, device = states.heads // states.kv_heads, states.keys[layer].device
-    rows = torch.arange(tiles.start * size, min(tiles.stop * size, len(states)), device=device)
-    queries, keys = states.queries[layer][head, rows], states.keys[layer][head // group]
-    return mass(queries[None], keys[None], Grid(rows, len(states), size))[0]
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Some query tiles of one head, over all key tiles or some."""
+
+    rows: slice  # query tiles
+    keys: slice  # key tiles
+    size: int
+    mass: Tensor  # [i, j] fp32
+    kept: Tensor  # [i, j] bool, causal
+    needed: Tensor  # [i, j] bool
+    causal: Tensor  # [i, j] bool
+
+    def at(self, keys: slice) -> "Window":
+        """The same rows over the key tiles `keys`."""
+        parts = (x[:, keys] for x in (self.mass, self.kept, self.needed, self.causal))
+        return Window(self.rows, keys, self.size, *parts)
+
+    def held(self) -> float:
+        """Attention within kept tiles, mean over query tiles."""
+        return float((self.mass * self.kept).sum(1).mean())
+
+    def missed(self) -> float:
+        """Attention within tiles that are needed and dropped."""
+        return float((self.mass * (self.needed & ~self.kept)).sum(1).mean())
+
+
+def window(states: States, layer: int, head: int, tiles: Tiles, rows: slice, share: float = 0.8) -> Window:
+    """True attention of the query tiles `rows` of one head beside what `tiles` (of the whole prompt) keeps of them; the
+    attention of other rows is not computed."""
+    grid, truth = states.grid(tiles.size, rows), states.mass_of(layer, head, rows, tiles.size)
+    best, kept = smallest(truth, share, grid.own), tiles.kept[head, rows] & grid.causal
+    return Window(rows, slice(0, grid.shape[1]), tiles.size, truth, kept, best, grid.causal)
+
+
+@dataclass(frozen=True, eq=False)
+class Causes:
+    """Why BFLA keeps the tiles of one layer."""
+
+    kept: dict[str, Tensor]  # cause → [H, I, J] bool, causal tiles only; the rules overlap
+    causal: Tensor  # [I, J] bool
+    added: dict[str, tuple[float, float]]  # cause → (density, attention) that the causes before it do not hold
+
+
+def causes(states: States, layer: int, method: Bfla) -> Causes:
+    """The rules that keep a tile, in BFLA's order, and what each adds; shares are means over the query heads."""
+    group = states.heads // states.kv_heads
+    grid, truth = states.grid(method.size), states.mass(layer, method.size)
+    found = method.causes(states.queries[layer], states.keys[layer], grid.rows)
+    before, added = torch.zeros_like(truth, dtype=torch.bool), {}
+    for name, kept in found.items():
+        new = Chosen(Tiles(kept & ~before, method.size), grid, truth, before, 0.0)
+        added[name] = float(new.density().mean()), float(new.held().mean())
+        before = before | kept
+    return Causes({name: kept[::group] for name, kept in found.items()}, grid.causal, added)

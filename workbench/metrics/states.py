@@ -21,7 +21,7 @@ class States:
 
     queries: dict[int, Tensor]  # [Hq, T, D]
     keys: dict[int, Tensor]  # [H, T, D]
-    _known: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def layers(self) -> list[int]:
@@ -43,9 +43,22 @@ class States:
         """[Hq, I, J] fp32: what tiles of `size` truly get, mean over the rows of a query tile. Worked out once."""
         at = layer, size
         if at not in self._known:
-            rows = torch.arange(len(self), device=self.keys[layer].device)
-            self._known[at] = mass(self.queries[layer], self.keys[layer], Grid(rows, len(self), size))
+            self._known[at] = mass(self.queries[layer], self.keys[layer], self.grid(size))
         return self._known[at]
+
+    def mass_of(self, layer: int, head: int, rows: slice, size: int) -> Tensor:
+        """[i, J] fp32: of one head, and of the query tiles `rows` only; that of other rows is not computed."""
+        at = layer, size, head, rows.start, rows.stop
+        if at not in self._known:
+            grid, keys = self.grid(size, rows), self.keys[layer][head // (self.heads // self.kv_heads)]
+            self._known[at] = mass(self.queries[layer][head, grid.rows][None], keys[None], grid)[0]
+        return self._known[at]
+
+    def grid(self, size: int, rows: slice = slice(None)) -> Grid:
+        """Tiles of the whole prompt, or of some query tiles of it."""
+        positions = torch.arange(len(self), device=next(iter(self.keys.values())).device)
+        start, stop, _ = rows.indices(-(-len(self) // size))
+        return Grid(positions[start * size : stop * size], len(self), size)
 
 
 def of_prompt(model: PreTrainedModel, tokens: Tensor) -> States:

@@ -55,6 +55,14 @@ def choice_menu(
     }  # fmt: skip
 
 
+def some(items: Sequence[int], wanted: int, most: int = 8) -> list[int]:
+    """At most `most` of `items`, evenly spread, `wanted` among them: a figure carries a picture of each."""
+    if len(items) <= most:
+        return list(items)
+    others = [items[round(i * (len(items) - 1) / (most - 2))] for i in range(most - 1)]
+    return sorted({*others, wanted})
+
+
 def of_head(mass: np.ndarray, layer: int, head: int) -> np.ndarray:
     """[T] float32; head 0 is the mean over heads, head h is head h - 1."""
     return (mass[layer].mean(0) if head == 0 else mass[layer, head - 1]).astype(np.float32)

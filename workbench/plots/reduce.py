@@ -1,4 +1,4 @@
-"""A mask rule of any length as a small grey picture, by block mean; the mask itself is never built."""
+"""Masks of any length as small pictures, by block mean or block max; nothing is skipped, no N × N mask is built."""
 
 from collections.abc import Callable
 
@@ -40,3 +40,17 @@ def visible_pairs(rule: Rule, length: int, rows: torch.Tensor | None = None) -> 
         int(rule(some[:, None], cols[None]).expand(len(some), length).sum())
         for some in rows.split(max(1, 4_000_000 // length))
     )
+
+
+def blocks(x: np.ndarray, cells: int, how: str = "max", across: str | None = None) -> np.ndarray:
+    """[I, J] as at most [cells, cells]: each cell the "max", "mean" or "sum" of its entries; `across` the columns in
+    another way than the rows."""
+    for axis, each in ((0, how), (1, across or how)):
+        starts = firsts(x.shape[axis], cells)
+        if len(starts) == x.shape[axis]:
+            continue
+        whole = x if each == "max" else x.astype(np.float64)
+        x = (np.maximum if each == "max" else np.add).reduceat(whole, starts, axis)
+        if each == "mean":
+            x = x / np.expand_dims(np.diff([*starts, whole.shape[axis]]), 1 - axis)
+    return x

@@ -47,6 +47,11 @@ class Sparse(ABC):
             raise BadInput(f"{len(queries)} query heads cannot share {len(keys)} KV heads")
         return self.choose(queries, keys, Grid(rows.to(keys.device), keys.shape[1], self.size), site)
 
+    @property
+    def fitted(self) -> bool:
+        """Whether it reads something that was fitted to one model: it chooses after `ready` only, and in that model."""
+        return False
+
     def ready(self, model: PreTrainedModel) -> Self:
         """This method for `model`: what it was fitted to a model is read, and refused where it is another's."""
         return self

@@ -48,6 +48,10 @@ class Compact(Sparse):
     def turned(self, value: float) -> "Compact":
         return replace(self, over=self.inner.turned(value))
 
+    @property
+    def fitted(self) -> bool:
+        return self.inner.fitted
+
     def ready(self, model: PreTrainedModel) -> "Compact":
         return replace(self, over=self.inner.ready(model))
 

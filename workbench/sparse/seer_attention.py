@@ -49,6 +49,10 @@ class SeerAttention(Sparse):
     def size(self) -> int:
         return self.block
 
+    @property
+    def fitted(self) -> bool:
+        return True
+
     def ready(self, model: PreTrainedModel) -> "SeerAttention":
         path = Path(self.gate) if self.gate else models.folder(str(model.config.name_or_path)) / gates.FILE
         found = gates.load(path, model)

@@ -49,6 +49,10 @@ class Xattention(Sparse):
     def size(self) -> int:
         return self.block
 
+    @property
+    def fitted(self) -> bool:
+        return isinstance(self.threshold, str)
+
     def ready(self, model: PreTrainedModel) -> "Xattention":
         return replace(self, profiled=self._read(model)) if isinstance(self.threshold, str) else self
 

@@ -1,0 +1,146 @@
+"""CompactAttention's union step by step: query blocks → head → execution group → list of pages (section 3.2, 3.3)."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.metrics.misses import Union
+from workbench.plots.controls import choice_menu, frame_slider
+from workbench.plots.theme import BLUE, FAINT, GREEN, ORANGE, PAPER, RULE, finish, legend_over, panel_titles
+
+FATES = {  # numbered from 2; 0 is the future, 1 not selected
+    "asked for by every query block that sees it": BLUE,
+    "by some: the others read it too": ORANGE,
+    "the chunk itself, in whole": GREEN,
+}
+GAP, LIST = 40, 19  # px between panels, and of a line of the page list
+TITLES = (
+    "1. the choice of every query block, head under head",
+    "2. Q-block union: one line a head",
+    "3. group union: one line for the heads of a KV head",
+    "4. with the chunk itself: the pages that are read (number of the page)",
+    "5. page lists of all groups, as a paged kernel gets them: position in the list, and the page that stands there",
+)
+
+
+def steps(found: Union, group: int) -> list[np.ndarray]:
+    """Panels 1 to 4 of one execution group: uint8 [lines, J], each a number of FATES."""
+    of = slice(group * found.group, (group + 1) * found.group)
+    kept, heads, sees = found.kept[of], found.heads[of], found.pairs > 0
+    unanimous = (kept | ~sees).all(1)  # [heads, J]
+    first = np.where(kept.flatten(0, 1).cpu(), 2, sees.repeat(len(kept), 1).cpu())
+    second = np.where(heads.cpu(), np.where(unanimous.cpu(), 2, 3), 1)
+    third = np.where(found.groups[group].cpu(), np.where(unanimous.all(0).cpu(), 2, 3), 1)[None]
+    return [x.astype(np.uint8) for x in (first, second, third, _pages(found, group)[None])]
+
+
+def page_lists(found: Union) -> tuple[np.ndarray, np.ndarray]:
+    """Panel 5: fates [G, slots] (0: no page) and page numbers, ragged lists set to the left."""
+    ends = found.indptr.tolist()
+    fates = np.zeros((len(ends) - 1, max(1, *np.diff(ends))), np.uint8)
+    numbers = np.full(fates.shape, -1, np.int32)
+    for group, (start, end) in enumerate(pairwise(ends)):
+        listed = found.indices[start:end].cpu().numpy()
+        numbers[group, : end - start], fates[group, : end - start] = listed, _pages(found, group)[listed]
+    return fates, numbers
+
+
+def union(
+    found: Sequence[Union], *, layers: Sequence[int], caption: str, notice: str, layer: int = 0, group: int = 0
+) -> go.Figure:
+    """A union of every one of `layers`, all of one chunk. A slider picks the layer, a menu the execution group."""
+    groups, now = len(found[0].groups), found[layer]
+    heights = [max(60, min(7 * now.kept.shape[1] * now.group, 260)), 16 * now.group, 20, 20, LIST * groups]
+    total = sum(heights) + GAP * (len(heights) - 1)
+    fig = make_subplots(len(heights), 1, row_heights=heights, vertical_spacing=GAP / total, subplot_titles=TITLES)
+    pictures = [[steps(one, g) for g in range(groups)] for one in found]
+    for g in range(groups):
+        for row, z in enumerate(pictures[layer][g], 1):
+            names = _lines(now, g, row)
+            fig.add_trace(_heatmap(z, visible=g == group, customdata=np.tile(names, (1, z.shape[1]))), row=row, col=1)
+    lists = [page_lists(one) for one in found]
+    fig.add_trace(_list(*lists[layer]), row=5, col=1)
+    for name, colour in FATES.items():
+        square = {"color": colour, "symbol": "square", "size": 11}
+        fig.add_scatter(x=[None], y=[None], mode="markers", marker=square, name=name, hoverinfo="skip")
+    fig.frames = [
+        go.Frame(
+            name=str(at), traces=list(range(4 * groups + 1)),
+            data=[*(go.Heatmap(z=z) for each in pictures[at] for z in each), _list(*lists[at])],
+        )
+        for at in range(len(found))
+    ] if len(found) > 1 else []  # fmt: skip
+    _axes(fig, now, heights, max(z.shape[1] for z, _ in lists))
+    if len(found) > 1:
+        shares = [" → ".join(f"{x:.0%}" for x in one.densities()) for one in found]
+        said = [f"{n}: {share} of the causal pairs, by steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
+        fig.update_layout(sliders=[frame_slider(said, layer, "layer ", spoken=True, pad=48)])
+    if groups > 1:
+        labels = [f"KV head {g}" if groups * now.group == len(now.heads) else f"group {g}" for g in range(groups)]
+        fig.update_layout(updatemenus=[choice_menu(labels, 4, total, (), group, 1 + len(FATES))])
+    panel_titles(fig)
+    fig.update_layout(legend=legend_over(total, 26, itemclick=False))
+    return finish(
+        fig, title="From a mask to a list of pages", notice=notice, caption=caption, height=total, above=62,
+        below=132 if len(found) > 1 else 56, left=76,
+    )  # fmt: skip
+
+
+def _pages(found: Union, group: int) -> np.ndarray:
+    """[J] fates of the pages of a group: joined before it was the chunk's own."""
+    of = slice(group * found.group, (group + 1) * found.group)
+    everyone = (found.kept[of] | (found.pairs == 0)).all(0).all(0)
+    joined = np.where(found.groups[group].cpu(), np.where(everyone.cpu(), 2, 3), 1)
+    return np.where(found.own.cpu(), 4, joined).astype(np.uint8)
+
+
+def _lines(found: Union, group: int, row: int) -> np.ndarray:
+    """[lines, 1] what the lines of a panel are."""
+    heads = [f"head {group * found.group + h}" for h in range(found.group)]
+    if row == 1:
+        starts = [found.first + i * found.size for i in range(found.kept.shape[1])]
+        heads = [f"{head}, rows from {start:,d}" for head in heads for start in starts]
+    return np.array(heads if row < 3 else [f"heads of group {group}"], dtype=object)[:, None]
+
+
+def _scale() -> list[list]:
+    colours = [PAPER, FAINT, *FATES.values()]
+    return [[edge / len(colours), colour] for i, colour in enumerate(colours) for edge in (i, i + 1)]
+
+
+def _heatmap(z: np.ndarray, **more: object) -> go.Heatmap:
+    return go.Heatmap(
+        z=z, zmin=-0.5, zmax=4.5, colorscale=_scale(), showscale=False, xgap=1, ygap=1 if len(z) < 9 else 0,
+        hovertemplate="%{customdata}<br>page %{x}<extra></extra>", **more,
+    )  # fmt: skip
+
+
+def _list(fates: np.ndarray, numbers: np.ndarray) -> go.Heatmap:
+    few = numbers.shape[1] <= 72
+    text = np.where(numbers < 0, "", numbers.astype(str)) if few else None
+    return go.Heatmap(
+        z=fates, zmin=-0.5, zmax=4.5, colorscale=_scale(), showscale=False, xgap=1, ygap=2, customdata=numbers,
+        text=text, texttemplate="%{text}" if few else None, textfont={"size": 8, "color": PAPER},
+        hovertemplate="list of group %{y}, position %{x}: page %{customdata}<extra></extra>",
+    )  # fmt: skip
+
+
+def _axes(fig: go.Figure, found: Union, heights: Sequence[int], slots: int) -> None:
+    pages = found.own.shape[0]
+    fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", showticklabels=False, showline=False)
+    fig.update_xaxes(range=[-0.5, pages - 0.5], showgrid=False, ticks="", showticklabels=False, showline=False)
+    fig.update_xaxes(showticklabels=True, row=4)
+    ends = [-0.5, max(slots, pages) - 0.5]
+    fig.update_xaxes(title_text="position in the list", range=ends, showticklabels=True, row=5)
+    tiles, group = found.kept.shape[1], found.group
+    heads, lists = [f"head +{h}" for h in range(group)], [f"group {g}" for g in range(len(found.groups))]
+    fig.update_yaxes(
+        tickvals=[tiles * (h + 0.5) - 0.5 for h in range(group)], ticktext=heads, showticklabels=True, row=1
+    )
+    fig.update_yaxes(tickvals=list(range(group)), ticktext=heads, showticklabels=True, row=2)
+    fig.update_yaxes(tickvals=list(range(len(lists))), ticktext=lists, showticklabels=True, row=5)
+    for h in range(1, group):
+        fig.add_hline(tiles * h - 0.5, line={"color": RULE, "width": 2}, row=1, col=1)

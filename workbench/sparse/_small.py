@@ -1,0 +1,20 @@
+"""Settings for prompts of a few thousand tokens: at that length the published ones keep nearly every tile."""
+
+SETTINGS = {
+    "bfla": "bfla(block={double}, tile={tile}, flat=4, mass=0.99, local=2, stride=16)",
+    "compact": "compact(over=flash_prefill(block={tile}, alpha=0.3, sink=1, window=2, tail=0))",
+    "dense": "dense(block={tile})",
+    "flash_prefill": "flash_prefill(block={tile}, alpha=0.3, sink=1, window=2, tail=0)",
+    "oracle": "oracle(block={tile}, mass=0.8)",
+    "quoka": "quoka(block={tile})",
+    "random": "random(block={tile}, share=0.3)",
+    "strided": "strided(block={tile}, stride=4)",
+    "vertical_slash": "vertical_slash(block={tile}, vertical=32, slash=32, front=4, near=32)",
+    "window": "window(block={tile}, local=9)",
+    "xattention": "xattention(block={tile}, threshold=0.7)",
+}
+
+
+def small(spec: str, tile: int = 32) -> str:
+    """A bare name with these settings in tiles of `tile` tokens; what has options of its own stays as it is."""
+    return SETTINGS.get(spec.strip(), spec).format(tile=tile, double=2 * tile)
