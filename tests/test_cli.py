@@ -147,6 +147,8 @@ def test_a_data_set_is_shown(run):
     lines = run("data", "lab", "--samples", "2", "--json").stdout.splitlines()
     assert {"id", "question", "answers", "ctxs"} <= set(json.loads(lines[1]))
     assert run("data", "nothing").exit_code == 2
+    assert run("data", "needles-tracking", "--samples", "2", "--passages", "4").stdout.count("\nA ") == 2
+    assert {"lab", "needles", "needles-multi-key"} <= set(run("data").stdout.split())
 
 
 @pytest.mark.parametrize("command", ["trial", "models", "data", "report", "lab"])

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from workbench import data
 from workbench.data import needles
 from workbench.data.lab_words import RELATIONS
 from workbench.data.needles import named, samples, values
@@ -85,6 +86,20 @@ def test_the_common_thing_is_said_most_often(passages):
         assert None not in found and "most people" in sample.question
         counts = {town: found.count(town) for town in found}
         assert counts.pop(sample.answers[0]) == max(2, round(0.4 * passages)) and set(counts.values()) == {1}
+
+
+def test_tasks_are_data_sets_by_name():
+    found = data.load("needles-multi-key", 4, 7, 9)
+    assert found == list(samples(4, 7, "multi-key", 9)) == data.corpus("needles-multi-key", 4, 7, 9)
+    mixed = data.load("needles", 12, 7, 9)
+    assert [sample.kind for sample in mixed[:6]] == [*needles.TASKS, "single"] and mixed[5].id == "single-7-1"
+    assert mixed[:7] == data.load("needles", 7, 7, 9) and len({sample.id for sample in mixed}) == len(mixed) == 12
+    assert {"needles", *(f"needles-{task}" for task in needles.TASKS)} <= set(data.names())
+    assert len(data.load("needles-single", 1)[0].ctxs) == data.HAYSTACK
+    with pytest.raises(BadInput, match=r"unknown data 'needles-essay': allowed are lab, needles, needles-single"):
+        data.load("needles-essay")
+    with pytest.raises(BadInput, match="passages is 3: common has 5 to 60"):
+        data.load("needles", 5, 0, 3)
 
 
 @pytest.mark.parametrize(("depth", "place"), [(0, 0), (0.5, 10), (1, 20)])

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from papermill.inspection import inspect_notebook
 
-from workbench import pages
+from workbench import pages, results
 from workbench.batch import Run, Task, Workers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,9 +50,10 @@ TINY = {  # parameters that make a run short
         "overview": 32,
         "frame": 8,
     },
+    "10_sparse_quality": {"passages": 3, "samples": 1, "lengths": [128, 256], "repeats": 1},
 }
 FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 6, "05_beyond_rag": 9}
-FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9}
+FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9, "10_sparse_quality": 8}
 FIGURES |= {"09_sparse_masks": 8}
 TABLES = {
     "01_masks": {"masks", "answers"},
@@ -63,6 +64,7 @@ TABLES = {
     "07_critical_tokens": {"places", "agreement", "answers"},
     "08_recompute_tradeoff": {"measured", "at_15_percent", "here", "components"},
     "09_sparse_masks": {"heads", "thresholds", "rules", "union", "long"},
+    "10_sparse_quality": {"measured", "thresholds", "times", "crossover", "here"},
     "05_beyond_rag": {"icl", "icl_quality", "chat", "chat_quality", "game"},
 }
 
@@ -194,6 +196,20 @@ def test_recomputation_compares_selectors_on_many_questions_and_here(checkpoint,
     assert len(tables["components"]) == 4
 
 
+def test_sparse_quality_finds_thresholds_in_the_shipped_table_and_here(checkpoint, tmp_path):
+    metrics, tables = finished("10_sparse_quality", checkpoint, tmp_path, measure="mass", keep=0.8)
+    measured = tables["measured"].query("kind == 'all'")
+    assert (measured.n == len(results.table("sparse-answers").query("data == 'lab'")))[measured.data == "lab"].all()
+    assert metrics["measured_samples"] == measured[measured.data == "lab"].n.iloc[0]
+    settings = measured.query("data == 'lab'").set_index("spec")
+    assert all(settings.mass[spec] >= 0.8 for spec in metrics["thresholds"].values()) and metrics["thresholds"]
+    here = tables["here"].set_index("method")
+    assert all(here.mass[method] >= 0.8 for method in metrics["thresholds_here"])
+    assert here.density["dense"] == here.mass["dense"] == 1 and here.agree["dense"] == 1 and len(here) == 7
+    assert set(tables["times"].length) == {128, 256} and (tables["times"].seconds > 0).all()
+    assert tables["crossover"]["Llama-3-8B"].min() > 1024
+
+
 def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(checkpoint, tmp_path):
     text = "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."
     given = {"text": text, "question": "Where is Ada Kelric?", "selectors": ["answer_guided", "first_k"]}
@@ -231,6 +247,8 @@ def test_sparse_masks_weigh_what_is_kept_and_what_is_dropped(checkpoint, tmp_pat
         ("06_kv_deviation", {"ratio": 1.5}, "parameter ratio is 1.5"),
         ("07_critical_tokens", {"ratios": [0.1, 2]}, "parameter ratios is 2"),
         ("09_sparse_masks", {"overview": 2048}, "parameter overview is 2048"),
+        ("10_sparse_quality", {"measure": "speed"}, "parameter measure is 'speed'"),
+        ("10_sparse_quality", {"keep": 1.5}, "parameter keep is 1.5"),
         ("05_beyond_rag", {"tables": 0}, "parameter tables is 0"),
         ("05_beyond_rag", {"shots": [17]}, "parameter shots is 17"),
     ],

@@ -15,13 +15,18 @@ app = typer.Typer()
 
 @app.command()
 def show_data(
-    name: Annotated[str, typer.Argument(help="`lab`, a shipped name or a file")],
+    name: Annotated[
+        str | None, typer.Argument(help="`lab`, `needles`, a shipped name or a file; none: list the names")
+    ] = None,
     samples: Annotated[int, typer.Option(help="How many to show")] = 3,
     seed: Annotated[int, typer.Option(help="Of the draw")] = 0,
     passages: Annotated[int | None, typer.Option(help="Passages a question")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON record a line")] = False,
 ) -> None:
     """Look at a data set."""
+    if name is None:
+        print("\n".join(datasets.names()))
+        return
     found = datasets.load(name, samples, seed, passages)
     console = Console(highlight=False)
     for sample in found:

@@ -77,6 +77,13 @@ def samples(
         yield _Haystack(Random(f"needles {seed} {task} {i}")).sample(f"{task}-{seed}-{i}", task, passages, depth, hops)
 
 
+def mixed(n: int, seed: int, tasks: Sequence[str] = TASKS, passages: int = 20) -> Iterator[Sample]:
+    """`n` samples, the tasks in turn; a longer draw begins with a shorter one. Refuses what `samples` refuses."""
+    each = [samples(-(-n // len(tasks)), seed, task, passages) for task in tasks]
+    for i in range(n):
+        yield next(each[i % len(tasks)])
+
+
 def values(sample: Sample) -> tuple[str, ...]:
     """What an answer has to name: all values of multi-value, otherwise the one answer."""
     return tuple(sample.answers[0].replace(" and ", ", ").split(", "))

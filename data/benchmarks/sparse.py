@@ -1,0 +1,252 @@
+"""Sparse methods on the lab model: what each keeps and loses at several thresholds, and how well the model answers.
+
+    python data/benchmarks/sparse.py --samples 500 --device cuda --processes 7
+
+leaves sparse.parquet (a row a setting, data set and kind of question: scores and measures with 95% intervals),
+sparse-answers.parquet (the scores of each question) and sparse-heads.parquet (by layer and head). Prompts of 40
+passages of the lab corpus, and needle tasks, prefilled in chunks of 512 rows. `--part lab` and `--part needles` are the
+two; what runs/sparse holds is not computed again; `--minutes` begins nothing new after that, and the files are written
+from what is there; `--collect` only writes them. On a CPU, a small preliminary set:
+
+    python data/benchmarks/sparse.py --samples 8 --measured 3 --needles 10 --steps 2
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from workbench import data, gates, grid, models, sparse
+from workbench.metrics import answers
+from workbench.metrics.side_by_side import MEASURES, compare
+from workbench.record import device_name
+from workbench.whole import whole
+
+HERE = Path(__file__).parent
+MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # a seed of worlds that neither trained nor chose the model
+FLASH = "flash_prefill(block=64, sink=1, window=2, tail=1, alpha={:g})"
+CURVES: dict[str, tuple[str, tuple[float, ...]]] = {  # method: its spec, and values that keep ever more
+    "dense": ("dense(block=64)", ()),
+    "oracle": ("oracle(mass={:g})", (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)),
+    "bfla": ("bfla(block=64, flat=4, local=1, mass={:.8g})", (0.5, 0.9, 0.99, 0.999, 0.99999)),
+    "flash_prefill": (FLASH, (0.9, 0.7, 0.5, 0.3, 0.1)),
+    "xattention": ("xattention(block=64, threshold={:g})", (0.3, 0.5, 0.7, 0.8, 0.9)),
+    "seer_attention": ("seer_attention(tail=1, threshold={:g})", (0.15, 0.1, 0.06, 0.04, 0.02)),
+    "quoka": ("quoka(block=64, keep={:g})", (0.05, 0.1, 0.25, 0.5, 0.75)),
+    "vertical_slash": ("vertical_slash(vertical=32, slash={:g}, front=4, near=8)", (8, 16, 32, 64, 128)),
+    "window": ("window(local={:g})", (1, 3, 7, 15)),
+    "strided": ("strided(stride={:g})", (16, 8, 4, 2)),
+    "random": ("random(share={:g})", (0.1, 0.25, 0.5, 0.75)),
+    "compact over flash_prefill": (f"compact(over={FLASH})", (0.9, 0.7, 0.5)),
+    "compact over xattention": ("compact(over=xattention(block=64, threshold={:g}))", (0.2, 0.3, 0.5)),
+}
+TABLE = [  # BFLA's table 5, its blocks and groups at a quarter
+    "bfla(block=64, flat=16, local=2, mass=0.95, stride=0)",
+    "bfla(block=64, flat=16, local=2, mass=0.999, stride=0)",
+    "bfla(block=64, flat=16, local=2, mass=0.95)",
+    "bfla(block=64, flat=16, local=4, mass=0.95)",
+    "bfla(block=64, flat=16, local=2, mass=0.99)",
+    "bfla(block=64, flat=16, local=2, mass=0.99, random=0.1)",
+    "bfla(block=64, flat=64, local=2, mass=0.99, random=0.1)",
+    "bfla(block=128, flat=16, local=2, mass=0.99, random=0.1)",
+]
+NUMBERS = (*MEASURES, "kl", "agree")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method with its dial at `value`; group "table" for those of BFLA's table."""
+
+    method: str
+    spec: str
+    value: float | None
+    group: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """Questions `start` to `start + count` of a data set under every setting; of the first `measured`, what is kept."""
+
+    data: str
+    start: int
+    count: int
+    measured: int
+    heads: int
+    settings: tuple[Setting, ...]
+    device: str
+    processes: int
+
+    @property
+    def name(self) -> str:
+        about = [SEED, PASSAGES, CHUNK, self.start < self.measured, [setting.spec for setting in self.settings]]
+        return f"{self.data}-{self.start:05}-{self.count}-{sha256(json.dumps(about).encode()).hexdigest()[:8]}"
+
+
+def settings(steps: int | None) -> list[Setting]:
+    """All settings, or `steps` of each method, evenly out of its list; the learned gate only where it is shipped."""
+    found = []
+    for name, (spec, values) in CURVES.items():
+        if name == "seer_attention" and not (models.folder(MODEL) / gates.FILE).exists():
+            continue
+        some = values if steps is None or not values else [values[i] for i in _evenly(len(values), steps)]
+        found += [Setting(name, spec.format(value), value, "curve") for value in some]
+        found += [] if values else [Setting(name, spec, None, "curve")]
+    table = [Setting("bfla", spec, None, "table") for spec in TABLE]
+    return found + (table if steps is None else table[1:8:3])
+
+
+def _evenly(count: int, steps: int) -> list[int]:
+    return sorted({round(i) for i in np.linspace(0, count - 1, steps + 2)[1:-1]})
+
+
+def parts(asked: argparse.Namespace) -> Iterator[Part]:
+    """What there is to do, the most wanted first."""
+    listed = tuple(settings(asked.steps))
+    for name, total, measured in (("lab", asked.samples, asked.measured), ("needles", asked.needles, 0)):
+        if asked.part in ("all", name):
+            for start in range(0, total, asked.size):
+                count = min(asked.size, total - start)
+                yield Part(name, start, count, measured, asked.heads, listed, asked.device, asked.processes)
+
+
+@lru_cache(maxsize=1)
+def loaded(device: str) -> models.Loaded:
+    if device == "cpu":
+        grid.ELEMENTS = 1 << 21  # parts that stay in the cache: half the time
+    return models.load(MODEL, device)
+
+
+@lru_cache(maxsize=2)
+def questions(name: str, count: int) -> list[data.Sample]:
+    return data.load(name, count, SEED, PASSAGES)
+
+
+def run(part: Part, out: Path) -> str:
+    """Write the two tables of a part."""
+    model, tokenizer, layout = loaded(part.device)
+    methods = {each.spec: sparse.named(each.spec).ready(model) for each in part.settings}
+    rows, heads = [], []
+    for at in range(part.start, part.start + part.count):
+        sample = questions(part.data, part.start + part.count)[at]
+        (prompt,) = layout.prompts([sample], tokenizer)
+        measured = at < part.measured
+        about = {"data": part.data, "id": sample.id, "kind": sample.kind, "tokens": len(prompt), "measured": measured}
+        about |= {"device": device_name(model.device), "processes": part.processes}
+        for spec, found in compare((model, tokenizer, layout), prompt, methods, CHUNK, 24, measured).items():
+            score = {"em": answers.exact_match(found.text, sample.answers)}
+            score["f1"] = answers.f1(found.text, sample.answers)
+            rows.append(about | {"spec": spec} | score | found.measures())
+            if at < part.heads:
+                heads += [{"id": sample.id, "spec": spec} | vars(head) for head in found.heads]
+    whole(out / f"{part.name}.heads.parquet", pd.DataFrame(heads).to_parquet)
+    whole(out / f"{part.name}.parquet", pd.DataFrame(rows).to_parquet)  # last: the part is done
+    return part.name
+
+
+def run_all(asked: argparse.Namespace) -> list[Part]:
+    """Run what is not there yet, side by side; the parts that there are then."""
+    asked.out.mkdir(parents=True, exist_ok=True)
+    listed, end = list(parts(asked)), time.monotonic() + 60 * asked.minutes
+    todo = [part for part in listed if not (asked.out / f"{part.name}.parquet").exists()]
+    print(f"{len(todo)} of {len(listed)} parts to do, {len(listed[0].settings)} settings", flush=True)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(asked.processes, context, torch.set_num_threads, (1,)) as pool:
+        running = {pool.submit(timed, part, asked.out, time.time() + end - time.monotonic()) for part in todo}
+        for count, future in enumerate(as_completed(running), 1):
+            print(f"{count} of {len(todo)}: {future.result()}", flush=True)
+    return [part for part in listed if (asked.out / f"{part.name}.parquet").exists()]
+
+
+def timed(part: Part, out: Path, end: float) -> str:
+    """Run a part unless it is too late for it (a moment of the wall clock, s)."""
+    return run(part, out) if time.time() < end else f"{part.name} left for the next run"
+
+
+def collect(done: list[Part], out: Path) -> None:
+    """The committed files, from the parts that are done."""
+    listed = {each.spec: each for each in done[0].settings}
+    tables = [out / f"{part.name}.parquet" for part in done]
+    every = pd.concat([pd.read_parquet(path) for path in tables], ignore_index=True)
+    rows = []
+    for (name, spec), part in every.groupby(["data", "spec"], sort=False):
+        about = vars(listed[str(spec)]) | {"data": name, "model": MODEL, "seed": SEED, "passages": PASSAGES}
+        about |= {"chunk": CHUNK, "tokens": part.tokens.mean(), "device": part.device.iloc[0]}
+        about["processes"] = int(part.processes.iloc[0])
+        for kind in ("all", *sorted(part.kind.unique())):
+            of_kind = part if kind == "all" else part[part.kind == kind]
+            rows.append(about | {"kind": kind} | scores(of_kind) | (measures(part) if kind == "all" else {}))
+    found = pd.DataFrame(rows)
+    whole(HERE / "sparse.parquet", lambda path: found.to_parquet(path, compression="zstd"))
+    wide = every[["data", "kind", "id"]].drop_duplicates().set_index(["data", "id"])
+    for what, kind in (("em", "uint8"), ("f1", "float32")):
+        by_spec = every.pivot(index=["data", "id"], columns="spec", values=what).astype(kind)
+        wide = wide.join(by_spec.add_prefix(f"{what} "))
+    whole(HERE / "sparse-answers.parquet", lambda path: wide.reset_index().to_parquet(path, compression="zstd"))
+    heads = pd.concat([pd.read_parquet(path.with_suffix(".heads.parquet")) for path in tables], ignore_index=True)
+    by_head = heads.groupby(["spec", "layer", "head"], sort=False)
+    means = by_head[[*MEASURES, "lowest"]].mean().assign(prompts=by_head.id.nunique()).reset_index()
+    small = means.astype(dict.fromkeys((*MEASURES, "lowest"), "float32"))
+    whole(HERE / "sparse-heads.parquet", lambda path: small.to_parquet(path, compression="zstd"))
+    print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(found)} rows")
+
+
+def scores(part: pd.DataFrame) -> dict[str, Any]:
+    """n, exact match (Wilson) and F1 (bootstrap) with their intervals."""
+    n, right = len(part), part.em.sum()
+    found = {"n": n, "em": right / n, "f1": part.f1.mean()}
+    found |= dict(zip(("em_low", "em_high"), answers.wilson(right, n), strict=True))
+    return found | dict(zip(("f1_low", "f1_high"), answers.bootstrap(part.f1.tolist()), strict=True))
+
+
+def measures(part: pd.DataFrame) -> dict[str, Any]:
+    """Means over prompts with bootstrap intervals; seconds to choose: the median and the quartiles."""
+    found: dict[str, Any] = {"prompts": int(part.measured.sum()), "first": part["first"].mean()}
+    found |= dict(zip(("first_low", "first_high"), answers.wilson(part["first"].sum(), len(part)), strict=True))
+    for name in NUMBERS:
+        values = part[name].dropna() if name in part else []
+        if len(values):
+            low, high = answers.bootstrap(values.tolist())
+            found |= {name: values.mean(), f"{name}_low": low, f"{name}_high": high}
+    if found["prompts"]:
+        low, middle, high = part.seconds.dropna().quantile([0.25, 0.5, 0.75])
+        found |= {"lowest": part.lowest.min(), "seconds": middle, "seconds_low": low, "seconds_high": high}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=500, help="lab questions")
+    parser.add_argument("--needles", type=int, default=500, help="needle questions, the five tasks in turn")
+    parser.add_argument(
+        "--measured", type=int, default=500, help="lab prompts of which mass, recall, error are measured"
+    )
+    parser.add_argument("--heads", type=int, default=4, help="prompts that go into the table by layer and head")
+    parser.add_argument("--steps", type=int, help="settings of each method; none: all")
+    parser.add_argument("--size", type=int, default=4, help="questions of a part")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=600, help="begin no part after so many")
+    parser.add_argument("--part", choices=("all", "lab", "needles"), default="all")
+    parser.add_argument("--out", type=Path, default=Path("runs/sparse"))
+    parser.add_argument("--collect", action="store_true", help="only write the files, from what is there")
+    asked = parser.parse_args()
+    if asked.collect:
+        done = [part for part in parts(asked) if (asked.out / f"{part.name}.parquet").exists()]
+    else:
+        done = run_all(asked)
+    collect(done, asked.out)
+
+
+if __name__ == "__main__":
+    main()
