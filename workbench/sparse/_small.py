@@ -8,6 +8,7 @@ SETTINGS = {
     "oracle": "oracle(block={tile}, mass=0.8)",
     "quoka": "quoka(block={tile})",
     "random": "random(block={tile}, share=0.3)",
+    "seer_attention": "seer_attention(threshold=0.01, tail=0)",
     "strided": "strided(block={tile}, stride=4)",
     "vertical_slash": "vertical_slash(block={tile}, vertical=32, slash=32, front=4, near=32)",
     "window": "window(block={tile}, local=9)",
