@@ -26,6 +26,10 @@ class Config:
     stages: int = 3
     descriptors: bool = False
 
+    def __str__(self) -> str:
+        shape = f"{self.rows}x{self.keys}, {self.warps} warps, {self.stages} stages"
+        return shape + (", descriptors" if self.descriptors else "")
+
 
 @cache
 def processors(device: torch.device) -> int:

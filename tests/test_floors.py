@@ -33,7 +33,7 @@ FLOORS = [
     ["way"],
     ["trial", "results"],
     ["cases"],
-    ["lab", "sweep", "turnover"],
+    ["lab", "sweep", "turnover", "bench"],
     ["tuning"],
     # floor 6
     ["plots", "pages"],

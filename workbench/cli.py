@@ -20,6 +20,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "prepare": ("workbench.commands.prepare", "Cache the passages of a data set beforehand, prepared one way."),
     "tune": ("workbench.commands.tune", "Block fine-tuning of a model, for full and block attention."),
     "sparse": ("workbench.commands.sparse", "Fit sparse attention to a model: a learned gate, thresholds of heads."),
+    "bench": ("workbench.commands.bench", "Time the kernels beside their peers on this GPU, or check them."),
     "report": ("workbench.report", "Run the notebooks and write a website of figures, metrics and tables."),
     "models": ("workbench.commands.models", "List the shipped models."),
     "data": ("workbench.commands.data", "Look at a data set."),

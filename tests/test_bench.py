@@ -1,0 +1,144 @@
+"""`workbench bench`: what it refuses, how it checks, and that every workload can be carried out."""
+
+import json
+import os
+from itertools import islice
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("triton", reason="Triton is not available on this platform")
+
+from workbench import bench
+from workbench.bench import peers, timing, workloads
+from workbench.bench.check import allowance, check, fresh, stretched
+from workbench.bench.run import entry
+from workbench.bench.variants import variants
+from workbench.bench.workloads import WORKLOADS, Workload
+from workbench.cli import app
+from workbench.errors import BadInput
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+
+
+def invoke(*words):
+    before = os.environ.get("TRITON_INTERPRET")
+    try:
+        return CliRunner().invoke(app, ["bench", *words])
+    finally:
+        if before is not None:
+            os.environ["TRITON_INTERPRET"] = before
+
+
+@pytest.mark.skipif(GPU, reason="there is a GPU")
+def test_times_are_refused_without_a_gpu(tmp_path):
+    done = invoke("tile_attention", "--out", str(tmp_path))
+    assert done.exit_code == 2
+    assert done.stderr.strip().count("\n") == 0 and "GPU" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_kernel_or_peer_is_named():
+    done = invoke("no_such", "--check")
+    assert done.exit_code == 2 and "no_such" in done.stderr and "tile_attention" in done.stderr
+    with pytest.raises(BadInput, match="no_such"):
+        peers.chosen("flash,no_such")
+    assert peers.chosen("all") == list(peers.NAMES)
+
+
+def test_check_reports_every_case_as_json():
+    done = invoke("question_attention", "--check", "--json")
+    assert done.exit_code == 0, done.output
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    kernel = bench.named("question_attention")
+    assert len(outcomes) >= len(list(kernel.cases()))
+    assert all(outcome["right"] for outcome in outcomes)
+
+
+class Broken:
+    """A kernel that is wrong in one way."""
+
+    __name__ = "workbench.kernels.broken"
+
+    def __init__(self, launch):
+        self.launch = launch
+
+    def reference(self, x):
+        return x * 2
+
+    def cases(self, device, dtype):
+        yield (torch.randn(2, 3, 64, device=device, dtype=dtype),)
+
+
+def test_check_finds_a_result_that_is_wrong_or_not_written_or_changes():
+    def unwritten(x):
+        out = torch.empty_like(x)
+        out[:, 1:] = x[:, 1:] * 2
+        return out
+
+    def moving(x):
+        return x * 2 + torch.rand_like(x) * 1e-7
+
+    found = {
+        launch: next(check(Broken(launch), DEVICE, [torch.float32]))
+        for launch in (lambda x: x * 2, lambda x: x * 2.001, unwritten, moving)
+    }
+    right, wrong, empty, race = found.values()
+    assert right.right and not wrong.right and wrong.error > wrong.allowed
+    assert "not written" in empty.problem and "run to run" in race.problem
+
+
+def test_a_kernel_may_err_twice_as_much_as_plain_torch():
+    exact = torch.zeros(4)
+    assert allowance(exact, exact + 0.5) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_stretched_and_fresh_cases_are_the_same_cases():
+    case = next(iter(bench.named("tile_attention").cases()))
+    again = fresh(case, 0)
+    assert again[1].stride() == case[1].stride() and not torch.equal(again[1], case[1])
+    assert again[3] is case[3]  # rows stay
+    q = torch.randn(1, 2, 3, 8)
+    meta = [torch.empty(1, 2, 3, 8, device="meta") for _ in range(2)]
+    wide = stretched((q, *meta))
+    assert wide[1].shape == (1, 2, 3, 8) and wide[1].stride(1) >= 1 << 31
+
+
+@pytest.mark.parametrize("kernel", sorted(WORKLOADS))
+def test_workloads_can_be_carried_out(kernel, monkeypatch):
+    for name, value in {"HEADS": (2, 1), "WIDTH": 32, "CHUNK": (1, 2, 1), "sets": lambda moved: range(1)}.items():
+        monkeypatch.setattr(workloads, name, value)
+    for work in islice(WORKLOADS[kernel]([], [], unit=16), 3):
+        assert work.flops > 0 and work.moved > 0
+        out = work.contestants["ours"][0]()
+        assert not out.isnan().any(), work.name
+        json.dumps(work.shape)
+
+
+def test_every_variant_is_taken_by_its_kernel():
+    for kernel in WORKLOADS:
+        for variant in variants(kernel):
+            assert set(variant) <= {"config", "splits"}
+
+
+def test_a_peer_that_cannot_run_is_reported_and_the_others_are_timed(monkeypatch):
+    taken = {"ours": timing.of([1.0, 2.0, 3.0]), "flash": timing.of([4.0] * 20), "cudnn": "RuntimeError: no"}
+    monkeypatch.setattr("workbench.bench.run.measure", lambda contestants: {who: taken[who] for who in contestants})
+    work = Workload("a", {}, 8e9, 1e6)
+    for who in taken:
+        work.enter(who, lambda: None)
+    found = entry(work, timing.Roof(copy=1e12, product=8e12))
+    ours, flash, cudnn = found["contestants"]
+    assert found["floor_ms"] == pytest.approx(1.0)
+    assert ours["ms"] == 2.0 and ours["share"] == pytest.approx(0.5) and ours["ratio"] == 1.0
+    assert flash["ratio"] == 2.0 and flash["tflops"] == pytest.approx(2.0)
+    assert "RuntimeError" in cudnn["problem"]
+
+
+def test_preparing_a_peer_may_fail():
+    work = Workload("a", {}, 1, 1)
+    work.enter("gone", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        work.contestants["gone"][0]()

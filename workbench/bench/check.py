@@ -1,0 +1,112 @@
+"""A kernel against its reference on the device at hand.
+
+The rule is FlashAttention-3's (arXiv:2407.08608, its tests): against a reference in fp32, a kernel's largest error may
+be twice that of plain torch in the same dtype, and a little for rounding. Outputs begin as NaN, so what is not written
+shows; inputs are drawn anew; every case runs three times, and a result that changes is a race.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REPEATS = 3
+FAR_APART = 1 << 31  # elements between the first and last head of a stretched case
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One case of a kernel: the largest error, what is allowed, and what is wrong, if anything."""
+
+    kernel: str
+    case: str
+    dtype: str
+    error: float
+    allowed: float
+    problem: str = ""
+
+    @property
+    def right(self) -> bool:
+        return not self.problem and self.error <= self.allowed
+
+
+def check(kernel: Any, device: str, dtypes: list[torch.dtype], stretch: bool = False) -> Iterator[Outcome]:
+    """All cases in every dtype; `stretch`: the attention cases again, their heads 2^31 elements apart."""
+    name = kernel.__name__.rsplit(".", 1)[-1]
+    for dtype in dtypes:
+        for i, drawn in enumerate(kernel.cases(device=device, dtype=dtype)):
+            yield _outcome(kernel, name, str(i), fresh(drawn, i), dtype)
+    if stretch and name.endswith("_attention"):
+        last = list(kernel.cases(device=device, dtype=dtypes[0]))[1]
+        yield _outcome(kernel, name, "1, heads far apart", stretched(last), dtypes[0])
+
+
+def _outcome(kernel: Any, name: str, case: str, arguments: tuple[Any, ...], dtype: torch.dtype) -> Outcome:
+    label = str(dtype).removeprefix("torch.")
+    exact = kernel.reference(*raised(arguments))
+    plain = kernel.reference(*arguments)
+    with poisoned():
+        found = [kernel.launch(*arguments) for _ in range(REPEATS)]
+    problem = ""
+    if found[0].isnan().any():
+        problem = "some of the result was not written, or a key that nobody sees was read"
+    elif any(not torch.equal(found[0], other) for other in found[1:]):
+        problem = "the result changes from run to run"
+    error = (found[0].float() - exact).abs().max().item() if exact.numel() else 0.0
+    return Outcome(name, case, label, error, allowance(exact, plain), problem)
+
+
+def allowance(exact: Tensor, plain: Tensor) -> float:
+    """Largest error that is allowed: twice plain torch's, and the rounding of a sum near 0.3."""
+    if not exact.numel():
+        return 0.0
+    rounded = exact.to(plain.dtype)
+    rounding = (rounded + 0.3 - 0.3 - rounded).abs().max().item()
+    return 2 * (plain.float() - exact).abs().max().item() + 2 * rounding + 2e-6
+
+
+def raised(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments with tensors of numbers in fp32."""
+    return tuple(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments)
+
+
+def fresh(arguments: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+    """Queries, keys and values drawn anew, on the device; what is NaN stays so."""
+    draw = torch.Generator(arguments[0].device).manual_seed(1000 + seed)
+
+    def new(x: Any) -> Any:
+        if not (isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 2):
+            return x
+        drawn = torch.randn(x.shape, generator=draw, device=x.device).to(x.dtype)
+        kept = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        return kept.copy_(torch.where(x.isnan(), x, drawn))
+
+    return tuple(new(x) for x in arguments)
+
+
+def stretched(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same case with the last head of keys and values more than 2^31 elements behind the first."""
+    q, *pools = arguments[:3]
+
+    def wide(x: Tensor) -> Tensor:
+        heads, length, width = x.shape[-3:]
+        apart = -(-FAR_APART // (max(1, heads - 1) * width)) + length
+        room = torch.empty((*x.shape[:-2], apart, width), dtype=x.dtype, device=x.device)
+        room[..., :length, :] = x
+        return room[..., :length, :]
+
+    return (q, *(wide(x) for x in pools), *arguments[3:])
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """New tensors hold NaN (or the largest integer) until they are written."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
