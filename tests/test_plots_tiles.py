@@ -193,6 +193,9 @@ def test_the_explorer_of_tiles_follows_its_controls():
     assert "chunk 32 is no multiple of 64" in said.value
     chunks.value = False
     assert said.value == "" and any(trace.type == "bar" for trace in second.data)
+    assert not second.layout.shapes, "the lines of the union are gone"
+    below.value = "union"
+    assert len(second.layout.shapes) == 1 and len(second.data) == 2 * 4 + 1 + 3
 
 
 def test_a_method_without_a_threshold_has_nothing_to_turn():

@@ -20,6 +20,7 @@ class Live:
     def show(self, figure: go.Figure) -> None:
         """Draw `figure` in place of what is shown."""
         new = _bare(figure)
+        self.widget.layout.shapes = []  # an update leaves alone what the new layout does not mention
         with self.widget.batch_update():
             if [trace.type for trace in new.data] == [trace.type for trace in self.widget.data]:
                 for old, trace in zip(self.widget.data, new.data, strict=True):

@@ -101,6 +101,7 @@ class Union:
     indices: Tensor  # int32
     first: int  # position of the first row
     size: int
+    kv_heads: int
 
     @property
     def group(self) -> int:
@@ -128,7 +129,7 @@ def union(states: States, layer: int, method: Sparse, rows: slice, heads: int = 
     by_group = tiles.union(group).kept[::group, 0]
     pages = by_group | own
     indptr, indices = grid.tiles(pages.repeat_interleave(group, 0)[:, None].expand_as(kept), len(kept)).pages(group)
-    return Union(kept, by_head, by_group, pages, own, grid.pairs(), indptr, indices, rows.start, tiles.size)
+    return Union(kept, by_head, by_group, pages, own, grid.pairs(), indptr, indices, rows.start, tiles.size, len(keys))
 
 
 @dataclass(frozen=True, eq=False)

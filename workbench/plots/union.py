@@ -79,14 +79,19 @@ def union(
         said = [f"{n}: {share} of the causal pairs, by steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
         fig.update_layout(sliders=[frame_slider(said, layer, "layer ", spoken=True, pad=48)])
     if groups > 1:
-        labels = [f"KV head {g}" if groups * now.group == len(now.heads) else f"group {g}" for g in range(groups)]
-        fig.update_layout(updatemenus=[choice_menu(labels, 4, total, (), group, 1 + len(FATES))])
+        fig.update_layout(updatemenus=[choice_menu(_names(now), 4, total, (), group, 1 + len(FATES))])
     panel_titles(fig)
     fig.update_layout(legend=legend_over(total, 26, itemclick=False))
     return finish(
         fig, title="From a mask to a list of pages", notice=notice, caption=caption, height=total, above=62,
         below=132 if len(found) > 1 else 56, left=76,
     )  # fmt: skip
+
+
+def _names(found: Union) -> list[str]:
+    """Of the execution groups: by KV head, or counted where several share one."""
+    word = "KV head" if len(found.groups) == found.kv_heads else "group"
+    return [f"{word} {group}" for group in range(len(found.groups))]
 
 
 def _pages(found: Union, group: int) -> np.ndarray:
@@ -103,7 +108,7 @@ def _lines(found: Union, group: int, row: int) -> np.ndarray:
     if row == 1:
         starts = [found.first + i * found.size for i in range(found.kept.shape[1])]
         heads = [f"{head}, rows from {start:,d}" for head in heads for start in starts]
-    return np.array(heads if row < 3 else [f"heads of group {group}"], dtype=object)[:, None]
+    return np.array(heads if row < 3 else [f"{_names(found)[group]}"], dtype=object)[:, None]
 
 
 def _scale() -> list[list]:
@@ -124,7 +129,7 @@ def _list(fates: np.ndarray, numbers: np.ndarray) -> go.Heatmap:
     return go.Heatmap(
         z=fates, zmin=-0.5, zmax=4.5, colorscale=_scale(), showscale=False, xgap=1, ygap=2, customdata=numbers,
         text=text, texttemplate="%{text}" if few else None, textfont={"size": 8, "color": PAPER},
-        hovertemplate="list of group %{y}, position %{x}: page %{customdata}<extra></extra>",
+        hovertemplate="list of %{y}, position %{x}: page %{customdata}<extra></extra>",
     )  # fmt: skip
 
 
@@ -136,7 +141,7 @@ def _axes(fig: go.Figure, found: Union, heights: Sequence[int], slots: int) -> N
     ends = [-0.5, max(slots, pages) - 0.5]
     fig.update_xaxes(title_text="position in the list", range=ends, showticklabels=True, row=5)
     tiles, group = found.kept.shape[1], found.group
-    heads, lists = [f"head +{h}" for h in range(group)], [f"group {g}" for g in range(len(found.groups))]
+    heads, lists = [f"head +{h}" for h in range(group)], _names(found)
     fig.update_yaxes(
         tickvals=[tiles * (h + 0.5) - 0.5 for h in range(group)], ticktext=heads, showticklabels=True, row=1
     )
