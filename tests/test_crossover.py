@@ -34,9 +34,8 @@ def test_what_is_kept_in_any_case_is_sink_band_and_full_rows(chunk):
     tile = torch.arange(length) // block
     row, col = tile[:, None], tile[None]
     band = (col < 2) | (row - col < 3)
-    assert forced(sparse.named("window(block=16, sink=2)"), length, chunk) == pytest.approx(
-        float(((col < 2) | (row == col))[seen].float().mean()), abs=1e-3
-    ), "the dial at its sparsest: no tile before the row's own"
+    window = sparse.named("window(block=16, sink=2, local=2)")
+    assert forced(window, length, chunk) == pytest.approx(float(band[seen].float().mean()), abs=1e-3)
     flash = sparse.named("flash_prefill(block=16, sink=2, window=3, tail=4)")
     wanted = (band | (row >= length // block - 4))[seen].float().mean()
     assert forced(flash, length, chunk) == pytest.approx(float(wanted), abs=0.01)
@@ -107,7 +106,7 @@ def test_the_dial_is_turned_until_the_mass_is_kept(tmp_path):
             continue
         method, steps = sparse.named(r["method"]), sparse.named(r["method"]).dial[1]
         mass = [measure(model, [p], method.turned(r["value"]), 64).mean("mass") for p in prompts]
-        assert r["mass"] >= 0.7 and r["mass"] == pytest.approx(sum(mass) / 2, abs=1e-6)
+        assert r["mass"] >= 0.7 and r["mass"] == pytest.approx(sum(mass) / 2, abs=1e-5)
         if (before := steps.index(r["value"])) > 0:
             less = [measure(model, [p], method.turned(steps[before - 1]), 64).mean("mass") for p in prompts]
             assert sum(less) / 2 < 0.7

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench import results
+from workbench import results, sparse
 from workbench.errors import BadInput
 
 
@@ -53,3 +53,17 @@ def test_shipped_results_hold_a_record_and_every_answer_of_each_method(name):
         assert held["record"]["trial"]["seed"] == found["seed"]
     rows = results.rows(found["methods"])
     assert json.dumps(rows) and {row["kind"] for row in rows} >= {"all", "single-hop", "order"}
+
+
+def test_the_shipped_tables_of_sparse_methods_belong_together():
+    swept, answers, heads = (results.table(name) for name in ("sparse", "sparse-answers", "sparse-heads"))
+    assert set(swept.data) <= {"lab", "needles"} and {"dense", "oracle", "bfla"} <= set(swept.method)
+    for row in swept.itertuples():
+        of = answers[answers.data == row.data]
+        of = of if row.kind == "all" else of[of.kind == row.kind]
+        assert row.n == len(of) and row.em == pytest.approx(of[f"em {row.spec}"].mean())
+        assert row.em_low <= row.em <= row.em_high and sparse.named(row.spec)
+    lab = swept[(swept.data == "lab") & (swept.kind == "all")].set_index("spec")
+    dense = lab[lab.method == "dense"].iloc[0]
+    assert dense.density == 1 and dense.mass == pytest.approx(1) and dense.kl == pytest.approx(0, abs=1e-6)
+    assert set(heads.spec) == set(lab.index) and lab.density.between(0, 1).all() and lab.mass.between(0, 1.001).all()

@@ -8,7 +8,7 @@ passages of the lab corpus, and needle tasks, prefilled in chunks of 512 rows. `
 two; what runs/sparse holds is not computed again; `--minutes` begins nothing new after that, and the files are written
 from what is there; `--collect` only writes them. On a CPU, a small preliminary set:
 
-    python data/benchmarks/sparse.py --samples 8 --measured 3 --needles 10 --steps 2
+    python data/benchmarks/sparse.py --samples 6 --measured 2 --needles 5 --steps 2 --size 1
 """
 
 import argparse
@@ -110,8 +110,12 @@ def _evenly(count: int, steps: int) -> list[int]:
     return sorted({round(i) for i in np.linspace(0, count - 1, steps + 2)[1:-1]})
 
 
-def parts(asked: argparse.Namespace) -> Iterator[Part]:
-    """What there is to do, the most wanted first."""
+def parts(asked: argparse.Namespace) -> list[Part]:
+    """What there is to do, both data sets side by side, so that what is there at any time is balanced."""
+    return sorted(_parts(asked), key=lambda part: part.start)
+
+
+def _parts(asked: argparse.Namespace) -> Iterator[Part]:
     listed = tuple(settings(asked.steps))
     for name, total, measured in (("lab", asked.samples, asked.measured), ("needles", asked.needles, 0)):
         if asked.part in ("all", name):
@@ -157,7 +161,7 @@ def run(part: Part, out: Path) -> str:
 def run_all(asked: argparse.Namespace) -> list[Part]:
     """Run what is not there yet, side by side; the parts that there are then."""
     asked.out.mkdir(parents=True, exist_ok=True)
-    listed, end = list(parts(asked)), time.monotonic() + 60 * asked.minutes
+    listed, end = parts(asked), time.monotonic() + 60 * asked.minutes
     todo = [part for part in listed if not (asked.out / f"{part.name}.parquet").exists()]
     print(f"{len(todo)} of {len(listed)} parts to do, {len(listed[0].settings)} settings", flush=True)
     context = multiprocessing.get_context("spawn")

@@ -8,12 +8,10 @@ import torch
 from transformers import PreTrainedModel
 
 from workbench.blocks import Prompt
-from workbench.engine import empty, prefill
 from workbench.errors import BadInput
 from workbench.metrics.answers import wilson
-from workbench.metrics.sparsity import of_layer, scaled
-from workbench.plan import Plan
-from workbench.probing import facts_of
+from workbench.metrics.misses import chosen
+from workbench.metrics.states import States, of_prompt
 from workbench.sparse import Sparse
 
 KEPT = ("em", "f1", "mass", "recall", "agree", "first")  # measures that are higher where more is kept
@@ -56,38 +54,31 @@ def search(
     chunk: int | None = None,
 ) -> list[dict[str, Any]]:
     """The sparsest step of every method's dial that keeps the share `keep` of the attention mass of prompts of one's
-    own, mean over layers, heads and prompts: {method, option, value, density, mass, steps}; found by halving the dial,
-    on the states of dense attention. `value` is None where even the last step keeps less."""
+    own, mean over layers, heads and prompts: {method, option, value, density, mass, steps}.
+
+    Found by halving the dial, on the states of dense attention; `steps` of it were tried. `value` is None where even
+    the last keeps less. Single columns count as the tiles that they are in. BadInput for a chunk of no whole tiles.
+    """
     if not 0 < keep <= 1:
         raise BadInput(f"keep is {keep}: it is a share, above 0 to 1")
-    states = [_states(model, prompt) for prompt in prompts]
-
-    def measured(method: Sparse) -> tuple[float, float]:
-        counts = [of_layer(q, kv, layer, method, chunk) for kv, layers in states for layer, q in layers.items()]
-        kept, mass = ([float(x) for count in counts for x in getattr(count, of[0]) / getattr(count, of[1])]
-                      for of in (("kept", "pairs"), ("mass", "rows")))  # fmt: skip
-        return sum(kept) / len(kept), sum(mass) / len(mass)
-
-    found = []
+    states, found = [of_prompt(model, prompt.tokens) for prompt in prompts], []
     for name, method in methods.items():
         option, values = method.dial
         low, high, known = 0, len(values) - 1, {}
         while low < high:
             middle = (low + high) // 2
-            known[middle] = measured(method.turned(values[middle]))
+            known[middle] = _kept(states, method.turned(values[middle]), chunk)
             low, high = (low, middle) if known[middle][1] >= keep else (middle + 1, high)
-        density, mass = known.get(low) or measured(method.turned(values[low]))
-        found.append(
-            {"method": name, "option": option, "value": values[low] if mass >= keep else None, "density": density,
-             "mass": mass, "steps": len({*known, low})}
-        )  # fmt: skip
+        known[low] = known.get(low) or _kept(states, method.turned(values[low]), chunk)
+        density, mass = known[low]
+        value = values[low] if mass >= keep else None
+        row = {"method": name, "option": option, "value": value, "density": density, "mass": mass}
+        found.append(row | {"steps": len(known)})
     return sorted(found, key=lambda r: (r["value"] is None, r["density"]))
 
 
-def _states(model: PreTrainedModel, prompt: Prompt) -> tuple[Any, dict[int, torch.Tensor]]:
-    """KV and, for every layer without a narrower window, queries under dense attention."""
-    windows = facts_of(model).windows
-    layers = tuple(i for i, size in enumerate(windows) if not size or size >= len(prompt))
-    kv, rows = empty(model, len(prompt)), torch.arange(len(prompt))
-    step = prefill(model, prompt.tokens, Plan(rows, watch=layers), kv, logits_to_keep=1)
-    return kv, {layer: scaled(model, layer, step) for layer in layers}
+def _kept(states: Sequence[States], method: Sparse, chunk: int | None) -> tuple[float, float]:
+    """Density and attention mass, mean over prompts, layers and heads."""
+    every = [chosen(state, layer, method, chunk=chunk) for state in states for layer in state.layers]
+    density, mass = (torch.stack(parts).mean() for parts in zip(*((c.density(), c.held()) for c in every), strict=True))
+    return float(density), float(mass)
