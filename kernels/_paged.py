@@ -239,14 +239,14 @@ if triton is not None:
     def _attend(
         q, keys, values, out, lse, rows, table, positions, first, last, moves, inv_freq, scale, count, pages,
         q_batch, q_head, q_token, key_head, key_token, value_head, value_token,
-        out_batch, out_head, out_token, out_split,
-        GROUP: tl.constexpr, TILES: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr,
+        out_batch, out_head, out_token, out_split, row_tiles, splits,
+        GROUP: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
         D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, NEIGHBOURS: tl.constexpr, ROTATE: tl.constexpr,
         HOLES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
         PRECISION: tl.constexpr,
     ):  # fmt: skip
-        kv_head = (tl.program_id(0) // TILES).to(tl.int64)
-        tile_m = TILES - 1 - tl.program_id(0) % TILES  # the last rows see most: they begin first
+        kv_head = (tl.program_id(0) // row_tiles).to(tl.int64)
+        tile_m = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
         split = tl.program_id(1)
         request = tl.program_id(2).to(tl.int64)
         m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)  # row by row, the heads of a group side by side
@@ -262,7 +262,7 @@ if triton is not None:
             tiles, clear = seen * (PAGE // BLOCK_N), whole * (PAGE // BLOCK_N)
         else:
             tiles, clear = tl.cdiv(seen, BLOCK_N // PAGE), whole // (BLOCK_N // PAGE)
-        share = tl.cdiv(tiles, SPLITS)
+        share = tl.cdiv(tiles, splits)
         begin = tl.minimum(split * share, tiles)
         end = tl.minimum(begin + share, tiles)
         middle = tl.minimum(tl.maximum(clear, begin), end)
@@ -289,26 +289,26 @@ if triton is not None:
         target = out + request * out_batch + split * out_split + head[:, None] * out_head + row[:, None] * out_token
         inside = (row < count)[:, None] & (col < D)[None, :]
         tl.store(target + col[None, :], result.to(out.dtype.element_ty), mask=inside)
-        if SPLITS > 1:
+        if SPLIT:
             weight = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
-            heads = tl.num_programs(0) // TILES * GROUP
-            tl.store(lse + ((request * heads + head) * count + row) * SPLITS + split, weight, mask=row < count)
+            heads = tl.num_programs(0) // row_tiles * GROUP
+            tl.store(lse + ((request * heads + head) * count + row) * splits + split, weight, mask=row < count)
 
     @triton.jit
     def _merge(
-        parts, lse, out, heads, count, out_batch, out_head, out_token,
-        SPLITS: tl.constexpr, SPLITS_POW2: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+        parts, lse, out, heads, count, splits, out_batch, out_head, out_token,
+        SPLITS_POW2: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     ):  # fmt: skip
         """One row: parts [SPLITS, D] weighted by their share of the softmax."""
         place = tl.program_id(0).to(tl.int64)
         request, head, row = place // count // heads, place // count % heads, place % count
         i, col = tl.arange(0, SPLITS_POW2), tl.arange(0, DP)
-        log = tl.load(lse + place * SPLITS + i, mask=i < SPLITS, other=float("-inf"))
+        log = tl.load(lse + place * splits + i, mask=i < splits, other=float("-inf"))
         top = tl.max(log, 0)
         weight = tl.exp2(log - tl.where(top == float("-inf"), 0.0, top))
         total = tl.sum(weight, 0)
         there = (weight > 0)[:, None] & (col < D)[None, :]
-        part = tl.load(parts + (place * SPLITS + i[:, None]) * D + col[None, :], mask=there, other=0.0)
+        part = tl.load(parts + (place * splits + i[:, None]) * D + col[None, :], mask=there, other=0.0)
         result = tl.sum(part * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
         target = out + request * out_batch + head * out_head + row * out_token
         tl.store(target + col, result.to(out.dtype.element_ty), mask=col < D)
@@ -343,7 +343,7 @@ def launch(
         pages.moves if rotate_ else table, inv_freq if rotate_ else table,
         (width**-0.5 if scale is None else scale) * LOG2E, count, table.shape[1],
         *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *parts.stride()[:3], parts.stride(3) if split else 0,
-        GROUP=group, TILES=tiles, SPLITS=splits, PAGE=size, D=width, DP=wide,
+        tiles, splits, GROUP=group, SPLIT=split, PAGE=size, D=width, DP=wide,
         HALF=len(inv_freq) if inv_freq is not None else 0, NEIGHBOURS=pairing == "neighbours", ROTATE=rotate_,
         HOLES=pages.holes, BLOCK_M=config.rows, BLOCK_N=min(config.keys, size) if rotate_ else config.keys,
         CHUNK=min(triton.next_power_of_2(table.shape[1]), 2048),
@@ -351,8 +351,8 @@ def launch(
     )  # fmt: skip
     if split:
         _merge[(batch * q_heads * count,)](
-            parts, lse, out, q_heads, count, *out.stride()[:3],
-            SPLITS=splits, SPLITS_POW2=triton.next_power_of_2(splits), D=width, DP=wide,
+            parts, lse, out, q_heads, count, splits, *out.stride()[:3],
+            SPLITS_POW2=triton.next_power_of_2(splits), D=width, DP=wide,
         )  # fmt: skip
     return out
 

@@ -135,15 +135,14 @@ if triton is not None:
     def _attend(
         q, keys, values, key_tiles, value_tiles, out, rows, indptr, indices, scale, count, capacity,
         q_batch, q_head, q_token, key_batch, key_head, key_token, value_batch, value_head, value_token,
-        out_batch, out_head, out_token,
-        GROUP: tl.constexpr, HEADS: tl.constexpr, TILES: tl.constexpr, SECTION: tl.constexpr,
-        LISTED: tl.constexpr, LISTS: tl.constexpr, SHARED: tl.constexpr, QUERIES: tl.constexpr, STRIDED: tl.constexpr,
+        out_batch, out_head, out_token, row_tiles, together, lists, queries,
+        GROUP: tl.constexpr, HEADS: tl.constexpr, LISTED: tl.constexpr, SHARED: tl.constexpr, STRIDED: tl.constexpr,
         DESCRIPTORS: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
         BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
-        section, place = tl.program_id(0) // (TILES * SECTION), tl.program_id(0) % (TILES * SECTION)
-        head = (section * SECTION + place % SECTION).to(tl.int64)
-        tile_m = TILES - 1 - place // SECTION  # the last rows see most: they begin first
+        section, place = tl.program_id(0) // (row_tiles * together), tl.program_id(0) % (row_tiles * together)
+        head = (section * together + place % together).to(tl.int64)
+        tile_m = row_tiles - 1 - place // together  # the last rows see most: they begin first
         request = tl.program_id(1)
         kv_head = head // GROUP
         row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -155,7 +154,7 @@ if triton is not None:
         number = 0
         list_at = indices
         if LISTED:
-            one = (request * (HEADS // SHARED) + head // SHARED) * LISTS + (tile_m * BLOCK_M // QUERIES) % LISTS
+            one = (request * (HEADS // SHARED) + head // SHARED) * lists + (tile_m * BLOCK_M // queries) % lists
             first, last = tl.load(indptr + one), tl.load(indptr + one + 1)
             if STRIDED:
                 number = ((request * (HEADS // GROUP) + kv_head) * capacity).to(tl.int32)
@@ -225,8 +224,8 @@ def launch(
         out, rows.contiguous(), rows if indptr is None else indptr, rows if indices is None else indices,
         (width**-0.5 if scale is None else scale) * LOG2E, count, length // size,
         *q.stride()[:3], *keys.stride()[:3], *values.stride()[:3], *out.stride()[:3],
-        GROUP=group, HEADS=q_heads, TILES=tiles, SECTION=section, LISTED=indptr is not None, LISTS=lists_,
-        SHARED=1 if indptr is None else q_heads * batch * lists_ // (len(indptr) - 1), QUERIES=queries, STRIDED=strided,
+        tiles, section, lists_, queries, GROUP=group, HEADS=q_heads, LISTED=indptr is not None,
+        SHARED=1 if indptr is None else q_heads * batch * lists_ // (len(indptr) - 1), STRIDED=strided,
         DESCRIPTORS=described, SIZE=size if indptr is not None else block_n, D=width, DP=wide, BLOCK_M=block_m,
         BLOCK_N=block_n, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps, num_stages=config.stages,
