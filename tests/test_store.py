@@ -186,6 +186,54 @@ def test_a_fingerprint_is_computed_once_until_weights_change(monkeypatch):
     assert fingerprint(model) == fingerprint(model_of(seed=1)) and len(counted) == 3
 
 
+def changes():
+    """Ways to change a model that its fingerprint must notice, however often it was asked before."""
+
+    def replaced(model):
+        model.model.layers[1].mlp.up_proj.weight = torch.nn.Parameter(model.model.layers[1].mlp.up_proj.weight * 2)
+
+    def in_place(model):
+        with torch.no_grad():
+            model.model.norm.weight.mul_(2)
+
+    def by_an_optimiser(model):
+        optimiser = torch.optim.SGD([model.lm_head.weight], lr=1.0)
+        model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
+        optimiser.step()
+
+    def swapped(model):
+        layers = model.model.layers
+        layers[0], layers[1] = layers[1], layers[0]
+
+    def new_module(model):
+        old = model.model.layers[0].mlp
+        model.model.layers[0].mlp = type(old)(model.config)
+
+    return {f.__name__: f for f in (replaced, in_place, by_an_optimiser, swapped, new_module)}
+
+
+@pytest.mark.parametrize("change", changes().values(), ids=changes().keys())
+def test_a_fingerprint_notices_every_way_to_change_a_model(change):
+    model = model_of()
+    before = fingerprint(model), fingerprint(model)
+    change(model)
+    assert before[0] == before[1] != fingerprint(model)
+
+
+def test_a_fingerprint_asks_for_weights_again_where_they_moved_and_not_for_tables_of_positions(monkeypatch):
+    model, counted = model_of(), []
+    digest = identity._digest
+    monkeypatch.setattr(identity, "_digest", lambda model: counted.append(1) or digest(model))
+    fingerprint(model)
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.clone()  # as dynamic scaling does
+    model.model.rotary_emb.inv_freq.mul_(1)
+    fingerprint(model)
+    assert len(counted) == 1
+    model.to(torch.float64)
+    fingerprint(model)
+    assert len(counted) == 2
+
+
 def test_threads_share_a_store_without_losing_count():
     store = MemoryStore(160)
 

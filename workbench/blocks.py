@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
+from struct import pack
 
 import torch
 
@@ -28,6 +29,11 @@ class Block:
     def key(self) -> str:
         """Content hash: equal tokens, equal key."""
         return sha256(",".join(map(str, self.tokens)).encode()).hexdigest()[:32]
+
+    @cached_property
+    def content(self) -> str:
+        """The part of a store key that stands for this block: SHA-256 of its tokens as 64-bit integers."""
+        return sha256(pack(f"<{len(self.tokens)}q", *self.tokens)).hexdigest()
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -32,8 +32,8 @@ def fetch(
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
     prepare_model(model)  # refuses before any work
-    model_key = fingerprint(model)
-    keys = [key_of(model_key, model.dtype, block, past) for block, past in zip(blocks, before, strict=True)]
+    model_key, dtype = fingerprint(model), model.dtype
+    keys = [key_of(model_key, dtype, block, past) for block, past in zip(blocks, before, strict=True)]
     return collect(
         store, keys, lambda missing: encode_many(model, [blocks[i] for i in missing], [before[i] for i in missing])
     )

@@ -1,7 +1,7 @@
 """What makes two cached blocks the same: model, dtype, tokens, and what the block saw before it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from weakref import WeakKeyDictionary
 
@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 
 from workbench.blocks import Block
 
-FORMAT_VERSION = 1  # of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`
+FORMAT_VERSION = (
+    2  # of the keys, and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`
+)
 _CHUNK = 1 << 22
 _IRRELEVANT = {
     "_name_or_path",
@@ -36,15 +38,11 @@ def key_of(
     With `over`, the block was computed over the cached KV of `after` and of the blocks `over`, each of which had itself
     seen `after` only: another thing than having been encoded behind all of them.
     """
-    # the lengths are part of what is hashed, so no two chains read the same
-    parts = [FORMAT_VERSION, fingerprint, str(dtype), _chain((*after, block))]
+    # every block is a hash of one length, so no two chains read the same
+    parts = [str(FORMAT_VERSION), fingerprint, str(dtype), *(other.content for other in after), block.content]
     if over is not None:
-        parts += ["over", _chain(over)]
-    return sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
-
-
-def _chain(blocks: Sequence[Block]) -> list:
-    return [[len(block), list(block.tokens)] for block in blocks]
+        parts += ["over", *(other.content for other in over)]
+    return sha256(" ".join(parts).encode()).hexdigest()
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -53,24 +51,34 @@ def fingerprint(model: PreTrainedModel) -> str:
     Computed once per model object and kept until a weight is replaced or written in place (optimiser steps and
     `load_state_dict` count up a tensor's version; writing through `tensor.data` does not, and is not noticed).
     """
-    tensors = _weights(model)
-    state = tuple((name, x.data_ptr(), x._version, x.dtype, x.device) for name, x in tensors)
+    state = tuple(_states(model))
     known = _KNOWN.get(model)
     if known is None or known[0] != state:
-        known = _KNOWN[model] = (state, _digest(model, tensors))
+        known = _KNOWN[model] = (state, _digest(model))
     return known[1]
 
 
-def _weights(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
-    return list(model.state_dict(keep_vars=True).items())
+def _states(module: torch.nn.Module) -> Iterator[tuple]:
+    """Of every weight and saved buffer: where it lies, and how often it was written. Asked by every request, so without
+    names (`state_dict` takes several times as long)."""
+    waiting = [module]
+    while waiting:
+        module = waiting.pop()
+        for x in module._parameters.values():
+            if x is not None:
+                yield x.data_ptr(), x._version, x.dtype, x.device
+        for name, x in module._buffers.items():
+            if x is not None and name not in module._non_persistent_buffers_set:
+                yield x.data_ptr(), x._version, x.dtype, x.device
+        waiting += (child for child in module._modules.values() if child is not None)
 
 
 @torch.no_grad()
-def _digest(model: PreTrainedModel, tensors: list[tuple[str, torch.Tensor]]) -> str:
+def _digest(model: PreTrainedModel) -> str:
     config = {k: v for k, v in model.config.to_dict().items() if k not in _IRRELEVANT}
     whole = sha256(json.dumps(config, sort_keys=True, default=str).encode())
     seen: dict[int, str] = {}  # tied weights are read once
-    for name, x in tensors:
+    for name, x in model.state_dict(keep_vars=True).items():
         summary = seen.setdefault(x.data_ptr(), "") or f"{tuple(x.shape)} {x.dtype} {_checksum(x)}"
         seen[x.data_ptr()] = summary
         whole.update(f"{name} {summary}\n".encode())
