@@ -13,7 +13,7 @@ FLOORS = [
     ["grid"],
     ["kv", "masks", "rope"],
     # floor 1
-    ["plan", "rules", "segment"],
+    ["plan", "rules", "segment", "executors"],
     # floor 2
     ["families", "data", "embedders"],
     ["attention", "layouts"],

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
+from workbench import executors
 from workbench.errors import BadInput
 from workbench.families import unsupported
 from workbench.kv import KV
@@ -123,6 +124,7 @@ class Request:
             self._tail = Request(replace(plan, rows=plan.rows[-kept:], watch=()), kv, device)
         self.rows = plan.rows.to(device)
         self.queries: dict[int, torch.Tensor] = {}
+        self.executors: dict[int, str] = {}  # what carried out the attention of a layer
         self._first, self._end = int(plan.rows[0]), int(plan.rows[-1]) + 1
         self._whole = self._end - self._first == len(plan.rows)  # a run without gaps
         self._pieces: dict[tuple[int | None, torch.device], list[Piece]] = {}
@@ -147,6 +149,7 @@ class Request:
         if self._tail and layer == len(self.kv.keys) - 1:
             out = v.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
             out[:, -len(self._tail.rows) :] = self._tail.over(layer, q[:, -len(self._tail.rows) :], size, scale)
+            self.executors |= self._tail.executors
             return out
         return self.over(layer, q, size, scale)
 
@@ -156,9 +159,13 @@ class Request:
         rows, sees = self.rows.to(q.device), self.plan.sees
         end = self._end if sees is causal else len(self.kv)
         tiles = self._tiles(layer, q, keys[:, :end], rows, size, scale)
-        if self.plan.kernel:
-            rule = Rule(sees, "plan") & window(size) if size else sees
-            return self.plan.kernel(q, keys[:, :end], values[:, :end], rows, rule, tiles, scale)
+        asked = executors.ask(q, keys[:, :end], sees, size, self._whole and not self._first, tiles)
+        executor = self.plan.kernel or executors.executor_for(asked)
+        self.executors[layer] = executors.name_of(executor)
+        if executor is not executors.TORCH:
+            executors.check(executor, asked)
+            rule = Rule(sees, "plan") & window(size) if asked.windowed else sees
+            return executor(q, keys[:, :end], values[:, :end], rows, rule, tiles, scale)
         if tiles is not None:
             pieces: Iterable[Piece] = self._masked(rows, end, size, q.dtype, tiles)
         else:
@@ -254,9 +261,6 @@ def _attend(
     return out if piece.blind is None else out.masked_fill(piece.blind[..., None], 0)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """A request's plan says who sees whom; transformers need not build a mask."""
-
-
+# No mask function is registered with it: transformers then builds none, and does not look at the positions for one,
+# which would wait for the device in every forward pass. A request's plan says who sees whom.
 AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, _no_mask)

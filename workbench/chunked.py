@@ -76,6 +76,7 @@ class _Part:
         self.rows = self.asked.plan.rows.split(self.chunk)
         self.logits: list[Tensor] = []
         self.queries: dict[int, list[Tensor]] = {layer: [] for layer in self.asked.plan.watch}
+        self.executors: dict[int, str] = {}  # of the last chunk
 
     @property
     def count(self) -> int:
@@ -97,9 +98,10 @@ class _Part:
     def take(self, number: int, step: Step) -> None:
         if (wanted := self.wanted(number)) and step.logits is not None:
             self.logits.append(step.logits[-wanted:])
+        self.executors |= step.executors
         for layer, queries in step.queries.items():
             self.queries[layer].append(queries)
 
     def step(self) -> Step:
         logits = torch.cat(self.logits) if self.logits else None
-        return Step(logits, {layer: torch.cat(parts, 1) for layer, parts in self.queries.items()})
+        return Step(logits, {layer: torch.cat(parts, 1) for layer, parts in self.queries.items()}, self.executors)

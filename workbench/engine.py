@@ -7,10 +7,12 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
+from workbench import executors
 from workbench.attention import Enough, Request
 from workbench.blocks import Block, Prompt
 from workbench.errors import BadInput
 from workbench.kv import KV
+from workbench.masks import causal
 from workbench.plan import Plan
 from workbench.probing import Facts, facts_of, prepare_model
 from workbench.rope import rotate_by, turn
@@ -35,10 +37,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Step:
-    """`logits` [R, V] of the computed rows (None when the plan stopped early); watched `queries[layer]` [Hq, R, D]."""
+    """`logits` [R, V] of the computed rows (None when the plan stopped early); watched `queries[layer]` [Hq, R, D];
+    `executors[layer]`: the name of what carried out the attention (`workbench.executors`)."""
 
     logits: torch.Tensor | None
     queries: dict[int, torch.Tensor] = field(default_factory=dict)
+    executors: dict[int, str] = field(default_factory=dict)
 
 
 def empty(model: PreTrainedModel, length: int, room: int = 0) -> KV:
@@ -86,10 +90,11 @@ def run(model: PreTrainedModel, parts: Sequence[tuple[torch.Tensor, Plan, KV]], 
             parts=requests,
         )
     except Enough:
-        return [Step(None, request.queries) for request in requests]
+        return [Step(None, request.queries, request.executors) for request in requests]
     logits = out.logits[0].split(kept)
     return [
-        Step(None if request.depth else part, request.queries) for request, part in zip(requests, logits, strict=True)
+        Step(None if request.depth else part, request.queries, request.executors)
+        for request, part in zip(requests, logits, strict=True)
     ]
 
 
@@ -217,6 +222,10 @@ def _check_work(facts: Facts, work: Work) -> None:
     deepest = plan.depth or facts.layers
     if bad := [layer for layer in plan.watch if not 0 <= layer < deepest]:
         raise BadInput(f"cannot watch layers {bad}: this plan computes layers 0 to {deepest - 1}")
+    for (heads, width), window in {*zip(facts.shapes, facts.windows, strict=True)} if plan.kernel else ():
+        tile = getattr(plan.tiles, "size", None)  # of a function it is known in the layer only
+        shape = (len(plan.rows), last + 1, (heads, heads), width, facts.dtype, facts.device, plan.sees is causal)
+        executors.check(plan.kernel, executors.Ask(*shape, bool(window and window <= last), tile=tile))
 
 
 def check_cache(facts: Facts, kv: KV) -> None:

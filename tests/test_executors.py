@@ -1,0 +1,126 @@
+"""Which kernel carries out a plan, and that it computes what torch computes. On a CPU kernels run under the interpreter."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.random_models import model_of, prompt_of
+
+pytest.importorskip("triton", reason="Triton is not available on this platform")
+
+from workbench import executors
+from workbench.chunked import prefill_chunked
+from workbench.engine import Work, assemble, empty, encode_many, prefill
+from workbench.errors import BadInput
+from workbench.executors import Ask, executor_for, named
+from workbench.masks import window
+from workbench.plan import Plan
+from workbench.tiles import Tiles
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MODEL = model_of().to(DEVICE)
+PROMPT = prompt_of(20, 13, 30, 6)
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+CUDA = torch.device("cuda")
+
+
+def asked(**changes) -> Ask:
+    usual = {"rows": 50, "length": 32768, "heads": (32, 8), "width": 128, "dtype": torch.bfloat16, "device": CUDA}
+    return Ask(**{**usual, **changes})
+
+
+@pytest.fixture(autouse=True)
+def card(monkeypatch):
+    monkeypatch.setattr(executors, "_processors", lambda device: 132)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "question_attention"),
+        ({"rows": 5000}, "tile_attention"),
+        ({"rows": 32768, "whole": True}, "tile_attention"),
+        ({"rows": 300, "length": 300, "whole": True}, "torch"),  # short
+        ({"tile": 64}, "tile_attention"),
+        ({"tile": 48}, "torch"),
+        ({"tile": 64, "columns": True}, "torch"),
+        ({"causal": False}, "torch"),
+        ({"windowed": True}, "torch"),
+        ({"width": 8}, "torch"),
+        ({"dtype": torch.float32}, "torch"),
+        ({"device": torch.device("cpu")}, "torch"),
+    ],
+    ids=str,
+)
+def test_the_choice_by_device_and_shape(changes, name):
+    assert executor_for(asked(**changes)).name == name
+
+
+def reused():
+    return assemble(MODEL, PROMPT, encode_many(MODEL, PROMPT.context))
+
+
+@pytest.mark.parametrize("kernel", ["question_attention", "tile_attention"])
+@settings(max_examples=2)
+@given(again=st.sets(st.integers(0, 62), max_size=20))
+def test_kernels_compute_what_torch_computes(kernel, again):
+    """The question over cached blocks, some of whose tokens are computed again."""
+    rows, kv = torch.cat((torch.tensor(sorted(again), dtype=torch.long), PROMPT.question)), reused()
+    expected = prefill(MODEL, PROMPT.tokens, Plan(rows), kv.clone())
+    got = prefill(MODEL, PROMPT.tokens, Plan(rows, kernel=named(kernel)), kv)
+    torch.testing.assert_close(got.logits, expected.logits, **CLOSE)
+    assert set(got.executors.values()) == {kernel} and set(expected.executors.values()) == {"torch"}
+
+
+def chosen(q, k, rows, site):
+    draw = torch.Generator().manual_seed(site.layer)
+    kept = torch.rand(len(q), -(-len(rows) // 16), -(-k.shape[1] // 16), generator=draw) < 0.4
+    kept[:, torch.arange(len(rows)) // 16, rows.cpu() // 16] = True
+    return Tiles(kept.to(q.device), 16)
+
+
+@pytest.mark.parametrize("rows", [torch.arange(69), torch.arange(3, 69, 5)], ids=["whole", "scattered"])
+def test_tiles_are_carried_out_by_a_kernel(rows):
+    kv = reused()
+    expected = prefill(MODEL, PROMPT.tokens, Plan(rows, tiles=chosen), kv.clone()).logits
+    step = prefill(MODEL, PROMPT.tokens, Plan(rows, tiles=chosen, kernel=named("tile_attention")), kv)
+    torch.testing.assert_close(step.logits, expected, **CLOSE)
+
+
+def test_chunks_say_what_ran():
+    plan = Plan(torch.arange(len(PROMPT)), kernel=named("tile_attention"))
+    step = prefill_chunked(MODEL, Work(PROMPT.tokens, plan, empty(MODEL, len(PROMPT))), 30, logits_to_keep=1)
+    assert step.executors == dict.fromkeys(range(3), "tile_attention")
+    expected = prefill(MODEL, PROMPT.tokens, Plan(plan.rows), empty(MODEL, len(PROMPT)), logits_to_keep=1).logits
+    torch.testing.assert_close(step.logits, expected, **CLOSE)
+
+
+def quoka(q, k, rows, site):
+    return Tiles(torch.ones(len(q), 5, 5, dtype=torch.bool), 16, torch.ones(len(q), 69, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "plan", "words"),
+    [
+        ("tile_attention", {"sees": window(5)}, "no other mask rule"),
+        ("tile_attention", {"tiles": quoka}, "no single columns"),
+        ("question_attention", {"tiles": chosen}, "no tiles"),
+        ("tile_attention", {"tiles": lambda q, k, rows, site: Tiles(torch.ones(4, 30, 30).bool(), 5)}, "5 tokens"),
+    ],
+)
+def test_a_kernel_that_cannot_do_what_is_asked_is_refused(kernel, plan, words):
+    with pytest.raises(BadInput, match=words):
+        prefill(MODEL, PROMPT.tokens, Plan(torch.arange(69), **plan, kernel=named(kernel)), empty(MODEL, 69))
+
+
+def test_a_sliding_window_is_refused_before_any_work():
+    model, kv = model_of("mistral-window").to(DEVICE), None
+    kv = empty(model, 69)
+    with pytest.raises(BadInput, match="sliding window"):
+        prefill(model, PROMPT.tokens, Plan(torch.arange(69), kernel=named("tile_attention")), kv)
+    assert not kv.keys[0].any()
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(BadInput, match="tile_attention"):
+        named("no_such")
