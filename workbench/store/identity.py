@@ -64,12 +64,11 @@ def _states(module: torch.nn.Module) -> Iterator[tuple]:
     waiting = [module]
     while waiting:
         module = waiting.pop()
-        for x in module._parameters.values():
-            if x is not None:
-                yield x.data_ptr(), x._version, x.dtype, x.device
-        for name, x in module._buffers.items():
-            if x is not None and name not in module._non_persistent_buffers_set:
-                yield x.data_ptr(), x._version, x.dtype, x.device
+        skipped = module._non_persistent_buffers_set
+        for held in (module._parameters, module._buffers):
+            for name, x in held.items():
+                if x is not None and name not in skipped:
+                    yield x.data_ptr(), x._version, x.dtype, x.device
         waiting += (child for child in module._modules.values() if child is not None)
 
 
