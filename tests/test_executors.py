@@ -1,9 +1,10 @@
-"""Which kernel carries out a plan, and that it computes what torch computes. On a CPU kernels run under the interpreter."""
+"""Which kernel carries out a plan, and that it computes what torch computes; on a CPU under Triton's interpreter."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.random_models import model_of, prompt_of
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")

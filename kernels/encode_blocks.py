@@ -1,0 +1,162 @@
+"""Many blocks of different lengths, each attending to itself, in one launch: the packed pass that fills a cache.
+
+    encode_blocks(q [Hq, N, D], keys [H, N, D], values [H, N, D], starts [B + 1], longest, scale)
+        -> [Hq, N, D], same dtype
+
+Block b is tokens starts[b] to starts[b + 1] of the packed tensors, one behind the other without padding; a token sees
+the tokens of its own block at or before it. `longest` is the length of the longest block, a number on the host, which
+sizes the launch without waiting for the device.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.kernels._softmax import LOG2E, Config, attend, need_triton, rows_first
+
+try:
+    import triton
+    import triton.language as tl
+
+    from workbench.kernels._softmax import step
+except ImportError:  # no Triton on this platform: `reference` still works
+    triton = None
+
+__all__ = ["cases", "configure", "launch", "reference"]
+
+
+def configure(width: int, dtype: torch.dtype) -> Config:
+    """Launch shape for head width `width`."""
+    if dtype == torch.float32:
+        return Config(32, 32, 4, 1)
+    if width > 128:
+        return Config(128, 64, 8, 2)
+    return Config(128, 128 if width <= 64 else 64, 8, 3)
+
+
+def reference(
+    q: Tensor, keys: Tensor, values: Tensor, starts: Tensor, longest: int, scale: float | None = None
+) -> Tensor:
+    """Computed in the dtype of `q`."""
+    out = torch.zeros_like(q)
+    for begin, end in pairwise(starts.tolist()):
+        seen = torch.ones(end - begin, end - begin, dtype=torch.bool, device=q.device).tril()
+        out[:, begin:end] = attend(q[:, begin:end], keys[:, begin:end], values[:, begin:end], seen, scale)
+    return out
+
+
+if triton is not None:
+
+    @triton.jit
+    def _span(
+        acc, top, total, x, keys, values, key_token, value_token, begin, end, row, length, scale,
+        MASKED: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        """Key tiles `begin` to `end` of the block. MASKED: rows see a part of them, or they reach behind the block."""
+        col = tl.arange(0, DP)
+        for tile in tl.range(begin, end):
+            at = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            k_at = keys + at.to(tl.int64)[:, None] * key_token + col[None, :]
+            v_at = values + at.to(tl.int64)[:, None] * value_token + col[None, :]
+            if MASKED:
+                k = tl.load(k_at, mask=(at < length)[:, None] & (col < D)[None, :], other=0.0)
+                v = tl.load(v_at, mask=(at < length)[:, None] & (col < D)[None, :], other=0.0)
+            elif D != DP:
+                k = tl.load(k_at, mask=(col < D)[None, :], other=0.0)
+                v = tl.load(v_at, mask=(col < D)[None, :], other=0.0)
+            else:
+                k = tl.load(k_at)
+                v = tl.load(v_at)
+            s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
+            if MASKED:
+                s = tl.where(at[None, :] <= row[:, None], s, float("-inf"))
+            acc, top, total = step(acc, top, total, s, v, False, PRECISION)
+        return acc, top, total
+
+    @triton.jit
+    def _encode(
+        q, keys, values, out, starts, scale, q_head, q_token, key_head, key_token, value_head, value_token,
+        out_head, out_token, row_tiles,
+        GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        block = tl.program_id(0) // row_tiles
+        tile = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
+        head = tl.program_id(1).to(tl.int64)
+        first = tl.load(starts + block).to(tl.int64)
+        length = (tl.load(starts + block + 1) - first).to(tl.int32)
+        if tile * BLOCK_M >= length:
+            return
+        row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        col = tl.arange(0, DP)
+        inside = (row < length)[:, None] & (col < D)[None, :]
+        token = (first + row)[:, None]
+        x = tl.load(q + head * q_head + token * q_token + col[None, :], mask=inside, other=0.0)
+        keys += head // GROUP * key_head + first * key_token
+        values += head // GROUP * value_head + first * value_token
+        acc = tl.zeros([BLOCK_M, DP], tl.float32)
+        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        clear = tile * BLOCK_M // BLOCK_N  # tiles that every row of the program sees in whole
+        end = tl.cdiv(tl.minimum((tile + 1) * BLOCK_M, length), BLOCK_N)
+        acc, top, total = _span(
+            acc, top, total, x, keys, values, key_token, value_token, 0, clear, row, length, scale,
+            False, BLOCK_N, D, DP, PRECISION,
+        )  # fmt: skip
+        acc, top, total = _span(
+            acc, top, total, x, keys, values, key_token, value_token, clear, end, row, length, scale,
+            True, BLOCK_N, D, DP, PRECISION,
+        )  # fmt: skip
+        target = out + head * out_head + token * out_token + col[None, :]
+        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+def launch(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    longest: int,
+    scale: float | None = None,
+    *,
+    config: Config | None = None,
+) -> Tensor:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    need_triton("encode_blocks")
+    q, keys, values = rows_first(q), rows_first(keys), rows_first(values)
+    heads, _, width = q.shape
+    config = config or configure(width, q.dtype)
+    # [N, Hq, D] in memory, as the projection behind it wants it
+    out = torch.empty((q.shape[1], heads, width), dtype=q.dtype, device=q.device).transpose(0, 1)
+    tiles = triton.cdiv(longest, config.rows)
+    _encode[(tiles * (len(starts) - 1), heads)](
+        q, keys, values, out, starts, (width**-0.5 if scale is None else scale) * LOG2E,
+        *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2], tiles,
+        GROUP=heads // len(keys), D=width, DP=triton.next_power_of_2(width), BLOCK_M=config.rows, BLOCK_N=config.keys,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return out
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
+    """Arguments on which `launch` must equal `reference`: head widths, groups, one token, lengths around a tile."""
+    for seed, (heads, width, lengths) in enumerate((
+        ((4, 2), 128, (37, 1, 64, 65)),
+        ((4, 1), 64, (130, 5)),
+        ((3, 1), 80, (33, 32, 31)),
+        ((2, 2), 96, (1,)),
+        ((2, 1), 256, (40, 3)),
+    )):  # fmt: skip
+        draw = torch.Generator().manual_seed(seed)
+        total = sum(lengths)
+        # token by token in memory, as a projection leaves them
+        q, k, v = (
+            torch.randn(total, n, width, generator=draw).to(device, dtype).transpose(0, 1)
+            for n in (heads[0], heads[1], heads[1])
+        )
+        starts = torch.tensor((0, *lengths)).cumsum(0).int().to(device)
+        yield q, k, v, starts, max(lengths)
+        yield q.contiguous(), k.contiguous(), v.contiguous(), starts, max(lengths), 0.3
