@@ -13,6 +13,7 @@ except ImportError:  # no Triton on this platform: references still work
     triton = None
 
 LOG2E = 1.4426950408889634
+SECTION_BYTES = 24 << 20  # heads whose keys and values fit this much of the L2 cache run together
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,13 @@ class Config:
 def processors(device: torch.device) -> int:
     """Multiprocessors of the card; a small number on a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def together(keys: Tensor, group: int) -> int:
+    """How many query heads run side by side: those whose keys and values stay in the L2 cache."""
+    heads, length, width = keys.shape[1:]
+    fit = max(1, SECTION_BYTES // max(1, 2 * length * width * keys.element_size()))
+    return group * max(n for n in range(1, heads + 1) if heads % n == 0 and n <= fit)
 
 
 def need_triton(name: str) -> None:

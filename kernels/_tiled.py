@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from workbench.errors import BadInput
-from workbench.kernels._softmax import LOG2E, Config, attend, rows_first
+from workbench.kernels import _hopper
+from workbench.kernels._softmax import LOG2E, Config, attend, rows_first, together
 
 try:
     import triton
@@ -24,7 +25,13 @@ except ImportError:  # no Triton on this platform: `reference` still works
     triton = None
 
 SIZES = (16, 32, 64, 128, 256)  # tokens of a key tile
-SECTION_BYTES = 24 << 20  # heads whose keys and values fit this much of the L2 cache run together
+
+
+def configure(width: int, dtype: torch.dtype) -> Config:
+    """Launch shape for head width `width`."""
+    if dtype == torch.float32:
+        return Config(32, 32, 4, 1, descriptors=True)
+    return Config(128, 64, 8, 2, descriptors=True) if width > 128 else Config(128, 128, 8, 2, descriptors=True)
 
 
 def lists(kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,7 +200,7 @@ if triton is not None:
 
 
 def launch(
-    config: Config,
+    config: Config | None,
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -205,9 +212,12 @@ def launch(
     scale: float | None,
     strided: bool = False,
 ) -> Tensor:
-    """`reference` on the card."""
+    """`reference` on the card; without a launch shape, `_hopper` does it where it can."""
     check(q, keys, rows, indptr, size, queries)
+    if config is None and _hopper.fits(q, keys, values, None if indptr is None else size, queries):
+        return _hopper.launch(q, keys, values, rows, indptr, indices, size, queries, scale, strided)
     q, keys, values = rows_first(q), rows_first(keys), rows_first(values)
+    config = config or configure(q.shape[3], q.dtype)
     batch, q_heads, count, width = q.shape
     heads, length = keys.shape[1:3]
     group, wide = q_heads // heads, triton.next_power_of_2(width)
@@ -217,8 +227,7 @@ def launch(
     tiles = triton.cdiv(count, block_m)
     described = config.descriptors and all(_regular(x) for x in (keys, values))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    together = max(1, SECTION_BYTES // max(1, 2 * length * width * keys.element_size()))
-    section = group * max(n for n in range(1, heads + 1) if heads % n == 0 and n <= together)
+    section = together(keys, group)
     _attend[(tiles * q_heads, batch)](
         q, keys, values, *(_descriptor(x, block_n, wide) if described else x for x in (keys, values)),
         out, rows.contiguous(), rows if indptr is None else indptr, rows if indices is None else indices,

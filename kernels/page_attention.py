@@ -21,16 +21,7 @@ from workbench.kernels._softmax import Config, need_triton
 from workbench.tiles import Pages, Tiles
 from workbench.tiles import pages as pages_of
 
-__all__ = ["cases", "configure", "launch", "reference"]
-
-
-def configure(width: int, dtype: torch.dtype) -> Config:
-    """Launch shape for head width `width`."""
-    if dtype == torch.float32:
-        return Config(32, 32, 4, 1, descriptors=True)
-    if width > 128:
-        return Config(128, 64, 8, 2, descriptors=True)
-    return Config(128, 128 if width <= 64 else 64, 8, 3, descriptors=True)
+__all__ = ["cases", "launch", "reference"]
 
 
 def reference(
@@ -56,7 +47,6 @@ def launch(
     need_triton("page_attention")
     if keys.shape[2] % pages.size:
         raise BadInput(f"a cache of {keys.shape[2]} tokens a head is not made of pages of {pages.size}")
-    config = config or configure(q.shape[3], q.dtype)
     return _tiled.launch(
         config, q, keys, values, rows, pages.indptr, pages.indices, pages.size, q.shape[2], scale, strided=True
     )

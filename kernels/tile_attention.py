@@ -21,16 +21,7 @@ from workbench.kernels import _tiled
 from workbench.kernels._softmax import Config, need_triton
 from workbench.kernels._tiled import lists
 
-__all__ = ["cases", "configure", "launch", "lists", "reference"]
-
-
-def configure(width: int, dtype: torch.dtype) -> Config:
-    """Launch shape for head width `width`."""
-    if dtype == torch.float32:
-        return Config(32, 32, 4, 1, descriptors=True)
-    if width > 128:
-        return Config(128, 64, 8, 2, descriptors=True)
-    return Config(128, 128 if width <= 64 else 64, 8, 3, descriptors=True)
+__all__ = ["cases", "launch", "lists", "reference"]
 
 
 def reference(
@@ -63,7 +54,6 @@ def launch(
 ) -> Tensor:
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
     need_triton("tile_attention")
-    config = config or configure(q.shape[3], q.dtype)
     return _tiled.launch(config, q, keys, values, rows, indptr, indices, size, queries, scale)
 
 

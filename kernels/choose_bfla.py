@@ -1,0 +1,185 @@
+"""BFLA's choice of key tiles (arXiv:2605.12193, section 3): pool, score, mass, expand, rescue.
+
+    choose_bfla(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], block, tile, flat, mass, local, sink, stride, random,
+                seed) -> [B, Hq, I, J] bool: row tile i of head h attends to key tile j, of `tile` tokens each
+
+`workbench.sparse.bfla.Bfla` says what the options mean. Row r of request b stands at position `rows[b, r]`, rising; it
+may be a whole prompt, a chunk, or scattered rows. Only one fp32 score for each pair of blocks is written: products of
+flattened groups are a matrix product whose tiles are reduced to the largest of each pair before they leave the
+registers, and tiles that no row can see are not computed.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench import grid as grids
+from workbench.grid import Grid, folded
+from workbench.kernels import _keep, _vectors
+from workbench.kernels._keep import Rule
+from workbench.kernels._softmax import Config, need_triton, rows_first
+
+try:
+    import triton
+    import triton.language as tl
+
+    from workbench.kernels._vectors import products
+except ImportError:  # no Triton on this platform: `reference` still works
+    triton = None
+
+__all__ = ["cases", "configure", "launch", "reference", "rule", "shares", "takes"]
+
+
+def configure(dtype: torch.dtype) -> Config:
+    """Launch shape of the product: vectors of queries and of keys in a tile."""
+    if dtype == torch.float32:
+        return Config(32, 32, 4, 1, descriptors=True)
+    return Config(128, 128, 8, 4, descriptors=True)
+
+
+def rule(
+    block: int, tile: int, flat: int, mass: float, local: int, sink: int, stride: int, random: float, seed: int
+) -> Rule:
+    """What is kept of the scores."""
+    return Rule(block, tile, mass, local=local, sink=sink, stride=stride, random=random, seed=seed)
+
+
+def shares(queries: Tensor, keys: Tensor, rows: Tensor, block: int, flat: int) -> Tensor:
+    """[Hq, Lq, Lkv] fp32: block probabilities 𝒜 (eq. 3-9) of queries [Hq, R, D] over keys [H, T, D]."""
+    score = scores(queries, keys, block, flat)
+    return score.masked_fill_(~Grid(rows, keys.shape[1], block).causal, -torch.inf).softmax(-1)
+
+
+def scores(queries: Tensor, keys: Tensor, block: int, flat: int) -> Tensor:
+    """[Hq, Lq, Lkv] fp32: the largest product of any two vectors of two blocks, scale 1/sqrt(D)."""
+    ours, theirs = (folded(x, block).flatten(1, 2).unflatten(1, (-1, flat)).flatten(2) for x in (queries, keys))
+    groups, group = block // flat, len(queries) // len(keys)
+    step, found = max(1, grids.ELEMENTS // (group * groups * theirs.shape[1])) * groups, []
+    for head, key in enumerate(theirs):
+        mine, parts = ours[head * group : (head + 1) * group], []
+        for at in range(0, ours.shape[1], step):
+            made = (mine[:, at : at + step] @ key.mT).unflatten(1, (-1, groups)).unflatten(-1, (-1, groups))
+            parts.append(made.amax((2, 4)))
+        found.append(torch.cat(parts, 1))
+    return torch.cat(found) * queries.shape[-1] ** -0.5
+
+
+def reference(
+    q: Tensor,
+    keys: Tensor,
+    rows: Tensor,
+    block: int = 256,
+    tile: int = 64,
+    flat: int = 64,
+    mass: float = 0.99,
+    local: int = 8,
+    sink: int = 1,
+    stride: int = 16,
+    random: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
+    """Scores in fp32."""
+    made = torch.stack([scores(*one, block, flat) for one in zip(q, keys, strict=True)])
+    asked = rule(block, tile, flat, mass, local, sink, stride, random, seed)
+    return _keep.reference(made, rows, keys.shape[2], asked, q.shape[1] // keys.shape[1], logits=True)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _score(
+        q, keys, q_tiles, key_tiles, score, rows, count, length, row_blocks, key_blocks, scale, key_programs,
+        q_batch, q_head, q_token, key_batch, key_head, key_token,
+        GROUP: tl.constexpr, FLAT: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+        DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        head, request = tl.program_id(1), tl.program_id(2)
+        tile, tile_n = tl.program_id(0) // key_programs, tl.program_id(0) % key_programs
+        end = tl.minimum((tile + 1) * BLOCK_M * FLAT, count)
+        last = tl.load(rows + request.to(tl.int64) * count + end - 1)
+        if tile_n * BLOCK_N * FLAT <= last:  # else no row sees any of it, and nobody reads the scores
+            made = products(
+                q, keys, q_tiles, key_tiles, request, head, head // GROUP, tile * BLOCK_M, tile_n * BLOCK_N,
+                count, length, q_batch, q_head, q_token, key_batch, key_head, key_token,
+                FLAT, False, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N, PRECISION,
+            )  # fmt: skip
+            M: tl.constexpr = BLOCK_M // GROUPS
+            N: tl.constexpr = BLOCK_N // GROUPS
+            best = tl.max(tl.max(tl.reshape(made, [M, GROUPS, N, GROUPS]), 3), 1) * scale
+            i, j = tile * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)
+            one = (request * tl.num_programs(1) + head).to(tl.int64) * row_blocks + i
+            inside = (i < row_blocks)[:, None] & (j < key_blocks)[None, :]
+            tl.store(score + one[:, None] * key_blocks + j[None, :], best, mask=inside)
+
+
+def takes(q: Tensor, keys: Tensor, asked: Rule, flat: int) -> bool:
+    """Whether `launch` carries it out: head widths in sixteens, blocks of 1, 2, 4 … 32 vectors, tiles that halve a
+    block some times, up to 8,192 blocks in a row of a group's heads. Elsewhere `reference` does."""
+    groups, group = asked.block // flat, q.shape[1] // keys.shape[1]
+    fits = q.shape[-1] % 16 == 0 and q.dtype == keys.dtype and groups <= 32 and groups & groups - 1 == 0
+    return triton is not None and fits and _keep.takes(asked, keys.shape[2], group)
+
+
+def launch(
+    q: Tensor,
+    keys: Tensor,
+    rows: Tensor,
+    block: int = 256,
+    tile: int = 64,
+    flat: int = 64,
+    mass: float = 0.99,
+    local: int = 8,
+    sink: int = 1,
+    stride: int = 16,
+    random: float = 0.0,
+    seed: int = 0,
+    *,
+    config: Config | None = None,
+) -> Tensor:
+    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    need_triton("choose_bfla")
+    asked = rule(block, tile, flat, mass, local, sink, stride, random, seed)
+    made = _launch(config or configure(q.dtype), rows_first(q), rows_first(keys), rows.contiguous(), block, flat)
+    return _keep.launch(made, rows, keys.shape[2], asked, q.shape[1] // keys.shape[1], logits=True)
+
+
+def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, flat: int) -> Tensor:
+    """[B, Hq, Lq, Lkv] fp32: `scores`, unwritten where no row sees the block."""
+    batch, heads, count, width = q.shape
+    length, groups, channels = keys.shape[2], block // flat, _vectors.step(q)
+    row_blocks, key_blocks = -(-count // block), -(-length // block)
+    block_m = _vectors.shape(config.rows, row_blocks * groups, groups)
+    block_n = _vectors.shape(config.keys, key_blocks * groups, groups)
+    row_programs, key_programs = triton.cdiv(row_blocks * groups, block_m), triton.cdiv(key_blocks * groups, block_n)
+    with_descriptors = _vectors.described(config, flat, q, keys)
+    views = ((q, block_m), (keys, block_n))
+    score = torch.empty(batch, heads, row_blocks, key_blocks, device=q.device)
+    _score[(row_programs * key_programs, heads, batch)](
+        q, keys, *(_vectors.descriptor(x, flat, n, channels) if with_descriptors else x for x, n in views),
+        score, rows, count, length, row_blocks, key_blocks, width**-0.5, key_programs,
+        *q.stride()[:3], *keys.stride()[:3], GROUP=heads // keys.shape[1], FLAT=flat, GROUPS=groups, D=width,
+        STEP=channels, DESCRIPTORS=with_descriptors, BLOCK_M=block_m, BLOCK_N=block_n,
+        PRECISION=_vectors.precision(q), num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return score
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
+    """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths."""
+    for seed, (batch, heads, count, length, width, options) in enumerate((
+        (1, (4, 2), 300, 300, 64, (64, 16, 16, 0.6, 1, 1, 0, 0.0, 0)),
+        (2, (4, 1), 150, 333, 128, (32, 32, 32, 0.8, 0, 0, 7, 0.1, 3)),
+        (1, (6, 2), 64, 512, 64, (128, 32, 32, 0.5, 2, 1, 0, 0.0, 0)),
+        (1, (2, 2), 77, 200, 80, (32, 8, 8, 0.9, 1, 2, 0, 0.02, 5)),
+    )):  # fmt: skip
+        draw = torch.Generator().manual_seed(seed)
+        q, keys = (
+            torch.randn(batch, n, tokens, width, generator=draw) * 0.3
+            for n, tokens in zip(heads, (count, length), strict=True)
+        )
+        rows = torch.arange(length - count, length).repeat(batch, 1)
+        if seed == 3:  # scattered
+            rows[0] = torch.randperm(length, generator=draw)[:count].sort().values
+        yield q.to(device, dtype), keys.to(device, dtype), rows.to(device), *options
