@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "workbench"
 FLOORS = [
     # floor 0
-    ["errors", "whole"],
+    ["errors", "freed", "whole"],
     ["assets", "blocks", "menu", "tiles", "kernels", "shipped"],
     ["grid"],
     ["kv", "masks", "rope"],
@@ -17,10 +17,12 @@ FLOORS = [
     # floor 2
     ["families", "data", "embedders"],
     ["attention", "layouts"],
+    ["packed"],
     # floor 3
     ["probing", "models", "untrained", "reading", "corpus"],
     ["engine", "sessions"],
-    ["chunked"],
+    ["chunked", "pool"],
+    ["graphs"],
     ["decoding", "store", "paths", "weights"],
     ["gates"],
     # floor 4

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from workbench import assets
 from workbench.errors import BadInput
+from workbench.freed import keep_freed
 from workbench.layouts import RELEASED, Layout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -27,7 +28,8 @@ def load(name_or_path: str | Path, device: str = "cpu", dtype: str | torch.dtype
     """(model, tokenizer, layout) of a shipped model, a checkpoint folder or a model in the local Hugging Face cache.
 
     `dtype` None: float32 on the CPU, the checkpoint's own on an accelerator. Nothing is downloaded. Raises BadInput,
-    before any weight is read, for an unknown name, device or dtype and for a checkpoint that is not whole.
+    before any weight is read, for an unknown name, device or dtype and for a checkpoint that is not whole. On the CPU,
+    freed memory stays with the process from then on (`freed`).
     """
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
     check(path)
@@ -46,6 +48,8 @@ def load(name_or_path: str | Path, device: str = "cpu", dtype: str | torch.dtype
         raise BadInput(
             f"{path} is not whole: {len(lacking)} weights are missing or of the wrong shape, first {lacking[0]}"
         )
+    if place.type == "cpu":
+        keep_freed()
     return model.to(place).eval(), tokenizer, layout
 
 

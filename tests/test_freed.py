@@ -1,0 +1,27 @@
+"""Memory that is kept for the next request."""
+
+import resource
+import sys
+
+import pytest
+import torch
+
+from workbench.freed import keep_freed
+
+
+@pytest.mark.skipif(not keep_freed(), reason="this C library gives memory back")
+def test_memory_that_was_freed_is_taken_again_without_new_pages():
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        parts = [torch.ones(1 << 20) for _ in range(16)]  # 64 MiB, as the keys and values of a request
+        assert len(parts) == 16
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    pages = (64 << 20) // resource.getpagesize()
+    assert faults() < pages / 10
+
+
+def test_other_systems_are_left_alone(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert keep_freed() is False
