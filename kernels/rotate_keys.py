@@ -60,8 +60,18 @@ if triton is not None:
                 tl.store(target + 2 * HALF + rest, tl.load(source + 2 * HALF + rest, mask=stays), mask=stays)
 
 
-def launch(keys: Tensor, distance: Tensor | int, inv_freq: Tensor, pairing: Pairing = "halves") -> Tensor:
-    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+def launch(
+    keys: Tensor,
+    distance: Tensor | int,
+    inv_freq: Tensor,
+    pairing: Pairing = "halves",
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
+
+    Written to `out` [H, T, D] where given, whose channels lie side by side.
+    """
     if triton is None:
         raise NotImplementedError("rotate_keys.launch needs Triton, which is not installed here; use reference")
     if keys.stride(-1) != 1:
@@ -70,7 +80,8 @@ def launch(keys: Tensor, distance: Tensor | int, inv_freq: Tensor, pairing: Pair
     half = len(inv_freq)
     still = width - 2 * half
     shift = torch.as_tensor(distance, device=keys.device).expand(tokens).contiguous()  # [T]
-    out = torch.empty((heads, tokens, width), dtype=keys.dtype, device=keys.device)
+    if out is None:
+        out = torch.empty((heads, tokens, width), dtype=keys.dtype, device=keys.device)
     _rotate[(triton.cdiv(tokens, TOKENS),)](
         keys, out, shift, inv_freq.to(keys.device, torch.float32).contiguous(), tokens,
         keys.stride(0), keys.stride(1), out.stride(0), out.stride(1),

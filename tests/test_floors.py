@@ -11,6 +11,7 @@ FLOORS = [
     ["errors", "freed", "whole"],
     ["assets", "blocks", "menu", "tiles", "kernels", "shipped"],
     ["grid"],
+    ["keeping", "scores"],
     ["kv", "masks", "rope"],
     # floor 1
     ["plan", "rules", "segment", "executors"],

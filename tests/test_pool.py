@@ -1,0 +1,218 @@
+"""Prompts over shared pages compute what assembled prompts compute: questions, recomputed tokens, answers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.random_models import FAMILIES, block_of, model_of
+from workbench import pool as pools
+from workbench.blocks import Prompt
+from workbench.decoding import decode
+from workbench.engine import assemble, encode_many, prefill
+from workbench.errors import BadInput
+from workbench.graphs import Bucket, Runner, _octave
+from workbench.plan import Plan
+from workbench.pool import Pool
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MODEL = model_of().to(DEVICE)
+BLOCKS = [block_of(n, seed=n) for n in (19, 7, 33, 16)]
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+def expected(prompt, again=(), positions="re-encoded"):
+    """Logits of the last row, and the KV, by an assembled copy."""
+    kv = assemble(MODEL, prompt, encode_many(MODEL, prompt.context), positions, room=16)
+    rows = torch.cat((torch.tensor(sorted(again), dtype=torch.long), prompt.question))
+    return prefill(MODEL, prompt.tokens, Plan(rows), kv, logits_to_keep=1).logits[-1], kv
+
+
+def opened(pool, cached, prompt, room=16, again=()):
+    which = [BLOCKS.index(block) for block in prompt.context]
+    question = len(prompt.question)
+    return pool.open([cached[i] for i in which], question + room, torch.tensor(sorted(again), dtype=torch.long))
+
+
+def asked(prompt, again=()):
+    return prompt.tokens[torch.cat((torch.tensor(sorted(again), dtype=torch.long), prompt.question))]
+
+
+def made(*which, question=5, seed=50):
+    return Prompt((*(BLOCKS[i] for i in which), block_of(question, seed)))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["reference", "kernels"])
+def filled(request):
+    if request.param:
+        pytest.importorskip("triton", reason="Triton is not available on this platform")
+    pool = Pool(MODEL, 60, 16, kernels=request.param)
+    return pool, pool.encode(MODEL, BLOCKS)
+
+
+def test_packed_blocks_are_those_encoded_one_by_one(filled):
+    pool, cached = filled
+    for found, kv in zip(cached, encode_many(MODEL, BLOCKS), strict=True):
+        slots = pool.slots(found).to(DEVICE)
+        for mine, theirs in zip((*pool.keys, *pool.values), kv.tensors(), strict=True):
+            torch.testing.assert_close(mine[:, slots], theirs, **CLOSE)
+
+
+def test_requests_over_shared_pages_are_those_over_their_own_copies(filled):
+    """Three prompts in one step: blocks shared, in other places, read twice; questions of different lengths."""
+    pool, cached = filled
+    prompts = [made(0, 1, 2), made(2, 0, question=9, seed=51), made(3, 3, question=1, seed=52)]
+    before = [x.clone() for x in pool.keys]
+    held = [opened(pool, cached, prompt) for prompt in prompts]
+    got = Runner(MODEL, pool).prefill(held, [asked(prompt) for prompt in prompts])
+    for one, prompt in zip(got, prompts, strict=True):
+        torch.testing.assert_close(one, expected(prompt)[0], **CLOSE)
+    slots = torch.cat([pool.slots(found) for found in cached]).to(DEVICE)
+    for old, new in zip(before, pool.keys, strict=True):
+        assert torch.equal(old[:, slots], new[:, slots]), "cached pages are never written"
+    for one in held:
+        pool.close(one)
+
+
+@settings(max_examples=4)
+@given(again=st.sets(st.integers(0, 58), min_size=1, max_size=30))
+def test_tokens_computed_again_hide_their_cached_entries(again):
+    pool = Pool(MODEL, 30, 16)
+    cached, prompt = pool.encode(MODEL, BLOCKS), made(0, 1, 2)
+    held = opened(pool, cached, prompt, again=again)
+    got = Runner(MODEL, pool).prefill([held], [asked(prompt, again)])[0]
+    torch.testing.assert_close(got, expected(prompt, again)[0], **CLOSE)
+
+
+def test_answers_over_shared_pages_are_those_of_decode(filled):
+    pool, cached = filled
+    prompts = [made(0, 1, 2), made(0, 1, 2, question=3, seed=53), made(3, 1, seed=54)]
+    held = [opened(pool, cached, prompt) for prompt in prompts]
+    runner = Runner(MODEL, pool)
+    logits = runner.prefill(held, [asked(prompt) for prompt in prompts])
+    count = 4 if pool.kernels and DEVICE == "cpu" else 12  # the interpreter is slow
+    got = list(runner.decode(held, logits, count))
+    starts = [expected(prompt) for prompt in prompts]
+    theirs = list(decode(MODEL, [kv for _, kv in starts], [row for row, _ in starts], count))
+    assert got[: len(theirs)] == theirs
+    for one in held:
+        pool.close(one)
+
+
+def test_an_answer_ends_at_its_end_token_and_goes_on_after_a_pause():
+    pool = Pool(MODEL, 40, 16)
+    cached, prompt = pool.encode(MODEL, BLOCKS), made(1, 3)
+    runner, held = Runner(MODEL, pool), opened(pool, cached, prompt)
+    whole = [step[0] for step in runner.decode([held], runner.prefill([held], [asked(prompt)]), 10)]
+    again = opened(pool, cached, prompt)
+    logits = runner.prefill([again], [asked(prompt)])
+    first = whole.index(whole[4])
+    assert list(runner.decode([again], logits, 10, frozenset(whole[4:5]))) == [[token] for token in whole[:first]]
+    third = opened(pool, cached, prompt)
+    logits = runner.prefill([third], [asked(prompt)])
+    half = [step[0] for step in runner.decode([third], logits, 4)]
+    logits = runner.prefill([third], [torch.tensor(half[-1:])])  # its KV is not written yet
+    assert half + [step[0] for step in runner.decode([third], logits, 6)] == whole
+
+
+def test_steps_of_one_bucket_are_captured_once_and_leave_nothing_behind(filled):
+    pool, cached = filled
+    runner, prompts = Runner(MODEL, pool), [made(0, 1, 2), made(1, 3, question=7), made(0, 1, 2)]
+    results = []
+    for prompt in prompts:
+        held = opened(pool, cached, prompt)
+        results.append(runner.prefill([held], [asked(prompt)])[0])
+        pool.close(held)
+    assert len(runner.captured) == 1
+    assert torch.equal(results[0], results[2]) and not torch.allclose(results[0], results[1])
+
+
+def test_naive_positions_leave_keys_as_they_were_cached():
+    pool, prompt = Pool(MODEL, 40, 16), made(2, 0, 1)
+    cached = pool.encode(MODEL, prompt.context)
+    held = pool.open(cached, 5, positions="naive")
+    assert held.pages.moves is None
+    got = Runner(MODEL, pool).prefill([held], [asked(prompt)])[0]
+    torch.testing.assert_close(got, expected(prompt, positions="naive")[0], **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["llama3", "glm4", "phi3", "qwen3"])
+def test_families_turn_their_keys_in_their_own_way(name):
+    assert name in FAMILIES
+    model, prompt = model_of(name).to(DEVICE), made(2, 1, 0)
+    pool = Pool(model, 30, 16)
+    held = pool.open(pool.encode(model, prompt.context), 5)
+    kv = assemble(model, prompt, encode_many(model, prompt.context))
+    theirs = prefill(model, prompt.tokens, Plan(prompt.question), kv, logits_to_keep=1).logits[-1]
+    got = Runner(model, pool).prefill([held], [asked(prompt)])[0]
+    torch.testing.assert_close(got, theirs, **CLOSE)
+
+
+def test_a_context_is_gathered_as_it_is_assembled(filled):
+    pool, cached = filled
+    prompt = made(2, 0, 1)
+    kv = pool.gather([cached[2], cached[0], cached[1]], len(prompt.question))
+    theirs = assemble(MODEL, prompt, encode_many(MODEL, prompt.context))
+    for a, b in zip(kv.tensors(), theirs.tensors(), strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+
+
+def test_a_run_of_tokens_is_put_into_a_pool():
+    pool, (kv,) = Pool(MODEL, 9, 16), encode_many(MODEL, [BLOCKS[2]], [[BLOCKS[1]]])
+    found = pool.put(kv)
+    assert (len(found), found.start) == (33, 7)
+    assert torch.equal(pool.keys[1][:, pool.slots(found).to(DEVICE)], kv.keys[1])
+
+
+def test_pages_come_back():
+    pool = pools.of(MODEL, made(0, 1), room=20, size=16)
+    cached = pool.encode(MODEL, BLOCKS[:2])
+    assert pool.free == 2
+    held = pool.open(cached, 20)
+    with pytest.raises(BadInput, match="0 of the pool are free"):
+        pool.open(cached, 1)
+    pool.close(held)
+    pool.give(cached[0].pages)
+    assert pool.free == 4
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Pool(MODEL, 1),
+        lambda: Pool(MODEL, 9, 48),
+        lambda: Pool(model_of("mistral-window").to(DEVICE), 9),
+        lambda: Pool(MODEL, 9, 16).encode(MODEL, BLOCKS * 4),
+        lambda: Pool(MODEL, 9, 16).open([], 5),
+        lambda: Pool(MODEL, 9, 16).gather([], 5),
+    ],
+)
+def test_what_does_not_fit_is_refused(call):
+    with pytest.raises(BadInput):
+        call()
+
+
+def test_more_tokens_than_room_are_refused(filled):
+    pool, cached = filled
+    runner, held = Runner(MODEL, pool), pool.open(cached[:1], 3)
+    with pytest.raises(BadInput, match="room for 3"):
+        runner.prefill([held], [torch.arange(4)])
+    logits = runner.prefill([held], [torch.arange(3)])
+    with pytest.raises(BadInput):
+        runner.decode([held], logits, 2)
+    pool.close(held)
+
+
+@given(st.integers(1, 5000))
+def test_pages_are_rounded_up_by_an_eighth_at_most(count):
+    assert count <= _octave(count) <= max(8, count * 9 / 8 + 1)
+
+
+def test_a_bucket_holds_what_it_is_made_for(filled):
+    pool, cached = filled
+    held = [pool.open(cached[:2], 9), pool.open(cached[2:], 3)]
+    bucket = Bucket.of(held, 17)
+    assert (bucket.batch, bucket.rows, bucket.moving, bucket.room) == (2, 32, True, 0)
+    assert Bucket.of(held, 1, room=70).room == 128 and Bucket.of(held, 1, room=70).rows == 1
+    for one in held:
+        pool.close(one)
