@@ -1,130 +1,30 @@
-"""From weights of blocks to kept tiles: the part that choosing kernels share.
+"""From weights of blocks to kept tiles: `workbench.keeping.kept` in one launch, the part that choosing kernels share.
 
-A `Rule` says which blocks are kept for their weight, and which tiles are kept besides. `launch` carries it out in one
-kernel on the device: no sort (the weight at which the mass is reached is found bit by bit), no number read back.
+No sort (the weight at which a row's mass is reached is found bit by bit), and no number that the host waits for.
 """
 
-from dataclasses import dataclass
 from math import ceil
 
 import torch
 from torch import Tensor
 
-from workbench.grid import Grid
+from workbench.keeping import Rule
 
 try:
     import triton
     import triton.language as tl
-except ImportError:  # no Triton on this platform: `reference` still works
+except ImportError:  # no Triton on this platform: `workbench.keeping` still works
     triton = None
 
 COLUMNS = 1 << 13  # most blocks of a row that the kernel takes, times the heads of a group
 
 
-@dataclass(frozen=True, eq=False)
-class Rule:
-    """Which tiles of `tile` tokens are kept, of blocks of `block`.
-
-    mass     fewest blocks that hold this share of the weights of a row, the one that crosses it included: a number, or
-             one for every query head [Hq]; None: blocks of at least `part` times the largest weight
-    first    a row's own blocks and the first one count before all others
-    whole    a block has a weight where some row sees all of it (else: any of it)
-    local    tiles before a row's own that are kept; sink: tiles at the front; tail: query tiles that keep everything
-             have a row at this position or behind it
-    stride, random, seed    rescued tiles, as `choose_bfla` says
-    """
-
-    block: int
-    tile: int
-    mass: float | Tensor | None = None
-    part: float = 0.0
-    first: bool = False
-    whole: bool = False
-    local: int = 0
-    sink: int = 0
-    tail: int | None = None
-    stride: int = 0
-    random: float = 0.0
-    seed: int = 0
-
-
-def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None) -> Tensor:
-    """Bool like `weights` [..., J]: the fewest that hold `share` of the row's sum, the one that crosses it included.
-
-    Those in `first` are taken before all others and counted. A share of 1 takes all. Equal weights: the earlier.
-    """
-    exact = weights.double()
-    ranked = exact if first is None else exact.masked_fill(first, torch.inf)
-    order = ranked.sort(dim=-1, descending=True, stable=True).indices
-    sums = exact.gather(-1, order).cumsum(-1)
-    before = torch.nn.functional.pad(sums[..., :-1], (1, 0))
-    part = torch.as_tensor(share, dtype=torch.float64, device=weights.device)
-    taken = (before < part * sums[..., -1:]) | (part >= 1)
-    kept = torch.zeros_like(taken).scatter_(-1, order, taken)
-    return kept if first is None else kept | first
-
-
-def causes(kept: Tensor, grid: Grid, rule: Rule) -> dict[str, Tensor]:
-    """Why a tile of `grid` is kept: [H, I, J] bool each (or what broadcasts to it), "mass" from blocks [H, I', J']."""
-    wide = rule.block // rule.tile
-    fine = kept.repeat_interleave(wide, 1).repeat_interleave(wide, 2)
-    return {
-        "mass": fine[:, : grid.shape[0], : grid.shape[1]],
-        "local": grid.near(rule.local)[None],
-        "sink": (grid.columns < rule.sink)[None, None],
-        "tail": (grid.last[:, None] >= (grid.length if rule.tail is None else rule.tail))[None],
-        "stride": _strided(grid, rule)[None],
-        "random": _drawn(grid, rule, len(kept)),
-    }
-
-
-def _strided(grid: Grid, rule: Rule) -> Tensor:
-    """[I, J]"""
-    if not rule.stride:
-        return torch.zeros(grid.shape, dtype=torch.bool, device=grid.rows.device)
-    i = grid.first[:, None] // rule.tile
-    return (131 * i + 17 * grid.columns + rule.seed) % rule.stride == 0
-
-
-def _drawn(grid: Grid, rule: Rule, heads: int) -> Tensor:
-    """[H, I, J]"""
-    if not rule.random:
-        return torch.zeros(1, *grid.shape, dtype=torch.bool, device=grid.rows.device)
-    h = torch.arange(heads, device=grid.rows.device)[:, None, None]
-    i = grid.first[:, None] // rule.tile
-    mixed = (i + 1) * 1103515245 + (grid.columns + 1) * 12345 + (h + 1) * 2654435761 + rule.seed
-    return (mixed & 0x7FFFFFFF) % 1_000_000 < rule.random * 1_000_000
-
-
-def reference(weights: Tensor, rows: Tensor, length: int, rule: Rule, group: int, logits: bool) -> Tensor:
-    """`launch` in torch."""
-    found = []
-    for one, at in zip(weights, rows, strict=True):
-        kept = chosen(one, Grid(at, length, rule.block), rule, group, logits)
-        grid = Grid(at, length, rule.tile)
-        every = torch.broadcast_tensors(*causes(kept, grid, rule).values())
-        found.append(grid.tiles(torch.stack(every).any(0), len(one)).kept)
-    return torch.stack(found)
-
-
-def chosen(weights: Tensor, blocks: Grid, rule: Rule, group: int, logits: bool) -> Tensor:
-    """[H, I', J'] bool: blocks that any head of a group keeps for their weight [Hq, I', J']."""
-    seen = (blocks.columns + 1) * rule.block - 1 <= blocks.last[:, None] if rule.whole else blocks.causal
-    if logits:
-        weights = weights.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
-    weights = weights.masked_fill(~seen, 0)
-    if rule.mass is None:
-        kept = (weights >= rule.part * weights.amax(-1, keepdim=True)) & seen
-    else:
-        share = torch.as_tensor(rule.mass, device=weights.device).view(-1, 1, 1)
-        kept = smallest(weights, share, blocks.own | (blocks.columns == 0) if rule.first else None)
-    return kept.unflatten(0, (-1, group)).any(1)
-
-
-def takes(rule: Rule, length: int, group: int) -> bool:
-    """Whether the kernel carries the rule out: tiles that halve a block some times, rows that fit the registers."""
-    wide = rule.block // rule.tile
-    return wide & wide - 1 == 0 and _padded(-(-length // rule.block)) * triton.next_power_of_2(group) <= COLUMNS
+def fits(q: Tensor, keys: Tensor, rule: Rule, group: int) -> bool:
+    """Whether the kernels take heads of this width, tiles that halve a block some times, and rows of this length."""
+    wide, blocks = rule.block // rule.tile, -(-keys.shape[2] // rule.block)
+    if triton is None or q.shape[-1] % 16 or q.dtype != keys.dtype or wide & wide - 1:
+        return False
+    return bool(_padded(blocks) * triton.next_power_of_2(group) <= COLUMNS)
 
 
 def _padded(blocks: int) -> int:
@@ -228,12 +128,8 @@ if triton is not None:
                     tl.store(kept + one * columns + column, keep.to(tl.uint8), mask=column < columns)
 
 
-def launch(weights: Tensor, rows: Tensor, length: int, rule: Rule, group: int, logits: bool) -> Tensor:
-    """[B, Hq, I, J] bool: what `rule` keeps by weights [B, Hq, I', J'] of rows [B, R] over `length` keys.
-
-    weights   at least 0; as `logits`, any (fp32); where no row sees the block they are not read
-    group     neighbouring query heads that choose together: what one keeps is kept for all
-    """
+def carry_out(weights: Tensor, rows: Tensor, length: int, rule: Rule, group: int, logits: bool) -> Tensor:
+    """[B, Hq, I, J] bool: `keeping.kept` of fp32 weights [B, Hq, I', J'] of rows [B, R], request by request."""
     batch, heads, coarse, blocks = weights.shape
     count = rows.shape[1]
     tiles, columns = -(-count // rule.tile), -(-length // rule.tile)

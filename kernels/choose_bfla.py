@@ -1,12 +1,14 @@
 """BFLA's choice of key tiles (arXiv:2605.12193, section 3): pool, score, mass, expand, rescue.
 
-    choose_bfla(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], block, tile, flat, mass, local, sink, stride, random,
-                seed) -> [B, Hq, I, J] bool: row tile i of head h attends to key tile j, of `tile` tokens each
+    choose_bfla(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule, flat)
+        -> [B, Hq, I, J] bool: row tile i of head h attends to key tile j, of `rule.tile` tokens each
 
-`workbench.sparse.bfla.Bfla` says what the options mean. Row r of request b stands at position `rows[b, r]`, rising; it
-may be a whole prompt, a chunk, or scattered rows. Only one fp32 score for each pair of blocks is written: products of
-flattened groups are a matrix product whose tiles are reduced to the largest of each pair before they leave the
-registers, and tiles that no row can see are not computed.
+Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Heads of a
+GQA group choose together. A block scores the largest product of any two vectors of `flat` tokens of it and another's
+(`workbench.scores.bfla`), and the rule says what is kept (`workbench.keeping.Rule`).
+
+Only one fp32 score for each pair of blocks is written: products of flattened groups are a matrix product whose tiles
+are reduced to the largest of each pair before they leave the registers. Tiles that no row sees are not computed.
 """
 
 from collections.abc import Iterator
@@ -15,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench import grid as grids
-from workbench.grid import Grid, folded
-from workbench.kernels import _keep, _vectors
-from workbench.kernels._keep import Rule
+from workbench import scores
+from workbench.keeping import Rule, kept
+from workbench.kernels import _vectors
+from workbench.kernels._keep import carry_out, fits
 from workbench.kernels._softmax import Config, need_triton, rows_first
 
 try:
@@ -29,7 +31,7 @@ try:
 except ImportError:  # no Triton on this platform: `reference` still works
     triton = None
 
-__all__ = ["cases", "configure", "launch", "reference", "rule", "shares", "takes"]
+__all__ = ["cases", "configure", "launch", "reference", "takes"]
 
 
 def configure(dtype: torch.dtype) -> Config:
@@ -39,51 +41,11 @@ def configure(dtype: torch.dtype) -> Config:
     return Config(128, 128, 8, 4, descriptors=True)
 
 
-def rule(
-    block: int, tile: int, flat: int, mass: float, local: int, sink: int, stride: int, random: float, seed: int
-) -> Rule:
-    """What is kept of the scores."""
-    return Rule(block, tile, mass, local=local, sink=sink, stride=stride, random=random, seed=seed)
-
-
-def shares(queries: Tensor, keys: Tensor, rows: Tensor, block: int, flat: int) -> Tensor:
-    """[Hq, Lq, Lkv] fp32: block probabilities 𝒜 (eq. 3-9) of queries [Hq, R, D] over keys [H, T, D]."""
-    score = scores(queries, keys, block, flat)
-    return score.masked_fill_(~Grid(rows, keys.shape[1], block).causal, -torch.inf).softmax(-1)
-
-
-def scores(queries: Tensor, keys: Tensor, block: int, flat: int) -> Tensor:
-    """[Hq, Lq, Lkv] fp32: the largest product of any two vectors of two blocks, scale 1/sqrt(D)."""
-    ours, theirs = (folded(x, block).flatten(1, 2).unflatten(1, (-1, flat)).flatten(2) for x in (queries, keys))
-    groups, group = block // flat, len(queries) // len(keys)
-    step, found = max(1, grids.ELEMENTS // (group * groups * theirs.shape[1])) * groups, []
-    for head, key in enumerate(theirs):
-        mine, parts = ours[head * group : (head + 1) * group], []
-        for at in range(0, ours.shape[1], step):
-            made = (mine[:, at : at + step] @ key.mT).unflatten(1, (-1, groups)).unflatten(-1, (-1, groups))
-            parts.append(made.amax((2, 4)))
-        found.append(torch.cat(parts, 1))
-    return torch.cat(found) * queries.shape[-1] ** -0.5
-
-
-def reference(
-    q: Tensor,
-    keys: Tensor,
-    rows: Tensor,
-    block: int = 256,
-    tile: int = 64,
-    flat: int = 64,
-    mass: float = 0.99,
-    local: int = 8,
-    sink: int = 1,
-    stride: int = 16,
-    random: float = 0.0,
-    seed: int = 0,
-) -> Tensor:
+def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, flat: int) -> Tensor:
     """Scores in fp32."""
-    made = torch.stack([scores(*one, block, flat) for one in zip(q, keys, strict=True)])
-    asked = rule(block, tile, flat, mass, local, sink, stride, random, seed)
-    return _keep.reference(made, rows, keys.shape[2], asked, q.shape[1] // keys.shape[1], logits=True)
+    length, group = keys.shape[2], q.shape[1] // keys.shape[1]
+    made = (scores.bfla(*one, rule.block, flat) for one in zip(q, keys, strict=True))
+    return torch.stack([kept(*one, length, rule, group, True) for one in zip(made, rows, strict=True)])
 
 
 if triton is not None:
@@ -114,39 +76,23 @@ if triton is not None:
             tl.store(score + one[:, None] * key_blocks + j[None, :], best, mask=inside)
 
 
-def takes(q: Tensor, keys: Tensor, asked: Rule, flat: int) -> bool:
+def takes(q: Tensor, keys: Tensor, rule: Rule, flat: int) -> bool:
     """Whether `launch` carries it out: head widths in sixteens, blocks of 1, 2, 4 … 32 vectors, tiles that halve a
-    block some times, up to 8,192 blocks in a row of a group's heads. Elsewhere `reference` does."""
-    groups, group = asked.block // flat, q.shape[1] // keys.shape[1]
-    fits = q.shape[-1] % 16 == 0 and q.dtype == keys.dtype and groups <= 32 and groups & groups - 1 == 0
-    return triton is not None and fits and _keep.takes(asked, keys.shape[2], group)
+    block some times, up to 8,192 blocks in the row of a group's heads. Elsewhere `reference` does."""
+    groups, group = rule.block // flat, q.shape[1] // keys.shape[1]
+    return groups <= 32 and groups & groups - 1 == 0 and fits(q, keys, rule, group)
 
 
-def launch(
-    q: Tensor,
-    keys: Tensor,
-    rows: Tensor,
-    block: int = 256,
-    tile: int = 64,
-    flat: int = 64,
-    mass: float = 0.99,
-    local: int = 8,
-    sink: int = 1,
-    stride: int = 16,
-    random: float = 0.0,
-    seed: int = 0,
-    *,
-    config: Config | None = None,
-) -> Tensor:
+def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, flat: int, *, config: Config | None = None) -> Tensor:
     """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
     need_triton("choose_bfla")
-    asked = rule(block, tile, flat, mass, local, sink, stride, random, seed)
-    made = _launch(config or configure(q.dtype), rows_first(q), rows_first(keys), rows.contiguous(), block, flat)
-    return _keep.launch(made, rows, keys.shape[2], asked, q.shape[1] // keys.shape[1], logits=True)
+    config = config or configure(q.dtype)
+    made = _launch(config, rows_first(q), rows_first(keys), rows.contiguous(), rule.block, flat)
+    return carry_out(made, rows, keys.shape[2], rule, q.shape[1] // keys.shape[1], logits=True)
 
 
 def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, flat: int) -> Tensor:
-    """[B, Hq, Lq, Lkv] fp32: `scores`, unwritten where no row sees the block."""
+    """[B, Hq, Lq, Lkv] fp32: `scores.bfla`, unwritten where no row sees the block."""
     batch, heads, count, width = q.shape
     length, groups, channels = keys.shape[2], block // flat, _vectors.step(q)
     row_blocks, key_blocks = -(-count // block), -(-length // block)
@@ -168,11 +114,11 @@ def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, f
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths."""
-    for seed, (batch, heads, count, length, width, options) in enumerate((
-        (1, (4, 2), 300, 300, 64, (64, 16, 16, 0.6, 1, 1, 0, 0.0, 0)),
-        (2, (4, 1), 150, 333, 128, (32, 32, 32, 0.8, 0, 0, 7, 0.1, 3)),
-        (1, (6, 2), 64, 512, 64, (128, 32, 32, 0.5, 2, 1, 0, 0.0, 0)),
-        (1, (2, 2), 77, 200, 80, (32, 8, 8, 0.9, 1, 2, 0, 0.02, 5)),
+    for seed, (batch, heads, count, length, width, flat, rule) in enumerate((
+        (1, (4, 2), 300, 300, 64, 16, Rule(64, 16, 0.6, local=1, sink=1)),
+        (2, (4, 1), 150, 333, 128, 32, Rule(32, 32, 0.8, stride=7, random=0.1, seed=3)),
+        (1, (6, 2), 64, 512, 64, 32, Rule(128, 32, 0.5, local=2, sink=1)),
+        (1, (2, 2), 77, 200, 80, 8, Rule(32, 8, 0.9, local=1, sink=2, random=0.02, seed=5)),
     )):  # fmt: skip
         draw = torch.Generator().manual_seed(seed)
         q, keys = (
@@ -182,4 +128,4 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         rows = torch.arange(length - count, length).repeat(batch, 1)
         if seed == 3:  # scattered
             rows[0] = torch.randperm(length, generator=draw)[:count].sort().values
-        yield q.to(device, dtype), keys.to(device, dtype), rows.to(device), *options
+        yield q.to(device, dtype), keys.to(device, dtype), rows.to(device), rule, flat

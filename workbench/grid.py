@@ -85,7 +85,8 @@ class Grid:
         """
         kept = (kept | self.own) & self.causal
         wide = columns if columns is None else columns.repeat_interleave(heads // len(columns), 0)
-        return Tiles(kept.repeat_interleave(heads // len(kept), 0), self.size, wide)
+        group = heads // len(kept)
+        return Tiles(kept.repeat_interleave(group, 0), self.size, wide, group if columns is None else 1)
 
     def pairs(self) -> Tensor:
         """[I, J] int64: how many (row, key) pairs of a tile are causal."""

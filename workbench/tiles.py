@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from workbench.errors import BadInput
 
@@ -17,11 +20,14 @@ class Tiles:
     either may be short. What a query may see inside a kept tile is still ruled by the mask.
 
     `columns` [Hq, T] bool: single keys that all rows attend to besides (a choice of tokens, a vertical line).
+
+    `shared`: every so many neighbouring heads are known to keep the same tiles, so one list serves them all.
     """
 
     kept: Tensor
     size: int
     columns: Tensor | None = None
+    shared: int = 1
 
     def __post_init__(self) -> None:
         if self.kept.ndim != 3 or self.kept.dtype != torch.bool:
@@ -30,6 +36,8 @@ class Tiles:
             )
         if self.size < 1:
             raise BadInput(f"tile size {self.size}: it is 1 or more")
+        if self.shared < 1 or len(self.kept) % self.shared:
+            raise BadInput(f"{len(self.kept)} heads cannot choose alike in groups of {self.shared}")
         found = self.columns
         if found is not None and (found.ndim != 2 or found.dtype != torch.bool or len(found) != len(self.kept)):
             raise BadInput(
@@ -49,12 +57,21 @@ class Tiles:
         if self.columns is None:
             return self
         width = self.kept.shape[2] * self.size
-        wide = torch.nn.functional.pad(self.columns, (0, width - self.columns.shape[1]))
+        wide = pad(self.columns, (0, width - self.columns.shape[1]))
         return Tiles(self.kept | wide.unflatten(1, (-1, self.size)).any(-1)[:, None], self.size)
+
+    def lists(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        """Rising lists of key tiles for `rows` over `length` keys: (indptr [N + 1], indices), int32.
+
+        N goes by group of `shared` heads, then query tile. On a GPU nothing waits for it, and `indices` has room for
+        everything: it is unwritten behind indptr[N].
+        """
+        self._check(rows, length)
+        return _ragged(self.kept[:: self.shared, : -(-rows // self.size), : -(-length // self.size)])
 
     def over_queries(self) -> "Tiles":
         """One choice for all query tiles: what any of them keeps (CompactAttention's Q-block union)."""
-        return Tiles(self.kept.any(1, keepdim=True).expand_as(self.kept), self.size, self.columns)
+        return Tiles(self.kept.any(1, keepdim=True).expand_as(self.kept), self.size, self.columns, self.shared)
 
     def over_heads(self, heads: int) -> "Tiles":
         """One choice for every `heads` neighbouring heads: what any of them keeps (intra-group union)."""
@@ -62,7 +79,7 @@ class Tiles:
             raise BadInput(f"{self.kept.shape[0]} heads cannot be split into groups of {heads}")
         kept, columns = (None if x is None else _shared(x, heads) for x in (self.kept, self.columns))
         assert kept is not None
-        return Tiles(kept, self.size, columns)
+        return Tiles(kept, self.size, columns, max(heads, self.shared) if _nested(heads, self.shared) else heads)
 
     def union(self, heads: int) -> "Tiles":
         """One choice for all query tiles of `heads` neighbouring heads (CompactAttention): it only ever adds."""
@@ -70,7 +87,7 @@ class Tiles:
 
     def pages(self, heads: int) -> tuple[Tensor, Tensor]:
         """The union as a ragged list of key tiles per group of `heads`: (indptr [G + 1], indices), int32."""
-        return _ragged(self.paged().union(heads).kept[::heads, 0])
+        return _ragged(self.paged().union(heads).kept[::heads, :1])
 
     @property
     def density(self) -> float:
@@ -109,7 +126,6 @@ def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) ->
     `capacity`: pages that the cache holds for one KV head. BadInput where a choice does not fit the cache, or a group
     of `heads` would read two KV heads.
     """
-    tables = []
     for choice in choices:
         group = choice.kept.shape[0] // kv_heads
         if choice.kept.shape[0] % kv_heads or group % heads:
@@ -118,13 +134,27 @@ def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) ->
             )
         if choice.kept.shape[2] > capacity:
             raise BadInput(f"a choice over {choice.kept.shape[2]} pages does not fit a cache of {capacity} for a head")
-        table = choice.paged().union(heads).kept[::heads, 0]
-        tables.append(torch.nn.functional.pad(table, (0, capacity - table.shape[1])))
-    table = torch.cat(tables)
-    indptr, indices = _ragged(table)
-    head = torch.arange(len(table), device=table.device) // (len(tables[0]) // kv_heads)
-    first = torch.repeat_interleave(head * capacity, table.sum(1))
-    return Pages(indptr, indices + first.int(), choices[0].size, heads)
+    whole = [choice.paged().kept for choice in choices]
+    if len({kept.shape for kept in whole}) == 1:
+        union = union_of(torch.stack(whole), heads)
+    else:
+        widest = max(kept.shape[2] for kept in whole)
+        union = torch.cat([union_of(pad(kept, (0, widest - kept.shape[2]))[None], heads) for kept in whole])
+    return page_table(union, kv_heads, heads, capacity, choices[0].size)
+
+
+def union_of(kept: Tensor, heads: int) -> Tensor:
+    """[B, G, J] bool of choices [B, Hq, I, J]: what any query tile of any of `heads` neighbouring heads keeps."""
+    return kept.unflatten(1, (-1, heads)).any(3).any(2)
+
+
+def page_table(union: Tensor, kv_heads: int, heads: int, capacity: int, size: int) -> Pages:
+    """Unions [B, G, J] bool of execution groups of `heads` query heads as a page table, J at most `capacity`.
+
+    On a GPU nothing waits for it, and `indices` has room for everything: it is unwritten behind indptr[B · G].
+    """
+    indptr, indices = _ragged(union.flatten(0, 1)[:, None], capacity, union.shape[1] // kv_heads)
+    return Pages(indptr, indices, size, heads)
 
 
 def _shared(x: Tensor, heads: int) -> Tensor:
@@ -132,7 +162,16 @@ def _shared(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(0, (-1, heads)).any(1, keepdim=True).expand(-1, heads, *x.shape[1:]).flatten(0, 1)
 
 
-def _ragged(table: Tensor) -> tuple[Tensor, Tensor]:
-    """[G, J] bool as (indptr [G + 1], indices), int32."""
-    indptr = torch.cat((table.new_zeros(1, dtype=torch.int32), table.sum(1).cumsum(0).int()))
-    return indptr, table.nonzero()[:, 1].int()
+def _nested(one: int, other: int) -> bool:
+    return max(one, other) % min(one, other) == 0
+
+
+def _ragged(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
+    """[G, I, J] bool as (indptr [G · I + 1], indices), int32. Tiles of list n are counted from n // share · first."""
+    if kept.is_cuda and kept.numel() and find_spec("triton"):
+        found: tuple[Tensor, Tensor] = import_module("workbench.kernels._lists").launch(kept, first, share)
+        return found
+    flat = kept.flatten(0, 1)
+    indptr = torch.cat((flat.new_zeros(1, dtype=torch.int32), flat.sum(1).cumsum(0).int()))
+    at, tile = flat.nonzero().unbind(1)
+    return indptr, (tile + at // share * first).int()

@@ -8,15 +8,19 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench import menu
+from workbench import executors, menu
 from workbench.errors import BadInput
 from workbench.grid import Grid
+from workbench.keeping import Rule, smallest
 from workbench.plan import Site
 from workbench.tiles import Tiles
+
+__all__ = [
+    "HERE", "Sparse", "check_count", "check_divides", "check_share", "fused", "named", "names", "on_card", "smallest",
+]  # fmt: skip
 
 HERE = Site()
 FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a spec
@@ -82,20 +86,23 @@ def named(spec: str) -> Sparse:
     return menu.made(__name__, spec, **FITTED)
 
 
-def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None) -> Tensor:
-    """Bool like `weights` [..., J]: the fewest that hold `share` of the row's sum, the one that crosses it included.
+def fused(kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: Rule, *options: int) -> Tensor | None:
+    """[Hq, I, J] bool: a choice made by one of our kernels, without an N × N tensor and without waiting for the card.
 
-    Those in `first` are taken before all others and counted. A share of 1 takes all. Equal weights: the earlier.
+    None on a CPU, and for what the kernel's `takes` leaves out: the method's torch code chooses then, the same tiles up
+    to ties.
     """
-    exact = weights.double()
-    ranked = exact if first is None else exact.masked_fill(first, torch.inf)
-    order = ranked.sort(dim=-1, descending=True, stable=True).indices
-    sums = exact.gather(-1, order).cumsum(-1)
-    before = torch.nn.functional.pad(sums[..., :-1], (1, 0))
-    part = torch.as_tensor(share, dtype=torch.float64, device=weights.device)
-    taken = (before < part * sums[..., -1:]) | (part >= 1)
-    kept = torch.zeros_like(taken).scatter_(-1, order, taken)
-    return kept if first is None else kept | first
+    if not on_card(keys):
+        return None
+    module = executors.kernel(kernel)
+    arguments = queries[None], keys[None]
+    return (
+        module.launch(*arguments, rows[None], rule, *options)[0] if module.takes(*arguments, rule, *options) else None
+    )
+
+
+def on_card(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def check_share(what: str, value: Any, zero: bool = False) -> None:

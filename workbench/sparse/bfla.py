@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench import grid as grids
-from workbench.grid import Grid, folded
+from workbench import keeping, scores
+from workbench.grid import Grid
+from workbench.keeping import Rule
 from workbench.plan import Site
-from workbench.sparse import HERE, Sparse, check_count, check_divides, check_share, smallest
+from workbench.sparse import HERE, Sparse, check_count, check_divides, check_share, fused
 from workbench.tiles import Tiles
 
 
@@ -58,9 +59,21 @@ class Bfla(Sparse):
     def size(self) -> int:
         return self.tile
 
+    @property
+    def rule(self) -> Rule:
+        """What is kept of the scores (eq. 10-20)."""
+        return Rule(
+            self.block, self.tile, self.mass, local=self.local, sink=self.sink,
+            stride=self.stride, random=self.random, seed=self.seed,
+        )  # fmt: skip
+
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
-        kept = torch.stack(torch.broadcast_tensors(*self._causes(queries, keys, grid).values())).any(0)
-        return grid.tiles(kept, len(queries))
+        group = len(queries) // len(keys)
+        kept = fused("choose_bfla", queries, keys, grid.rows, self.rule, self.flat)
+        if kept is None:
+            score = scores.bfla(queries, keys, self.block, self.flat)
+            kept = keeping.kept(score, grid.rows, grid.length, self.rule, group, logits=True)
+        return Tiles(kept, self.tile, shared=group)
 
     def causes(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> dict[str, Tensor]:
         """Why a tile is kept: [Hq, I, J] bool of "mass", "local", "sink", "stride" and "random", causal tiles only.
@@ -80,52 +93,16 @@ class Bfla(Sparse):
         return heads * rows * length * width // self.flat
 
     def _causes(self, queries: Tensor, keys: Tensor, grid: Grid) -> dict[str, Tensor]:
-        coarse, wide = self.blocks(queries, keys, grid.rows), self.block // self.tile
-        fine = coarse.repeat_interleave(wide, 1).repeat_interleave(wide, 2)  # eq. 14
-        return {
-            "mass": fine[:, : grid.shape[0], : grid.shape[1]],
-            "local": grid.near(self.local)[None],
-            "sink": (grid.columns < self.sink)[None, None],
-            "stride": self._strided(grid)[None],
-            "random": self._drawn(grid, len(keys)),
-        }
+        found = keeping.causes(self.blocks(queries, keys, grid.rows), grid, self.rule)
+        return {name: kept for name, kept in found.items() if name != "tail"}
 
     def blocks(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
         """[H, Lq, Lkv] bool: coarse blocks kept by mass for any head of the group (eq. 12)."""
-        share = self.shares(queries, keys, rows)
-        return smallest(share, self.mass).unflatten(0, (len(keys), -1)).any(1)
+        score = scores.bfla(queries, keys, self.block, self.flat)
+        blocks = Grid(rows, keys.shape[1], self.block)
+        return keeping.chosen(score, blocks, self.rule, len(queries) // len(keys), logits=True)
 
     def shares(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
         """[Hq, Lq, Lkv] fp32: block probabilities 𝒜 (eq. 3-9)."""
-        blocks = Grid(rows, keys.shape[1], self.block)
-        ours, theirs = (self._vectors(x) for x in (queries, keys))
-        groups, group = self.block // self.flat, len(queries) // len(keys)
-        step, found = max(1, grids.ELEMENTS // (group * groups * theirs.shape[1])) * groups, []
-        for head, key in enumerate(theirs):
-            mine, parts = ours[head * group : (head + 1) * group], []
-            for at in range(0, ours.shape[1], step):
-                products = (mine[:, at : at + step] @ key.mT).unflatten(1, (-1, groups)).unflatten(-1, (-1, groups))
-                parts.append(products.amax((2, 4)))
-            found.append(torch.cat(parts, 1))
-        score = torch.cat(found)
-        return (score * queries.shape[-1] ** -0.5).masked_fill_(~blocks.causal, -torch.inf).softmax(-1)
-
-    def _vectors(self, x: Tensor) -> Tensor:
-        """[H, blocks · b / g, g · D] fp32"""
-        return folded(x, self.block).flatten(1, 2).unflatten(1, (-1, self.flat)).flatten(2)
-
-    def _strided(self, grid: Grid) -> Tensor:
-        """[I, J]"""
-        if not self.stride:
-            return torch.zeros(grid.shape, dtype=torch.bool, device=grid.rows.device)
-        i = grid.first[:, None] // self.tile
-        return (131 * i + 17 * grid.columns + self.seed) % self.stride == 0
-
-    def _drawn(self, grid: Grid, heads: int) -> Tensor:
-        """[H, I, J]"""
-        if not self.random:
-            return torch.zeros(1, *grid.shape, dtype=torch.bool, device=grid.rows.device)
-        h = torch.arange(heads, device=grid.rows.device)[:, None, None]
-        i = grid.first[:, None] // self.tile
-        mixed = (i + 1) * 1103515245 + (grid.columns + 1) * 12345 + (h + 1) * 2654435761 + self.seed
-        return (mixed & 0x7FFFFFFF) % 1_000_000 < self.random * 1_000_000
+        score = scores.bfla(queries, keys, self.block, self.flat)
+        return score.masked_fill_(~Grid(rows, keys.shape[1], self.block).causal, -torch.inf).softmax(-1)

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.grid import Grid, means
+from workbench import keeping, scores
+from workbench.grid import Grid
+from workbench.keeping import Rule
 from workbench.plan import Site
-from workbench.sparse import Sparse, check_count, check_share
+from workbench.sparse import Sparse, check_count, check_share, fused
 from workbench.tiles import Tiles
 
 
@@ -44,27 +46,25 @@ class FlashPrefill(Sparse):
     def size(self) -> int:
         return self.block
 
+    def rule(self, length: int) -> Rule:
+        """What is kept of the scores in a prompt of `length` tokens."""
+        tail = (-(-length // self.block) - self.tail) * self.block if self.tail else None
+        return Rule(
+            self.block, self.block, part=self.alpha, whole=True, local=self.window - 1, sink=self.sink, tail=tail
+        )
+
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
-        score = self.scores(queries, keys, grid)
-        kept = (score >= self.alpha * score.amax(-1, keepdim=True)) & (score >= 0)
-        always = (grid.columns < self.sink) | grid.near(self.window - 1) | grid.tail(self.tail, site.length)
-        return grid.tiles(kept | always, len(queries))
+        rule = self.rule(grid.length if site.length is None else site.length)
+        kept = fused("choose_flash_prefill", queries, keys, grid.rows, rule)
+        if kept is None:
+            score = scores.flash_prefill(queries, keys, grid.rows, self.block)
+            kept = keeping.kept(score, grid.rows, grid.length, rule, logits=True)
+        return Tiles(kept, self.block)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
         """[Hq, I, J] fp32: S normalised over j; -1 where no row of the block sees the key block in whole."""
-        wide, ends = means(keys, self.block)[:, None].mT, (grid.columns + 1) * self.block - 1
-        best, sums = [], []
-        for part in grid.chunks(len(queries) * grid.shape[1]):
-            logits = (queries[:, part].float().unflatten(0, (len(keys), -1)) @ wide).flatten(0, 1)
-            logits = (logits * keys.shape[-1] ** -0.5).masked_fill_(ends > grid.rows[part, None], -torch.inf)
-            blocks = grid.folded(logits, -torch.inf)  # [Hq, i, b, J]
-            best.append(blocks.amax(2))
-            sums.append((blocks - best[-1].nan_to_num(neginf=0.0)[:, :, None]).exp_().sum(2))
-        top = torch.cat(best, 1)
-        seen = top > -torch.inf
-        highest = top.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
-        score = torch.cat(sums, 1) * (top - highest).exp()
-        return (score / score.sum(-1, keepdim=True).clamp(min=1e-9)).masked_fill_(~seen, -1.0)
+        logits = scores.flash_prefill(queries, keys, grid.rows, self.block)
+        return logits.softmax(-1).masked_fill_(logits == -torch.inf, -1.0)
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         return heads * rows * -(-length // self.block) * width

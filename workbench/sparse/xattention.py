@@ -3,20 +3,21 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from workbench import gates
+from workbench import gates, keeping, scores
 from workbench import grid as grids
 from workbench.engine import empty, prefill
 from workbench.errors import BadInput
-from workbench.grid import Grid, folded
+from workbench.grid import Grid
+from workbench.keeping import Rule
 from workbench.plan import Plan, Site
-from workbench.sparse import Sparse, check_count, check_divides, check_share, smallest
+from workbench.sparse import Sparse, check_count, check_divides, check_share, fused, smallest
 from workbench.tiles import Tiles
 
 
@@ -59,26 +60,22 @@ class Xattention(Sparse):
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         if isinstance(self.threshold, str) and not self.profiled:
             raise BadInput(f"the thresholds in {self.threshold} are not read yet: call ready(model) first")
-        share = torch.tensor(self.profiled[site.layer] if self.profiled else self.threshold).view(-1, 1, 1)
-        score = self.scores(queries, keys, grid)
-        return grid.tiles(smallest(score, share.to(score.device), grid.own | (grid.columns == 0)), len(queries))
+        rule = Rule(self.block, self.block, self._share(site.layer, keys.device), first=True)
+        kept = fused("choose_xattention", queries, keys, grid.rows, rule, self.stride)
+        if kept is None:
+            kept = keeping.kept(self.scores(queries, keys, grid), grid.rows, grid.length, rule)
+        return Tiles(kept, self.block)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
         """[Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block."""
-        s, group, per = self.stride, len(queries) // len(keys), self.block // self.stride
-        squares = Grid(grid.rows, grid.length, s)
-        wide, last, found = folded(keys, s).flatten(2), squares.last, []
-        for head, key in enumerate(wide):
-            mine, parts = queries[head * group : (head + 1) * group], []
-            for part in grid.chunks(-(-group * squares.shape[1] // s)):
-                ours = folded(mine[:, part], s).flip(2).flatten(2)
-                ahead = squares.columns * s > last[part.start // s :, None][: ours.shape[1]]
-                logits = (ours @ key.mT * (keys.shape[-1] ** -0.5 / s)).masked_fill_(ahead, -torch.inf)
-                share = logits.softmax(-1)
-                by_key = pad(share, (0, -share.shape[-1] % per)).unflatten(-1, (-1, per)).sum(-1)
-                parts.append(pad(by_key, (0, 0, 0, -by_key.shape[1] % per)).unflatten(1, (-1, per)).sum(2))
-            found.append(torch.cat(parts, 1))
-        return torch.cat(found)
+        return scores.xattention(queries, keys, grid.rows, self.block, self.stride)
+
+    def _share(self, layer: int, device: torch.device) -> float | Tensor:
+        """τ, or one for every head."""
+        if self.profiled:
+            return _on(self.profiled[layer], device)
+        assert not isinstance(self.threshold, str)
+        return self.threshold
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         return heads * rows * length * width // self.stride
@@ -96,6 +93,12 @@ class Xattention(Sparse):
         if made[1:] != (self.block, self.stride):
             raise BadInput(f"the thresholds in {path} are for block {made[1]} and stride {made[2]}, not for {self}")
         return thresholds
+
+
+@lru_cache(maxsize=256)
+def _on(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Copied to the device once: a copy waits for it."""
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def shares(method: Xattention, queries: Tensor, keys: Tensor, rows: Tensor, cover: float = 0.9) -> Tensor:
