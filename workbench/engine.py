@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from workbench import executors
+from workbench import executors, packed
 from workbench.attention import Enough, Request
 from workbench.blocks import Block, Prompt
 from workbench.errors import BadInput
@@ -121,13 +121,29 @@ def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence
     done: list[KV] = []
     for group in packs([len(tokens) for tokens in runs]):
         kvs = [KV.zeros(facts.shapes, len(runs[i]), dtype=facts.dtype, device=facts.device) for i in group]
-        plans = [Plan(torch.arange(len(runs[i])), depth=facts.layers) for i in group]
-        run(model, list(zip((runs[i] for i in group), plans, kvs, strict=True)))
+        _encode(model, facts, [runs[i] for i in group], kvs)
         done += [
             kv if len(kv) == len(blocks[i]) else kv.slice(len(kv) - len(blocks[i]), len(kv))
             for i, kv in zip(group, kvs, strict=True)
         ]
     return done
+
+
+def _encode(model: PreTrainedModel, facts: Facts, runs: Sequence[torch.Tensor], kvs: Sequence[KV]) -> None:
+    """One packed forward pass; on a GPU one launch a layer carries out all runs (`kernels/encode_blocks.py`)."""
+    lengths = [len(tokens) for tokens in runs]
+    seen_whole = facts.window is None or max(lengths) <= facts.window
+    if not (executors.on_card(facts.device) and facts.dtype != torch.float32 and seen_whole):
+        plans = [Plan(torch.arange(n), depth=facts.layers) for n in lengths]
+        run(model, list(zip(runs, plans, kvs, strict=True)))
+        return
+
+    def write(layer: int, *fresh: torch.Tensor) -> None:
+        for kv, k, v in zip(kvs, *(x.split(lengths, 1) for x in fresh), strict=True):
+            kv.keys[layer].copy_(k)
+            kv.values[layer].copy_(v)
+
+    packed.encode(model, runs, facts.layers, write, kernels=True)
 
 
 def assemble(
@@ -147,6 +163,8 @@ def assemble(
     moves = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
     distance = moves.repeat_interleave(lengths)  # [T of the context]
     moving = positions == "re-encoded" and bool(moves.any())
+    on_card = executors.on_card(facts.device)
+    far = distance.to(facts.device) if moving and on_card else distance
     tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     keys, values, room = [], [], len(prompt) + room - end
     gathered: dict[tuple[int, int], torch.Tensor] = {}  # keys as cached; used by one layer after the other
@@ -154,11 +172,14 @@ def assemble(
         as_cached = [block.keys[layer].to(facts.device) for block in cached]
         if moving:
             table = facts.inv_freq[layer]
-            if id(table) not in tables:
+            if id(table) not in tables and not on_card:
                 tables[id(table)] = turn(distance, table, facts.device)
             gathered[heads, width] = together = torch.cat(as_cached, 1, out=gathered.get((heads, width)))
             keys.append(torch.empty(heads, end + room, width, dtype=facts.dtype, device=facts.device))
-            rotate_by(together, *tables[id(table)], facts.pairing, out=keys[-1][:, :end])
+            if on_card:
+                executors.turned(together, far, table, facts.pairing, keys[-1][:, :end], kernels=True)
+            else:
+                rotate_by(together, *tables[id(table)], facts.pairing, out=keys[-1][:, :end])
             keys[-1][:, end:] = 0
         else:
             keys.append(_with_room(as_cached, room, facts))

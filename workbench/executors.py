@@ -20,6 +20,7 @@ from torch import Tensor
 
 from workbench.errors import BadInput
 from workbench.masks import Sees, causal
+from workbench.rope import Pairing
 from workbench.tiles import Tiles
 
 WIDTHS = (16, 256)  # head widths
@@ -140,7 +141,7 @@ def named(name: str) -> QuestionAttention | TileAttention:
 
 def executor_for(ask: Ask) -> Torch | QuestionAttention | TileAttention:
     """What carries out `ask` where the plan names no kernel; the rule at the head of this file."""
-    if ask.device.type != "cuda" or ask.dtype == torch.float32:
+    if not on_card(ask.device) or ask.dtype == torch.float32:
         return TORCH
     if ask.whole and ask.rows < SHORT and not ask.tile:
         return TORCH
@@ -169,6 +170,20 @@ def ask(q: Tensor, keys: Tensor, sees: Sees, window: int | None, whole: bool, ti
         bool(window and window < length), whole, None if tiles is None else tiles.size,
         tiles is not None and tiles.columns is not None,
     )  # fmt: skip
+
+
+def turned(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, out: Tensor, kernels: bool) -> None:
+    """`keys` [H, T, D] turned by `distance` [T], written to `out`: by `rotate_keys`, or by its reference in torch."""
+    module = kernel("rotate_keys")
+    if kernels:
+        module.launch(keys, distance, inv_freq, pairing, out=out)
+    else:
+        out.copy_(module.reference(keys, distance, inv_freq, pairing))
+
+
+def on_card(device: torch.device) -> bool:
+    """Whether kernels run there without being asked for by name."""
+    return device.type == "cuda" and _triton()
 
 
 @lru_cache(maxsize=8)

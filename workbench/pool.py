@@ -17,10 +17,9 @@ from workbench import packed
 from workbench.blocks import Block, Prompt
 from workbench.engine import Positions, check_fit, check_tokens, packs
 from workbench.errors import BadInput
-from workbench.executors import Ask, kernel, named
+from workbench.executors import Ask, kernel, named, turned
 from workbench.kv import KV
 from workbench.probing import facts_of
-from workbench.rope import Pairing
 
 SCRATCH = 0  # the page that rows of a padded batch write to
 
@@ -218,15 +217,6 @@ def of(model: PreTrainedModel, prompt: Prompt, room: int, size: int = 64, kernel
     """A pool just large enough for the blocks of one prompt and `room` tokens of its own."""
     count = sum(-(-len(block) // size) for block in prompt.context)
     return Pool(model, 1 + count + -(-room // size), size, kernels)
-
-
-def turned(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, out: Tensor, kernels: bool) -> None:
-    """`keys` [H, T, D] turned by `distance` [T], written to `out`."""
-    module = kernel("rotate_keys")
-    if kernels:
-        module.launch(keys, distance, inv_freq, pairing, out=out)
-    else:
-        out.copy_(module.reference(keys, distance, inv_freq, pairing))
 
 
 def _check_again(again: Tensor, length: int) -> None:
