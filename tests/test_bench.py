@@ -13,10 +13,11 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 from workbench import bench
 from workbench.bench import peers, timing, workloads
 from workbench.bench.check import allowance, check, fresh, stretched
-from workbench.bench.run import entry
+from workbench.bench.run import add, before, driver, entry
 from workbench.bench.variants import variants
 from workbench.bench.workloads import WORKLOADS, Workload
 from workbench.cli import app
+from workbench.commands import bench as command
 from workbench.errors import BadInput
 
 GPU = torch.cuda.is_available()
@@ -142,3 +143,54 @@ def test_preparing_a_peer_may_fail():
     work.enter("gone", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         work.contestants["gone"][0]()
+
+
+def faked(monkeypatch, card, *works):
+    """`workbench bench` on a card that is not there."""
+    head = {"kernel": "page_attention", "card": card, "versions": {"torch": "2"}, "copy_tbps": 4, "product_tflops": 600}
+    parts = [{"name": name, "floor_ms": 1, "contestants": [{"who": who, "problem": "no"}]} for name, who in works]
+    monkeypatch.setattr("workbench.bench.run.run", lambda *_: iter([head, *parts]))
+
+
+def test_a_report_of_one_workload_leaves_the_others_of_its_card(monkeypatch, tmp_path):
+    def measured(against="flash", only=""):
+        command._time(["page_attention"], against, False, only, tmp_path, True)
+        return json.loads((tmp_path / "page_attention.json").read_text())
+
+    faked(monkeypatch, "H200", ("a", "flash"), ("b", "flash"))
+    first = measured()
+    assert [work["name"] for work in first["workloads"]] == ["a", "b"]
+    faked(monkeypatch, "H200", ("b", "cudnn"), ("c", "cudnn"))
+    second = measured("cudnn", only="b")
+    a, b, c = second["workloads"]
+    assert a == first["workloads"][0] and b["contestants"][0]["who"] == c["contestants"][0]["who"] == "cudnn"
+    assert a["command"] == "workbench bench page_attention --against flash"
+    assert b["command"] == second["command"] == "workbench bench page_attention --against cudnn --only b"
+    assert a["versions"] == {"torch": "2"}
+    faked(monkeypatch, "H200", ("c", "flash"))
+    assert [work["name"] for work in measured()["workloads"]] == ["c"], "all there are were measured anew"
+    faked(monkeypatch, "H100", ("a", "flash"))
+    assert [work["name"] for work in measured()["workloads"]] == ["a"], "another card"
+
+
+def test_a_broken_report_is_begun_anew(tmp_path):
+    path = tmp_path / "a.json"
+    assert before(path, "H200") == []
+    for text in ("{", "[]", "{}", '{"card": "H200"}'):
+        path.write_text(text)
+        assert before(path, "H200") == []
+
+
+def test_a_workload_is_replaced_in_its_place():
+    report = {"workloads": [{"name": "a", "x": 1}, {"name": "b", "x": 2}], "command": "c", "versions": {}}
+    add(report, {"name": "a", "x": 3})
+    assert report["workloads"] == [{"name": "a", "x": 3, "command": "c", "versions": {}}, {"name": "b", "x": 2}]
+
+
+def test_the_driver_is_read_from_the_system(tmp_path):
+    path = tmp_path / "version"
+    assert driver(path) is None
+    path.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 12.2"
+    )
+    assert driver(path) == "580.95.05"

@@ -1,7 +1,18 @@
-"""One benchmark: a kernel and its peers on every workload, as one report that is JSON."""
+"""One benchmark: a kernel and its peers on every workload, as one report that is JSON.
 
-from collections.abc import Iterator
+A report is {kernel, card, processors, memory_gib, cuda, driver, versions, copy_tbps, product_tflops, command,
+workloads: [{name, shape, flops, bytes, floor_ms, command, versions, contestants: [{who, ms, p5, p95, runs, tflops,
+tbps, share, ratio} or {who, problem}]}]}: times in milliseconds (`ms` is the median), `share` of the roof (floor /
+median), `ratio`: median over that of "ours". The facts of a report are those of its last run; a workload names the
+command and the versions that it was measured with.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from json import JSONDecodeError
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +23,8 @@ from workbench.bench.variants import variants
 from workbench.bench.workloads import WORKLOADS, Workload
 from workbench.errors import BadInput
 
-LIBRARIES = ("torch", "triton", "flashinfer-python")
+LIBRARIES = ("torch", "triton", "transformers", "flashinfer-python")
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def run(kernel: str, against: list[str], tuning: bool = False, only: str = "") -> Iterator[dict[str, Any]]:
@@ -40,8 +52,18 @@ def run(kernel: str, against: list[str], tuning: bool = False, only: str = "") -
 def card() -> dict[str, Any]:
     """What the figures depend on."""
     facts = torch.cuda.get_device_properties(0)
-    found = {"card": facts.name, "processors": facts.multi_processor_count, "cuda": torch.version.cuda}
+    found = {"card": facts.name, "processors": facts.multi_processor_count}
+    found |= {"memory_gib": round(facts.total_memory / 2**30, 1), "cuda": torch.version.cuda, "driver": driver()}
     return found | {"versions": {name: _version(name) for name in LIBRARIES}}
+
+
+def driver(path: Path = DRIVER) -> str | None:
+    """Version of the NVIDIA driver; None where the system does not say."""
+    try:
+        found = re.search(r"Module.*?\s(\d+\.[\d.]+)", path.read_text())
+    except OSError:
+        return None
+    return found.group(1) if found else None
 
 
 def _version(name: str) -> str | None:
@@ -52,8 +74,12 @@ def _version(name: str) -> str | None:
 
 
 def entry(work: Workload, ceiling: Roof) -> dict[str, Any]:
-    """Times of all contestants. `share` of the roof, and `ratio`: how many times faster "ours" is."""
-    taken = measure(work.contestants)
+    """Times of all contestants on one workload."""
+    return result(work, measure(work.contestants), ceiling)
+
+
+def result(work: Workload, taken: Mapping[str, Time | str], ceiling: Roof) -> dict[str, Any]:
+    """`share` of the roof, and `ratio`: how many times faster "ours" is."""
     floor = ceiling.seconds(work.flops, work.moved) * 1e3
     own = taken.get("ours")
     found = []
@@ -67,3 +93,20 @@ def entry(work: Workload, ceiling: Roof) -> dict[str, Any]:
         found.append({"who": who} | time.to_json() | rates | {"ratio": ratio})
     facts = {"name": work.name, "shape": work.shape, "flops": work.flops, "bytes": work.moved, "floor_ms": floor}
     return facts | {"contestants": found}
+
+
+def add(report: dict[str, Any], work: Mapping[str, Any]) -> None:
+    """Put one workload into a report, in place of the one of its name."""
+    new = {**work, "command": report.get("command"), "versions": report.get("versions")}
+    names = [other["name"] for other in report["workloads"]]
+    at = names.index(work["name"]) if work["name"] in names else len(names)
+    report["workloads"][at : at + 1] = [new]
+
+
+def before(path: Path, card: str) -> list[dict[str, Any]]:
+    """The workloads in a report that was written earlier, if it is of the same card; else none."""
+    try:
+        report = json.loads(path.read_text())
+        return list(report["workloads"]) if report["card"] == card else []
+    except (OSError, JSONDecodeError, KeyError, TypeError):
+        return []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ def bench_command(
     check: Annotated[bool, typer.Option("--check", help="Hold the kernel to its reference; take no times")] = False,
     variants: Annotated[bool, typer.Option("--variants", help="Also try other launch shapes")] = False,
     only: Annotated[str, typer.Option(help="Workloads whose name holds this text")] = "",
-    out: Annotated[Path, typer.Option(help="Folder for KERNEL.json")] = OUT,
+    out: Annotated[Path, typer.Option(help="Folder for KERNEL.json; what it holds of this card stays")] = OUT,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout")] = False,
 ) -> None:
     """Time the kernels beside their peers on this GPU, or check them."""
@@ -67,24 +68,40 @@ def _check(name: str, as_json: bool) -> bool:
 
 
 def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path, as_json: bool) -> None:
-    from workbench.bench.run import run  # loads the kernels, which read TRITON_INTERPRET then
+    from workbench.bench.run import WORKLOADS, add, before, run  # loads the kernels, which read TRITON_INTERPRET then
 
     if not out.is_dir():
         raise BadInput(f"{out} is no folder: give one with --out")
     rivals = peers.chosen(against)
-    for name in chosen:
-        report: dict[str, Any] = {"workloads": []}
+    for name in chosen if len(chosen) == 1 else [name for name in chosen if name in WORKLOADS]:
+        report: dict[str, Any] = {}
+        seen: set[str] = set()
         for part in run(name, rivals, variants, only):
             if as_json:
                 print(json.dumps(part), flush=True)
             if "contestants" not in part:
-                report = part | report
+                report = part | {"command": spoken(name, against, variants, only)}
+                report["workloads"] = before(out / f"{name}.json", part["card"])
                 continue
-            report["workloads"].append(part)
-            text = json.dumps(report, indent=1) + "\n"
-            whole(out / f"{name}.json", lambda partial, text=text: partial.write_text(text))  # type: ignore[misc]
+            add(report, part)
+            seen.add(part["name"])
+            _write(out / f"{name}.json", report)
             if not as_json:
                 Console(highlight=False).print(table(part))
+        if seen and not only:  # workloads of an earlier version that are no more
+            _write(out / f"{name}.json", report | {"workloads": [w for w in report["workloads"] if w["name"] in seen]})
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    text = json.dumps(report, indent=1) + "\n"
+    whole(path, lambda partial: partial.write_text(text))
+
+
+def spoken(name: str, against: str, variants: bool, only: str) -> str:
+    """The command that measures this again, without the folders of this machine."""
+    words = ["workbench", "bench", name, "--against", against]
+    words += ["--variants"] if variants else []
+    return shlex.join([*words, *(["--only", only] if only else [])])
 
 
 def table(entry: dict[str, Any]) -> Table:
