@@ -206,7 +206,6 @@ class Runner:
     captured: dict[Bucket, Captured] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        facts_of(self.model)
         if self.graphs is None:
             self.graphs = self.pool.device.type == "cuda"
         if self.graphs and self.pool.device.type != "cuda":
@@ -269,6 +268,7 @@ class Runner:
             yield [None if done else token for done, token in zip(ended, tokens, strict=True)]
 
     def _ready(self, bucket: Bucket) -> Captured:
+        facts_of(self.model)  # the workbench's attention, if somebody has switched to another in between
         if bucket not in self.captured:
             step = (Answer if bucket.room else Step)(self.model, self.pool, bucket)
             step.send()

@@ -1,7 +1,7 @@
 """Kernels beside what a user would pick instead, on one card in one run: right first, then fast.
 
 `check` holds a kernel to its reference, `timing` takes times, `workloads` says what is measured, `peers` what it is
-measured against, `run` puts it together.
+measured against, `run` puts it together. `whole_model` and `operations` do the same for whole models.
 """
 
 import pkgutil
@@ -10,6 +10,8 @@ from typing import Any
 
 from workbench import kernels
 from workbench.errors import BadInput
+
+MODELS = ("question", "recompute", "prefill", "decode")  # of whole models: `operations`
 
 
 def names() -> list[str]:

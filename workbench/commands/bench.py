@@ -24,7 +24,9 @@ OUT = Path("data/benchmarks")
 
 @app.command(epilog="Example: workbench bench question_attention --against flash,cudnn,flex")
 def bench_command(
-    kernel: Annotated[str, typer.Argument(help="Name of a kernel, or `all`")],
+    kernel: Annotated[
+        str, typer.Argument(help=f"Name of a kernel, `all`; of whole models {', '.join(bench.MODELS)}, `models`")
+    ],
     against: Annotated[str, typer.Option(help="Peers: flash, cudnn, flex, flashinfer, or `all`")] = "flash,cudnn,flex",
     check: Annotated[bool, typer.Option("--check", help="Hold the kernel to its reference; take no times")] = False,
     variants: Annotated[bool, typer.Option("--variants", help="Also try other launch shapes")] = False,
@@ -33,9 +35,14 @@ def bench_command(
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout")] = False,
 ) -> None:
     """Time the kernels beside their peers on this GPU, or check them."""
-    chosen = bench.names() if kernel == "all" else [kernel]
-    if not set(chosen) <= set(bench.names()):
-        raise BadInput(f"there is no kernel {kernel!r}: it is one of {', '.join(bench.names())}, or all")
+    chosen = {"all": bench.names(), "models": list(bench.MODELS)}.get(kernel, [kernel])
+    if not set(chosen) <= {*bench.names(), *bench.MODELS}:
+        raise BadInput(
+            f"there is no kernel {kernel!r}: it is one of {', '.join(bench.names())}, or all; "
+            f"of whole models {', '.join(bench.MODELS)}, or models are measured"
+        )
+    if check and not set(chosen) <= set(bench.names()):
+        raise BadInput(f"--check holds kernels to their references, and {kernel!r} is none")
     if not torch.cuda.is_available():
         if not check:
             raise BadInput("kernels are timed on a GPU, and there is none here: --check works on a CPU")
@@ -68,15 +75,16 @@ def _check(name: str, as_json: bool) -> bool:
 
 
 def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path, as_json: bool) -> None:
-    from workbench.bench.run import WORKLOADS, add, before, run  # loads the kernels, which read TRITON_INTERPRET then
+    from workbench.bench import operations  # these load the kernels, which read TRITON_INTERPRET then
+    from workbench.bench.run import WORKLOADS, add, before, run
 
     if not out.is_dir():
         raise BadInput(f"{out} is no folder: give one with --out")
     rivals = peers.chosen(against)
-    for name in chosen if len(chosen) == 1 else [name for name in chosen if name in WORKLOADS]:
+    for name in chosen if len(chosen) == 1 else [name for name in chosen if name in {*WORKLOADS, *bench.MODELS}]:
         report: dict[str, Any] = {}
         seen: set[str] = set()
-        for part in run(name, rivals, variants, only):
+        for part in operations.run(name, rivals, only) if name in bench.MODELS else run(name, rivals, variants, only):
             if as_json:
                 print(json.dumps(part), flush=True)
             if "contestants" not in part:
