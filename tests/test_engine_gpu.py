@@ -5,10 +5,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.random_models import FAMILIES, Letters, model_of, prompt_of
+from workbench import executors
+from workbench.attention import Request
 from workbench.engine import assemble, empty, encode_many, prefill
 from workbench.generation import generate
+from workbench.graphs import Runner
+from workbench.grid import Grid
 from workbench.masks import block_attention, causal, window
 from workbench.plan import Plan
+from workbench.pool import Pool
+from workbench.sparse.random import Random
+from workbench.tiles import Tiles
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PROMPT = prompt_of(13, 7, 11, 5)
@@ -51,3 +58,116 @@ def test_32k_tokens_need_no_mask_of_32k_by_32k(rule, dtype):
     sees = block_attention(prompt) if rule == "block" else causal
     logits = prefill(model, prompt.tokens, Plan(rows, sees), kv, logits_to_keep=1).logits
     assert logits.isfinite().all() and torch.cuda.max_memory_allocated() - before < 4 << 30
+
+
+WIDE = {"head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 16384}
+LONG = prompt_of(700, 513, 1200, 64, 50)
+
+
+def wide(dtype=torch.float16):
+    """fp16: rounding is small enough to compare logits of models whose attention matters."""
+    return model_of(**WIDE).to("cuda", dtype)
+
+
+def near(ours, theirs, share=0.03):
+    """Numbers that were rounded on the way: apart by a share of their spread."""
+    assert (ours.float() - theirs.float()).abs().max() <= share * theirs.float().std() * 6
+
+
+def tiles_of(q, k, rows, site):
+    """A choice that is made without waiting for the device."""
+    grid = Grid(rows, k.shape[1], 64)
+    drawn = torch.rand(len(q), *grid.shape, device=q.device) < 0.3
+    return Tiles(drawn | (grid.columns * 64 <= grid.last[:, None]) & (grid.columns * 64 + 64 > grid.first[:, None]), 64)
+
+
+@pytest.mark.parametrize("rows", ["question", "scattered", "whole"])
+@pytest.mark.parametrize("tiles", [None, Random(block=64, share=0.3)], ids=["dense", "tiles"])
+def test_kernels_compute_what_torch_computes(rows, tiles, monkeypatch):
+    model = wide()
+    kv = assemble(model, LONG, encode_many(model, LONG.context))
+    everything = torch.arange(len(LONG))
+    at = {"question": LONG.question, "whole": everything, "scattered": everything[everything % 2 == 1]}[rows]
+    step = prefill(model, LONG.tokens, Plan(at, tiles=tiles), kv.clone())
+    monkeypatch.setattr(executors, "on_card", lambda device: False)
+    plain = prefill(model, LONG.tokens, Plan(at, tiles=tiles), kv)
+    expected = "tile_attention" if tiles or rows == "whole" else "question_attention"
+    assert set(step.executors.values()) == {expected}
+    assert set(plain.executors.values()) == {"torch"}
+    near(step.logits, plain.logits)
+
+
+def test_blocks_encoded_in_one_launch_are_those_encoded_by_torch(monkeypatch):
+    model = wide()
+    ours = encode_many(model, LONG.context)
+    moved = assemble(model, LONG, ours)
+    monkeypatch.setattr(executors, "on_card", lambda device: False)
+    for mine, theirs in zip(ours, encode_many(model, LONG.context), strict=True):
+        for a, b in zip(mine.tensors(), theirs.tensors(), strict=True):
+            near(a, b)
+    for a, b in zip(moved.tensors(), assemble(model, LONG, ours).tensors(), strict=True):
+        near(a, b, 0.005)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_graph_computes_what_its_step_computes(dtype):
+    """Question and answers of three requests over shared pages, captured and not."""
+    model, found = wide(dtype), []
+    for graphs in (True, False):
+        pool = Pool(model, 200)
+        cached = pool.encode(model, LONG.context)
+        runner = Runner(model, pool, graphs)
+        for _ in range(2):  # the second time all is captured
+            held = [pool.open(which, 50 + 40) for which in (cached, cached[:2], cached[1:])]
+            logits = runner.prefill(held, [LONG.tokens[-n:] for n in (50, 20, 33)])
+            found.append((logits, list(runner.decode(held, logits, 20))))
+            for one in held:
+                pool.close(one)
+        assert len(runner.captured) == 2
+    for logits, tokens in found[1:]:
+        torch.testing.assert_close(logits, found[0][0], atol=1e-5, rtol=1e-5)
+        assert tokens == found[0][1]
+
+
+def test_pages_compute_what_an_assembled_copy_computes():
+    model = wide()
+    pool = Pool(model, 200)
+    cached = pool.encode(model, LONG.context)
+    got = Runner(model, pool).prefill([pool.open(cached, 50)], [LONG.tokens[-50:]])[0]
+    kv = assemble(model, LONG, encode_many(model, LONG.context))
+    near(got, prefill(model, LONG.tokens, Plan(LONG.question), kv).logits[-1])
+    copied = pool.gather(cached, 50)
+    near(got, prefill(model, LONG.tokens, Plan(LONG.question), copied).logits[-1])
+
+
+def test_nothing_in_a_forward_pass_waits_for_the_device():
+    model = wide()
+    pool = Pool(model, 200)
+    runner = Runner(model, pool, graphs=False)
+    held = pool.open(pool.encode(model, LONG.context), 90)
+    logits = runner.prefill([held], [LONG.tokens[-50:]])
+    list(runner.decode([held], logits, 2))
+    kv, rows = empty(model, len(LONG)), torch.arange(1, len(LONG), 2)
+    for tiles in (None, tiles_of):
+        request = Request(Plan(rows, tiles=tiles), kv, model.device)
+        ids = LONG.tokens[rows].cuda()[None]
+        for mode in ("default", "error"):  # kernels are compiled the first time
+            torch.cuda.set_sync_debug_mode(mode)
+            try:
+                with torch.no_grad():
+                    model(input_ids=ids, position_ids=request.rows[None], use_cache=False, parts=[request])
+                    for captured in runner.captured.values():
+                        captured.step.forward()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+def test_decoding_runs_on_kernels_and_answers_as_torch_does(monkeypatch):
+    model, answers = wide(), []
+    for on in (True, False):
+        if not on:
+            monkeypatch.setattr(executors, "on_card", lambda device: False)
+        settings = {"mode": "block", "max_new_tokens": 8}
+        answers.append(generate(model, Letters(), [LONG, prompt_of(300, 20, seed=3)], **settings))
+    same = [a.tokens[:2] == b.tokens[:2] for a, b in zip(*answers, strict=True)]
+    assert all(same)  # later tokens may part where two are as likely

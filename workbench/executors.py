@@ -122,8 +122,7 @@ class TileAttention(_Kernel):
         module, arguments = kernel(self.name), (q[None], keys[None], values[None], rows[None])
         if tiles is None:
             return module.launch(*arguments, scale=scale)[0]
-        shape = -(-q.shape[1] // tiles.size), -(-keys.shape[1] // tiles.size)
-        lists = module.lists(tiles.kept[None, :, : shape[0], : shape[1]])
+        lists = tiles.lists(q.shape[1], keys.shape[1])
         return module.launch(*arguments, *lists, tiles.size, tiles.size, scale)[0]
 
 

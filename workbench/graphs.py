@@ -2,9 +2,9 @@
 
 A forward pass of an 8B model over 50 rows is some 1,500 short kernels; started one by one, they take longer to start
 than to run. A CUDA graph starts them all at once, if nothing but the contents of its inputs changes. So requests are
-padded to a `Bucket`: batch and rows to the next power of two (rows from 16), pages to the next of 8 … 15 times a power
-of two. A padded row stands at -1, sees nothing and writes to the pool's scratch page. What was captured is kept;
-`Runner.captured` says in how many seconds. Elsewhere than on CUDA the same step runs without a graph.
+padded to a `Bucket`: batch and rows to the next power of two (rows from 16), pages, and rows above 256, to the next of
+8 … 15 times a power of two. A padded row stands at -1, sees nothing and writes to the pool's scratch page. What was
+captured is kept; `Runner.captured` says in how many seconds. Elsewhere than on CUDA the same step runs without a graph.
 """
 
 import time
@@ -41,7 +41,7 @@ class Bucket:
         tables = [prompt.pages for prompt in prompts]
         return cls(
             _power(len(prompts)),
-            1 if room else max(16, _power(rows)),
+            1 if room else max(16, _power(rows) if rows <= ROWS else _octave(rows)),
             _octave(max(pages.table.shape[1] for pages in tables)),
             any(pages.moves is not None for pages in tables),
             any(pages.holes for pages in tables),
