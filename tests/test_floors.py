@@ -38,6 +38,7 @@ FLOORS = [
     ["cases"],
     ["lab", "sweep", "turnover", "bench"],
     ["tuning"],
+    ["timings", "ttft"],
     # floor 6
     ["plots", "pages"],
     ["notebook", "thumbnail", "comparison"],

@@ -1,0 +1,114 @@
+"""Where the time to the first token goes: blocks are put in place, something is chosen, rows attend, and the rest."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from workbench.attention import NAME, attend
+from workbench.blocks import Prompt
+from workbench.methods import finish
+from workbench.methods.full import Full
+from workbench.methods.reuse import Reuse
+from workbench.store import Store
+
+STAGES = {
+    "place": "blocks looked up and put in place",
+    "choose": "choosing tokens or tiles",
+    "attend": "attention",
+    "rest": "projections, MLPs, output head",
+}
+
+
+class Stopwatch:
+    """Seconds by stage. Time of a stage inside another is the inner one's alone."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.seconds = device, dict.fromkeys(STAGES, 0.0)
+        self._open: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self._credit()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._credit()
+            self._open.pop()
+
+    def inside(self, name: str) -> bool:
+        return name in self._open
+
+    def _credit(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+
+class _Timed:
+    """A selector or sparse method whose choosing is counted as such."""
+
+    def __init__(self, inner: Any, watch: Stopwatch):
+        self._inner, self._watch = inner, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def rows(self, *arguments: Any) -> Any:
+        with self._watch.stage("choose"):
+            return self._inner.rows(*arguments)
+
+    def __call__(self, *arguments: Any) -> Any:
+        with self._watch.stage("choose"):
+            return self._inner(*arguments)
+
+    def ready(self, model: PreTrainedModel) -> "_Timed":
+        return _Timed(self._inner.ready(model), self._watch)
+
+
+@contextmanager
+def _attention(watch: Stopwatch) -> Iterator[None]:
+    """The workbench's attention with its time counted; what a selector computes is part of choosing."""
+
+    def timed(*arguments: Any, **given: Any) -> Any:
+        if watch.inside("choose"):
+            return attend(*arguments, **given)
+        with watch.stage("attend"):
+            return attend(*arguments, **given)
+
+    AttentionInterface.register(NAME, timed)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(NAME, attend)
+
+
+def stages(
+    model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store, repeats: int = 5
+) -> dict[str, float]:
+    """Seconds of every stage up to the first token, medians of `repeats` after one to warm up. `store` holds the
+    blocks. On a GPU the host waits at the border of every stage, so the sum is more than the time to first token."""
+    taken = [_once(model, prompt, method, store) for _ in range(repeats + 1)][1:]
+    return {name: median(seconds[name] for seconds in taken) for name in STAGES}
+
+
+def _once(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store) -> dict[str, float]:
+    watch = Stopwatch(model.device)
+    chosen = {name: _Timed(found, watch) for name in ("select", "sparse") if (found := getattr(method, name, None))}
+    timed = replace(method, **chosen)  # type: ignore[arg-type]
+    with watch.stage("rest"), _attention(watch):
+        with watch.stage("place"):
+            starts = timed.begin(model, [prompt], store)
+        (logits,) = finish(model, starts)
+        int(logits.argmax())
+    return watch.seconds

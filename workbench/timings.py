@@ -1,0 +1,91 @@
+"""Reports of `workbench bench` read back, for figures and tables: one row a contestant of a workload."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from json import JSONDecodeError
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from workbench import bench
+from workbench.errors import BadInput
+from workbench.results import FOLDER
+
+MODELS = ("question", "recompute", "prefill", "decode")  # reports on whole models
+TRIED = re.compile(r"\d+x\d+, \d+ warps|\d+ splits")  # launches that were tried beside the one a kernel picks itself
+FIGURES = ("ms", "p5", "p95", "runs", "tflops", "tbps", "share", "ratio", "problem")
+
+Report = Mapping[str, Any]
+
+
+def reports(folder: str | Path | None = None) -> dict[str, Report]:
+    """The reports in a folder (None: those that ship) by name; other JSON files are passed over.
+
+    Raises BadInput for a folder that is none, and for a file that is no whole JSON.
+    """
+    place = Path(FOLDER if folder is None else folder)
+    if not place.is_dir():
+        raise BadInput(f"{place} is no folder of reports: `workbench bench OP --out FOLDER` fills one")
+    found = {path.stem: _read(path) for path in sorted(place.glob("*.json"))}
+    return {name: report for name, report in found.items() if report}
+
+
+def _read(path: Path) -> Report | None:
+    try:
+        report = json.loads(path.read_text())
+    except JSONDecodeError as problem:
+        raise BadInput(f"{path} is no whole JSON file ({problem}): make it anew") from None
+    whole = isinstance(report, dict) and {"card", "copy_tbps", "product_tflops", "workloads"} <= set(report)
+    return report if whole else None
+
+
+def missing(found: Mapping[str, Report]) -> list[str]:
+    """Kernels and whole-model benchmarks without a report."""
+    return [name for name in (*bench.names(), *MODELS) if name not in found]
+
+
+def table(found: Mapping[str, Report], tried: bool = False) -> pd.DataFrame:
+    """Columns: report, card, work, shape, flops, bytes, intensity (operations a byte), floor_ms, who, and FIGURES.
+
+    `tried`: also the launches that were tried beside the one that a kernel picks itself.
+    """
+    rows = [
+        {
+            "report": name, "card": report["card"], "work": work["name"], "shape": work.get("shape", {}),
+            "flops": work["flops"], "bytes": work["bytes"], "intensity": work["flops"] / work["bytes"],
+            "floor_ms": work["floor_ms"], "who": one["who"],
+        }
+        | {figure: one.get(figure) for figure in FIGURES}
+        for name, report in found.items()
+        for work in report["workloads"]
+        for one in work["contestants"]
+        if tried or not TRIED.search(one["who"])
+    ]  # fmt: skip
+    columns = ["report", "card", "work", "shape", "flops", "bytes", "intensity", "floor_ms", "who", *FIGURES]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def cards(found: Mapping[str, Report]) -> list[str]:
+    """The cards that were measured, each once."""
+    return list(dict.fromkeys(report["card"] for report in found.values()))
+
+
+def ceilings(found: Mapping[str, Report], card: str) -> tuple[float, float]:
+    """Median of what the reports of a card measured: bytes a second of a copy, operations a second of a product."""
+    of = pd.DataFrame([r for r in found.values() if r["card"] == card])
+    return float(of.copy_tbps.median()) * 1e12, float(of.product_tflops.median()) * 1e12
+
+
+def against(rows: pd.DataFrame, report: str, by: str, whos: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Lines of one report over a number of its shapes: {name, at, mean, low, high} in milliseconds, each contestant a
+    line; `whos`: these alone."""
+    part = rows[(rows.report == report) & rows.ms.notna()]
+    at = [shape.get(by) for shape in part["shape"]]
+    lines = part.assign(at=at).dropna(subset=["at"]).sort_values("at")
+    return [
+        {"name": r.who, "at": r.at, "mean": r.ms, "low": r.p5, "high": r.p95, "work": r.work}
+        for r in lines.itertuples()
+        if not whos or r.who in whos
+    ]
