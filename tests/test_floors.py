@@ -23,6 +23,7 @@ FLOORS = [
     ["probing", "models", "untrained", "reading", "corpus"],
     ["engine", "sessions"],
     ["chunked", "pool"],
+    ["steps"],
     ["graphs"],
     ["decoding", "store", "paths", "weights"],
     ["gates"],

@@ -11,9 +11,10 @@ from workbench.blocks import Prompt
 from workbench.decoding import decode
 from workbench.engine import assemble, encode_many, prefill
 from workbench.errors import BadInput
-from workbench.graphs import Bucket, Runner, _octave
+from workbench.graphs import Runner
 from workbench.plan import Plan
 from workbench.pool import Pool
+from workbench.steps import Bucket, _octave
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODEL = model_of().to(DEVICE)
@@ -216,3 +217,14 @@ def test_a_bucket_holds_what_it_is_made_for(filled):
     assert Bucket.of(held, 1, room=70).room == 128 and Bucket.of(held, 1, room=70).rows == 1
     for one in held:
         pool.close(one)
+
+
+def test_pages_in_order_are_made_as_the_kernels_make_them():
+    """The page table of a prompt without recomputed tokens is put together without sorting."""
+    pool = Pool(MODEL, 40, 16)
+    cached = [pools.Cached(torch.tensor(pool.take(n)), n) for n in (19, 16, 33, 5)]
+    for which in ([0, 1, 2], [1, 1], [3, 0], [2]):
+        pages = pool.open([cached[i] for i in which], 7).pages
+        same = type(pages).of(pages.table, pages.positions, pages.moves, pages.holes)
+        for field in ("table", "positions", "first", "last"):
+            assert torch.equal(getattr(pages, field), getattr(same, field)), (which, field)

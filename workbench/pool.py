@@ -155,30 +155,33 @@ class Pool:
             raise BadInput(f"{len(context)} blocks and room for {room}: a prompt has a block and a question at least")
         if positions not in ("re-encoded", "naive"):
             raise BadInput(f"positions {positions!r}: it is 're-encoded' or 'naive'")
-        paged, size = kernel("_paged"), self.size
-        lengths = torch.tensor([len(block) for block in context])
-        ends = lengths.cumsum(0)
-        length, counts = int(ends[-1]), (lengths + size - 1) // size
-        starts = ends - lengths
+        far, size = kernel("_paged").FAR, self.size
+        lengths = torch.tensor([len(block) for block in context], dtype=torch.int32)
+        length, counts = int(lengths.sum()), (lengths + size - 1) // size
+        starts = lengths.cumsum(0, dtype=torch.int32) - lengths
         anew = torch.zeros(0, dtype=torch.long) if again is None else again.cpu().long()
         _check_again(anew, length)
-        number = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-        at = (starts.repeat_interleave(counts) + number * size)[:, None] + torch.arange(size)
-        at.masked_fill_(at >= ends.repeat_interleave(counts)[:, None], paged.FAR)
-        if len(anew):
-            stale = torch.zeros(length + 1, dtype=torch.bool).index_fill_(0, anew, True)
-            at.masked_fill_(stale[at.clamp(max=length)], paged.FAR)
         places = torch.cat((anew, torch.arange(length, length + room)))
         owned = self.take(len(places))
-        mine = torch.full((len(owned) * size,), paged.FAR)
+        number = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+        begin = (starts.repeat_interleave(counts) + number * size).int()
+        end = (starts + lengths).repeat_interleave(counts)
+        at = begin[:, None] + torch.arange(size, dtype=torch.int32)
+        at.masked_fill_(at >= end[:, None], far)
+        if len(anew):
+            stale = torch.zeros(length + 1, dtype=torch.bool).index_fill_(0, anew, True)
+            at.masked_fill_(stale[at.clamp(max=length)], far)
+        mine = torch.full((len(owned) * size,), far, dtype=torch.int32)
         mine[: len(places)] = places
-        table = torch.cat((*(block.pages for block in context), torch.tensor(owned)))
         moved = starts - torch.tensor([block.start for block in context])
-        moves = torch.cat((moved.repeat_interleave(counts), torch.zeros(len(owned), dtype=torch.long)))
         moving = positions == "re-encoded" and bool(moved.any())
-        holes = bool(len(anew)) or bool((lengths[:-1] % size).any())
-        pages = paged.Paged.of(
-            table[None], torch.cat((at, mine.view(-1, size)))[None], moves[None] if moving else None, holes
+        moves = torch.cat((moved.repeat_interleave(counts), torch.zeros(len(owned), dtype=torch.long)))
+        pages = _paged(
+            torch.cat((*(block.pages for block in context), torch.tensor(owned))),
+            torch.cat((at, mine.view(-1, size))),
+            moves if moving else None,
+            holes=bool(len(anew)) or bool((lengths[:-1] % size).any()),
+            ordered=not len(anew),
         )
         own = (torch.tensor(owned)[:, None] * size + torch.arange(size)).flatten()[: len(places)]
         return PagedPrompt(length, pages, own, places, owned)
@@ -217,6 +220,18 @@ def of(model: PreTrainedModel, prompt: Prompt, room: int, size: int = 64, kernel
     """A pool just large enough for the blocks of one prompt and `room` tokens of its own."""
     count = sum(-(-len(block) // size) for block in prompt.context)
     return Pool(model, 1 + count + -(-room // size), size, kernels)
+
+
+def _paged(table: Tensor, positions: Tensor, moves: Tensor | None, holes: bool, ordered: bool) -> Any:
+    """`Paged` of one request: table [P], positions [P, S], moves [P]. Pages that are `ordered` need no sorting."""
+    paged = kernel("_paged")
+    moved = None if moves is None else moves[None]
+    if not ordered:
+        return paged.Paged.of(table[None], positions[None], moved, holes)
+    last = positions.masked_fill(positions == paged.FAR, -1).amax(-1) if holes else positions.amax(-1)
+    first, last = positions[:, 0], last.cummax(0).values
+    whole = (x.int()[None].contiguous() for x in (table, positions, first, last))
+    return paged.Paged(*whole, None if moved is None else moved.int(), holes)
 
 
 def _check_again(again: Tensor, length: int) -> None:
