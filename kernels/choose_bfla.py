@@ -38,7 +38,7 @@ def configure(dtype: torch.dtype) -> Config:
     """Launch shape of the product: vectors of queries and of keys in a tile."""
     if dtype == torch.float32:
         return Config(32, 32, 4, 1, descriptors=True)
-    return Config(128, 128, 8, 4, descriptors=True)
+    return Config(128, 128, 8, 3, descriptors=True)
 
 
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, flat: int) -> Tensor:

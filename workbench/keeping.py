@@ -75,7 +75,7 @@ def chosen(weights: Tensor, blocks: Grid, rule: Rule, group: int = 1, logits: bo
     if rule.mass is None:
         found = (weights >= rule.part * weights.amax(-1, keepdim=True)) & seen
     else:
-        share = torch.as_tensor(rule.mass, device=weights.device).view(-1, 1, 1)
+        share = torch.as_tensor(rule.mass, dtype=torch.float64, device=weights.device).view(-1, 1, 1)
         found = smallest(weights, share, blocks.own | (blocks.columns == 0) if rule.first else None)
     return found.unflatten(0, (-1, group)).any(1)
 

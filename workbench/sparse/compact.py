@@ -69,8 +69,9 @@ class Compact(Sparse):
     def merged(self, choice: Tiles, kv_heads: int, rows: Tensor, length: int) -> Tiles:
         """The union of `choice`, over `rows` and `length` keys, with the chunk itself."""
         grid = Grid(rows.to(choice.kept.device), length, choice.size)
-        union = choice.paged().union(self.group(len(choice.kept), kv_heads))
-        return grid.tiles(union.kept | grid.own.any(0), len(choice.kept))
+        group = self.group(len(choice.kept), kv_heads)
+        union = choice.paged().union(group).kept[::group]
+        return grid.tiles(union | grid.own.any(0), len(choice.kept))
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         return self(queries, keys, grid.rows, site)

@@ -1,0 +1,153 @@
+"""FlashPrefill's choice of key blocks: every query against the mean key of every block, blocks near the best are kept.
+
+    choose_flash_prefill(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule)
+        -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
+
+Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. The score
+is the log of a sum over the rows of a block (`workbench.scores.flash_prefill`); the rule says what is kept
+(`workbench.keeping.Rule`). One fp32 score for each pair of blocks is written, no logit of a row.
+
+Mean keys are fp32. The matrix unit takes them as the sum of two numbers in the dtype of the queries: what rounding
+leaves of the first is the second, so that logits are fp32's to 16 bits and more.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench import scores
+from workbench.keeping import Rule, kept
+from workbench.kernels._keep import carry_out, fits
+from workbench.kernels._softmax import LOG2E, Config, need_triton, rows_first
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # no Triton on this platform: `reference` still works
+    triton = None
+
+__all__ = ["cases", "configure", "launch", "reference", "takes"]
+
+MOST = 256  # tokens of a block
+
+
+def configure(dtype: torch.dtype, block: int) -> Config:
+    """Launch shape of the scores: rows of a block, mean keys of a step."""
+    rows = max(16, triton.next_power_of_2(block))
+    if dtype == torch.float32:
+        return Config(rows, 32, 4, 1)
+    return Config(rows, 64, 8 if rows >= 128 else 4, 2)
+
+
+def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule) -> Tensor:
+    """Scores in fp32."""
+    found = []
+    for queries, one, at in zip(q, keys, rows, strict=True):
+        made = scores.flash_prefill(queries, one, at, rule.block)
+        found.append(kept(made, at, keys.shape[2], rule, logits=True))
+    return torch.stack(found)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _means(
+        keys, high, low, length, blocks, heads, key_batch, key_head, key_token,
+        BLOCK: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
+    ):  # fmt: skip
+        j, one = tl.program_id(0), tl.program_id(1)
+        at, col = j * BLOCK + tl.arange(0, TOKENS), tl.arange(0, DP)
+        keys += (one // heads).to(tl.int64) * key_batch + (one % heads).to(tl.int64) * key_head
+        inside = (tl.arange(0, TOKENS) < BLOCK) & (at < length)
+        k_at = keys + at.to(tl.int64)[:, None] * key_token + col[None, :]
+        k = tl.load(k_at, mask=inside[:, None] & (col < D)[None, :], other=0.0).to(tl.float32)
+        mean = tl.sum(k, 0) / tl.minimum(length - j * BLOCK, BLOCK)
+        first = mean.to(high.dtype.element_ty)
+        target = (one.to(tl.int64) * blocks + j) * DP + col
+        tl.store(high + target, first)
+        if SPLIT:
+            tl.store(low + target, (mean - first.to(tl.float32)).to(low.dtype.element_ty))
+
+    @triton.jit
+    def _score(
+        q, high, low, score, rows, count, blocks, scale, q_batch, q_head, q_token,
+        GROUP: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
+        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        i, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+        heads = tl.num_programs(1)
+        inner = tl.arange(0, BLOCK_M)
+        row, col = i * BLOCK + inner, tl.arange(0, DP)
+        inside = (inner < BLOCK) & (row < count)
+        at_row = tl.load(rows + request * count + row, mask=inside, other=-1)
+        x_at = q + request * q_batch + head.to(tl.int64) * q_head + row.to(tl.int64)[:, None] * q_token + col[None, :]
+        x = tl.load(x_at, mask=inside[:, None] & (col < D)[None, :], other=0.0)
+        means = (request * (heads // GROUP) + head // GROUP) * blocks * DP
+        score += ((request * heads + head) * tl.num_programs(0) + i) * blocks
+        seen = ((tl.max(at_row, 0) + 1) // BLOCK).to(tl.int32)  # blocks that the last row sees in whole
+        clear = (at_row + 1) // BLOCK  # and every row
+        for first in tl.range(0, seen, BLOCK_N):
+            j = first + tl.arange(0, BLOCK_N)
+            k_at = means + j.to(tl.int64)[:, None] * DP + col[None, :]
+            k = tl.load(high + k_at, mask=(j < seen)[:, None], other=0.0)
+            s = tl.dot(x, tl.trans(k), input_precision=PRECISION)
+            if SPLIT:
+                k = tl.load(low + k_at, mask=(j < seen)[:, None], other=0.0)
+                s = tl.dot(x, tl.trans(k), s, input_precision=PRECISION)
+            s = tl.where(j[None, :] < clear[:, None], s * scale, float("-inf"))
+            top = tl.max(s, 0)
+            top = tl.where(top == float("-inf"), 0.0, top)
+            total = tl.sum(tl.exp2(s - top[None, :]), 0)
+            tl.store(score + j, (top + tl.log2(tl.maximum(total, 1.0))) * 0.6931471805599453, mask=j < seen)
+
+
+def takes(q: Tensor, keys: Tensor, rule: Rule) -> bool:
+    """Whether `launch` carries it out: blocks of up to 256 tokens, head widths in sixteens up to 256, up to 8,192
+    blocks. Elsewhere `reference` does."""
+    return rule.block <= MOST and q.shape[-1] <= 256 and fits(q, keys, rule, 1)
+
+
+def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, *, config: Config | None = None) -> Tensor:
+    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    need_triton("choose_flash_prefill")
+    config = config or configure(q.dtype, rule.block)
+    q, keys, rows = rows_first(q), rows_first(keys), rows.long().contiguous()
+    batch, heads, count, width = q.shape
+    kv_heads, length = keys.shape[1:3]
+    blocks, wide, split = -(-length // rule.block), triton.next_power_of_2(width), q.dtype != torch.float32
+    high = torch.empty(batch, kv_heads, blocks, wide, dtype=q.dtype, device=q.device)
+    low = torch.empty_like(high) if split else high
+    tokens = triton.next_power_of_2(rule.block)
+    _means[(blocks, batch * kv_heads)](
+        keys, high, low, length, blocks, kv_heads, *keys.stride()[:3],
+        BLOCK=rule.block, TOKENS=tokens, D=width, DP=wide, SPLIT=split, num_warps=4,
+    )  # fmt: skip
+    score = torch.empty(batch, heads, -(-count // rule.block), blocks, device=q.device)
+    _score[(score.shape[2], heads, batch)](
+        q, high, low, score, rows, count, blocks, width**-0.5 * LOG2E, *q.stride()[:3],
+        GROUP=heads // kv_heads, BLOCK=rule.block, D=width, DP=wide, SPLIT=split, BLOCK_M=config.rows,
+        BLOCK_N=config.keys, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return carry_out(score, rows, length, rule, 1, logits=True)
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
+    """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths and blocks."""
+    for seed, (batch, heads, count, length, width, rule) in enumerate((
+        (1, (4, 2), 300, 300, 64, Rule(32, 32, part=0.5, whole=True, local=1, sink=1, tail=288)),
+        (2, (4, 1), 90, 333, 128, Rule(16, 16, part=0.7, whole=True, sink=2)),
+        (1, (3, 3), 40, 500, 80, Rule(24, 24, part=0.8, whole=True, local=3)),
+        (1, (2, 2), 77, 200, 16, Rule(32, 32, part=0.9, whole=True)),
+    )):  # fmt: skip
+        draw = torch.Generator().manual_seed(seed)
+        q, keys = (
+            torch.randn(batch, n, tokens, width, generator=draw) * 2
+            for n, tokens in zip(heads, (count, length), strict=True)
+        )
+        rows = torch.arange(length - count, length).repeat(batch, 1)
+        if seed == 3:  # scattered
+            rows[0] = torch.randperm(length, generator=draw)[:count].sort().values
+        yield q.to(device, dtype), keys.to(device, dtype), rows.to(device), rule

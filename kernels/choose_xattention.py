@@ -1,0 +1,184 @@
+"""XAttention's choice of key blocks (arXiv:2503.16428): by the sums along antidiagonals of small squares.
+
+    choose_xattention(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule, stride)
+        -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
+
+Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Blocks are
+weighed as `workbench.scores.xattention` says, and the rule says what is kept (`workbench.keeping.Rule`).
+
+The squares of a stride are one matrix product, computed once: of every row of squares and key block only the log of
+the sum of exp(logit) is written (1 / stride · block of N × N), for some heads at a time. The softmax over a row of
+squares needs no more than that.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench import scores
+from workbench.keeping import Rule, kept
+from workbench.kernels import _vectors
+from workbench.kernels._keep import carry_out, fits
+from workbench.kernels._softmax import LOG2E, Config, need_triton, rows_first
+
+try:
+    import triton
+    import triton.language as tl
+
+    from workbench.kernels._vectors import products
+except ImportError:  # no Triton on this platform: `reference` still works
+    triton = None
+
+__all__ = ["cases", "configure", "launch", "reference", "takes"]
+
+BYTES = 256 << 20  # of sums that are held at a time
+HELD = 2048  # sums that a program holds at a time
+
+
+def configure(dtype: torch.dtype) -> Config:
+    """Launch shape of the product: squares in the rows and columns of a tile."""
+    if dtype == torch.float32:
+        return Config(32, 32, 4, 1, descriptors=True)
+    return Config(128, 128, 8, 3, descriptors=True)
+
+
+def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, stride: int) -> Tensor:
+    """Weights in fp32."""
+    found = []
+    for queries, one, at in zip(q, keys, rows, strict=True):
+        made = scores.xattention(queries, one, at, rule.block, stride)
+        found.append(kept(made, at, keys.shape[2], rule))
+    return torch.stack(found)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _squares(
+        q, keys, q_tiles, key_tiles, sums, rows, count, length, row_squares, blocks, scale, key_programs, first_head,
+        q_batch, q_head, q_token, key_batch, key_head, key_token,
+        GROUP: tl.constexpr, STRIDE: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+        DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        """Log of the sum over the squares of a key block, for every row of squares; in powers of two."""
+        one, request = tl.program_id(1), tl.program_id(2)
+        head = first_head + one
+        tile, tile_n = tl.program_id(0) // key_programs, tl.program_id(0) % key_programs
+        row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        end = tl.minimum((row + 1) * STRIDE, count) - 1
+        last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
+        if tile_n * BLOCK_N * STRIDE <= tl.max(last, 0):  # else no row sees any of it, and nobody reads the sums
+            made = products(
+                q, keys, q_tiles, key_tiles, request, head, head // GROUP, tile * BLOCK_M, tile_n * BLOCK_N,
+                count, length, q_batch, q_head, q_token, key_batch, key_head, key_token,
+                STRIDE, True, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N, PRECISION,
+            )  # fmt: skip
+            square = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            made = tl.where((square * STRIDE)[None, :] <= last[:, None], made * scale, float("-inf"))
+            N: tl.constexpr = BLOCK_N // PER
+            made = tl.reshape(made, [BLOCK_M, N, PER])
+            top = tl.max(made, 2)
+            safe = tl.where(top == float("-inf"), 0.0, top)
+            total = tl.sum(tl.exp2(made - safe[:, :, None]), 2)
+            found = tl.where(total > 0, safe + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+            j = tile_n * N + tl.arange(0, N)
+            at = (request * tl.num_programs(1) + one).to(tl.int64) * row_squares + row
+            inside = (row < row_squares)[:, None] & (j < blocks)[None, :]
+            tl.store(sums + at[:, None] * blocks + j[None, :], found, mask=inside)
+
+    @triton.jit
+    def _blocks(
+        sums, weights, rows, count, row_squares, blocks, heads, first_head,
+        STRIDE: tl.constexpr, PER: tl.constexpr, CHUNK: tl.constexpr,
+    ):  # fmt: skip
+        """Softmax over every row of squares, summed over the rows of squares of a block."""
+        i, one, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        row = i * PER + tl.arange(0, PER)
+        end = tl.minimum((row + 1) * STRIDE, count) - 1
+        last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
+        seen = (tl.max(last, 0) // (PER * STRIDE)).to(tl.int32) + 1  # blocks that the last row sees a part of
+        at = (request * tl.num_programs(1) + one).to(tl.int64) * row_squares + row
+        top = tl.full([PER], float("-inf"), tl.float32)
+        total = tl.zeros([PER], tl.float32)
+        for first in range(0, seen, CHUNK):
+            j = first + tl.arange(0, CHUNK)
+            inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
+            x = tl.load(sums + at[:, None] * blocks + j[None, :], mask=inside, other=float("-inf"))
+            new = tl.maximum(top, tl.max(x, 1))
+            safe = tl.where(new == float("-inf"), 0.0, new)
+            total = total * tl.exp2(top - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
+            top = new
+        whole = top + tl.log2(tl.where(total > 0, total, 1.0))
+        whole = tl.where(total > 0, whole, float("inf"))  # no such row: it weighs nothing
+        weights += ((request * heads + first_head + one).to(tl.int64) * tl.num_programs(0) + i) * blocks
+        for first in range(0, seen, CHUNK):
+            j = first + tl.arange(0, CHUNK)
+            inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
+            x = tl.load(sums + at[:, None] * blocks + j[None, :], mask=inside, other=float("-inf"))
+            tl.store(weights + j, tl.sum(tl.exp2(x - whole[:, None]), 0), mask=j < seen)
+
+
+def takes(q: Tensor, keys: Tensor, rule: Rule, stride: int) -> bool:
+    """Whether `launch` carries it out: blocks of 1, 2, 4 … 128 squares, head widths in sixteens, up to 8,192 blocks.
+    Elsewhere `reference` does."""
+    per = rule.block // stride
+    return per <= 128 and per & per - 1 == 0 and fits(q, keys, rule, 1)
+
+
+def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, stride: int, *, config: Config | None = None) -> Tensor:
+    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    need_triton("choose_xattention")
+    config = config or configure(q.dtype)
+    weights = _weights(config, rows_first(q), rows_first(keys), rows.long().contiguous(), rule.block, stride)
+    return carry_out(weights, rows, keys.shape[2], rule, 1, logits=False)
+
+
+def _weights(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int) -> Tensor:
+    """[B, Hq, I, J] fp32: `scores.xattention`, unwritten where no row sees the block."""
+    batch, heads, count, width = q.shape
+    length, per, channels = keys.shape[2], block // stride, _vectors.step(q)
+    squares, columns, blocks = -(-count // stride), -(-length // stride), -(-length // block)
+    block_m, block_n = _vectors.shape(config.rows, squares, 16), _vectors.shape(config.keys, columns, per)
+    row_programs, key_programs = triton.cdiv(squares, block_m), triton.cdiv(columns, block_n)
+    with_descriptors = _vectors.described(config, stride, q, keys)
+    views = ((q, block_m), (keys, block_n))
+    tiles = [_vectors.descriptor(x, stride, n, channels) if with_descriptors else x for x, n in views]
+    together = max(1, min(heads, BYTES // (4 * batch * squares * blocks)))
+    sums = torch.empty(batch * together * squares * blocks, device=q.device)
+    weights = torch.empty(batch, heads, -(-count // block), blocks, device=q.device)
+    for first in range(0, heads, together):
+        some = min(together, heads - first)
+        _squares[(row_programs * key_programs, some, batch)](
+            q, keys, *tiles, sums, rows, count, length, squares, blocks, width**-0.5 / stride * LOG2E, key_programs,
+            first, *q.stride()[:3], *keys.stride()[:3], GROUP=heads // keys.shape[1], STRIDE=stride, PER=per, D=width,
+            STEP=channels, DESCRIPTORS=with_descriptors, BLOCK_M=block_m, BLOCK_N=block_n,
+            PRECISION=_vectors.precision(q), num_warps=config.warps, num_stages=config.stages,
+        )  # fmt: skip
+        _blocks[(weights.shape[2], some, batch)](
+            sums, weights, rows, count, squares, blocks, heads, first, STRIDE=stride, PER=per,
+            CHUNK=max(16, HELD // per), num_warps=4,
+        )  # fmt: skip
+    return weights
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
+    """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths; a share for
+    every head."""
+    each = torch.tensor([0.4, 0.9, 0.7, 1.0], device=device)
+    for seed, (batch, heads, count, length, width, stride, rule) in enumerate((
+        (1, (4, 2), 300, 300, 64, 8, Rule(32, 32, each, first=True)),
+        (2, (4, 1), 90, 333, 128, 4, Rule(16, 16, 0.5, first=True)),
+        (1, (3, 3), 40, 500, 80, 16, Rule(64, 64, 0.6, first=True)),
+        (1, (2, 2), 77, 200, 16, 8, Rule(8, 8, 0.6, first=True)),
+    )):  # fmt: skip
+        draw = torch.Generator().manual_seed(seed)
+        q, keys = (
+            torch.randn(batch, n, tokens, width, generator=draw) * 3
+            for n, tokens in zip(heads, (count, length), strict=True)
+        )
+        rows = torch.arange(length - count, length).repeat(batch, 1)
+        if seed == 3:  # scattered
+            rows[0] = torch.randperm(length, generator=draw)[:count].sort().values
+        yield q.to(device, dtype), keys.to(device, dtype), rows.to(device), rule, stride

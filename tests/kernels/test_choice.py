@@ -1,0 +1,231 @@
+"""Choosing on a card: the same tiles as the methods' torch code, and lists of them made in place."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not available on this platform")
+
+from workbench import executors, keeping, scores, sparse
+from workbench.keeping import Rule
+from workbench.kernels import (
+    _keep,
+    _lists,
+    _vectors,
+    choose_bfla,
+    choose_flash_prefill,
+    choose_xattention,
+    tile_attention,
+)
+from workbench.kernels._softmax import Config
+from workbench.plan import Site
+from workbench.sparse.compact import Compact
+from workbench.sparse.xattention import Xattention
+from workbench.tiles import Tiles, page_table, pages, union_of
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTH = 155
+ROWS = {
+    "whole": torch.arange(LENGTH),
+    "chunk": torch.arange(96, 144),
+    "unaligned chunk": torch.arange(75, 130),
+    "scattered": torch.arange(LENGTH)[torch.rand(LENGTH, generator=torch.Generator().manual_seed(0)) < 0.3],
+    "one row": torch.tensor([147]),
+    "first row": torch.tensor([0]),
+}
+METHODS = {
+    "bfla": "bfla(block=32, tile=16, flat=8, mass=0.7, local=1, stride=5, random=0.1, seed=9)",
+    "bfla, everything": "bfla(block=32, tile=32, flat=32, mass=1, local=0, sink=0, stride=0)",
+    "flash_prefill": "flash_prefill(block=16, alpha=0.8, sink=1, window=2, tail=1)",
+    "xattention": "xattention(block=16, stride=4, threshold=0.6)",
+    "compact": "compact(over=flash_prefill(block=16, alpha=0.8, sink=0, window=1, tail=0))",
+}
+
+
+def states(rows, heads=(4, 2), width=64, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    queries, keys = (2 * torch.randn(n, LENGTH, width, generator=draw) for n in heads)
+    return queries[:, rows].to(DEVICE), keys[:, : int(rows[-1]) + 1].to(DEVICE)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Methods as on a card; which kernels they launched."""
+    found = []
+    monkeypatch.setattr(sparse, "on_card", lambda x: True)
+    for kernel in (choose_bfla, choose_flash_prefill, choose_xattention):
+        name, launch = kernel.__name__.rsplit(".", 1)[-1], kernel.launch
+        counted = lambda *args, name=name, launch=launch: (found.append(name), launch(*args))[1]  # noqa: E731
+        monkeypatch.setattr(executors.kernel(name), "launch", counted)
+    return found
+
+
+def off_card(method, *arguments):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "on_card", lambda x: False)
+        return method(*arguments)
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
+def test_a_kernel_chooses_what_the_method_chooses_in_torch(spec, rows, launched):
+    method, (q, k) = sparse.named(spec), states(rows)
+    expected = off_card(method, q, k, rows.to(DEVICE), Site(0, LENGTH))
+    assert not launched
+    found = method(q, k, rows.to(DEVICE), Site(0, LENGTH))
+    assert len(launched) == 1
+    assert torch.equal(found.kept, expected.kept) and found.shared == expected.shared
+    if len(rows) == LENGTH and "compact" not in spec and "mass=1," not in spec:
+        assert found.density < 0.5, "it drops something"
+
+
+@pytest.mark.parametrize(("heads", "width"), [((6, 2), 128), ((5, 1), 80), ((3, 3), 16)])
+@pytest.mark.parametrize("name", ["bfla", "flash_prefill", "xattention"])
+def test_any_group_of_heads_and_any_width(name, heads, width, launched):
+    rows = ROWS["unaligned chunk"]
+    method, (q, k) = sparse.named(METHODS[name]), states(rows, heads, width, seed=1)
+    expected = off_card(method, q, k, rows.to(DEVICE))
+    assert torch.equal(method(q, k, rows.to(DEVICE)).kept, expected.kept) and launched
+
+
+def test_every_head_may_have_a_threshold_of_its_own(launched):
+    rows, method = ROWS["whole"], Xattention(16, 4, "a file", profiled=((0.9,) * 4, (0.2, 0.5, 0.8, 1.0)))
+    q, k = states(rows)
+    found = method(q, k, rows.to(DEVICE), Site(1, LENGTH))
+    assert torch.equal(found.kept, off_card(method, q, k, rows.to(DEVICE), Site(1, LENGTH)).kept) and launched
+    shares = found.kept.float().mean((1, 2))
+    assert (shares[1:] > shares[:-1]).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "width"),
+    [
+        ("bfla(block=48, tile=16, flat=16)", 64),  # three vectors in a block
+        ("bfla(block=96, tile=32, flat=96)", 64),  # three tiles in a block
+        ("flash_prefill(block=512)", 64),
+        ("xattention(block=48, stride=4)", 64),
+        ("xattention(block=16, stride=4)", 24),
+    ],
+)
+def test_what_a_kernel_does_not_take_is_chosen_in_torch(spec, width, launched):
+    rows = ROWS["chunk"]
+    method, (q, k) = sparse.named(spec), states(rows, width=width)
+    assert torch.equal(method(q, k, rows.to(DEVICE)).kept, off_card(method, q, k, rows.to(DEVICE)).kept)
+    assert not launched
+
+
+@pytest.mark.parametrize("kernel", [choose_bfla, choose_flash_prefill, choose_xattention])
+def test_queries_may_lie_token_by_token_and_keys_in_a_longer_cache(kernel):
+    q, keys, *rest = list(kernel.cases(device=DEVICE))[-1]
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, keys)]
+    wide = torch.full((*keys.shape[:2], keys.shape[2] + 40, keys.shape[3]), torch.nan, device=DEVICE)
+    wide[:, :, : keys.shape[2]] = turned[1]
+    assert torch.equal(kernel.launch(turned[0], wide[:, :, : keys.shape[2]], *rest), kernel.reference(q, keys, *rest))
+
+
+@pytest.mark.parametrize(
+    "config", [Config(16, 64, 4, 1), Config(64, 16, 4, 1, True), Config(128, 128, 4, 1, True)], ids=str
+)
+@pytest.mark.parametrize("kernel", [choose_bfla, choose_xattention])
+def test_any_launch_shape_chooses_the_same(kernel, config):
+    case = list(kernel.cases(device=DEVICE))[-1]
+    assert torch.equal(kernel.launch(*case, config=config), kernel.reference(*case))
+
+
+def test_heads_that_are_weighed_in_turn_are_weighed_alike(monkeypatch):
+    case = list(choose_xattention.cases(device=DEVICE))[-1]
+    monkeypatch.setattr(choose_xattention, "BYTES", 1)
+    assert torch.equal(choose_xattention.launch(*case), choose_xattention.reference(*case))
+
+
+def test_scores_are_those_of_torch():
+    rows = ROWS["unaligned chunk"].to(DEVICE)
+    q, k = states(ROWS["unaligned chunk"])
+    made = choose_bfla._launch(choose_bfla.configure(q.dtype), q[None], k[None], rows[None], 32, 8)[0]
+    torch.testing.assert_close(made[:, -1], scores.bfla(q, k, 32, 8)[:, -1], atol=1e-4, rtol=1e-5)
+    weights = choose_xattention._weights(choose_xattention.configure(q.dtype), q[None], k[None], rows[None], 32, 4)[0]
+    torch.testing.assert_close(weights[:, -1], scores.xattention(q, k, rows, 32, 4)[:, -1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("mass", [0.1, 0.5, 2 / 3, 0.95, 1.0])
+def test_the_fewest_blocks_that_hold_the_mass_ties_and_zeros_included(mass, first):
+    """Whole numbers as weights: sums are exact, and there are many ties."""
+    draw = torch.Generator().manual_seed(int(100 * mass))
+    for blocks, group in ((1, 1), (3, 2), (17, 3), (130, 1)):
+        weights = torch.randint(0, 4, (1, group, 2, blocks), generator=draw).float().to(DEVICE)
+        rows = torch.arange(blocks * 4 - min(8, blocks * 4), blocks * 4, device=DEVICE)[None]
+        weights = weights[:, :, : -(-rows.shape[1] // 4)].contiguous()
+        rule = Rule(4, 4, mass, first=first)
+        found = _keep.carry_out(weights, rows, blocks * 4, rule, group, logits=False)
+        assert torch.equal(found[0], keeping.kept(weights[0], rows[0], blocks * 4, rule, group))
+
+
+@pytest.mark.parametrize("view", ["whole", "every second head", "cut"])
+def test_lists_made_on_the_card_hold_what_is_kept(view):
+    kept = torch.rand(2, 4, 5, 130, generator=torch.Generator().manual_seed(0)).to(DEVICE) < 0.4
+    kept = {"whole": kept, "every second head": kept[:, ::2], "cut": kept[:, :, 1:3, :77]}[view]
+    indptr, indices = _lists.launch(kept, first=1000, share=3)
+    assert indptr.dtype == indices.dtype == torch.int32 and len(indptr) == kept[..., 0].numel() + 1
+    for n, one in enumerate(kept.flatten(0, 2)):
+        expected = one.nonzero()[:, 0] + n // 3 * 1000
+        assert indices[indptr[n] : indptr[n + 1]].tolist() == expected.tolist()
+
+
+def test_lists_are_those_of_attention():
+    kept = torch.rand(1, 3, 4, 20, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.3
+    ours, theirs = _lists.launch(kept), tile_attention.lists(kept)
+    count = int(theirs[0][-1])
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1][:count], theirs[1][:count])
+
+
+def test_a_choice_that_heads_share_is_one_list_for_them(launched):
+    rows = ROWS["unaligned chunk"]
+    q, k = states(rows)
+    choice = sparse.named(METHODS["bfla"])(q, k, rows.to(DEVICE))
+    assert choice.shared == 2
+    tiles, values = -(-len(rows) // 16), torch.randn_like(k)
+    shared, every = choice.lists(len(rows), k.shape[1]), Tiles(choice.kept, 16).lists(len(rows), k.shape[1])
+    assert len(shared[0]) == 2 * tiles + 1 and len(every[0]) == 4 * tiles + 1
+    asked = (q[None], k[None], values[None], rows[None].to(DEVICE))
+    torch.testing.assert_close(
+        tile_attention.launch(*asked, *shared, 16, 16), tile_attention.launch(*asked, *every, 16, 16)
+    )
+
+
+def test_pages_of_a_batch_are_those_request_by_request():
+    kept = torch.rand(3, 8, 2, 9, generator=torch.Generator().manual_seed(2)).to(DEVICE) < 0.3
+    one = page_table(union_of(kept, 2), 2, 2, 12, 16)
+    many = pages([Tiles(choice, 16) for choice in kept], 2, 2, 12)
+    longer = pages([Tiles(choice[..., :n], 16) for choice, n in zip(kept, (9, 9, 9), strict=True)], 2, 2, 12)
+    for table in (many, longer):
+        assert torch.equal(one.indptr, table.indptr) and (one.size, one.heads) == (table.size, table.heads)
+        count = int(one.indptr[-1])
+        assert torch.equal(one.indices[:count], table.indices[:count])
+    for n in range(3 * 4):
+        b, group = divmod(n, 4)
+        tiles = kept[b, 2 * group : 2 * group + 2].any(1).any(0).nonzero()[:, 0]
+        found = one.indices[one.indptr[n] : one.indptr[n + 1]]
+        assert found.tolist() == (tiles + (b * 2 + group // 2) * 12).tolist()
+
+
+def test_the_union_of_a_chunk_keeps_the_chunk(launched):
+    rows = ROWS["unaligned chunk"]
+    q, k = states(rows)
+    inner = sparse.named(METHODS["flash_prefill"])
+    union = Compact(inner)(q, k, rows.to(DEVICE))
+    choice = inner(q, k, rows.to(DEVICE))
+    table = pages([choice], 2, 2, 13)
+    for group in range(2):
+        listed = table.indices[table.indptr[group] : table.indptr[group + 1]] - group * 13
+        assert listed.tolist() == union.kept[2 * group, -1].nonzero()[:, 0].tolist()
+        assert set(range(75 // 16, 129 // 16 + 1)) <= set(listed.tolist())
+
+
+def test_a_vector_that_is_cut_short_is_never_read_through_a_descriptor():
+    """A descriptor sees whole vectors only; what lies behind the last of them belongs to the next head."""
+    x = torch.zeros(1, 2, 30, 16, device=DEVICE)
+    made = _vectors.descriptor(x, 8, 16, 16)
+    assert list(made.shape) == [1, 2, 8, 3, 16] and list(made.strides) == [16, 480, 16, 128, 1]
+    config = Config(16, 16, descriptors=True)
+    assert _vectors.described(config, 8, x) and not _vectors.described(config, 31, x)
+    assert not _vectors.described(Config(16, 16), 8, x)
