@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,50 @@ def against(rows: pd.DataFrame, report: str, by: str, whos: Sequence[str] = ()) 
         for r in lines.itertuples()
         if not whos or r.who in whos
     ]
+
+
+def here(names: Sequence[str], peers: Sequence[str]) -> dict[str, Report]:
+    """Reports of kernels and whole-model benchmarks measured now, on this GPU. BadInput where there is none."""
+    found: dict[str, Report] = {}
+    for name in names:
+        if name not in (*bench.names(), *MODELS):
+            raise BadInput(f"nothing is called {name!r}: it is one of {', '.join((*bench.names(), *MODELS))}")
+        # both load the kernels, which need Triton
+        run = import_module("workbench.bench.operations" if name in MODELS else "workbench.bench.run").run
+        report: dict[str, Any] = {}
+        for part in run(name, list(peers)):
+            if "contestants" in part:
+                report["workloads"].append(part)
+            else:
+                report = {**part, "workloads": []}
+        found[name] = report
+    return found
+
+
+def listed(rows: pd.DataFrame, peers: Mapping[str, str]) -> tuple[list[list[str]], list[int]]:
+    """Lines of a table and which of them are headings: a heading for a report, a line for a workload: its name, median
+    and 5 to 95% of ours, TF/s, TB/s, share of the roof, and how many times faster ours is than each of `peers` (how
+    their names begin). Of several contestants of one peer the fastest counts."""
+    lines, headings = [], []
+    for (report, card), part in rows.groupby(["report", "card"], sort=False):
+        headings.append(len(lines))
+        lines.append([f"{report} ({card})", *[""] * (4 + len(peers))])
+        for work, whos in part.groupby("work", sort=False):
+            own = next((r for r in whos.itertuples() if r.who == "ours"), None)
+            if own is None or own.problem == own.problem and own.problem:
+                lines.append([work, "did not run", *[""] * (3 + len(peers))])
+                continue
+            time = f"{_digits(own.ms)} ({_digits(own.p5)}–{_digits(own.p95)})"
+            rates = [f"{own.tflops:.0f}", f"{own.tbps:.2f}", f"{own.share:.0%}"]
+            lines.append([work, time, *rates, *(_faster(whos, start) for start in peers)])
+    return lines, headings
+
+
+def _faster(whos: pd.DataFrame, start: str) -> str:
+    part = whos[[who == start or who.startswith((f"{start},", f"{start} ")) for who in whos.who]]
+    ratios = part.ratio.dropna()
+    return f"{ratios.min():.2f}×" if len(ratios) else "refused" if len(part) else ""
+
+
+def _digits(ms: float) -> str:
+    return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 100 else f"{ms:,.0f}"

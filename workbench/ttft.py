@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
@@ -158,6 +159,23 @@ def by_ratio(
     return [
         {"ratio": ratio, **_plain(times[str(ratio)]), **_cost(model, prompt, way, store)} for ratio, way in ways.items()
     ]
+
+
+def computed(
+    shape: cost.Shape, lengths: Sequence[int], itemsize: int, question: int, ratio: float = 0.15
+) -> list[dict[str, Any]]:
+    """Records {length, way, flops, bytes} of full, block and recompute (its share spread evenly, the choice of it left
+    out) for any shape of a model."""
+    found = []
+    for length in lengths:
+        context = max(0, length - question)
+        again = np.unique(np.linspace(0, max(0, context - 1), round(ratio * context)).astype(int))
+        asked = np.arange(context, length)
+        rows = {"full": np.arange(length), "block": asked, "recompute": np.concatenate((again[again < context], asked))}
+        for way, which in rows.items():
+            one = cost.first_token(shape, which, length, itemsize)
+            found.append({"length": length, "way": way, "flops": one.flops, "bytes": one.bytes})
+    return found
 
 
 def ceilings(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> Roof:

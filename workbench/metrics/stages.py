@@ -3,19 +3,23 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from workbench.attention import NAME, attend
 from workbench.blocks import Prompt
+from workbench.grid import Grid
 from workbench.methods import finish
 from workbench.methods.full import Full
 from workbench.methods.reuse import Reuse
+from workbench.plan import Site
 from workbench.store import Store
+from workbench.tiles import Tiles
 
 STAGES = {
     "place": "blocks looked up and put in place",
@@ -25,11 +29,20 @@ STAGES = {
 }
 
 
+@dataclass(frozen=True)
+class Stages:
+    """Seconds of every stage, and the share of the causal pairs that is attended to (1 without a sparse method)."""
+
+    seconds: dict[str, float]
+    density: float
+
+
 class Stopwatch:
     """Seconds by stage. Time of a stage inside another is the inner one's alone."""
 
-    def __init__(self, device: torch.device):
-        self.device, self.seconds = device, dict.fromkeys(STAGES, 0.0)
+    def __init__(self, device: torch.device, counting: bool = False):
+        self.device, self.seconds, self.counting = device, dict.fromkeys(STAGES, 0.0), counting
+        self.kept = self.pairs = 0
         self._open: list[str] = []
         self._since = 0.0
 
@@ -68,9 +81,14 @@ class _Timed:
         with self._watch.stage("choose"):
             return self._inner.rows(*arguments)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
         with self._watch.stage("choose"):
-            return self._inner(*arguments)
+            tiles: Tiles = self._inner(queries, keys, rows, site)
+        if self._watch.counting:
+            by_tile = Grid(rows.to(keys.device), keys.shape[1], tiles.size).pairs()
+            self._watch.kept += int((tiles.kept * by_tile).sum())
+            self._watch.pairs += int(by_tile.sum()) * len(tiles.kept)
+        return tiles
 
     def ready(self, model: PreTrainedModel) -> "_Timed":
         return _Timed(self._inner.ready(model), self._watch)
@@ -93,17 +111,19 @@ def _attention(watch: Stopwatch) -> Iterator[None]:
         AttentionInterface.register(NAME, attend)
 
 
-def stages(
-    model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store, repeats: int = 5
-) -> dict[str, float]:
+def stages(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store, repeats: int = 5) -> Stages:
     """Seconds of every stage up to the first token, medians of `repeats` after one to warm up. `store` holds the
     blocks. On a GPU the host waits at the border of every stage, so the sum is more than the time to first token."""
-    taken = [_once(model, prompt, method, store) for _ in range(repeats + 1)][1:]
-    return {name: median(seconds[name] for seconds in taken) for name in STAGES}
+    first = _once(model, prompt, method, store, counting=True)
+    taken = [_once(model, prompt, method, store).seconds for _ in range(repeats)]
+    density = first.kept / first.pairs if first.pairs else 1.0
+    return Stages({name: median(seconds[name] for seconds in taken) for name in STAGES}, density)
 
 
-def _once(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store) -> dict[str, float]:
-    watch = Stopwatch(model.device)
+def _once(
+    model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store, counting: bool = False
+) -> Stopwatch:
+    watch = Stopwatch(model.device, counting)
     chosen = {name: _Timed(found, watch) for name in ("select", "sparse") if (found := getattr(method, name, None))}
     timed = replace(method, **chosen)  # type: ignore[arg-type]
     with watch.stage("rest"), _attention(watch):
@@ -111,4 +131,4 @@ def _once(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: S
             starts = timed.begin(model, [prompt], store)
         (logits,) = finish(model, starts)
         int(logits.argmax())
-    return watch.seconds
+    return watch

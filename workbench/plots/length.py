@@ -34,8 +34,8 @@ class Panel:
     unit: str
 
 
-def against_length(panels: Sequence[Panel], *, title: str, caption: str, notice: str) -> go.Figure:
-    """Log-log plots side by side, each with its own axes; lengths in tokens."""
+def against_length(panels: Sequence[Panel], *, title: str, caption: str, notice: str, lines: int = 1) -> go.Figure:
+    """Log-log plots side by side, each with its own axes; lengths in tokens. `lines` that the legend takes."""
     fig = make_subplots(1, len(panels), horizontal_spacing=0.1, subplot_titles=[panel.label for panel in panels])
     listed: set[str] = set()
     for col, panel in enumerate(panels, 1):
@@ -53,7 +53,9 @@ def against_length(panels: Sequence[Panel], *, title: str, caption: str, notice:
         fig.update_yaxes(title_text=panel.unit, type="log", exponentformat="power", **_ticks(panel), row=1, col=col)
     fig.update_layout(legend=legend_over(320, 26))
     panel_titles(fig)
-    return finish(fig, title=title, notice=notice, caption=caption, height=320, above=66, below=58, left=80)
+    return finish(
+        fig, title=title, notice=notice, caption=caption, height=320, above=46 + 20 * lines, below=58, left=80
+    )
 
 
 def _band(series: Series) -> go.Scatter:

@@ -16,13 +16,21 @@ BLOCKS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)  # cached blocks take them in tur
 QUESTION = INK
 SEQUENTIAL = "Cividis"
 
-MODES = {"full": INK, "block": BLUE, "naive": RED}  # how a prompt is answered: the same colour in every figure
+MODES = {  # how a prompt is answered: the same colour in every figure
+    "full": INK, "block": BLUE, "naive": RED, "recompute": ORANGE, "stock full": MUTED, "stock prefix": GREEN,
+}  # fmt: skip
 MODE_NAMES = {
     "full": "full attention",
     "block": "block attention, re-encoded",
     "naive": "block attention, naive positions",
+    "recompute": "blocks, some tokens computed again",
+    "stock full": "transformers, full prefill",
+    "stock prefix": "transformers, ready prefix cache",
 }
-MODE_SYMBOLS = {"full": "circle", "block": "square", "naive": "diamond"}
+MODE_SYMBOLS = {
+    "full": "circle", "block": "square", "naive": "diamond", "recompute": "star", "stock full": "triangle-up",
+    "stock prefix": "triangle-down",
+}  # fmt: skip
 
 _AXIS = {
     "gridcolor": FAINT,
