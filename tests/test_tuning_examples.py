@@ -1,6 +1,7 @@
 """What is trained on: the same whatever draws it, never a question of a trial, refused where it does not fit."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import tiny
@@ -74,6 +75,25 @@ def test_kinds_and_continued_documents_can_be_practised(words):
     assert usual.identity != hard.identity and "continuation 1, 100% of documents continued" in hard.identity
 
 
+def test_shuffled_contexts_part_what_belongs_together_and_nobody_asks_for_their_order(words):
+    kinds = {"continuation": 1, "order": 1}
+    ordered, mixed = (
+        Lab(LAB, words, LIMITS, passages=(6, 6), questions=8, continued=1.0, kinds=kinds, shuffled=share)
+        for share in (0.0, 1.0)
+    )
+
+    def heads(source, i):
+        return ["Continued" in words.decode(block).split("\n")[0] for block in source[i].context[1:]]
+
+    def placed(source, i):
+        return sum("passage" in words.decode(turn.question) for turn in source[i].turns)
+
+    assert not any(one and two for i in range(6) for one, two in pairwise(heads(ordered, i)))
+    assert any(one and two for i in range(6) for one, two in pairwise(heads(mixed, i)))
+    assert sum(placed(ordered, i) for i in range(6)) and not sum(placed(mixed, i) for i in range(6))
+    assert "100% of contexts shuffled" in mixed.identity
+
+
 def test_no_seed_of_a_trial_draws_a_training_world(words):
     trained = {Lab(LAB, words, LIMITS, seed=s, passages=(2, 2), questions=1)[i].context for s in (0, 1) for i in (0, 1)}
     asked = {
@@ -107,11 +127,13 @@ def test_a_sample_that_cannot_be_trained_on_is_refused_by_name(words, samples, c
         (Data("lab", passages=(3, 50)), LIMITS, "passages is 3-50: a range within 1 to 40"),
         (Data("lab", passages=(4, 2)), LIMITS, "passages is 4-2"),
         (Data("lab", questions=0), LIMITS, "questions is 0"),
-        (Data("lab-sample", passages=(1, 2)), LIMITS, "passages, questions, kinds and continued are for data 'lab'"),
+        (Data("lab-sample", passages=(1, 2)), LIMITS, "passages, questions, kinds, continued and shuffled"),
         (Data("lab-sample", kinds={"order": 1}), LIMITS, "are for data 'lab'"),
         (Data("lab", kinds={"order": 1, "riddle": 1}), LIMITS, "unknown kind of question 'riddle'"),
         (Data("lab", kinds={"order": 0}), LIMITS, "a positive weight for each"),
         (Data("lab", continued=1.5), LIMITS, "continued is 1.5"),
+        (Data("lab", shuffled=-0.5), LIMITS, "shuffled is -0.5"),
+        (Data("lab", shuffled=0.5, kinds={"order": 1}), LIMITS, "'order' alone cannot be asked of shuffled"),
         (Data("lab"), Limits(300), r"has \d+ tokens with its answer, the limit is 300"),
     ],
 )

@@ -55,6 +55,7 @@ def tune(
     questions: Annotated[int | None, _option("Questions over one lab context", RECIPE)] = None,
     kinds: Annotated[str | None, _option("Weights of lab questions, as continuation=3,order=1", RECIPE)] = None,
     continued: Annotated[float | None, _option("Share of lab documents with a second passage", RECIPE)] = None,
+    shuffled: Annotated[float | None, _option("Share of lab contexts in random order", RECIPE)] = None,
     evaluate_every: Annotated[int, _option("Steps between two evaluations of both modes; 0: none", EVALUATION)] = 0,
     evaluate_samples: Annotated[int, _option("Held-out questions of an evaluation", EVALUATION)] = 200,
     evaluate_data: Annotated[str | None, _option("Held-out questions; `lab` where --data is", EVALUATION)] = None,
@@ -79,7 +80,12 @@ def tune(
     evaluation = _evaluation(data, evaluate_every, evaluate_samples, evaluate_data, evaluate_passages)
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     run, source = start(
-        recipe, model, Data(data, _range(passages), questions, _weights(kinds), continued), out, evaluation, device
+        recipe,
+        model,
+        Data(data, _range(passages), questions, _weights(kinds), continued, shuffled),
+        out,
+        evaluation,
+        device,
     )
     main = run.accelerator.is_main_process
     with tqdm(total=steps, unit="step", disable=not (main and sys.stderr.isatty())) as bar:

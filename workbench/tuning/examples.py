@@ -134,6 +134,7 @@ class Lab:
         questions: int = 8,
         kinds: Mapping[str, float] = SHARE_OF,
         continued: float = Style.continued,
+        shuffled: float = 0.0,
     ):
         low, high = passages
         if not 1 <= low <= high <= MOST_PASSAGES:
@@ -146,7 +147,11 @@ class Lab:
             raise BadInput(f"kinds are {dict(kinds)}: a positive weight for each is needed")
         if not 0 <= continued <= 1:
             raise BadInput(f"continued is {continued}: a share from 0 to 1 is needed")
-        self.kinds, self.style = dict(kinds), Style(continued=continued)
+        if not 0 <= shuffled <= 1:
+            raise BadInput(f"shuffled is {shuffled}: a share from 0 to 1 is needed")
+        if shuffled and set(kinds) == {"order"}:
+            raise BadInput("questions of kind 'order' alone cannot be asked of shuffled contexts: name other kinds")
+        self.kinds, self.style, self.shuffled = dict(kinds), Style(continued=continued), shuffled
         self.layout, self.tokenizer, self.limits = layout, tokenizer, limits
         self.seed, self.passages, self.questions = seed, passages, questions
         self.identity = f"lab, {low}-{high} passages, {questions} questions"
@@ -154,6 +159,8 @@ class Lab:
             self.identity += f", kinds {' '.join(f'{kind} {weight:g}' for kind, weight in self.kinds.items())}"
         if continued != Style.continued:
             self.identity += f", {continued:.0%} of documents continued"
+        if shuffled:
+            self.identity += f", {shuffled:.0%} of contexts shuffled"
         for i in range(4):  # the longest are of one length, nearly
             limits.check(self._drawn(f"lab-tune-{seed}-probe-{i}", Random(f"lab tune probe {i}"), high))
 
@@ -163,16 +170,20 @@ class Lab:
         return self.limits.check(self._drawn(f"lab-tune-{self.seed}-{i}", rng, round(low * (high / low) ** share)))
 
     def _drawn(self, name: str, rng: Random, count: int) -> Example:
+        apart = self.shuffled and rng.random() < self.shuffled
+        kinds = {kind: weight for kind, weight in self.kinds.items() if not (apart and kind == "order")}
         while True:
             world = World(rng, count + (count + 1) // 2, self.style)
             context = world.context(count)
             passages = passages_of(context)
-            found = {kind: about for kind, about in world.questions(context).items() if about and kind in self.kinds}
+            found = {kind: about for kind, about in world.questions(context).items() if about and kind in kinds}
             if len(passages) == count and found:
                 break
+        if apart:
+            passages = tuple(rng.sample(passages, len(passages)))
         asked: dict[tuple[str, str], Sample] = {}  # by text and first title: every question once
         for _ in range(self.questions):
-            kind = rng.choices(list(found), [self.kinds[kind] for kind in found])[0]
+            kind = rng.choices(list(found), [kinds[kind] for kind in found])[0]
             question = world.ask(kind, rng.choice(found[kind]))
             sample = Sample(name, question.text, question.answers, passages, question.titles, kind=kind)
             asked.setdefault((question.text, question.answers[0]), sample)
@@ -182,13 +193,16 @@ class Lab:
 @dataclass(frozen=True)
 class Data:
     """What is trained on: `lab`, a shipped name or a file. For `lab` alone: `passages` and `questions` of a context,
-    weights of the `kinds` of question, and the share of documents that are `continued` in a second passage."""
+    weights of the `kinds` of question, the share of documents that are `continued` in a second passage, and the share
+    of contexts that are `shuffled`: their passages come in any order, so that only what they say tells which belong
+    together."""
 
     name: str = "lab"
     passages: tuple[int, int] | None = None
     questions: int | None = None
     kinds: Mapping[str, float] | None = None
     continued: float | None = None
+    shuffled: float | None = None
 
     def source(self, layout: Layout, tokenizer: PreTrainedTokenizerBase, limits: Limits, seed: int) -> Source:
         """BadInput for unknown data, for a sample that does not fit, and for lab settings of a file."""
@@ -202,10 +216,13 @@ class Data:
                 8 if self.questions is None else self.questions,
                 self.kinds or SHARE_OF,
                 Style.continued if self.continued is None else self.continued,
+                self.shuffled or 0.0,
             )
         samples = data.load(self.name)
-        if any(value is not None for value in (self.passages, self.questions, self.kinds, self.continued)):
+        own = (self.passages, self.questions, self.kinds, self.continued, self.shuffled)
+        if any(value is not None for value in own):
             raise BadInput(
-                f"passages, questions, kinds and continued are for data 'lab', which is drawn; {self.name} has its own"
+                "passages, questions, kinds, continued and shuffled are for data 'lab', which is drawn; "
+                f"{self.name} has its own"
             )
         return Files(samples, layout, tokenizer, limits, seed)
