@@ -53,7 +53,7 @@ def test_a_contestant_that_fails_is_reported_and_the_others_are_timed(scene):
         raise RuntimeError("no memory")
 
     (work, contestants), *_ = OPERATIONS["decode"](scene)
-    contestants[1] = whole_model.Contestant("broken", broken)
+    contestants = [contestants[0], whole_model.Contestant("broken", broken)]
     contestants[0].runs = 1
     ours, other = whole_model.measured(work, contestants, Roof(1e9, 1e9))["contestants"]
     assert ours["ms"] > 0 and "no memory" in other["problem"]

@@ -21,7 +21,7 @@ FLOORS = [
     ["packed"],
     # floor 3
     ["probing", "models", "untrained", "reading", "corpus"],
-    ["engine", "sessions"],
+    ["engine", "fused", "sessions"],
     ["chunked", "pool"],
     ["steps"],
     ["graphs"],

@@ -8,6 +8,7 @@ than on CUDA the same steps run without a graph.
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.errors import BadInput
+from workbench.fused import fused
 from workbench.pool import PagedPrompt, Pool
 from workbench.probing import facts_of
 from workbench.steps import Answer, Bucket, Step
@@ -44,12 +46,14 @@ class Captured:
 class Runner:
     """Prefill and decoding of prompts over one pool.
 
-    graphs  capture steps; None: on CUDA
+    graphs   capture steps; None: on CUDA
+    compile  capture them with fused layers (`workbench.fused`), which takes some seconds more for every bucket
     """
 
     model: PreTrainedModel
     pool: Pool
     graphs: bool | None = None
+    compile: bool = False
     captured: dict[Bucket, Captured] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -57,6 +61,8 @@ class Runner:
             self.graphs = self.pool.device.type == "cuda"
         if self.graphs and self.pool.device.type != "cuda":
             raise BadInput(f"CUDA graphs on {self.pool.device}: they need a GPU")
+        if self.compile and not self.graphs:
+            raise BadInput("layers are compiled for graphs only: without them, run within `workbench.fused.fused`")
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
 
     @torch.no_grad()
@@ -119,7 +125,8 @@ class Runner:
         if bucket not in self.captured:
             step = (Answer if bucket.room else Step)(self.model, self.pool, bucket)
             step.send()
-            self.captured[bucket] = self._capture(step) if self.graphs else Captured(step)
+            with fused(self.model) if self.compile else nullcontext():
+                self.captured[bucket] = self._capture(step) if self.graphs else Captured(step)
         return self.captured[bucket]
 
     @torch.no_grad()

@@ -7,78 +7,27 @@ decode      one token of each of eight answers over a shared context of 32K toke
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import DynamicCache, PreTrainedModel
 
+from workbench.bench import stock
+from workbench.bench.one_shot import prefill_long
 from workbench.bench.run import card
 from workbench.bench.timing import roof
-from workbench.bench.whole_model import DEVICE, Contestant, Sample, Scene, build, clock, measured
+from workbench.bench.whole_model import GPU, Contestant, Entry, Sample, Scene, build, clock, measured
 from workbench.bench.workloads import Workload
 from workbench.blocks import Block
-from workbench.engine import empty, prefill
+from workbench.engine import prefill
 from workbench.errors import BadInput
+from workbench.fused import fused
 from workbench.graphs import Runner
-from workbench.grid import Grid
-from workbench.plan import Plan, Site
+from workbench.plan import Plan
 from workbench.pool import Pool
-from workbench.sparse.bfla import Bfla
-from workbench.tiles import Tiles
 
 BLOCK, QUESTION = 512, 50  # tokens of a cached block, and of the question
-BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-DENSITY = 0.15
-
-Entry = tuple[Workload, list[Contestant]]
-
-
-def backend(name: str) -> AbstractContextManager[Any]:
-    """Torch's own choice of an attention for "", else the one of that name."""
-    return sdpa_kernel(BACKENDS[name]) if name else nullcontext()
-
-
-def whole(scene: Scene, count: int, name: str, one: Contestant) -> Sample:
-    """Stock transformers compute the whole prompt."""
-
-    def first_token(ids: Tensor) -> int:
-        scene.model.set_attn_implementation("sdpa")
-        with backend(name), torch.no_grad():
-            return int(scene.model(ids, use_cache=True, logits_to_keep=1).logits[0, -1].argmax())
-
-    ids = scene.ids(count).to(DEVICE)[None]
-    if one.warmed:
-        first_token(ids[:, : 8 * scene.unit])
-    return lambda: clock(partial(first_token, ids))
-
-
-def prefix(scene: Scene, context: int, question: int, _: Contestant) -> Sample:
-    """Stock transformers compute the question over a ready cache of this very context."""
-    cache, ids = stock_cache(scene.model, 1, context), scene.ids(question).to(DEVICE)[None]
-
-    def first_token() -> int:
-        scene.model.set_attn_implementation("sdpa")
-        with torch.no_grad():
-            out = scene.model(ids, past_key_values=cache, logits_to_keep=1)
-        cache.crop(-question)
-        return int(out.logits[0, -1].argmax())
-
-    return partial(clock, first_token)
-
-
-def stock_cache(model: PreTrainedModel, batch: int, length: int) -> DynamicCache:
-    """A cache of random numbers: what it holds takes no time."""
-    config, cache = model.config, DynamicCache(config=model.config)
-    shape = batch, config.num_key_value_heads, length, config.head_dim
-    for layer in range(config.num_hidden_layers):
-        keys, values = (torch.randn(shape, dtype=model.dtype, device=DEVICE) for _ in range(2))
-        cache.update(keys, values, layer)
-    return cache
 
 
 def filled(scene: Scene, context: int, own: int, one: Contestant) -> tuple[Pool, list[Any]]:
@@ -94,10 +43,10 @@ def filled(scene: Scene, context: int, own: int, one: Contestant) -> tuple[Pool,
     return pool, cached[::-1]
 
 
-def paged(scene: Scene, context: int, question: int, graphs: bool, one: Contestant) -> Sample:
+def paged(scene: Scene, context: int, question: int, graphs: bool, compiled: bool, one: Contestant) -> Sample:
     """The question over a pool: page table, copy to the device, forward pass, token on the host."""
     pool, cached = filled(scene, context, question, one)
-    runner, ids = Runner(scene.model, pool, graphs and DEVICE == "cuda"), scene.ids(question)
+    runner, ids = Runner(scene.model, pool, graphs and GPU, compiled and GPU), scene.ids(question)
 
     def first_token() -> int:
         prompt = pool.open(cached, question)
@@ -120,10 +69,11 @@ def question(scene: Scene) -> Iterator[Entry]:
     yield (
         work,
         [
-            Contestant("ours", partial(paged, scene, context, count, True), 30),
-            Contestant("ours, no graph", partial(paged, scene, context, count, False), 10),
-            Contestant("transformers, ready prefix cache", partial(prefix, scene, context, count), 15),
-            Contestant("transformers, full prefill", partial(whole, scene, context + count, ""), 4),
+            Contestant("ours", partial(paged, scene, context, count, True, True), 30),
+            Contestant("ours, layers not fused", partial(paged, scene, context, count, True, False), 30),
+            Contestant("ours, nor captured", partial(paged, scene, context, count, False, False), 10),
+            Contestant("transformers, ready prefix cache", partial(stock.prefix, scene, context, count), 15),
+            Contestant("transformers, full prefill", partial(stock.whole, scene, context + count, ""), 4),
         ],
     )
 
@@ -138,16 +88,17 @@ def recompute(scene: Scene) -> Iterator[Entry]:
         "15% of 27K computed again", {"context": context, "rows": len(rows), "question": count},
         scene.flops(len(rows), pairs), scene.bytes(context),
     )  # fmt: skip
-    rivals = [name for name in BACKENDS if name in scene.against] or [""]
+    rivals = [name for name in stock.BACKENDS if name in scene.against] or [""]
     yield (
         work,
         [
-            Contestant("ours", partial(gathered, scene, context, rows), 10),
-            Contestant("ours, in place", partial(in_place, scene, context, again, count), 10),
+            Contestant("ours", partial(gathered, scene, context, rows, True), 10),
+            Contestant("ours, layers not fused", partial(gathered, scene, context, rows, False), 10),
+            Contestant("ours, in place, layers not fused", partial(in_place, scene, context, again, count), 10),
             *(
                 Contestant(
                     f"transformers, full prefill{name and f' ({name})'}",
-                    partial(whole, scene, context + count, name),
+                    partial(stock.whole, scene, context + count, name),
                     3,
                 )
                 for name in rivals
@@ -156,9 +107,11 @@ def recompute(scene: Scene) -> Iterator[Entry]:
     )
 
 
-def gathered(scene: Scene, context: int, rows: Tensor, one: Contestant) -> Sample:
+def gathered(scene: Scene, context: int, rows: Tensor, compiled: bool, one: Contestant) -> Sample:
     """Blocks are gathered to one contiguous KV, their keys turned once; then the rows are computed over it."""
     pool, cached = filled(scene, context, 0, one)
+    if compiled and GPU:
+        one.after.enter_context(fused(scene.model))
     own = int(rows[-1]) + 1 - context
     tokens = scene.ids(context + own)
 
@@ -186,91 +139,6 @@ def in_place(scene: Scene, context: int, again: Tensor, count: int, one: Contest
     return partial(clock, first_token)
 
 
-@dataclass
-class Counted:
-    """A sparse method that counts what it keeps, on the device."""
-
-    over: Any
-    kept: list[Tensor] = field(default_factory=list)
-    causal: list[Tensor] = field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        return int(self.over.size)
-
-    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
-        tiles: Tiles = self.over(queries, keys, rows, site)
-        self.kept.append(tiles.kept.sum())
-        self.causal.append(Grid(rows.to(keys.device), keys.shape[1], self.size).causal.sum() * len(queries))
-        return tiles
-
-    @property
-    def density(self) -> float:
-        """Share of the causal tiles that was kept since it was last asked."""
-        share = float(sum(self.kept) / sum(self.causal))
-        self.kept, self.causal = [], []
-        return share
-
-
-def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
-    """`method` with the mass at which it keeps DENSITY of the causal tiles in the first layer."""
-    model, found, low, high = scene.model, Counted(method), 0.0, 1.0
-    for _ in range(8):
-        found.over = method.turned((low + high) / 2)
-        prefill(model, scene.ids(tokens), Plan(torch.arange(tokens), tiles=found, depth=2), empty(model, tokens))
-        low, high = (low, found.over.mass) if found.density > DENSITY else (found.over.mass, high)
-    return method.turned(high)
-
-
-def long(scene: Scene, tokens: int, sparse: Bfla | None, one: Contestant) -> Sample:
-    """A whole prompt at once; warmed up on a part of it."""
-    method = Counted(at_density(scene, tokens, sparse)) if sparse else None
-    if method:
-        one.facts["mass"] = method.over.mass
-
-    def first_token(count: int) -> int:
-        kv = empty(scene.model, count)
-        step = prefill(scene.model, scene.ids(count), Plan(torch.arange(count), tiles=method), kv, logits_to_keep=1)
-        assert step.logits is not None
-        token = int(step.logits[-1].argmax())
-        one.facts["executors"] = sorted(set(step.executors.values()))
-        return token
-
-    def sample() -> float:
-        taken = clock(partial(first_token, tokens))
-        if method:
-            one.facts["density"] = method.density
-        return taken
-
-    first_token(min(tokens, 8 * scene.unit))
-    if method:
-        assert method.density > 0
-    return sample
-
-
-def prefill_long(scene: Scene) -> Iterator[Entry]:
-    tokens = 128 * scene.unit
-    pairs = DENSITY * tokens * (tokens + 1) / 2
-    block = min(256, scene.unit)
-    method = Bfla(block=block, tile=block // 2, flat=block // 4)
-    work = Workload(
-        "128K at once, BFLA at 15%", {"tokens": tokens, "block": block, "tile": block // 2, "flat": block // 4},
-        scene.flops(tokens, pairs), scene.bytes(tokens),
-    )  # fmt: skip
-    yield (
-        work,
-        [
-            Contestant("ours", partial(long, scene, tokens, method), 3, warmed=True),
-            Contestant("ours, dense", partial(long, scene, tokens, None), 2, warmed=True),
-            *(
-                Contestant(f"transformers, dense ({name})", partial(whole, scene, tokens, name), 1, warmed=True)
-                for name in BACKENDS
-                if name in scene.against
-            ),
-        ],
-    )
-
-
 def decode(scene: Scene) -> Iterator[Entry]:
     context, batch = 32 * scene.unit, 8
     work = Workload(
@@ -280,17 +148,18 @@ def decode(scene: Scene) -> Iterator[Entry]:
     yield (
         work,
         [
-            Contestant("ours", partial(answers, scene, context, batch), 4),
-            Contestant("transformers", partial(stock_answers, scene, context, batch), 10),
+            Contestant("ours", partial(answers, scene, context, batch, True), 4),
+            Contestant("ours, layers not fused", partial(answers, scene, context, batch, False), 4),
+            Contestant("transformers", partial(stock.answers, scene, context, batch), 10),
         ],
     )
 
 
-def answers(scene: Scene, context: int, batch: int, one: Contestant, count: int = 33) -> Sample:
+def answers(scene: Scene, context: int, batch: int, compiled: bool, one: Contestant, count: int = 33) -> Sample:
     """Eight requests over the same pages; a sample is the mean over a run of steps, tokens fetched on the way."""
     own = min(QUESTION, scene.unit) + count
     pool, cached = filled(scene, context, batch * (own + 64), one)
-    runner, ids = Runner(scene.model, pool), scene.ids(own - count)
+    runner, ids = Runner(scene.model, pool, compile=compiled and GPU), scene.ids(own - count)
 
     def sample() -> float:
         prompts = [pool.open(cached, own) for _ in range(batch)]
@@ -306,20 +175,6 @@ def answers(scene: Scene, context: int, batch: int, one: Contestant, count: int 
     return sample
 
 
-def stock_answers(scene: Scene, context: int, batch: int, _: Contestant) -> Sample:
-    """A cache for each request, as transformers keeps it."""
-    cache = stock_cache(scene.model, batch, context)
-    ids = scene.ids(batch).to(DEVICE)[:, None]
-
-    def step() -> None:
-        scene.model.set_attn_implementation("sdpa")
-        with torch.no_grad():
-            logits = scene.model(ids, past_key_values=cache, logits_to_keep=1).logits
-        ids.copy_(logits[:, -1:].argmax(-1))
-
-    return partial(clock, step)
-
-
 OPERATIONS: Mapping[str, Callable[[Scene], Iterator[Entry]]] = {
     "question": question, "recompute": recompute, "prefill": prefill_long, "decode": decode,
 }  # fmt: skip
@@ -327,7 +182,7 @@ OPERATIONS: Mapping[str, Callable[[Scene], Iterator[Entry]]] = {
 
 def run(name: str, against: list[str], only: str = "") -> Iterator[dict[str, Any]]:
     """The report as it grows, in the shape of `bench.run.run`. BadInput where there is no GPU."""
-    if DEVICE != "cuda":
+    if not GPU:
         raise BadInput("whole models are timed on a GPU, and there is none here")
     ceiling = roof()
     yield card() | {"kernel": name, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}

@@ -7,6 +7,7 @@ again, so all that a request needs is in them: page tables, copies, the token on
 import gc
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +19,9 @@ from workbench.bench.run import result
 from workbench.bench.timing import Roof
 from workbench.bench.workloads import Workload
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPE = torch.bfloat16 if GPU else torch.float32
 LLAMA: dict[str, Any] = {  # meta-llama/Llama-3.1-8B
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 131072,
@@ -43,6 +45,10 @@ class Contestant:
     runs: int = 10
     warmed: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
+    after: ExitStack = field(default_factory=ExitStack)  # closed when it is done
+
+
+Entry = tuple[Workload, list[Contestant]]  # what is measured, and who does it
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ def clock(work: Callable[[], Any]) -> float:
 
 
 def wait() -> None:
-    if DEVICE == "cuda":
+    if GPU:
         torch.cuda.synchronize()
 
 
@@ -114,8 +120,9 @@ def measured(work: Workload, contestants: list[Contestant], ceiling: Roof) -> di
             del sample
         except Exception as problem:  # out of memory, or a backend that refuses the shape
             taken[one.who] = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+        one.after.close()
         gc.collect()
-        if DEVICE == "cuda":
+        if GPU:
             one.facts["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

@@ -1,0 +1,110 @@
+"""A long prompt prefilled at once: the tiles that BFLA keeps at a chosen density, beside all of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.bench import stock
+from workbench.bench.whole_model import GPU, Contestant, Entry, Sample, Scene, clock
+from workbench.bench.workloads import Workload
+from workbench.engine import empty, prefill
+from workbench.fused import fused
+from workbench.grid import Grid
+from workbench.plan import Plan, Site
+from workbench.sparse.bfla import Bfla
+from workbench.tiles import Tiles
+
+DENSITY = 0.15
+
+
+@dataclass
+class Counted:
+    """A sparse method that counts what it keeps, on the device."""
+
+    over: Any
+    kept: list[Tensor] = field(default_factory=list)
+    causal: list[Tensor] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return int(self.over.size)
+
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
+        tiles: Tiles = self.over(queries, keys, rows, site)
+        self.kept.append(tiles.kept.sum())
+        self.causal.append(Grid(rows.to(keys.device), keys.shape[1], self.size).causal.sum() * len(queries))
+        return tiles
+
+    @property
+    def density(self) -> float:
+        """Share of the causal tiles that was kept since it was last asked."""
+        share = float(sum(self.kept) / sum(self.causal))
+        self.kept, self.causal = [], []
+        return share
+
+
+def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
+    """`method` with the mass at which it keeps DENSITY of the causal tiles in the first layer."""
+    model, found, low, high = scene.model, Counted(method), 0.0, 1.0
+    for _ in range(8):
+        found.over = method.turned((low + high) / 2)
+        prefill(model, scene.ids(tokens), Plan(torch.arange(tokens), tiles=found, depth=2), empty(model, tokens))
+        low, high = (low, found.over.mass) if found.density > DENSITY else (found.over.mass, high)
+    return method.turned(high)
+
+
+def long(scene: Scene, tokens: int, sparse: Bfla | None, compiled: bool, one: Contestant) -> Sample:
+    """A whole prompt at once; warmed up on a part of it where layers are not compiled for its length."""
+    if compiled and GPU:
+        one.after.enter_context(fused(scene.model))
+    method = Counted(at_density(scene, tokens, sparse)) if sparse else None
+    if method:
+        one.facts["mass"] = method.over.mass
+
+    def first_token(count: int) -> int:
+        kv = empty(scene.model, count)
+        step = prefill(scene.model, scene.ids(count), Plan(torch.arange(count), tiles=method), kv, logits_to_keep=1)
+        assert step.logits is not None
+        token = int(step.logits[-1].argmax())
+        one.facts["executors"] = sorted(set(step.executors.values()))
+        return token
+
+    def sample() -> float:
+        taken = clock(partial(first_token, tokens))
+        if method:
+            one.facts["density"] = method.density
+        return taken
+
+    if one.warmed:
+        first_token(8 * scene.unit)
+        if method:
+            one.facts["density"] = method.density
+    return sample
+
+
+def prefill_long(scene: Scene) -> Iterator[Entry]:
+    tokens = 128 * scene.unit
+    pairs = DENSITY * tokens * (tokens + 1) / 2
+    block = min(256, scene.unit)
+    method = Bfla(block=block, tile=block // 2, flat=block // 4)
+    work = Workload(
+        "128K at once, BFLA at 15%", {"tokens": tokens, "block": block, "tile": block // 2, "flat": block // 4},
+        scene.flops(tokens, pairs), scene.bytes(tokens),
+    )  # fmt: skip
+    yield (
+        work,
+        [
+            Contestant("ours", partial(long, scene, tokens, method, True), 3),
+            Contestant("ours, layers not fused", partial(long, scene, tokens, method, False), 2, warmed=True),
+            Contestant("ours, dense", partial(long, scene, tokens, None, True), 1),
+            *(
+                Contestant(f"transformers, dense ({name})", partial(stock.whole, scene, tokens, name), 1, warmed=True)
+                for name in stock.BACKENDS
+                if name in scene.against
+            ),
+        ],
+    )
