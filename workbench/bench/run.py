@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from workbench.bench import named
+from workbench.bench import choices, named, workloads
 from workbench.bench.timing import Roof, Time, measure, roof
 from workbench.bench.variants import variants
-from workbench.bench.workloads import WORKLOADS, Workload
+from workbench.bench.workloads import Workload
 from workbench.errors import BadInput
 
+WORKLOADS = {**workloads.WORKLOADS, **choices.WORKLOADS}
 LIBRARIES = ("torch", "triton", "transformers", "flashinfer-python")
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -40,7 +41,7 @@ def run(kernel: str, against: list[str], tuning: bool = False, only: str = "") -
     torch.manual_seed(0)
     ceiling = roof()
     yield card() | {"kernel": kernel, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
-    tried = variants(kernel) if tuning else []
+    tried = [*variants(kernel), *choices.variants(kernel)] if tuning else []
     with torch.inference_mode():
         for work in WORKLOADS[kernel](against, tried):
             if only in work.name:

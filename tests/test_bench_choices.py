@@ -1,0 +1,58 @@
+"""`workbench bench choose_…`: every workload of choosing can be carried out, and feeds the attention it names."""
+
+import json
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not available on this platform")
+
+from workbench.bench import choices, named, workloads
+from workbench.bench.run import WORKLOADS
+from workbench.keeping import Rule
+from workbench.tiles import Pages
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, value in {"HEADS": (2, 1), "WIDTH": 32, "CHUNK": (1, 2, 1)}.items():
+        monkeypatch.setattr(workloads, name, value)
+    for name, value in {"LENGTHS": (2,), "TILED": ((1, 128),), "SHARES": (0.25,), "HALVINGS": 1}.items():
+        monkeypatch.setattr(choices, name, value)
+
+
+@pytest.mark.parametrize("kernel", sorted(choices.WORKLOADS))
+def test_workloads_can_be_carried_out(kernel):
+    assert WORKLOADS[kernel] is choices.WORKLOADS[kernel]
+    found = set()
+    for work in choices.WORKLOADS[kernel]([], [], unit=128):
+        assert work.flops > 0 and work.moved > 0
+        json.dumps(work.shape)
+        out = {who: call() for who, (call,) in work.contestants.items()}
+        found |= set(out)
+        if "choice and attention" in work.name:
+            assert out["ours"].isfinite().all()
+        else:
+            made = out["ours"]
+            indptr, indices = (made.indptr, made.indices) if isinstance(made, Pages) else made
+            assert 0 < indptr[-1] <= len(indices)
+            assert out[choices.FEEDS].isfinite().all()
+    assert found == {"ours", "torch", choices.FEEDS}
+
+
+def test_the_dial_is_turned_to_the_density(monkeypatch):
+    monkeypatch.setattr(choices, "HALVINGS", 12)
+    rule = Rule(16, 16, 0.5)
+    assert choices.dialled(rule, "mass", lambda rule: rule.mass, 0.3).mass == pytest.approx(0.3, abs=1e-3)
+    assert choices.dialled(rule, "part", lambda rule: 1 - rule.part, 0.3).part == pytest.approx(0.7, abs=1e-3)
+
+
+@pytest.mark.parametrize("kernel", sorted(choices.WORKLOADS))
+def test_variants_choose_the_same(kernel):
+    """Launch shapes beside the kernel's own; one of them, under the interpreter."""
+    case = list(named(kernel).cases(device=workloads.DEVICE))[-1]
+    tried = choices.variants(kernel)
+    assert tried
+    for variant in tried[:1] if os.environ.get("TRITON_INTERPRET") else tried:
+        assert torch.equal(named(kernel).launch(*case, **variant), named(kernel).reference(*case))
