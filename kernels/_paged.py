@@ -41,6 +41,8 @@ class Paged:
     last       [B, P] largest position of this page and all before it
     moves      [B, P] how far the keys of the page move, or None where none does
     holes      whether many pages have slots at FAR; otherwise pages from the first such on are masked slot by slot
+    length     most tokens of a request, where every position from 0 to a request's last stands in just one slot of its
+               pages, whatever the slots at FAR hold; None where that is not known
     """
 
     table: Tensor
@@ -49,9 +51,17 @@ class Paged:
     last: Tensor
     moves: Tensor | None = None
     holes: bool = True
+    length: int | None = None
 
     @classmethod
-    def of(cls, table: Tensor, positions: Tensor, moves: Tensor | None = None, holes: bool = True) -> "Paged":
+    def of(
+        cls,
+        table: Tensor,
+        positions: Tensor,
+        moves: Tensor | None = None,
+        holes: bool = True,
+        length: int | None = None,
+    ) -> "Paged":
         """Put pages in order, on their own device and without waiting for it; pages without a visible slot come last.
 
         Made once for a request and used by all layers.
@@ -66,7 +76,7 @@ class Paged:
         last = last.cummax(-1).values
         table, positions, first, last = (x.int().contiguous() for x in (table.gather(1, order), positions, first, last))
         moved = None if moves is None else moves.gather(1, order).int().contiguous()
-        return cls(table, positions, first, last, moved, holes)
+        return cls(table, positions, first, last, moved, holes, length)
 
 
 def reference(
@@ -151,7 +161,10 @@ def case(
     q = torch.randn(len(tables), heads[0], width_r, width, generator=draw)
     at_rows = torch.tensor([mine + [-1] * (width_r - len(mine)) for mine in rows])
     inv_freq = (1e4 ** (-torch.arange(0, width, 2) / width)).to(device) if pairing else None
-    pages = Paged.of(table_.to(device), positions.to(device), None if moves is None else moves.to(device))
+    length = 1 + max((max(at) for at in rows if at), default=0)
+    pages = Paged.of(
+        table_.to(device), positions.to(device), None if moves is None else moves.to(device), length=length
+    )
     keys, values = (x.to(device, dtype) for x in pool)
     return q.to(device, dtype), keys, values, at_rows.to(device), pages, inv_freq, pairing or "halves"
 

@@ -8,9 +8,11 @@ for no row) and sees every slot at or before that position. A request reads page
 too, and pages of its own with the fresh keys of its rows; in `pages.positions` the stale entries of those rows stand at
 FAR. Cached pages are never written, so nothing is copied.
 
-A tile of the matrix product is 128 rows times heads of a group: 32 rows at a group of 4, so tiles that straddle the
-diagonal are few. Tiles that all of its rows see skip the comparison of positions. Turning keys as they are loaded
-(`moves`) costs about a tenth here; with thousands of rows, `rotate_keys` once beforehand is cheaper in time.
+Where the pages hold every position once (`pages.length` is known), keys and values are first copied out into the order
+of their positions, turned on the way, and `tile_attention`'s kernel does the rest. Otherwise, or with a launch shape of
+the caller's, the pages are read where they lie: a tile of the matrix product is 128 rows times heads of a group, 32
+rows at a group of 4, so tiles that straddle the diagonal are few, and tiles that all of its rows see skip the
+comparison of positions.
 """
 
 from collections.abc import Iterator
@@ -19,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _paged
+from workbench.kernels import _paged, _straight, _tiled
 from workbench.kernels._paged import Paged, reference
-from workbench.kernels._softmax import Config, need_triton
+from workbench.kernels._softmax import Config, need_triton, rows_first
 from workbench.rope import Pairing
 
 __all__ = ["cases", "configure", "launch", "paged", "reference"]
@@ -51,6 +53,9 @@ def launch(
 ) -> Tensor:
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
     need_triton("q_sparse_attention")
+    if config is None and splits is None and pages.length is not None:
+        straight = _straight.straighten(rows_first(keys), rows_first(values), pages, inv_freq, pairing)
+        return _tiled.launch(None, q, *straight, rows, None, None, 128, q.shape[2], scale)
     config = config or configure(q.shape[3], q.dtype)
     splits = splits or _paged.parts_for(config, q, len(keys), pages, 1)
     return _paged.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)

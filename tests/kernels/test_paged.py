@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.kernels import _paged, q_sparse_attention, question_attention
+from workbench.kernels import _paged, _straight, q_sparse_attention, question_attention
 from workbench.kernels._paged import FAR, Paged
 from workbench.kernels._softmax import Config
 
@@ -116,3 +116,21 @@ def test_a_scale_of_the_model_is_used():
     q, keys, values, rows, pages, inv_freq, pairing = example(9)
     arguments = (q, keys, values, rows, pages, inv_freq, pairing, 0.5)
     close(question_attention.launch(*arguments), _paged.reference(*arguments))
+
+
+@pytest.mark.parametrize("pairing", [None, "halves", "neighbours"])
+def test_pages_are_copied_out_in_the_order_of_their_positions(pairing):
+    _, keys, values, rows, pages, inv_freq, turn = example(3, pairing=pairing, again=0.4)
+    for own, expected in zip(
+        _straight.straighten(keys, values, pages, inv_freq, turn),
+        _straight.reference(keys, values, pages, inv_freq, turn),
+        strict=True,
+    ):
+        for b, row in enumerate(rows.tolist()):
+            close(own[b, :, : max(row) + 1], expected[b, :, : max(row) + 1])
+
+
+def test_rows_over_pages_are_the_same_read_in_place_and_copied_out():
+    arguments = example(4, again=0.3)
+    unknown = dataclasses.replace(arguments[4], length=None)
+    close(q_sparse_attention.launch(*arguments), q_sparse_attention.launch(*arguments[:4], unknown, *arguments[5:]))

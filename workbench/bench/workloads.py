@@ -20,7 +20,7 @@ Call = Callable[[], Any]
 Variant = Mapping[str, Any]  # keywords of `launch`: `config`, `splits`
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter cannot multiply bf16
-HEADS, WIDTH, PAGE = (32, 8), 128, 64
+HEADS, WIDTH, PAGE = (32, 8), 128, 128
 CHUNK = (8, 16, 4)  # requests, query heads, KV heads: one GPU's part of CompactAttention's headline
 COLD = 4 * 60 << 20  # bytes of inputs in all sets: four times the largest L2 cache
 
@@ -53,6 +53,11 @@ def _failing(problem: Exception) -> Call:
 
 def numbers(*shape: int) -> Tensor:
     return torch.randn(shape, device=DEVICE, dtype=DTYPE)
+
+
+def frequencies() -> Tensor:
+    """Of rotary embedding, as Llama 3 has them."""
+    return 5e5 ** (-torch.arange(0, WIDTH, 2, device=DEVICE) / WIDTH)
 
 
 def sets(moved: float) -> range:
@@ -90,7 +95,7 @@ def cache_of(tokens: int, batch: int, own: int, block: int, page: int) -> tuple[
 
 def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
     """50 rows over a long cache, with and without moving its blocks; a batch that decodes over a shared one."""
-    freq = 5e5 ** (-torch.arange(0, WIDTH, 2, device=DEVICE) / WIDTH)
+    freq = frequencies()
     for length, batch, count, moving in (
         (32, 1, 50, True), (32, 1, 50, False), (128, 1, 50, True), (128, 1, 50, False), (32, 8, 1, False),
     ):  # fmt: skip
@@ -116,6 +121,7 @@ def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024)
 def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
     """A share of 32K rows and a question of 50, over all 32K (FusionRAG's online step)."""
     tokens, count, page = 32 * unit, 50, min(PAGE, unit)
+    freq = frequencies()
     for share in (0.05, 0.15, 0.30):
         again = int(tokens * share)
         drawn = torch.randperm(tokens - count, device=DEVICE)[:again].sort().values
@@ -126,31 +132,31 @@ def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024)
         work = Workload(f"{share:.0%} of 32K rows + 50", shape, 4 * HEADS[0] * WIDTH * seen, moved)
         for _ in sets(moved):
             q, k, v = numbers(1, HEADS[0], len(rows), WIDTH), *(numbers(1, HEADS[1], tokens, WIDTH) for _ in range(2))
-            own = stale_cache(tokens, rows, page)
-            whole = Paged.of(
-                torch.arange(tokens // page, device=DEVICE)[None],
-                torch.arange(tokens, device=DEVICE).view(1, -1, page), holes=False,
-            )  # fmt: skip
+            own, far = (stale_cache(tokens, rows, page, block) for block in (0, unit))
             for who, variant in labelled(variants):
-                work.enter(who, ours, "q_sparse_attention", variant, q, own[0], own[1], rows[None], own[2], None)
-                where = who.replace("ours", "ours, written in place")
-                work.enter(where, ours, "q_sparse_attention", variant, q, k[0], v[0], rows[None], whole, None)
+                work.enter(who, ours, "q_sparse_attention", variant, q, *own[:2], rows[None], own[2], None)
+            work.enter("ours, blocks turned", ours, "q_sparse_attention", {}, q, *far[:2], rows[None], far[2], freq)
+            work.enter("ours, written in place", ours, "tile_attention", {}, q, k, v, rows[None])
             if "flex" in against:
                 work.enter("flex", peers.flex_rows, q, k, v, rows)
             _dense(work, against, k, v)
         yield work
 
 
-def stale_cache(tokens: int, rows: Tensor, page: int) -> tuple[Tensor, Tensor, Paged]:
-    """The pages of a cached prompt, entries of `rows` [R] stale, and pages with the fresh ones."""
+def stale_cache(tokens: int, rows: Tensor, page: int, block: int) -> tuple[Tensor, Tensor, Paged]:
+    """The pages of a cached prompt, entries of `rows` [R] stale, and pages with the fresh ones; made of blocks that
+    move, where `block` is their length."""
     shared, mine = tokens // page, -(-len(rows) // page)
     at = torch.full(((shared + mine) * page,), FAR, device=DEVICE)
     at[:tokens] = torch.arange(tokens, device=DEVICE)
     at[rows] = FAR
     at[tokens : tokens + len(rows)] = rows
     table = torch.randperm(shared + mine, device=DEVICE)
+    moves = (torch.arange(shared + mine, device=DEVICE) * page // block * block) if block else None
+    if moves is not None:
+        moves = moves.masked_fill(torch.arange(shared + mine, device=DEVICE) >= shared, 0)[None]
     keys, values = (numbers(HEADS[1], (shared + mine) * page, WIDTH) for _ in range(2))
-    return keys, values, Paged.of(table[None], at.view(1, -1, page))
+    return keys, values, Paged.of(table[None], at.view(1, -1, page), moves, length=tokens)
 
 
 def _dense(work: Workload, against: list[str], k: Tensor, v: Tensor) -> None:
@@ -230,7 +236,7 @@ def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) ->
 def rotations(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
     """Keys of 32K tokens turned to new positions."""
     tokens = 32 * unit
-    freq = 5e5 ** (-torch.arange(0, WIDTH, 2, device=DEVICE) / WIDTH)
+    freq = frequencies()
     moved = 4.0 * tokens * HEADS[1] * WIDTH
     work = Workload("32K keys turned", {"tokens": tokens, "heads": HEADS[1]}, 3.0 * tokens * HEADS[1] * WIDTH, moved)
     far = torch.arange(tokens, device=DEVICE) // unit * unit
