@@ -8,10 +8,12 @@ is the log of a sum over the rows of a block (`workbench.scores.flash_prefill`);
 (`workbench.keeping.Rule`). One fp32 score for each pair of blocks is written, no logit of a row.
 
 Mean keys are fp32. The matrix unit takes them as the sum of two numbers in the dtype of the queries: what rounding
-leaves of the first is the second, so that logits are fp32's to 16 bits and more.
+leaves of the first is the second, so that logits are fp32's to 16 bits and more. Reading all keys for their means is
+most of the work of a short chunk; `pooled` keeps means from chunk to chunk, and then only the chunk's own are read.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,9 +30,18 @@ try:
 except ImportError:  # no Triton on this platform: `reference` still works
     triton = None
 
-__all__ = ["cases", "configure", "launch", "reference", "takes"]
+__all__ = ["Means", "cases", "configure", "launch", "pooled", "reference", "takes"]
 
 MOST = 256  # tokens of a block
+
+
+@dataclass(frozen=True, eq=False)
+class Means:
+    """Mean keys [B, H, P, D'] of blocks of `block` tokens, as `high` + `low` (one tensor where keys are fp32)."""
+
+    high: Tensor
+    low: Tensor
+    block: int
 
 
 def configure(dtype: torch.dtype, block: int) -> Config:
@@ -54,10 +65,10 @@ if triton is not None:
 
     @triton.jit
     def _means(
-        keys, high, low, length, blocks, heads, key_batch, key_head, key_token,
+        keys, high, low, length, start, places, heads, key_batch, key_head, key_token,
         BLOCK: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
     ):  # fmt: skip
-        j, one = tl.program_id(0), tl.program_id(1)
+        j, one = start + tl.program_id(0), tl.program_id(1)
         at, col = j * BLOCK + tl.arange(0, TOKENS), tl.arange(0, DP)
         keys += (one // heads).to(tl.int64) * key_batch + (one % heads).to(tl.int64) * key_head
         inside = (tl.arange(0, TOKENS) < BLOCK) & (at < length)
@@ -65,14 +76,14 @@ if triton is not None:
         k = tl.load(k_at, mask=inside[:, None] & (col < D)[None, :], other=0.0).to(tl.float32)
         mean = tl.sum(k, 0) / tl.minimum(length - j * BLOCK, BLOCK)
         first = mean.to(high.dtype.element_ty)
-        target = (one.to(tl.int64) * blocks + j) * DP + col
+        target = (one.to(tl.int64) * places + j) * DP + col
         tl.store(high + target, first)
         if SPLIT:
             tl.store(low + target, (mean - first.to(tl.float32)).to(low.dtype.element_ty))
 
     @triton.jit
     def _score(
-        q, high, low, score, rows, count, blocks, scale, q_batch, q_head, q_token,
+        q, high, low, score, rows, count, blocks, places, scale, q_batch, q_head, q_token,
         GROUP: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
         BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
@@ -84,7 +95,7 @@ if triton is not None:
         at_row = tl.load(rows + request * count + row, mask=inside, other=-1)
         x_at = q + request * q_batch + head.to(tl.int64) * q_head + row.to(tl.int64)[:, None] * q_token + col[None, :]
         x = tl.load(x_at, mask=inside[:, None] & (col < D)[None, :], other=0.0)
-        means = (request * (heads // GROUP) + head // GROUP) * blocks * DP
+        means = (request * (heads // GROUP) + head // GROUP) * places * DP
         score += ((request * heads + head) * tl.num_programs(0) + i) * blocks
         seen = ((tl.max(at_row, 0) + 1) // BLOCK).to(tl.int32)  # blocks that the last row sees in whole
         clear = (at_row + 1) // BLOCK  # and every row
@@ -109,29 +120,46 @@ def takes(q: Tensor, keys: Tensor, rule: Rule) -> bool:
     return rule.block <= MOST and q.shape[-1] <= 256 and fits(q, keys, rule, 1)
 
 
-def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, *, config: Config | None = None) -> Tensor:
-    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+def launch(
+    q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, *, means: Means | None = None, config: Config | None = None
+) -> Tensor:
+    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
+
+    means   of all keys, made by `pooled` beforehand
+    """
     need_triton("choose_flash_prefill")
-    config = config or configure(q.dtype, rule.block)
-    q, keys, rows = rows_first(q), rows_first(keys), rows.long().contiguous()
+    config, split = config or configure(q.dtype, rule.block), q.dtype != torch.float32
+    q, rows = rows_first(q), rows.long().contiguous()
     batch, heads, count, width = q.shape
-    kv_heads, length = keys.shape[1:3]
-    blocks, wide, split = -(-length // rule.block), triton.next_power_of_2(width), q.dtype != torch.float32
-    high = torch.empty(batch, kv_heads, blocks, wide, dtype=q.dtype, device=q.device)
-    low = torch.empty_like(high) if split else high
-    tokens = triton.next_power_of_2(rule.block)
-    _means[(blocks, batch * kv_heads)](
-        keys, high, low, length, blocks, kv_heads, *keys.stride()[:3],
-        BLOCK=rule.block, TOKENS=tokens, D=width, DP=wide, SPLIT=split, num_warps=4,
-    )  # fmt: skip
+    blocks = -(-keys.shape[2] // rule.block)
+    found = means or pooled(keys, rule.block)
     score = torch.empty(batch, heads, -(-count // rule.block), blocks, device=q.device)
     _score[(score.shape[2], heads, batch)](
-        q, high, low, score, rows, count, blocks, width**-0.5 * LOG2E, *q.stride()[:3],
-        GROUP=heads // kv_heads, BLOCK=rule.block, D=width, DP=wide, SPLIT=split, BLOCK_M=config.rows,
-        BLOCK_N=config.keys, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        q, found.high, found.low, score, rows, count, blocks, found.high.shape[2], width**-0.5 * LOG2E,
+        *q.stride()[:3], GROUP=heads // keys.shape[1], BLOCK=rule.block, D=width, DP=found.high.shape[3], SPLIT=split,
+        BLOCK_M=config.rows, BLOCK_N=config.keys, PRECISION="tf32" if split else "ieee",
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
-    return carry_out(score, rows, length, rule, 1, logits=True)
+    return carry_out(score, rows, keys.shape[2], rule, 1, logits=True)
+
+
+def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0, capacity: int = 0) -> Means:
+    """Mean keys of [B, H, T, D], with room for a cache of `capacity` tokens; `means` of an earlier chunk are completed
+    in place from the block of token `first` on, and nothing before it is read."""
+    need_triton("choose_flash_prefill")
+    keys = rows_first(keys)
+    batch, heads, length, width = keys.shape
+    blocks, wide, split = -(-length // block), triton.next_power_of_2(width), keys.dtype != torch.float32
+    if means is None:
+        shape = batch, heads, max(blocks, -(-capacity // block)), wide
+        high = torch.empty(shape, dtype=keys.dtype, device=keys.device)
+        means = Means(high, torch.empty_like(high) if split else high, block)
+    start = first // block
+    _means[(blocks - start, batch * heads)](
+        keys, means.high, means.low, length, start, means.high.shape[2], heads, *keys.stride()[:3],
+        BLOCK=block, TOKENS=triton.next_power_of_2(block), D=width, DP=wide, SPLIT=split, num_warps=4,
+    )  # fmt: skip
+    return means
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:

@@ -146,6 +146,19 @@ def test_scores_are_those_of_torch():
     torch.testing.assert_close(weights[:, -1], scores.xattention(q, k, rows, 32, 4)[:, -1], atol=1e-5, rtol=1e-5)
 
 
+def test_means_are_kept_from_chunk_to_chunk():
+    q, keys, _, rule = list(choose_flash_prefill.cases(device=DEVICE))[1]
+    original, keys, means, at = keys, keys.clone(), None, 0
+    for end in (70, 75, 90 + 75):
+        rows = torch.arange(end - min(90, end), end, device=DEVICE).repeat(2, 1)
+        means = choose_flash_prefill.pooled(keys[:, :, :end], rule.block, means, at, capacity=333)
+        chunk = (q[:, :, : rows.shape[1]], keys[:, :, :end], rows, rule)
+        found = choose_flash_prefill.launch(*chunk, means=means)
+        keys[:, :, : end // rule.block * rule.block] = torch.nan  # whole blocks are not read again
+        at = end
+        assert torch.equal(found, choose_flash_prefill.reference(chunk[0], original[:, :, :end], rows, rule))
+
+
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("mass", [0.1, 0.5, 2 / 3, 0.95, 1.0])
 def test_the_fewest_blocks_that_hold_the_mass_ties_and_zeros_included(mass, first):
@@ -219,6 +232,21 @@ def test_the_union_of_a_chunk_keeps_the_chunk(launched):
         listed = table.indices[table.indptr[group] : table.indptr[group + 1]] - group * 13
         assert listed.tolist() == union.kept[2 * group, -1].nonzero()[:, 0].tolist()
         assert set(range(75 // 16, 129 // 16 + 1)) <= set(listed.tolist())
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="there is no card to wait for")
+@pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
+def test_nothing_waits_for_the_card(spec):
+    method, rows = sparse.named(spec), ROWS["chunk"].to(DEVICE)
+    q, k = states(ROWS["chunk"])
+    for mode in ("default", "error"):  # first it compiles
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            choice = method(q, k, rows, Site(0, LENGTH))
+            choice.lists(len(rows), k.shape[1])
+            pages([choice], 2, 2, 16)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_vector_that_is_cut_short_is_never_read_through_a_descriptor():

@@ -27,6 +27,7 @@ STRIDE = 8  # of XAttention
 HALVINGS = 14
 SLOW = 64  # units; XAttention's torch code is not timed beyond
 FEEDS = "the attention it feeds"
+KEPT = "ours, means kept from chunk to chunk"
 NONE: Variant = {}
 
 
@@ -70,14 +71,26 @@ class Choosing:
         chunk = self.q.shape[2] // rule.block
         return union_of(self.kept(rule), self.group)[..., :-chunk].float().mean().item()
 
-    def pages(self, rule: Rule, variant: Variant = NONE) -> Pages:
-        """One list for every request and GQA group (CompactAttention)."""
+    def pages(self, rule: Rule, variant: Variant = NONE, means: Any = None) -> Pages:
+        """One list for every request and GQA group (CompactAttention); `means` of the keys before the chunk are those
+        that FlashPrefill kept from earlier chunks."""
+        if means is not None:
+            past = self.keys.shape[2] - self.q.shape[2]
+            variant = {"means": named(self.kernel).pooled(self.keys, rule.block, means, past)}
         union = union_of(self.kept(rule, variant), self.group)
         return page_table(union, self.keys.shape[1], self.group, self.keys.shape[2] // rule.block, rule.block)
 
     def paged(self, pages: Pages) -> Tensor:
         out: Tensor = named("page_attention").launch(self.q, self.keys, self.values, self.rows, pages)
         return out
+
+    def prompt(self, rule: Rule) -> Tensor:
+        """Choice, lists and attention."""
+        return self.attention(rule, *self.lists(rule))
+
+    def chunk(self, rule: Rule, means: Any = None) -> Tensor:
+        """Choice, page table and attention."""
+        return self.paged(self.pages(rule, NONE, means))
 
     @property
     def group(self) -> int:
@@ -129,12 +142,15 @@ def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024
         work = one.work(name, rule, batch * heads * unit * (tokens / size) * workloads.WIDTH)
         for who, variant in labelled(tried):
             work.enter(who, _call, one.pages, rule, variant)
+        means = named(one.kernel).pooled(keys, size)
+        work.enter(KEPT, _call, one.pages, rule, NONE, means)
         work.enter("torch", one.torch, rule)
         work.enter(FEEDS, _call, one.paged, one.pages(rule))
         yield work
         seen = batch * heads * unit * (share * (tokens - unit) + unit / 2)
         both = one.work(f"choice and attention, {name}", rule, work.flops / 2 + 2 * seen * workloads.WIDTH)
-        both.enter("ours", lambda one, rule: lambda: one.paged(one.pages(rule)), one, rule)
+        both.enter("ours", _call, one.chunk, rule)
+        both.enter(KEPT, _call, one.chunk, rule, means)
         _dense(both, against, one, causal=False)
         yield both
 
@@ -163,7 +179,7 @@ def _tiled(one: Choosing, name: str, rule: Rule, operations: float, tried: Seque
 def _together(one: Choosing, name: str, rule: Rule, operations: float, against: list[str]) -> Workload:
     """Choice, lists and attention, beside what computes everything."""
     work = one.work(f"choice and attention, {name}", rule, operations)
-    work.enter("ours", lambda: lambda: one.attention(rule, *one.lists(rule)))
+    work.enter("ours", _call, one.prompt, rule)
     _dense(work, against, one, causal=True)
     return work
 
