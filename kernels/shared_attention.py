@@ -3,10 +3,10 @@
     shared_attention(q [B, Hq, R, D], keys [H, T, D], values [H, T, D], rows [B, R], shared, own, inv_freq, pairing,
                      scale) -> [B, Hq, R, D], same dtype
 
-What `question_attention` computes for requests whose page tables are `shared` (one for all, `Paged` of batch 1) followed
-by `own` (of batch B). The rows of all requests are one tile of the matrix product over the shared pages, which so are
-read once and not once a request; each request reads its own pages; the parts are merged by their weight in the softmax
-(Hydragen, arXiv:2402.05099; FlashInfer's cascades). Every row stands behind the shared pages that it sees.
+What `question_attention` computes for requests whose page tables are `shared` (one for all, `Paged` of batch 1) and
+`own` (of batch B). The rows of all requests are one tile of the matrix product over the shared pages, which so are read
+once and not once a request; each request reads its own pages; the parts are merged by their weight in the softmax
+(Hydragen, arXiv:2402.05099).
 """
 
 from collections.abc import Iterator

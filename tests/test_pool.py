@@ -100,6 +100,36 @@ def test_answers_over_shared_pages_are_those_of_decode(filled):
         pool.close(one)
 
 
+def test_a_context_that_all_requests_share_is_read_once_for_all():
+    """Eight pages in common; one request has another block behind them."""
+    pytest.importorskip("triton", reason="Triton is not available on this platform")
+    for kernels in (False, True):
+        pool = Pool(MODEL, 80, 4, kernels=kernels)
+        cached, long = pool.encode(MODEL, BLOCKS), made(2, 1, 0, question=2, seed=9)
+        prompts = [long, made(2, 1, question=3, seed=10), made(2, 1, 0, seed=11)]
+        held = [opened(pool, cached, prompt) for prompt in prompts]
+        runner = Runner(MODEL, pool)
+        logits = runner.prefill(held, [asked(prompt) for prompt in prompts])
+        count = 3 if kernels else 9  # the interpreter is slow
+        got = list(runner.decode(held, logits, count))
+        starts = [expected(prompt) for prompt in prompts]
+        theirs = decode(MODEL, [kv for _, kv in starts], [row for row, _ in starts], count)
+        assert got == list(theirs)
+        ran = [captured.step.executor for captured in runner.captured.values()]
+        assert ran == ["question_attention", "shared_attention"]
+
+
+def test_two_answers_of_one_shape_are_not_mixed():
+    pool = Pool(MODEL, 60, 16)
+    cached, prompt = pool.encode(MODEL, BLOCKS), made(0, 1)
+    runner, held = Runner(MODEL, pool), [opened(pool, cached, prompt) for _ in range(2)]
+    logits = [runner.prefill([one], [asked(prompt)]) for one in held]
+    first, second = (runner.decode([one], row, 5) for one, row in zip(held, logits, strict=True))
+    next(second)
+    with pytest.raises(BadInput, match="to its end"):
+        next(first)
+
+
 def test_an_answer_ends_at_its_end_token_and_goes_on_after_a_pause():
     pool = Pool(MODEL, 40, 16)
     cached, prompt = pool.encode(MODEL, BLOCKS), made(1, 3)
@@ -215,6 +245,7 @@ def test_a_bucket_holds_what_it_is_made_for(filled):
     bucket = Bucket.of(held, 17)
     assert (bucket.batch, bucket.rows, bucket.moving, bucket.room) == (2, 32, True, 0)
     assert Bucket.of(held, 1, room=70).room == 128 and Bucket.of(held, 1, room=70).rows == 1
+    assert Bucket.of(held, 3000).rows == 3000 and Bucket.of(held, 3000).large
     for one in held:
         pool.close(one)
 

@@ -3,7 +3,7 @@
 A forward pass of an 8B model over 50 rows is some 1,400 short kernels; started one by one, they take longer to start
 than to run. A CUDA graph starts them all at once, if nothing but the contents of its inputs changes: that is what a
 step is (`workbench.steps`). What was captured is kept by bucket; `Runner.captured` says in how many seconds. Elsewhere
-than on CUDA the same steps run without a graph.
+than on CUDA, and for large steps, whose kernels run longer than they take to start, the same steps run without a graph.
 """
 
 import time
@@ -19,7 +19,7 @@ from workbench.errors import BadInput
 from workbench.fused import fused
 from workbench.pool import PagedPrompt, Pool
 from workbench.probing import facts_of
-from workbench.steps import Answer, Bucket, Step
+from workbench.steps import Answer, Bucket, Step, common
 
 WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries choose theirs
 
@@ -72,7 +72,7 @@ class Runner:
         _check(prompts, tokens)
         ready = self._ready(Bucket.of(prompts, max(map(len, tokens))))
         step = ready.step
-        step.clear()
+        step.clear(common(prompts, max(map(len, tokens))))
         for i, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True)):
             step.put(i, prompt, len(ids))
             step.on_host["ids"][i, : len(ids)] = ids
@@ -85,29 +85,31 @@ class Runner:
         self, prompts: Sequence[PagedPrompt], logits: Tensor, count: int, eos: frozenset[int] = frozenset()
     ) -> Iterator[list[int | None]]:
         """Stream greedy answers: one list of token ids a step, None for a request that has ended with one of `eos` (it
-        is not streamed; its rows are computed on). The device is one step ahead of the reader."""
+        is not streamed; its rows are computed on). The device is one step ahead of the reader. Answers are read to
+        their end before others of the same bucket are begun."""
         if count < 1 or any(prompt.room < count - 1 for prompt in prompts):
             raise BadInput(f"{count} tokens for prompts with room for {[prompt.room for prompt in prompts]}")
         ready = self._ready(Bucket.of(prompts, 1, max(1, count)))
         step = ready.step
         assert isinstance(step, Answer)
-        step.clear()
+        step.clear(common(prompts, 1))
         for i, prompt in enumerate(prompts):
             step.put(i, prompt, min(1, prompt.room))
         step.send()
         first = logits.argmax(-1).int()
         step.begin(first)
-        return self._stream(ready, prompts, first, count, eos)
+        return self._stream(ready, step, step.turn, prompts, first, count, eos)
 
     def _stream(
-        self, ready: Captured, prompts: Sequence[PagedPrompt], first: Tensor, count: int, eos: frozenset[int]
-    ) -> Iterator[list[int | None]]:
-        step = ready.step
-        assert isinstance(step, Answer)
+        self, ready: Captured, step: Answer, turn: int, prompts: Sequence[PagedPrompt], first: Tensor, count: int,
+        eos: frozenset[int],
+    ) -> Iterator[list[int | None]]:  # fmt: skip
         fetch = _Fetch(count, len(prompts), step.tokens.device)
         fetch.start(0, first)
         ended = [False] * len(prompts)
         for number in range(count):
+            if step.turn != turn:
+                raise BadInput("other answers of the same shape were begun: read one decode() to its end first")
             if number + 1 < count:
                 with torch.no_grad():
                     ready.run()
@@ -122,6 +124,8 @@ class Runner:
 
     def _ready(self, bucket: Bucket) -> Captured:
         facts_of(self.model)  # the workbench's attention, if somebody has switched to another in between
+        if bucket.large:
+            return Captured(Step(self.model, self.pool, bucket))
         if bucket not in self.captured:
             step = (Answer if bucket.room else Step)(self.model, self.pool, bucket)
             step.send()

@@ -1,11 +1,13 @@
 """Steps of fixed shape over a pool of pages: static inputs, and the forward pass over them.
 
-Requests are padded to a `Bucket`: batch and rows to the next power of two (rows from 16), pages, and rows above 256, to
-the next of 8 … 15 times a power of two. A padded row stands at -1, sees nothing and writes to the pool's scratch page.
+Requests are padded to a `Bucket`: batch and rows to the next power of two (rows from 16), pages to the next of 8 … 15
+times a power of two. More than 1,024 rows are not padded: such a step is used once. A padded row stands at -1, sees
+nothing and writes to the pool's scratch page.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,31 +17,57 @@ from workbench.executors import kernel
 from workbench.pool import SCRATCH, PagedPrompt, Pool
 
 ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a step out
+LARGE = 1024  # rows of a request, above which a step is neither padded nor captured
+SHARED = 8  # pages at the front that several requests must have in common to be read together
+PARTS = ("table", "first", "last", "moves", "positions")  # of a `Paged`
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Shape of a step: `batch` requests of `rows` rows and `pages` pages. `moving`: some keys turn as they are read;
-    `holes`: many pages have slots that nobody sees. `room`: slots for an answer, 0 for a prefill."""
+    """Shape of a step: `batch` requests of `rows` rows and `pages` pages each, and `shared` pages before them that all
+    have in common. `moving`: some keys turn as they are read; `holes`: many pages have slots that nobody sees. `room`:
+    slots for an answer, 0 for a prefill."""
 
     batch: int
     rows: int
     pages: int
+    shared: int
     moving: bool
     holes: bool
     room: int = 0
 
     @classmethod
     def of(cls, prompts: Sequence[PagedPrompt], rows: int, room: int = 0) -> "Bucket":
-        tables = [prompt.pages for prompt in prompts]
+        tables, shared = [prompt.pages for prompt in prompts], common(prompts, rows)
         return cls(
             _power(len(prompts)),
-            1 if room else max(16, _power(rows) if rows <= ROWS else _octave(rows)),
-            _octave(max(pages.table.shape[1] for pages in tables)),
+            1 if room else rows if rows > LARGE else max(16, _power(rows)),
+            _octave(max(pages.table.shape[1] for pages in tables) - shared),
+            shared and _octave(shared),
             any(pages.moves is not None for pages in tables),
             any(pages.holes for pages in tables),
             room and max(64, _power(room)),
         )
+
+    @property
+    def large(self) -> bool:
+        return self.rows > LARGE
+
+
+def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
+    """How many pages at the front all requests have in common, where it pays to read them together: else 0."""
+    if len(prompts) < 2 or rows > 1:
+        return 0
+    one, least = prompts[0].pages, min(prompt.pages.table.shape[1] for prompt in prompts)
+    same = torch.ones(least, dtype=torch.bool)
+    for other in (prompt.pages for prompt in prompts[1:]):
+        if (one.moves is None) != (other.moves is None):
+            return 0
+        for name in PARTS if one.moves is not None else set(PARTS) - {"moves"}:
+            alike = getattr(one, name)[0, :least] == getattr(other, name)[0, :least]
+            same &= alike.flatten(1).all(1) if alike.ndim > 1 else alike
+    count = int(same.int().cumprod(0).sum())
+    return count if count >= SHARED else 0
 
 
 class Step:
@@ -52,24 +80,34 @@ class Step:
 
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket):
         self.model, self.pool, self.bucket = model, pool, bucket
-        batch, rows, pages, room = bucket.batch, bucket.rows, bucket.pages, bucket.room
-        self.shapes = {
+        self.skip = 0  # pages that the present requests have in common
+        batch, rows, room = bucket.batch, bucket.rows, bucket.room
+        self.shapes: dict[str, tuple[int, ...]] = {
             "ids": (batch, rows), "at": (batch, rows), "slots": (batch, rows), "last": (batch,), "live": (batch, 1),
-            "used": (batch, 1), "own": (batch, room), "table": (batch, pages), "first": (batch, pages),
-            "final": (batch, pages), "moves": (batch, pages), "positions": (batch, pages, pool.size),
+            "answer": (batch, room),
         }  # fmt: skip
+        for whose, (count, pages) in self._tables().items():
+            for part in PARTS:
+                size = (pool.size,) if part == "positions" else ()
+                self.shapes[f"{whose} {part}"] = (count, pages, *size)
         self.host = torch.zeros(sum(map(_aligned, self.shapes.values())), dtype=torch.int32)
         self.inputs = self.host.to(pool.device, copy=True)
         self.on_host, self.on_device = self._views(self.host), self._views(self.inputs)
         self.rows = self.on_device["at"].view(-1)  # what `attention.attend` asks a part for
-        paged = kernel("_paged")
-        self.far: int = paged.FAR
-        given = self.on_device
-        self.pages = paged.Paged(
-            given["table"], given["positions"], given["first"], given["final"],
-            given["moves"] if bucket.moving else None, bucket.holes,
-        )  # fmt: skip
+        self.far: int = kernel("_paged").FAR
+        self.pages = [self._paged(whose) for whose in self._tables()]
         self.clear()
+
+    def _tables(self) -> dict[str, tuple[int, int]]:
+        """Requests and pages of every page table."""
+        own = {"own": (self.bucket.batch, self.bucket.pages)}
+        return {"shared": (1, self.bucket.shared)} | own if self.bucket.shared else own
+
+    def _paged(self, whose: str) -> Any:
+        table, first, last, moves, positions = (self.on_device[f"{whose} {part}"] for part in PARTS)
+        length = self.bucket.pages * self.pool.size if not self.bucket.shared else None
+        moving = moves if self.bucket.moving else None
+        return kernel("_paged").Paged(table, positions, first, last, moving, self.bucket.holes, length)
 
     def _views(self, whole: Tensor) -> dict[str, Tensor]:
         parts = whole.split(list(map(_aligned, self.shapes.values())))
@@ -78,35 +116,50 @@ class Step:
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
-    def clear(self) -> None:
-        """No request: every row and page is padding."""
+    def clear(self, skip: int = 0) -> None:
+        """No request: every row and page is padding. Those to come have `skip` pages in common."""
+        self.skip = skip
         self.host.zero_()
-        for name in ("positions", "first", "final"):
-            self.on_host[name].fill_(self.far)
+        for whose in self._tables():
+            for part in ("positions", "first", "last"):
+                self.on_host[f"{whose} {part}"].fill_(self.far)
         self.on_host["at"].fill_(-1)
-        for name in ("slots", "own"):
+        for name in ("slots", "answer"):
             self.on_host[name].fill_(SCRATCH * self.pool.size)
 
     def put(self, i: int, prompt: PagedPrompt, count: int) -> None:
         """Request i: its page table, and its next `count` rows."""
-        host, pages, begin = self.on_host, prompt.pages, prompt.written
-        n = pages.table.shape[1]
-        for name, source in (("table", pages.table), ("first", pages.first), ("final", pages.last)):
-            host[name][i, :n] = source[0]
-        host["positions"][i, :n] = pages.positions[0]
-        if pages.moves is not None:
-            host["moves"][i, :n] = pages.moves[0]
+        host, begin = self.on_host, prompt.written
+        if self.bucket.shared and not i:
+            self._fill("shared", 0, prompt.pages, slice(0, self.skip))
+        self._fill("own", i, prompt.pages, slice(self.skip, None))
         host["at"][i, :count] = prompt.places[begin : begin + count]
         host["slots"][i, :count] = prompt.own[begin : begin + count]
         host["last"][i] = i * self.bucket.rows + count - 1
-        host["live"][i], host["used"][i] = 1, begin
+        host["live"][i] = 1
         if self.bucket.room:
-            left = prompt.own[: self.bucket.room + begin]
-            host["own"][i, : len(left) - begin] = left[begin:]
+            answer = prompt.own[begin : begin + self.bucket.room]
+            host["answer"][i, : len(answer)] = answer
+
+    def _fill(self, whose: str, i: int, pages: Any, which: slice) -> None:
+        for part in PARTS:
+            source = getattr(pages, part)
+            if source is not None:
+                source = source[0, which]
+                self.on_host[f"{whose} {part}"][i, : len(source)] = source
 
     def send(self) -> None:
         """What was put, to the device."""
         self.inputs.copy_(self.host)
+
+    @property
+    def executor(self) -> str:
+        """The kernel that carries the attention out."""
+        if self.bucket.shared:
+            return "shared_attention"
+        config = self.model.config.get_text_config(decoder=True)
+        group = config.num_attention_heads // self.pool.keys[0].shape[0]
+        return "question_attention" if self.bucket.rows * group <= ROWS else "q_sparse_attention"
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, size: int | None, scale: float | None, last: bool
@@ -115,13 +168,11 @@ class Step:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         keys.index_copy_(1, self.now, k)
         values.index_copy_(1, self.now, v)
-        shape = self.bucket.batch, self.bucket.rows
-        few = self.bucket.rows * (len(q) // len(k)) <= ROWS
-        module = kernel("question_attention" if few else "q_sparse_attention")
+        module = kernel(self.executor)
         call = module.launch if self.pool.kernels else module.reference
         freq = self.pool.inv_freq[layer] if self.bucket.moving else None
-        rows = q.unflatten(1, shape).transpose(0, 1)
-        out: Tensor = call(rows, keys, values, self.on_device["at"], self.pages, freq, self.pool.pairing, scale)
+        rows = q.unflatten(1, (self.bucket.batch, self.bucket.rows)).transpose(0, 1)
+        out: Tensor = call(rows, keys, values, self.on_device["at"], *self.pages, freq, self.pool.pairing, scale)
         return out.transpose(0, 1).flatten(1, 2)
 
     def forward(self) -> Tensor:
@@ -148,9 +199,11 @@ class Answer(Step):
         self.tokens = torch.zeros(bucket.room, bucket.batch, dtype=torch.int32, device=pool.device)
         self.number = torch.zeros(1, dtype=torch.long, device=pool.device)
         self.taken = torch.zeros(bucket.batch, 1, dtype=torch.int32, device=pool.device)
+        self.turn = 0  # how often answers were begun
 
     def begin(self, ids: Tensor) -> None:
         """The first tokens [B] of the answers, on the device."""
+        self.turn += 1
         self.number.zero_()
         self.taken.zero_()
         self.on_device["ids"][: len(ids), 0] = ids
@@ -163,7 +216,7 @@ class Answer(Step):
         given["ids"].copy_(ids)
         given["at"].add_(given["live"])
         self.taken.add_(given["live"])
-        given["slots"].copy_(given["own"].gather(1, self.taken.clamp(max=self.bucket.room - 1).long()))
+        given["slots"].copy_(given["answer"].gather(1, self.taken.clamp(max=self.bucket.room - 1).long()))
         self.number.add_(1).clamp_(max=self.bucket.room - 1)
         return logits
 
