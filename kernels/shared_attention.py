@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _paged, question_attention
+from workbench.kernels import _paged
 from workbench.kernels._paged import FAR, Paged
 from workbench.kernels._softmax import LOG2E, need_triton, rows_first
+from workbench.kernels.question_attention import RESIDENT, configure
 from workbench.rope import Pairing
 
 try:
@@ -130,8 +131,8 @@ def _parts(
     q, keys, values = rows_first(q), rows_first(keys), rows_first(values)
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), pages.positions.shape[-1]
-    config = question_attention.configure(count * (q_heads // heads), width, q.dtype)
-    splits = _paged.parts_for(config, q, heads, pages, question_attention.RESIDENT[config.rows])
+    config = configure(count * (q_heads // heads), width, q.dtype)
+    splits = _paged.parts_for(config, q, heads, pages, RESIDENT[config.rows])
     turns = pages.moves is not None
     tiles, table = triton.cdiv(count * (q_heads // heads), config.rows), pages.table
     parts = torch.empty((batch, q_heads, count, splits, width), dtype=torch.float32, device=q.device)

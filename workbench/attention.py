@@ -160,11 +160,11 @@ class Request:
         end = self._end if sees is causal else len(self.kv)
         tiles = self._tiles(layer, q, keys[:, :end], rows, size, scale)
         asked = executors.ask(q, keys[:, :end], sees, size, self._whole and not self._first, tiles)
-        executor = self.plan.kernel or executors.executor_for(asked)
+        executor: Any = self.plan.kernel or executors.executor_for(asked)
         self.executors[layer] = executors.name_of(executor)
         if executor is not executors.TORCH:
             executors.check(executor, asked)
-            rule = Rule(sees, "plan") & window(size) if asked.windowed else sees
+            rule = Rule(sees, "plan") & window(size) if size and asked.windowed else sees
             return executor(q, keys[:, :end], values[:, :end], rows, rule, tiles, scale)
         if tiles is not None:
             pieces: Iterable[Piece] = self._masked(rows, end, size, q.dtype, tiles)
