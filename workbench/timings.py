@@ -30,7 +30,9 @@ def reports(folder: str | Path | None = None) -> dict[str, Report]:
     if not place.is_dir():
         raise BadInput(f"{place} is no folder of reports: `workbench bench OP --out FOLDER` fills one")
     found = {path.stem: _read(path) for path in sorted(place.glob("*.json"))}
-    return {name: report for name, report in found.items() if report}
+    first = [*bench.names(), *MODELS]
+    ordered = sorted(found, key=lambda name: (first.index(name) if name in first else len(first), name))
+    return {name: report for name in ordered if (report := found[name])}
 
 
 def _read(path: Path) -> Report | None:
@@ -68,6 +70,12 @@ def table(found: Mapping[str, Report], tried: bool = False) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def with_missing(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The table without its shapes, and a line for every report that is not there."""
+    absent = [{"report": name, "problem": "not measured yet"} for name in names]
+    return pd.DataFrame([*rows.drop(columns="shape").to_dict("records"), *absent])
+
+
 def cards(found: Mapping[str, Report]) -> list[str]:
     """The cards that were measured, each once."""
     return list(dict.fromkeys(report["card"] for report in found.values()))
@@ -92,6 +100,47 @@ def against(rows: pd.DataFrame, report: str, by: str, whos: Sequence[str] = ()) 
     ]
 
 
+def by_context(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Times to the first token in the reports on whole models, in the ways of `workbench.ttft`: records {length,
+    way, p5, p50, p95 (milliseconds), who}."""
+    ways = {
+        ("question", "ours"): "block", ("recompute", "ours"): "recompute",
+        ("question", "transformers, ready prefix cache"): "stock prefix",
+        ("question", "transformers, full prefill"): "stock full",
+    }  # fmt: skip
+    found = [
+        {
+            "length": r.shape["context"] + r.shape["question"], "way": ways[r.report, r.who],
+            "p5": r.p5, "p50": r.ms, "p95": r.p95, "who": r.who,
+        }
+        for r in rows.dropna(subset=["ms"]).itertuples()
+        if (r.report, r.who) in ways
+    ]  # fmt: skip
+    return sorted(found, key=lambda r: (list(ways.values()).index(r["way"]), r["length"]))
+
+
+def by_density(rows: pd.DataFrame, tokens: int) -> list[dict[str, Any]]:
+    """Lines of tile_attention over its density at one length, as `against` gives them; dense attention stands at 1."""
+    part = rows[[shape.get("tokens") == tokens for shape in rows["shape"]]]
+    full = part.assign(shape=[{**shape, "density": shape.get("density") or 1.0} for shape in part["shape"]])
+    return against(full, "tile_attention", "density")
+
+
+def rivals(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Every contestant that is not ours, on every workload where ours ran: {work, who, ms, ratio, low, high}, its
+    median, 5th and 95th percentile over the median of ours."""
+    timed = rows.dropna(subset=["ms"])
+    mine = timed[timed.who == "ours"].set_index(["report", "work"]).ms
+    return [
+        {
+            "work": r.work, "who": r.who, "ms": r.ms, "ratio": r.ms / own,
+            "low": r.p5 / own, "high": r.p95 / own,
+        }
+        for r in timed.itertuples()
+        if not r.who.startswith("ours") and (own := mine.get((r.report, r.work)))
+    ]  # fmt: skip
+
+
 def here(names: Sequence[str], peers: Sequence[str]) -> dict[str, Report]:
     """Reports of kernels and whole-model benchmarks measured now, on this GPU. BadInput where there is none."""
     found: dict[str, Report] = {}
@@ -114,13 +163,14 @@ def listed(rows: pd.DataFrame, peers: Mapping[str, str]) -> tuple[list[list[str]
     """Lines of a table and which of them are headings: a heading for a report, a line for a workload: its name, median
     and 5 to 95% of ours, TF/s, TB/s, share of the roof, and how many times faster ours is than each of `peers` (how
     their names begin). Of several contestants of one peer the fastest counts."""
-    lines, headings = [], []
+    lines: list[list[str]] = []
+    headings: list[int] = []
     for (report, card), part in rows.groupby(["report", "card"], sort=False):
         headings.append(len(lines))
         lines.append([f"{report} ({card})", *[""] * (4 + len(peers))])
         for work, whos in part.groupby("work", sort=False):
             own = next((r for r in whos.itertuples() if r.who == "ours"), None)
-            if own is None or own.problem == own.problem and own.problem:
+            if own is None or pd.isna(own.ms):
                 lines.append([work, "did not run", *[""] * (3 + len(peers))])
                 continue
             time = f"{_digits(own.ms)} ({_digits(own.p5)}–{_digits(own.p95)})"

@@ -32,6 +32,7 @@ from workbench.select.query_guided import QueryGuided
 from workbench.store import MemoryStore, Store, fetch, fingerprint, key_of
 
 WAYS = ("full", "block", "recompute", "stock full", "stock prefix")
+WORK = {way: way for way in WAYS} | {"stock full": "full", "stock prefix": "block"}  # what a way cannot do without
 Job = Callable[[], object]
 
 
@@ -78,7 +79,7 @@ class Part:
 def jobs_of(
     model: PreTrainedModel, prompt: Prompt, store: Store, ratio: float = 0.15, ways: Sequence[str] = WAYS
 ) -> dict[str, Callable[[], int]]:
-    """A function for every way; each returns the first token. `store` holds the prompt's blocks.
+    """A function for every way, run once; each returns the first token. `store` holds the prompt's blocks.
 
     Raises BadInput for an unknown way, and where engine and transformers disagree about the first token.
     """
@@ -103,7 +104,8 @@ def jobs_of(
         way: partial(first_token, model, prompt, method, store) for way, method in methods(ratio).items()
     }
     found |= {"stock full": partial(ask, tokens), "stock prefix": prefix}
-    exact = [found[way]() for way in ways if way not in ("block", "recompute")]
+    first = {way: found[way]() for way in ways}  # which also warms up
+    exact = [token for way, token in first.items() if way not in ("block", "recompute")]
     if len(set(exact)) > 1:
         raise BadInput(f"at {len(prompt)} tokens engine and transformers disagree about the first token: {exact}")
     return {way: found[way] for way in ways}
@@ -121,9 +123,9 @@ def by_length(
     records = []
     for prompt in prompts:
         store = filled(model, prompt.context)
-        times = in_turns(jobs_of(model, prompt, store, ratio, ways), model.device, repeats)
+        times = in_turns(jobs_of(model, prompt, store, ratio, ways), model.device, repeats, warm_up=0)
         for way, time in times.items():
-            method = methods(ratio)[{"stock full": "full", "stock prefix": "block"}.get(way, way)]
+            method = methods(ratio)[WORK[way]]
             records.append({"length": len(prompt), "way": way, **_plain(time), **_cost(model, prompt, method, store)})
     return records
 
@@ -179,14 +181,17 @@ def computed(
 
 
 def ceilings(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> Roof:
-    """What this device reaches: a copy much larger than its caches, and a large product of matrices in `dtype`."""
+    """What this device reaches, its best of `repeats`: a copy much larger than its caches, and a large product of
+    matrices in `dtype`."""
     size, side = (1 << 30, 8192) if device.type == "cuda" else (1 << 27, 1024)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target, a = torch.empty_like(source), torch.randn(side, side, device=device).to(dtype)
     out = torch.empty_like(a)
-    copy = measure([partial(target.copy_, source)] * repeats, device)
-    product = measure([partial(torch.matmul, a, a, out=out)] * repeats, device)
-    return Roof(2 * source.nbytes / copy.p50, 2.0 * side**3 / product.p50)
+    copy, product = (
+        min(measure([job], device, warm_up=1).p50 for _ in range(repeats))
+        for job in (partial(target.copy_, source), partial(torch.matmul, a, a, out=out))
+    )
+    return Roof(2 * source.nbytes / copy, 2.0 * side**3 / product)
 
 
 def _plain(time: Quantiles) -> dict[str, float]:

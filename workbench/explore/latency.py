@@ -17,6 +17,7 @@ from workbench.plots.breakdown import breakdown, listed
 from workbench.probing import facts_of
 from workbench.record import device_name
 from workbench.select.query_guided import QueryGuided
+from workbench.store import Store
 
 MOST = 4096  # tokens
 
@@ -32,7 +33,7 @@ def latency_explorer(loaded: Loaded, samples: Sequence[Sample], question: int = 
         count = round(cached / 100 * len(prompt.context))
         part = ttft.Part(model, prompt.context, store, count)
         select = QueryGuided() if again else None
-        ways = {
+        ways: dict[str, tuple[Full | Reuse, Store]] = {
             "full attention": (Full(), store),
             f"blocks, {cached}% cached": (Reuse(), part),
             f"the same, {again}% computed again": (Reuse(select=select, ratio=again / 100), part),
@@ -43,7 +44,7 @@ def latency_explorer(loaded: Loaded, samples: Sequence[Sample], question: int = 
             found,
             STAGES,
             title=f"{len(prompt):,} tokens in {len(prompt.blocks)} blocks",
-            notice=f"With {again}% computed again: {listed(list(STAGES), last)}. Blocks that are not cached are "
+            notice=f"With {again}% computed again: {listed(STAGES, last)}. Blocks that are not cached are "
             "encoded while blocks are put in place.",
             caption=f"Medians of {repeats} requests, {device_name(model.device)}.",
         )

@@ -22,10 +22,10 @@ from workbench.store import Store
 from workbench.tiles import Tiles
 
 STAGES = {
-    "place": "blocks looked up and put in place",
-    "choose": "choosing tokens or tiles",
+    "place": "putting blocks in place",
+    "choose": "choosing",
     "attend": "attention",
-    "rest": "projections, MLPs, output head",
+    "rest": "projections, MLPs, head",
 }
 
 

@@ -14,7 +14,8 @@ LOOKS = {  # how a contestant's name begins: name for people, colour
 OTHER_LAUNCH = SKY  # ours in another way, as "ours, written in place"
 SYMBOLS = (
     "circle", "square", "diamond", "triangle-up", "star", "hexagon", "cross", "pentagon", "triangle-down", "bowtie",
-    "hourglass", "x",
+    "hourglass", "x", "star-square", "diamond-tall", "triangle-left", "triangle-right", "octagon", "diamond-wide",
+    "star-diamond", "hexagram",
 )  # fmt: skip
 
 
@@ -32,3 +33,14 @@ def colour_of(who: str) -> str:
 def start_of(who: str) -> str:
     """The contestant without what it does: `flash, dense` → flash; "" for one that is not known."""
     return next((start for start in LOOKS if who == start or who.startswith((f"{start},", f"{start} "))), "")
+
+
+def maker(who: str) -> str:
+    """Who made it, whatever it does: `flash, dense` → SDPA flash."""
+    start = start_of(who)
+    return LOOKS[start][0] if start else who
+
+
+def colours() -> dict[str, str]:
+    """Colour by maker."""
+    return dict(LOOKS.values())

@@ -46,7 +46,8 @@ def against_length(panels: Sequence[Panel], *, title: str, caption: str, notice:
             fig.add_trace(_line(series, panel.unit, listed), row=1, col=col)
         lengths = sorted({n for series in panel.series for n in series.length})
         ticks = [2**p for p in range(4, 18) if lengths[0] <= 2**p <= lengths[-1]]
-        texts = [f"{t // 1024}K" if t >= 1024 else str(t) for t in ticks]
+        ticks = ticks[:: -(-len(ticks) * len(panels) // 20)] if len(ticks) > 1 else lengths
+        texts = [f"{t / 1024:.0f}K" if t >= 1024 else str(t) for t in ticks]
         fig.update_xaxes(
             title_text="context length (tokens)", type="log", tickvals=ticks, ticktext=texts, row=1, col=col
         )

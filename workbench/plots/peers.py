@@ -37,7 +37,7 @@ def peers(records: Sequence[Mapping], *, title: str, caption: str, notice: str) 
             marker={
                 "color": colour_of(start), "size": 10,
                 "symbol": ["circle-open" if "dense" in r["who"] or "full" in r["who"] else "circle" for r in part],
-                "line": {"width": 2},
+                "line": {"width": 2, "color": colour_of(start)},
             },
             customdata=[[name_of(r["who"]), r["ms"]] for r in part],
             hovertemplate="<b>%{y}</b><br>%{customdata[0]}: %{customdata[1]:.3g} ms, ours is %{x:.2f} times as fast"

@@ -4,17 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
+import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.contestants import SYMBOLS
+from workbench.plots.contestants import SYMBOLS, maker
 from workbench.plots.theme import INK, MUTED, PAPER, RULE, finish, legend_over, panel_titles
+from workbench.ttft import WORK
 
 
 @dataclass(frozen=True)
 class Roofs:
-    """One device: bytes and operations a second that it reaches, and `points`: {kind, name, work, intensity (operations
-    a byte), flops (operations a second), ms, share}."""
+    """One device: bytes and operations a second that it reaches, and `points`: {kind, name (who made it), who, work,
+    intensity (operations a byte), flops (operations a second), ms, share of the roof}."""
 
     name: str
     copy: float
@@ -22,10 +24,37 @@ class Roofs:
     points: Sequence[Mapping]
 
 
+def of_reports(rows: pd.DataFrame) -> list[dict]:
+    """Points of a table of reports (`timings.table`)."""
+    return [
+        {
+            "kind": r.report, "name": maker(r.who), "work": r.work, "who": r.who, "intensity": r.intensity,
+            "flops": r.flops / r.ms * 1e3, "ms": r.ms, "share": r.share,
+        }
+        for r in rows.dropna(subset=["ms"]).itertuples()
+    ]  # fmt: skip
+
+
+def of_requests(records: Sequence[Mapping], copy: float, product: float) -> list[dict]:
+    """Points of times to the first token (`ttft.by_length`) on a device with these ceilings."""
+    kinds = {"full": "full prefill", "block": "question over blocks", "recompute": "some computed again"}
+    found = []
+    for r in records:
+        floor = max(r["flops"] / product, r["bytes"] / copy)
+        found.append(
+            {
+                "kind": kinds[WORK[r["way"]]], "name": "transformers" if r["way"].startswith("stock") else "ours",
+                "work": f"{r['length']:,} tokens", "who": r["way"], "intensity": r["flops"] / r["bytes"],
+                "flops": r["flops"] / r["p50"], "ms": r["p50"] * 1e3, "share": floor / r["p50"],
+            }
+        )  # fmt: skip
+    return found
+
+
 def roofline(
-    panels: Sequence[Roofs], colours: Mapping[str, str], *, title: str, caption: str, notice: str, lines: int = 2
+    panels: Sequence[Roofs], colours: Mapping[str, str], *, title: str, caption: str, notice: str
 ) -> go.Figure:
-    """A panel a device. Colour is by `name` (who), symbol by `kind` (what); `lines` that the legend takes."""
+    """A panel a device. Colour is by `name` (who), symbol by `kind` (what)."""
     fig = make_subplots(1, len(panels), horizontal_spacing=0.11, subplot_titles=[panel.name for panel in panels])
     kinds = list(dict.fromkeys(point["kind"] for panel in panels for point in panel.points))
     names = list(dict.fromkeys(point["name"] for panel in panels for point in panel.points))
@@ -43,9 +72,8 @@ def roofline(
     height = 360
     fig.update_layout(legend=legend_over(height, 26, itemclick=False, itemdoubleclick=False))
     panel_titles(fig)
-    return finish(
-        fig, title=title, notice=notice, caption=caption, height=height, above=46 + 20 * lines, below=58, left=80
-    )
+    above = 50 + 20 * -(-(len(names) + len(kinds)) // 5)  # five to a line of the legend
+    return finish(fig, title=title, notice=notice, caption=caption, height=height, above=above, below=58, left=80)
 
 
 def _ceilings(fig: go.Figure, panel: Roofs, col: int) -> None:
@@ -76,12 +104,13 @@ def _ceilings(fig: go.Figure, panel: Roofs, col: int) -> None:
         type="log", range=[log10(bottom), log10(panel.product) + 0.35], dtick=1, exponentformat="power",
         title_text="operations a second (FLOP/s)", row=1, col=col,
     )  # fmt: skip
-    said = ((right, panel.product, f"matrix product {si(panel.product)}FLOP/s", "right"),
-            (left, left * panel.copy, f"copy {si(panel.copy)}B/s", "left"))  # fmt: skip
-    for x, y, text, side in said:
+    half = (left * ridge) ** 0.5
+    said = ((right, panel.product, f"matrix product {si(panel.product)}FLOP/s", "right", "bottom", -4, 2),
+            (half, half * panel.copy, f"copy {si(panel.copy)}B/s", "left", "top", 8, 0))  # fmt: skip
+    for x, y, text, side, edge, over, up in said:
         fig.add_annotation(
-            x=log10(x), y=log10(y), text=text, xanchor=side, yanchor="bottom", showarrow=False, yshift=3,
-            xshift=-4 if side == "right" else 26, font={"size": 11, "color": INK}, row=1, col=col,
+            x=log10(x), y=log10(y), text=text, xanchor=side, yanchor=edge, showarrow=False, xshift=over, yshift=up,
+            font={"size": 11, "color": INK}, row=1, col=col,
         )  # fmt: skip
 
 
@@ -97,11 +126,14 @@ def _points(name: str, part: Sequence[Mapping], colour: str, symbols: Mapping[st
             "line": {"color": PAPER, "width": 0.8},
         },
         customdata=[
-            [point["kind"], point["work"], point["ms"], si(point["flops"] / point["intensity"]), point["share"]]
+            [
+                point["kind"], point["work"], point["ms"], si(point["flops"] / point["intensity"]), point["share"],
+                point["who"],
+            ]
             for point in part
         ],
         hovertemplate="<b>%{customdata[0]}</b>, %{customdata[1]}<br>%{customdata[2]:.3g} ms: %{y:.3s}FLOP/s, "
-        "%{customdata[3]}B/s, %{customdata[4]:.0%} of the roof<extra>" + name + "</extra>",
+        "%{customdata[3]}B/s, %{customdata[4]:.0%} of the roof<extra>%{customdata[5]}</extra>",
     )  # fmt: skip
 
 
