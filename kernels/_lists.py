@@ -7,22 +7,8 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # no Triton on this platform: `reference` still works
+except ImportError:  # no Triton on this platform: `workbench.tiles` makes lists in torch
     triton = None
-
-
-def reference(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
-    """[..., J] bool as (indptr [N + 1], indices), int32. Tiles of list n count from n // share · first."""
-    flat = kept.flatten(0, -2)
-    count, wide = flat.shape
-    indptr = torch.zeros(count + 1, dtype=torch.int32, device=kept.device)
-    indptr[1:].copy_(flat.sum(1).cumsum(0))
-    place = indptr[:-1, None].long() + flat.cumsum(1) - 1
-    begin = torch.arange(count, device=kept.device)[:, None] // share * first
-    columns = (begin + torch.arange(wide, device=kept.device)).int()
-    indices = torch.empty(flat.numel() + 1, dtype=torch.int32, device=kept.device)
-    indices.scatter_(0, place.masked_fill(~flat, flat.numel()).flatten(), columns.flatten())
-    return indptr, indices
 
 
 if triton is not None:
@@ -57,7 +43,8 @@ if triton is not None:
 
 
 def launch(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
-    """`reference` in two kernels and a running sum; [B, G, I, J] may be a view whose last axis lies together."""
+    """[B, G, I, J] bool (or fewer axes, or a view) as (indptr [N + 1], indices), int32; tiles of list n count from
+    n // share · first. Two kernels and a running sum."""
     four = kept[(None,) * (4 - kept.ndim)] if kept.ndim < 4 else kept
     if four.stride(-1) != 1:
         four = four.contiguous()
@@ -73,9 +60,3 @@ def launch(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor
         raw, indptr, indices, groups, tiles, columns, *steps, first, share, CHUNK=chunk, num_warps=warps
     )  # fmt: skip
     return indptr, indices
-
-
-def lists(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
-    """`launch` on a card, `reference` elsewhere."""
-    on_card = kept.is_cuda and triton is not None and kept.numel() > 0 and kept.ndim <= 4
-    return launch(kept, first, share) if on_card else reference(kept, first, share)

@@ -128,19 +128,24 @@ def launch(
     means   of all keys, made by `pooled` beforehand
     """
     need_triton("choose_flash_prefill")
-    config, split = config or configure(q.dtype, rule.block), q.dtype != torch.float32
-    q, rows = rows_first(q), rows.long().contiguous()
-    batch, heads, count, width = q.shape
-    blocks = -(-keys.shape[2] // rule.block)
+    config = config or configure(q.dtype, rule.block)
     found = means or pooled(keys, rule.block)
-    score = torch.empty(batch, heads, -(-count // rule.block), blocks, device=q.device)
-    _score[(score.shape[2], heads, batch)](
-        q, found.high, found.low, score, rows, count, blocks, found.high.shape[2], width**-0.5 * LOG2E,
-        *q.stride()[:3], GROUP=heads // keys.shape[1], BLOCK=rule.block, D=width, DP=found.high.shape[3], SPLIT=split,
-        BLOCK_M=config.rows, BLOCK_N=config.keys, PRECISION="tf32" if split else "ieee",
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+    score = _logits(config, rows_first(q), keys.shape, rows.long().contiguous(), found)
     return carry_out(score, rows, keys.shape[2], rule, 1, logits=True)
+
+
+def _logits(config: Config, q: Tensor, shape: torch.Size, rows: Tensor, means: Means) -> Tensor:
+    """[B, Hq, I, J] fp32: `scores.flash_prefill` for keys of a shape, unwritten where no row sees a block in whole."""
+    batch, heads, count, width = q.shape
+    block, split, (places, wide) = means.block, q.dtype != torch.float32, means.high.shape[2:]
+    blocks = -(-shape[2] // block)
+    score = torch.empty(batch, heads, -(-count // block), blocks, device=q.device)
+    _score[(score.shape[2], heads, batch)](
+        q, means.high, means.low, score, rows, count, blocks, places, width**-0.5 * LOG2E, *q.stride()[:3],
+        GROUP=heads // shape[1], BLOCK=block, D=width, DP=wide, SPLIT=split, BLOCK_M=config.rows, BLOCK_N=config.keys,
+        PRECISION="tf32" if split else "ieee", num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return score
 
 
 def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0, capacity: int = 0) -> Means:

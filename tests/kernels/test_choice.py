@@ -137,13 +137,29 @@ def test_heads_that_are_weighed_in_turn_are_weighed_alike(monkeypatch):
     assert torch.equal(choose_xattention.launch(*case), choose_xattention.reference(*case))
 
 
-def test_scores_are_those_of_torch():
-    rows = ROWS["unaligned chunk"].to(DEVICE)
-    q, k = states(ROWS["unaligned chunk"])
-    made = choose_bfla._launch(choose_bfla.configure(q.dtype), q[None], k[None], rows[None], 32, 8)[0]
-    torch.testing.assert_close(made[:, -1], scores.bfla(q, k, 32, 8)[:, -1], atol=1e-4, rtol=1e-5)
-    weights = choose_xattention._weights(choose_xattention.configure(q.dtype), q[None], k[None], rows[None], 32, 4)[0]
-    torch.testing.assert_close(weights[:, -1], scores.xattention(q, k, rows, 32, 4)[:, -1], atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("kernel", [choose_bfla, choose_flash_prefill, choose_xattention])
+def test_scores_are_those_of_torch_in_fp32(kernel):
+    """On a card in bf16 and with whole tiles of the product, descriptors, and a vector that is cut short."""
+    length, dtype = (8229, torch.bfloat16) if DEVICE == "cuda" else (149, torch.float32)
+    block, part = length // 128 * 4 or 16, length // 512 or 4  # 256 and 16, or 16 and 4
+    count, draw = length // 2, torch.Generator().manual_seed(0)
+    q, keys = (torch.randn(1, n, t, 64, generator=draw).to(DEVICE, dtype) for n, t in ((2, count), (1, length)))
+    rows = torch.arange(length - count, length, device=DEVICE)
+    if kernel is choose_bfla:
+        made = choose_bfla._launch(choose_bfla.configure(dtype), q, keys, rows[None], block, part)
+        expected = scores.bfla(q[0], keys[0], block, part)
+    elif kernel is choose_xattention:
+        made = choose_xattention._weights(choose_xattention.configure(dtype), q, keys, rows[None], block, part)
+        expected = scores.xattention(q[0], keys[0], rows, block, part)
+    else:
+        block, config = min(block, 128), choose_flash_prefill.configure(dtype, min(block, 128))
+        made = choose_flash_prefill._logits(config, q, keys.shape, rows[None], choose_flash_prefill.pooled(keys, block))
+        expected = scores.flash_prefill(q[0], keys[0], rows, block)
+    assert made[0].shape == expected.shape
+    for i in range(-(-count // block)):  # what a row sees; with flash_prefill, in whole
+        last = int(rows[min((i + 1) * block, count) - 1])
+        j = (last + 1) // block if kernel is choose_flash_prefill else last // block + 1
+        torch.testing.assert_close(made[0, :, i, :j], expected[:, i, :j], atol=2e-4, rtol=1e-4)
 
 
 def test_means_are_kept_from_chunk_to_chunk():
