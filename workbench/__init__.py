@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from workbench.engine import Step, Work, assemble, encode, encode_many, prefill, prefill_many
     from workbench.errors import BadInput
     from workbench.generation import Generation, generate
+    from workbench.graphs import Runner
     from workbench.kv import KV
     from workbench.layouts import Layout
     from workbench.masks import block_attention, causal
     from workbench.models import load
     from workbench.plan import Plan
+    from workbench.pool import Pool
     from workbench.probing import prepare_model
     from workbench.store import MemoryStore, fetch
     from workbench.tiles import Tiles
@@ -32,6 +34,7 @@ _HOME = {
     "Step": "engine", "Work": "engine",
     "encode": "engine", "encode_many": "engine", "assemble": "engine", "prefill": "engine", "prefill_many": "engine",
     "Revision": "editing", "revise": "editing",
+    "Pool": "pool", "Runner": "graphs",
     "decode": "decoding", "Generation": "generation", "generate": "generation",
     "block_attention": "masks", "causal": "masks",
     "MemoryStore": "store", "fetch": "store",
@@ -46,8 +49,10 @@ __all__ = [
     "Layout",
     "MemoryStore",
     "Plan",
+    "Pool",
     "Prompt",
     "Revision",
+    "Runner",
     "Sample",
     "Step",
     "Tiles",

@@ -46,7 +46,7 @@ class Captured:
 class Runner:
     """Prefill and decoding of prompts over one pool.
 
-    graphs   capture steps; None: on CUDA
+    graphs   capture steps; None: on CUDA, where the pool is read by kernels
     compile  capture them with fused layers (`workbench.fused`), which takes some seconds more for every bucket
     """
 
@@ -58,7 +58,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         if self.graphs is None:
-            self.graphs = self.pool.device.type == "cuda"
+            self.graphs = self.pool.device.type == "cuda" and self.pool.kernels
         if self.graphs and self.pool.device.type != "cuda":
             raise BadInput(f"CUDA graphs on {self.pool.device}: they need a GPU")
         if self.compile and not self.graphs:
