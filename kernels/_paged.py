@@ -43,6 +43,7 @@ class Paged:
     holes      whether many pages have slots at FAR; otherwise pages from the first such on are masked slot by slot
     length     most tokens of a request, where every position from 0 to a request's last stands in just one slot of its
                pages, whatever the slots at FAR hold; None where that is not known
+    tops       [B, P] largest position of the page, FAR where a slot is at FAR; found when it is needed, if None
     """
 
     table: Tensor
@@ -52,6 +53,7 @@ class Paged:
     moves: Tensor | None = None
     holes: bool = True
     length: int | None = None
+    tops: Tensor | None = None
 
     @classmethod
     def of(
@@ -76,7 +78,7 @@ class Paged:
         last = last.cummax(-1).values
         table, positions, first, last = (x.int().contiguous() for x in (table.gather(1, order), positions, first, last))
         moved = None if moves is None else moves.gather(1, order).int().contiguous()
-        return cls(table, positions, first, last, moved, holes, length)
+        return cls(table, positions, first, last, moved, holes, length, positions.amax(-1))
 
 
 def reference(
@@ -363,11 +365,17 @@ def launch(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     if split:
-        _merge[(batch * q_heads * count,)](
-            parts, lse, out, q_heads, count, splits, *out.stride()[:3],
-            SPLITS_POW2=triton.next_power_of_2(splits), D=width, DP=wide,
-        )  # fmt: skip
+        merge(parts, lse, out)
     return out
+
+
+def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
+    """Parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] into `out` [B, Hq, R, D]."""
+    batch, heads, count, splits, width = parts.shape
+    _merge[(batch * heads * count,)](
+        parts, lse, out, heads, count, splits, *out.stride()[:3],
+        SPLITS_POW2=triton.next_power_of_2(splits), D=width, DP=triton.next_power_of_2(width),
+    )  # fmt: skip
 
 
 def parts_for(config: Config, q: Tensor, heads: int, pages: Paged, resident: int) -> int:

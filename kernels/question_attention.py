@@ -9,8 +9,7 @@ elsewhere than where it was encoded carries its move, and `inv_freq` with `pairi
 move, a tile of keys is no longer than a page, so pages of 64 tokens or more are fast.
 
 The rows of all query heads that read one KV head are one tile of the matrix product, so keys and values are read once.
-Their number is small, so the keys are split among programs and the parts merged (Flash-Decoding). Bytes bound it, not
-arithmetic, up to about 200 rows times heads of a group on an H200.
+Their number is small, so the keys are split among programs and the parts merged (Flash-Decoding).
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _paged
+from workbench.kernels import _hopper_paged, _paged
 from workbench.kernels._paged import Paged, reference
 from workbench.kernels._softmax import Config, need_triton
 from workbench.rope import Pairing
@@ -62,6 +61,8 @@ def launch(
     same up to rounding.
     """
     need_triton("question_attention")
+    if config is None and _hopper_paged.fits(q, keys, values, pages.positions.shape[-1]):
+        return _hopper_paged.launch(q, keys, values, rows, pages, inv_freq, pairing, scale, splits)
     config = config or configure(q.shape[2] * (q.shape[1] // len(keys)), q.shape[3], q.dtype)
     splits = splits or _paged.parts_for(config, q, len(keys), pages, RESIDENT[config.rows])
     return _paged.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
@@ -78,3 +79,9 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     yield one(5, contexts=[[1, 0]], blocks=[40, 19], asked=[4], width=256, heads=(2, 2), pairing="neighbours", **common)
     yield one(6, contexts=[[0, 1]], blocks=[50, 90], asked=[9], width=80, page=64, pairing="halves", **common)
     yield one(7, contexts=[[], [0]], blocks=[77], asked=[0, 2], page=1, width=64, **common)  # a request without rows
+    yield one(8, contexts=[[0, 2, 1], [2]], blocks=[200, 64, 333], asked=[40, 7], page=64, width=128, **common)
+    yield one(9, contexts=[[1, 0], [0]], blocks=[300, 129], asked=[35, 9], page=128, pairing="halves", **common)
+    yield one(
+        10, contexts=[[0, 1], [1, 0]], blocks=[260, 70], asked=[20, 1], again=0.3, page=64, width=128,
+        pairing="neighbours", heads=(6, 2), **common,
+    )  # fmt: skip
