@@ -16,6 +16,8 @@ from workbench.errors import BadInput
 from workbench.executors import Ask, executor_for, named
 from workbench.masks import window
 from workbench.plan import Plan
+from workbench.sparse.compact import Compact
+from workbench.sparse.random import Random as BigBird
 from workbench.tiles import Tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -80,8 +82,12 @@ def chosen(q, k, rows, site):
     return Tiles(kept.to(q.device), 16)
 
 
+COMPACT = Compact(over=BigBird(block=16, share=0.2), heads=2)
+
+
+@pytest.mark.parametrize("chosen", [chosen, COMPACT], ids=["by tile", "union"])
 @pytest.mark.parametrize("rows", [torch.arange(69), torch.arange(3, 69, 5)], ids=["whole", "scattered"])
-def test_tiles_are_carried_out_by_a_kernel(rows):
+def test_tiles_are_carried_out_by_a_kernel(rows, chosen):
     kv = reused()
     expected = prefill(MODEL, PROMPT.tokens, Plan(rows, tiles=chosen), kv.clone()).logits
     step = prefill(MODEL, PROMPT.tokens, Plan(rows, tiles=chosen, kernel=named("tile_attention")), kv)

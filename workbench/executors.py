@@ -100,7 +100,8 @@ class QuestionAttention(_Kernel):
 
 @dataclass(frozen=True)
 class TileAttention(_Kernel):
-    """Many rows, dense or over kept tiles."""
+    """Many rows, dense or over kept tiles. A choice that is `alike` for all query tiles (CompactAttention) is one list for
+    each group of heads, as `page_attention` reads it for a batch of caches of whole pages."""
 
     name = "tile_attention"
 
@@ -122,8 +123,12 @@ class TileAttention(_Kernel):
         module, arguments = kernel(self.name), (q[None], keys[None], values[None], rows[None])
         if tiles is None:
             return module.launch(*arguments, scale=scale)[0]
-        lists = tiles.lists(q.shape[1], keys.shape[1])
-        return module.launch(*arguments, *lists, tiles.size, tiles.size, scale)[0]
+        if not tiles.alike:
+            lists = tiles.lists(q.shape[1], keys.shape[1])
+            return module.launch(*arguments, *lists, tiles.size, tiles.size, scale)[0]
+        last, length = -(-q.shape[1] // tiles.size), -(-keys.shape[1] // tiles.size)
+        lists = module.lists(tiles.kept[None, :: tiles.shared, last - 1 : last, :length])
+        return module.launch(*arguments, *lists, tiles.size, q.shape[1], scale)[0]
 
 
 TORCH = Torch()

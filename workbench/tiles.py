@@ -22,12 +22,16 @@ class Tiles:
     `columns` [Hq, T] bool: single keys that all rows attend to besides (a choice of tokens, a vertical line).
 
     `shared`: every so many neighbouring heads are known to keep the same tiles, so one list serves them all.
+
+    `alike`: all query tiles are known to keep the same tiles, but for those that none of their rows can see, so the list
+    of the last serves them all (CompactAttention).
     """
 
     kept: Tensor
     size: int
     columns: Tensor | None = None
     shared: int = 1
+    alike: bool = False
 
     def __post_init__(self) -> None:
         if self.kept.ndim != 3 or self.kept.dtype != torch.bool:

@@ -71,7 +71,7 @@ class Compact(Sparse):
         grid = Grid(rows.to(choice.kept.device), length, choice.size)
         group = self.group(len(choice.kept), kv_heads)
         union = choice.paged().union(group).kept[::group]
-        return grid.tiles(union | grid.own.any(0), len(choice.kept))
+        return replace(grid.tiles(union | grid.own.any(0), len(choice.kept)), alike=True)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         return self(queries, keys, grid.rows, site)
