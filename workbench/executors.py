@@ -100,8 +100,8 @@ class QuestionAttention(_Kernel):
 
 @dataclass(frozen=True)
 class TileAttention(_Kernel):
-    """Many rows, dense or over kept tiles. A choice that is `alike` for all query tiles (CompactAttention) is one list for
-    each group of heads, as `page_attention` reads it for a batch of caches of whole pages."""
+    """Many rows, dense or over kept tiles. A choice that is `alike` for all query tiles (CompactAttention) is one list
+    for each group of heads, as `page_attention` reads it for a batch of caches of whole pages."""
 
     name = "tile_attention"
 

@@ -23,8 +23,8 @@ class Tiles:
 
     `shared`: every so many neighbouring heads are known to keep the same tiles, so one list serves them all.
 
-    `alike`: all query tiles are known to keep the same tiles, but for those that none of their rows can see, so the list
-    of the last serves them all (CompactAttention).
+    `alike`: all query tiles are known to keep the same tiles, but for those that none of their rows can see, so the
+    list of the last serves them all (CompactAttention).
     """
 
     kept: Tensor
