@@ -110,23 +110,38 @@ def test_blocks_encoded_in_one_launch_are_those_encoded_by_torch(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_graph_computes_what_its_step_computes(dtype):
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
+def test_a_graph_computes_what_its_step_computes(dtype, shared):
     """Question and answers of three requests over shared pages, captured and not."""
     model, found = wide(dtype), []
     for graphs in (True, False):
         pool = Pool(model, 200)
         cached = pool.encode(model, LONG.context)
+        contexts = (cached, cached[:3], cached) if shared else (cached, cached[:2], cached[1:])
         runner = Runner(model, pool, graphs)
         for _ in range(2):  # the second time all is captured
-            held = [pool.open(which, 50 + 40) for which in (cached, cached[:2], cached[1:])]
+            held = [pool.open(context, 50 + 40) for context in contexts]
             logits = runner.prefill(held, [LONG.tokens[-n:] for n in (50, 20, 33)])
             found.append((logits, list(runner.decode(held, logits, 20))))
             for one in held:
                 pool.close(one)
-        assert len(runner.captured) == 2
+        ran = [captured.step.executor for captured in runner.captured.values()]
+        assert ran == ["question_attention", "shared_attention" if shared else "question_attention"]
     for logits, tokens in found[1:]:
         torch.testing.assert_close(logits, found[0][0], atol=1e-5, rtol=1e-5)
         assert tokens == found[0][1]
+
+
+def test_fused_layers_compute_what_layers_compute():
+    model, answers = wide(torch.float32), []
+    for compiled in (False, True):
+        pool = Pool(model, 200)
+        held = pool.open(pool.encode(model, LONG.context), 90)
+        runner = Runner(model, pool, compile=compiled)
+        logits = runner.prefill([held], [LONG.tokens[-50:]])
+        answers.append((logits, list(runner.decode([held], logits, 10))))
+    torch.testing.assert_close(answers[0][0], answers[1][0], atol=1e-3, rtol=1e-3)
+    assert answers[0][1] == answers[1][1]
 
 
 def test_pages_compute_what_an_assembled_copy_computes():

@@ -98,8 +98,8 @@ def prefill_long(scene: Scene) -> Iterator[Entry]:
     yield (
         work,
         [
-            Contestant("ours", partial(long, scene, tokens, method, True), 3),
-            Contestant("ours, layers not fused", partial(long, scene, tokens, method, False), 2, warmed=True),
+            Contestant("ours", partial(long, scene, tokens, method, True), 2),
+            Contestant("ours, layers not fused", partial(long, scene, tokens, method, False), 1, warmed=True),
             Contestant("ours, dense", partial(long, scene, tokens, None, True), 1),
             *(
                 Contestant(f"transformers, dense ({name})", partial(stock.whole, scene, tokens, name), 1, warmed=True)
