@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _paged, _straight, _tiled
+from workbench.kernels import _paged, _tiled
 from workbench.kernels._paged import Paged, reference
 from workbench.kernels._softmax import Config, need_triton, rows_first
+from workbench.kernels._straight import straighten
 from workbench.rope import Pairing
 
 __all__ = ["cases", "configure", "launch", "paged", "reference"]
@@ -54,7 +55,7 @@ def launch(
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
     need_triton("q_sparse_attention")
     if config is None and splits is None and pages.length is not None:
-        straight = _straight.straighten(rows_first(keys), rows_first(values), pages, inv_freq, pairing)
+        straight = straighten(rows_first(keys), rows_first(values), pages, inv_freq, pairing)
         return _tiled.launch(None, q, *straight, rows, None, None, 128, q.shape[2], scale)
     config = config or configure(q.shape[3], q.dtype)
     splits = splits or _paged.parts_for(config, q, len(keys), pages, 1)

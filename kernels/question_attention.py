@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _hopper_paged, _paged
+from workbench.kernels import _paged
+from workbench.kernels._hopper_paged import fits
+from workbench.kernels._hopper_paged import launch as launch_on_hopper
 from workbench.kernels._paged import Paged, reference
 from workbench.kernels._softmax import Config, need_triton
 from workbench.rope import Pairing
@@ -61,8 +63,8 @@ def launch(
     same up to rounding.
     """
     need_triton("question_attention")
-    if config is None and _hopper_paged.fits(q, keys, values, pages.positions.shape[-1]):
-        return _hopper_paged.launch(q, keys, values, rows, pages, inv_freq, pairing, scale, splits)
+    if config is None and fits(q, keys, values, pages.positions.shape[-1]):
+        return launch_on_hopper(q, keys, values, rows, pages, inv_freq, pairing, scale, splits)
     config = config or configure(q.shape[2] * (q.shape[1] // len(keys)), q.shape[3], q.dtype)
     splits = splits or _paged.parts_for(config, q, len(keys), pages, RESIDENT[config.rows])
     return _paged.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
