@@ -131,3 +131,23 @@ def test_a_sliding_window_is_refused_before_any_work():
 def test_an_unknown_name_is_refused():
     with pytest.raises(BadInput, match="tile_attention"):
         named("no_such")
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/test_engine_gpu.py does it on a GPU")
+def test_what_a_gpu_does_by_itself(monkeypatch):
+    """Blocks encoded together, keys turned and rows attended by kernels, as on a card, in fp16."""
+    model = model_of().half()
+
+    def answer():
+        kv = assemble(model, PROMPT, encode_many(model, PROMPT.context))
+        rows = torch.cat((torch.tensor([3, 17, 40]), PROMPT.question))
+        question = prefill(model, PROMPT.tokens, Plan(PROMPT.question), kv.clone())
+        again = prefill(model, PROMPT.tokens, Plan(rows, tiles=chosen), kv)
+        return question, again
+
+    expected = answer()
+    monkeypatch.setattr(executors, "on_card", lambda device: True)
+    got = answer()
+    for mine, theirs, name in zip(got, expected, ("question_attention", "tile_attention"), strict=True):
+        assert set(mine.executors.values()) == {name} and set(theirs.executors.values()) == {"torch"}
+        torch.testing.assert_close(mine.logits, theirs.logits, atol=0.1, rtol=0.02)
