@@ -6,6 +6,7 @@ again, so all that a request needs is in them: page tables, copies, the token on
 
 import gc
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -106,20 +107,22 @@ def wait() -> None:
 
 
 def measured(work: Workload, contestants: list[Contestant], ceiling: Roof) -> dict[str, Any]:
-    """Contestants one after another; each begins with the card's memory to itself."""
+    """Contestants one after another; each begins with the card's memory to itself. Why one cannot run is told in full on
+    stderr."""
     taken: dict[str, timing.Time | str] = {}
     for one in contestants:
         work.contestants[one.who] = []
-        begin = time.perf_counter()
+        begin, sample = time.perf_counter(), None
         try:
             sample = one.begin(one)
             first = [] if one.warmed else [sample()]
             one.facts["ready_s"] = time.perf_counter() - begin  # preparation and the first run
             taken[one.who] = timing.of([sample() for _ in range(one.runs)])
             one.facts["first_ms"] = first[0] if first else None
-            del sample
         except Exception as problem:  # out of memory, or a backend that refuses the shape
+            traceback.print_exc()
             taken[one.who] = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+        sample = None
         one.after.close()
         gc.collect()
         if GPU:
