@@ -107,8 +107,8 @@ def wait() -> None:
 
 
 def measured(work: Workload, contestants: list[Contestant], ceiling: Roof) -> dict[str, Any]:
-    """Contestants one after another; each begins with the card's memory to itself. Why one cannot run is told in full on
-    stderr."""
+    """Contestants one after another; each begins with the card's memory to itself. Why one cannot run is told in full
+    on stderr."""
     taken: dict[str, timing.Time | str] = {}
     for one in contestants:
         work.contestants[one.who] = []
