@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import made_up
 import nbformat
 import pandas as pd
 import pytest
 import tiny
 from papermill.inspection import inspect_notebook
 
-from workbench import pages, results
+from workbench import pages, results, ttft
 from workbench.batch import Run, Task, Workers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,10 +52,18 @@ TINY = {  # parameters that make a run short
         "frame": 8,
     },
     "10_sparse_quality": {"passages": 3, "samples": 1, "lengths": [128, 256], "repeats": 1},
+    "11_latency": {
+        "lengths": [96, 128],
+        "context": 128,
+        "ratios": [0, 0.15],
+        "shares": [0, 1],
+        "dial": [0.5],
+        "repeats": 1,
+    },
 }
 FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 6, "05_beyond_rag": 9}
 FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9, "10_sparse_quality": 8}
-FIGURES |= {"09_sparse_masks": 8}
+FIGURES |= {"09_sparse_masks": 8, "11_latency": 8}
 TABLES = {
     "01_masks": {"masks", "answers"},
     "02_positions": {"rounding", "families", "drift", "first_token", "angles"},
@@ -65,6 +74,7 @@ TABLES = {
     "08_recompute_tradeoff": {"measured", "at_15_percent", "here", "components"},
     "09_sparse_masks": {"heads", "thresholds", "rules", "union", "long"},
     "10_sparse_quality": {"measured", "thresholds", "times", "crossover", "here"},
+    "11_latency": {"ttft", "cached", "ratios", "cost", "stages", "kernels"},
     "05_beyond_rag": {"icl", "icl_quality", "chat", "chat_quality", "game"},
 }
 
@@ -210,6 +220,22 @@ def test_sparse_quality_finds_thresholds_in_the_shipped_table_and_here(checkpoin
     assert tables["crossover"]["Llama-3-8B"].min() > 1024
 
 
+def test_latency_takes_times_here_and_shows_whatever_reports_there_are(checkpoint, tmp_path):
+    reports, names = tmp_path / "reports", ["tile_attention", "q_sparse_attention", "question"]
+    reports.mkdir()
+    metrics, tables = finished("11_latency", checkpoint, tmp_path, measured=str(made_up.write(reports, names)))
+    assert metrics["card"] == made_up.CARD and set(metrics["reports"]) == set(names)
+    assert "page_attention" in metrics["missing"]
+    assert set(tables["kernels"].report) == {*names, *metrics["missing"]}
+    assert set(metrics["ttft_ms"]) == set(ttft.WAYS) and min(metrics["ttft_ms"].values()) > 0
+    assert set(tables["ttft"].length) == {96, 128} and (tables["ttft"].p5 <= tables["ttft"].p95).all()
+    cached = tables["cached"].set_index("share")
+    assert list(cached.index) == [0, 1] and cached.flops[0] > cached.flops[1]
+    assert tables["ratios"].flops.is_monotonic_increasing
+    stages = tables["stages"].set_index("way")
+    assert stages.choose["full attention"] == stages.choose["cached blocks"] == 0 < stages["attend"].min()
+
+
 def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(checkpoint, tmp_path):
     text = "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."
     given = {"text": text, "question": "Where is Ada Kelric?", "selectors": ["answer_guided", "first_k"]}
@@ -249,6 +275,8 @@ def test_sparse_masks_weigh_what_is_kept_and_what_is_dropped(checkpoint, tmp_pat
         ("09_sparse_masks", {"overview": 2048}, "parameter overview is 2048"),
         ("10_sparse_quality", {"measure": "speed"}, "parameter measure is 'speed'"),
         ("10_sparse_quality", {"keep": 1.5}, "parameter keep is 1.5"),
+        ("11_latency", {"against": ["fa4"]}, "parameter against is 'fa4'"),
+        ("11_latency", {"shares": [2]}, "parameter shares is 2"),
         ("05_beyond_rag", {"tables": 0}, "parameter tables is 0"),
         ("05_beyond_rag", {"shots": [17]}, "parameter shots is 17"),
     ],

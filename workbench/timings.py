@@ -121,7 +121,7 @@ def by_context(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 def by_density(rows: pd.DataFrame, tokens: int) -> list[dict[str, Any]]:
     """Lines of tile_attention over its density at one length, as `against` gives them; dense attention stands at 1."""
-    part = rows[[shape.get("tokens") == tokens for shape in rows["shape"]]]
+    part = rows[pd.Series([shape.get("tokens") == tokens for shape in rows["shape"]], index=rows.index, dtype=bool)]
     full = part.assign(shape=[{**shape, "density": shape.get("density") or 1.0} for shape in part["shape"]])
     return against(full, "tile_attention", "density")
 

@@ -81,7 +81,8 @@ def jobs_of(
 ) -> dict[str, Callable[[], int]]:
     """A function for every way, run once; each returns the first token. `store` holds the prompt's blocks.
 
-    Raises BadInput for an unknown way, and where engine and transformers disagree about the first token.
+    Raises BadInput for an unknown way, and where engine and transformers disagree about the first token in
+    fp32 (in fewer bits, logits that are nearly equal may change places).
     """
     if odd := [way for way in ways if way not in WAYS]:
         raise BadInput(f"way {odd[0]!r}: it is one of {', '.join(WAYS)}")
@@ -106,7 +107,7 @@ def jobs_of(
     found |= {"stock full": partial(ask, tokens), "stock prefix": prefix}
     first = {way: found[way]() for way in ways}  # which also warms up
     exact = [token for way, token in first.items() if way not in ("block", "recompute")]
-    if len(set(exact)) > 1:
+    if model.dtype == torch.float32 and len(set(exact)) > 1:
         raise BadInput(f"at {len(prompt)} tokens engine and transformers disagree about the first token: {exact}")
     return {way: found[way] for way in ways}
 

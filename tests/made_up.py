@@ -1,0 +1,49 @@
+"""Reports of `workbench bench` with made-up numbers, to test what reads them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CARD, COPY, PRODUCT = "NVIDIA Test", 4.0, 600.0  # TB/s, TFLOP/s
+
+WORKS: dict[str, list[tuple[str, dict[str, Any], float, float]]] = {  # name, shape, operations, bytes
+    "tile_attention": [
+        ("dense, 32K", {"tokens": 32768, "density": None}, 8.8e12, 6.7e8),
+        ("15% of tiles, 32K", {"tokens": 32768, "density": 0.15}, 1.3e12, 6.7e8),
+    ],
+    "q_sparse_attention": [
+        ("5% of 32K rows + 50", {"keys": 32768, "share": 0.05}, 4.5e11, 1.6e8),
+        ("15% of 32K rows + 50", {"keys": 32768, "share": 0.15}, 1.3e12, 2.1e8),
+    ],
+    "page_attention": [("chunk of 1024, 25% of 128K pages", {"keys": 131072, "share": 0.25}, 2.2e12, 5.7e8)],
+    "question": [("50-token question over 32K cached", {"context": 32768, "question": 50}, 1.6e12, 2.0e10)],
+}
+WHO = {"question": ("transformers, ready prefix cache", "transformers, full prefill")}
+
+
+def report(name: str) -> dict[str, Any]:
+    head = {"kernel": name, "card": CARD, "copy_tbps": COPY, "product_tflops": PRODUCT, "versions": {}}
+    return head | {"workloads": [_work(name, *work) for work in WORKS[name]]}
+
+
+def _work(name: str, work: str, shape: dict[str, Any], flops: float, moved: float) -> dict[str, Any]:
+    floor = max(flops / PRODUCT, moved / COPY) / 1e9
+    taken = {"ours": floor / 0.8, "ours, 8 splits": floor / 0.7}
+    taken |= {who: floor / 0.8 * (i + 2) for i, who in enumerate(WHO.get(name, ("flex", "flash, dense")))}
+    contestants = [
+        {
+            "who": who, "ms": ms, "p5": ms * 0.9, "p95": ms * 1.1, "runs": 20, "tflops": flops / ms / 1e9,
+            "tbps": moved / ms / 1e9, "share": floor / ms, "ratio": ms / taken["ours"],
+        }
+        for who, ms in taken.items()
+    ]  # fmt: skip
+    contestants.append({"who": "cudnn", "problem": "RuntimeError: no kernel for this shape"})
+    facts = {"name": work, "shape": shape, "flops": flops, "bytes": moved, "floor_ms": floor}
+    return facts | {"contestants": contestants}
+
+
+def write(folder: Path, names: Sequence[str] = tuple(WORKS)) -> Path:
+    for name in names:
+        (folder / f"{name}.json").write_text(json.dumps(report(name)))
+    return folder
