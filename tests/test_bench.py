@@ -91,6 +91,21 @@ def test_check_finds_a_result_that_is_wrong_or_not_written_or_changes():
     assert "not written" in empty.problem and "run to run" in race.problem
 
 
+def test_a_choice_may_differ_in_few_places_only():
+    def choosing(share):
+        def launch(x):
+            out = x > 0
+            out.view(-1)[: int(share * out.numel())] ^= True
+            return out
+
+        kernel = Broken(launch)
+        kernel.reference = lambda x: x > 0
+        return next(check(kernel, DEVICE, [torch.float32]))
+
+    assert choosing(0).right and not choosing(0.1).right
+    assert choosing(0.1).error == pytest.approx(0.1, abs=0.01)
+
+
 def test_a_kernel_may_err_twice_as_much_as_plain_torch():
     exact = torch.zeros(4)
     assert allowance(exact, exact + 0.5) == pytest.approx(1.0, abs=1e-5)
