@@ -50,7 +50,7 @@ def test_a_breakdown_stacks_stages_and_says_their_sum():
 def test_ratios_to_peers_stand_right_of_one_where_ours_is_faster(rows):
     check(fig := peers.peers(timings.rivals(rows), title="Peers", **SAID))
     by_name = {trace.name: trace for trace in fig.data}
-    assert set(by_name) == {"FlexAttention", "SDPA flash", "transformers"}
+    assert set(by_name) == {"FlexAttention", "SDPA flash", "torch", "transformers"}
     assert all(ratio > 1 for trace in fig.data for ratio in trace.x)
     assert set(by_name["SDPA flash"].marker.symbol) == {"circle-open"}, "computes the whole prompt"
     assert "1×" in fig.layout.xaxis.ticktext

@@ -68,13 +68,13 @@ def test_whole_models_by_length_in_the_ways_of_ttft(found):
 
 def test_rivals_are_weighed_against_ours(found):
     rivals = timings.rivals(timings.table(found))
-    assert {r["who"] for r in rivals} == {"flex", "flash, dense", *made_up.WHO["question"]}
+    assert {r["who"] for r in rivals} == {"flex", "flash, dense", "torch", *made_up.WHO["question"]}
     assert {round(r["ratio"], 6) for r in rivals} == {2, 3} and all(r["low"] < r["ratio"] < r["high"] for r in rivals)
 
 
 def test_the_table_counts_the_fastest_of_a_peer_and_says_who_refused(found):
     lines, headings = timings.listed(timings.table(found), {"flash": "flash", "cudnn": "", "transformers": ""})
-    assert lines[headings[0]][0] == f"page_attention ({made_up.CARD})" and len(headings) == len(made_up.WORKS)
+    assert lines[headings[0]][0] == f"choose_bfla ({made_up.CARD})" and len(headings) == len(made_up.WORKS)
     tiles = next(line for line in lines if line[0] == "dense, 32K")
     assert tiles[4:] == ["80%", "3.00×", "refused", ""]
     question = next(line for line in lines if line[0].startswith("50-token"))

@@ -14,8 +14,9 @@ from workbench import bench
 from workbench.errors import BadInput
 from workbench.results import FOLDER
 
-MODELS = ("question", "recompute", "prefill", "decode")  # reports on whole models
+MODELS = bench.MODELS  # reports on whole models
 TRIED = re.compile(r"\d+x\d+, \d+ warps|\d+ splits")  # launches that were tried beside the one a kernel picks itself
+FEEDS = "the attention it feeds"  # in a report on choosing
 FIGURES = ("ms", "p5", "p95", "runs", "tflops", "tbps", "share", "ratio", "problem")
 
 Report = Mapping[str, Any]
@@ -127,8 +128,8 @@ def by_density(rows: pd.DataFrame, tokens: int) -> list[dict[str, Any]]:
 
 
 def rivals(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Every contestant that is not ours, on every workload where ours ran: {work, who, ms, ratio, low, high}, its
-    median, 5th and 95th percentile over the median of ours."""
+    """Every peer on every workload where ours ran: {work, who, ms, ratio, low, high}, its median, 5th and 95th
+    percentile over the median of ours. Attention that a choice feeds is no peer of the choice."""
     timed = rows.dropna(subset=["ms"])
     mine = timed[timed.who == "ours"].set_index(["report", "work"]).ms
     return [
@@ -137,7 +138,7 @@ def rivals(rows: pd.DataFrame) -> list[dict[str, Any]]:
             "low": r.p5 / own, "high": r.p95 / own,
         }
         for r in timed.itertuples()
-        if not r.who.startswith("ours") and (own := mine.get((r.report, r.work)))
+        if not r.who.startswith(("ours", FEEDS)) and (own := mine.get((r.report, r.work)))
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
-[ -x "$python" ] || python=python3
+command -v "$python" >/dev/null || python=python3
 out=${OUT:-data/benchmarks}
 mkdir -p "$out"
 kernels=$("$python" -c 'from workbench import bench; print(*bench.names())')
