@@ -10,6 +10,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.contestants import SYMBOLS, maker
 from workbench.plots.theme import INK, MUTED, PAPER, RULE, finish, legend_over, panel_titles
+from workbench.timings import FEEDS
 from workbench.ttft import WORK
 
 
@@ -25,13 +26,13 @@ class Roofs:
 
 
 def of_reports(rows: pd.DataFrame) -> list[dict]:
-    """Points of a table of reports (`timings.table`)."""
+    """Points of a table of reports (`timings.table`); attention that a choice feeds is other work."""
     return [
         {
             "kind": r.report, "name": maker(r.who), "work": r.work, "who": r.who, "intensity": r.intensity,
             "flops": r.flops / r.ms * 1e3, "ms": r.ms, "share": r.share,
         }
-        for r in rows.dropna(subset=["ms"]).itertuples()
+        for r in rows[rows.who != FEEDS].dropna(subset=["ms"]).itertuples()
     ]  # fmt: skip
 
 
