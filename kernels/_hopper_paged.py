@@ -117,10 +117,12 @@ if gluon is not None:
             other = gl.where(turns, gl.where(second, col - APART, col + APART), col)
             freq = gl.load(inv_freq + plane, mask=turns, other=0.0).to(gl.float64)
             angle = move.to(gl.float64) * freq
-            angle = (angle - 6.283185307179586 * gl.floor(angle * 0.15915494309189535)).to(gl.float32)
-            sin = gl.where(second, -gl.sin(angle), gl.sin(angle))  # of -move, and the sign of the other channel
+            angle = (angle - 6.283185307179586 * gl.floor(angle * 0.15915494309189535 + 0.5)).to(gl.float32)
+            sin = gl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
+            cos = gl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
+            sin = gl.where(second, -sin, sin)  # of -move, and the sign of the other channel
             y = gl.load(base + other[None, :], mask=inside, other=0.0)
-            x = (x.to(gl.float32) * gl.cos(angle)[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype)
+            x = (x.to(gl.float32) * cos[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype)
         q_tile.store(x)
         fence_async_shared()
 
@@ -187,6 +189,10 @@ if gluon is not None:
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_empty.index(0), count=1)
         largest = _largest(begin, tops, pages, PAGE, N)
+        coming = _largest(begin + 1, tops, pages, PAGE, N)  # asked for a step ahead: it takes long to come
+        move = turned
+        if ROTATE:
+            move = gl.load(moves + (begin + 1) * N // PAGE, mask=(begin + 1) * N // PAGE < pages, other=0)
         s = _mask(s, begin, largest, lowest, positions, slots, at_row, N, LOGITS)
         weights, old, top, total = _softmax(s, top, total, scale)
         p = gl.convert_layout(weights.to(q_tile.dtype), WEIGHTS)
@@ -196,12 +202,12 @@ if gluon is not None:
             last, last_phase = (j - 1) % BUFFERS, (j - 1) // BUFFERS & 1
             step = begin + j
             if ROTATE:
-                move = gl.load(moves + step * N // PAGE)
                 if move != turned:
                     _put_queries(
                         q_tile, q, m, rows, move, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, True, FLAT
                     )
                     turned = move
+                move = gl.load(moves + (step + 1) * N // PAGE, mask=(step + 1) * N // PAGE < pages, other=0)
             mbarrier.wait(k_full.index(index), phase)
             k = k_tiles.index(index).reshape([N, D]).permute((1, 0))
             s = warpgroup_mma(q_tile, k, gl.zeros([64, N], gl.float32, LOGITS), use_acc=False, is_async=True)
@@ -210,9 +216,10 @@ if gluon is not None:
             v = v_tiles.index(last).reshape([N, D])
             cleaned = _clear(v, half, step - 1, largest, positions, slots, clean, cleaned, N, FLAT)
             acc = warpgroup_mma(p, v, acc, is_async=True)
+            largest = coming
+            coming = _largest(step + 1, tops, pages, PAGE, N)
             s = warpgroup_mma_wait(1, deps=(s,))
             mbarrier.arrive(k_empty.index(index), count=1)
-            largest = _largest(step, tops, pages, PAGE, N)
             s = _mask(s, step, largest, lowest, positions, slots, at_row, N, LOGITS)
             weights, old, top, total = _softmax(s, top, total, scale)
             acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))

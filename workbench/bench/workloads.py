@@ -7,6 +7,7 @@ with keys that they see, and every key, value, query and result once.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -36,19 +37,10 @@ class Workload:
     contestants: dict[str, list[Call]] = field(default_factory=dict)
 
     def enter(self, who: str, make: Callable[..., Call], *arguments: Any) -> None:
-        """`make(*arguments)` is one set of inputs for a contestant; what cannot be made says so when it is called."""
-        try:
-            call = make(*arguments)
-        except Exception as problem:  # a peer that is not installed, or refuses the shape
-            call = _failing(problem)
-        self.contestants.setdefault(who, []).append(call)
-
-
-def _failing(problem: Exception) -> Call:
-    def call() -> None:
-        raise problem
-
-    return call
+        """`make(*arguments)` is one set of inputs for a contestant, made when it is first run: what nobody asks for is
+        not prepared, and what cannot be made says so then (a peer that is not installed, or refuses the shape)."""
+        made = cache(partial(make, *arguments))
+        self.contestants.setdefault(who, []).append(lambda: made()())
 
 
 def numbers(*shape: int) -> Tensor:
@@ -247,7 +239,53 @@ def rotations(against: list[str], variants: Sequence[Variant], unit: int = 1024)
     yield work
 
 
+def encodings(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+    """64 blocks of a quarter to three quarters of 1024 tokens, each attending to itself."""
+    lengths = torch.randint(unit // 4, 3 * unit // 4 + 1, (64,), generator=torch.Generator().manual_seed(0))
+    total, longest = int(lengths.sum()), int(lengths.max())
+    starts = torch.cat((torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).int())).to(DEVICE)
+    seen = float((lengths * (lengths + 1) / 2).sum())
+    moved = 4.0 * total * (HEADS[0] + HEADS[1]) * WIDTH
+    shape = {"blocks": len(lengths), "tokens": total, "longest": longest, "heads": HEADS}
+    work = Workload("64 blocks of different lengths", shape, 4 * HEADS[0] * WIDTH * seen, moved)
+    for _ in sets(moved):
+        q, k, v = (numbers(heads, total, WIDTH) for heads in (HEADS[0], HEADS[1], HEADS[1]))
+        for who, variant in labelled(variants):
+            work.enter(who, ours, "encode_blocks", variant, q, k, v, starts, longest)
+        for who in ("flash", "cudnn"):
+            if who in against:
+                padded = (numbers(len(lengths), heads, longest, WIDTH) for heads in (HEADS[0], HEADS[1], HEADS[1]))
+                work.enter(f"{who}, padded to the longest", peers.torchs, who, *padded, True)
+    yield work
+
+
+def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+    """A row of each of eight requests over a context of 32K that all share, and pages of their own."""
+    tokens, batch, page = 32 * unit, 8, min(PAGE, unit)
+    pool = tokens + batch * page
+    moved = 4.0 * pool * HEADS[1] * WIDTH + 4.0 * batch * HEADS[0] * WIDTH
+    shape = {"rows": 1, "keys": tokens, "batch": batch, "page": page, "heads": HEADS}
+    work = Workload("a row of 8 over shared 32K", shape, 4.0 * batch * HEADS[0] * tokens * WIDTH, moved)
+    at = torch.arange(tokens + page, device=DEVICE).view(1, -1, page)
+    shared = Paged.of(torch.arange(tokens // page, device=DEVICE)[None], at[:, :-1], holes=False)
+    mine = torch.arange(tokens // page, pool // page, device=DEVICE)[:, None]
+    own = Paged.of(mine, at[:, -1:].expand(batch, -1, -1), holes=False)
+    rows = torch.full((batch, 1), tokens + page - 1, device=DEVICE)
+    whole = Paged.of(torch.cat((shared.table.expand(batch, -1), mine.int()), 1), at.expand(batch, -1, -1), holes=False)
+    for _ in sets(moved):
+        keys, values = (numbers(HEADS[1], pool, WIDTH) for _ in range(2))
+        q = numbers(batch, HEADS[0], 1, WIDTH)
+        for who, variant in labelled(variants):
+            work.enter(who, ours, "shared_attention", variant, q, keys, values, rows, shared, own)
+        work.enter("question_attention", ours, "question_attention", {}, q, keys, values, rows, whole)
+        k, v = (numbers(batch, HEADS[1], tokens, WIDTH) for _ in range(2))  # a copy for each request, as peers need
+        for who in ("flash", "cudnn"):
+            if who in against:
+                work.enter(who, peers.torchs, who, q, k, v)
+    yield work
+
+
 WORKLOADS: Mapping[str, Callable[..., Iterator[Workload]]] = {
-    "page_attention": chunks, "q_sparse_attention": scattered, "question_attention": questions,
-    "rotate_keys": rotations, "tile_attention": tiles,
+    "encode_blocks": encodings, "page_attention": chunks, "q_sparse_attention": scattered, "question_attention": questions,
+    "rotate_keys": rotations, "shared_attention": decoding, "tile_attention": tiles,
 }  # fmt: skip
