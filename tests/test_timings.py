@@ -73,7 +73,9 @@ def test_rivals_are_weighed_against_ours(found):
 
 
 def test_the_table_counts_the_fastest_of_a_peer_and_says_who_refused(found):
-    lines, headings = timings.listed(timings.table(found), {"flash": "flash", "cudnn": "", "transformers": ""})
+    lines, headings = timings.listed(
+        timings.table(found), {"FA2": ["flash"], "cuDNN": ["cudnn"], "stock": ["torch", "transformers"]}
+    )
     assert lines[headings[0]][0] == f"choose_bfla ({made_up.CARD})" and len(headings) == len(made_up.WORKS)
     tiles = next(line for line in lines if line[0] == "dense, 32K")
     assert tiles[4:] == ["80%", "3.00×", "refused", ""]
@@ -87,7 +89,7 @@ def test_a_kernel_that_did_not_run_is_said_so(tmp_path):
     report["workloads"][0]["contestants"][0] = {"who": "ours", "problem": "out of memory"}
     (tmp_path / "page_attention.json").write_text(json.dumps(report))
     table = timings.table(timings.reports(tmp_path))
-    lines, _ = timings.listed(table, {"flash": "flash"})
+    lines, _ = timings.listed(table, {"FA2": ["flash"]})
     assert lines[1][1] == "did not run" and len(lines[1]) == 6
     assert timings.rivals(table) == []
 

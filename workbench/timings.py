@@ -160,10 +160,10 @@ def here(names: Sequence[str], peers: Sequence[str]) -> dict[str, Report]:
     return found
 
 
-def listed(rows: pd.DataFrame, peers: Mapping[str, str]) -> tuple[list[list[str]], list[int]]:
+def listed(rows: pd.DataFrame, peers: Mapping[str, Sequence[str]]) -> tuple[list[list[str]], list[int]]:
     """Lines of a table and which of them are headings: a heading for a report, a line for a workload: its name, median
-    and 5 to 95% of ours, TF/s, TB/s, share of the roof, and how many times faster ours is than each of `peers` (how
-    their names begin). Of several contestants of one peer the fastest counts."""
+    and 5 to 95% of ours, TF/s, TB/s, share of the roof, and how many times as fast ours is as each of `peers`
+    (heading → how their names begin). Of several contestants under one heading the fastest counts."""
     lines: list[list[str]] = []
     headings: list[int] = []
     for (report, card), part in rows.groupby(["report", "card"], sort=False):
@@ -176,12 +176,12 @@ def listed(rows: pd.DataFrame, peers: Mapping[str, str]) -> tuple[list[list[str]
                 continue
             time = f"{_digits(own.ms)} ({_digits(own.p5)}–{_digits(own.p95)})"
             rates = [f"{own.tflops:.0f}", f"{own.tbps:.2f}", f"{own.share:.0%}"]
-            lines.append([work, time, *rates, *(_faster(whos, start) for start in peers)])
+            lines.append([work, time, *rates, *(_faster(whos, starts) for starts in peers.values())])
     return lines, headings
 
 
-def _faster(whos: pd.DataFrame, start: str) -> str:
-    part = whos[[who == start or who.startswith((f"{start},", f"{start} ")) for who in whos.who]]
+def _faster(whos: pd.DataFrame, starts: Sequence[str]) -> str:
+    part = whos[[f"{who} ".startswith(tuple(f"{start}{end}" for start in starts for end in ", ")) for who in whos.who]]
     ratios = part.ratio.dropna()
     return f"{ratios.min():.2f}×" if len(ratios) else "refused" if len(part) else ""
 
