@@ -286,6 +286,6 @@ def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) 
 
 
 WORKLOADS: Mapping[str, Callable[..., Iterator[Workload]]] = {
-    "encode_blocks": encodings, "page_attention": chunks, "q_sparse_attention": scattered, "question_attention": questions,
-    "rotate_keys": rotations, "shared_attention": decoding, "tile_attention": tiles,
+    "encode_blocks": encodings, "page_attention": chunks, "q_sparse_attention": scattered,
+    "question_attention": questions, "rotate_keys": rotations, "shared_attention": decoding, "tile_attention": tiles,
 }  # fmt: skip
