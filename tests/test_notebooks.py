@@ -223,6 +223,7 @@ def test_sparse_quality_finds_thresholds_in_the_shipped_table_and_here(checkpoin
 def test_latency_takes_times_here_and_shows_whatever_reports_there_are(checkpoint, tmp_path):
     reports, names = tmp_path / "reports", ["tile_attention", "q_sparse_attention", "question"]
     reports.mkdir()
+    made_up.stages(reports)
     metrics, tables = finished("11_latency", checkpoint, tmp_path, measured=str(made_up.write(reports, names)))
     assert metrics["card"] == made_up.CARD and set(metrics["reports"]) == set(names)
     assert "page_attention" in metrics["missing"]
@@ -234,6 +235,7 @@ def test_latency_takes_times_here_and_shows_whatever_reports_there_are(checkpoin
     assert tables["ratios"].flops.is_monotonic_increasing
     stages = tables["stages"].set_index("way")
     assert stages.choose["full attention"] == stages.choose["cached blocks"] == 0 < stages["attend"].min()
+    assert len(list(pages.figures(tmp_path / "11_latency" / "11_latency.ipynb"))) == 10
 
 
 def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(checkpoint, tmp_path):

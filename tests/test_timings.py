@@ -51,6 +51,15 @@ def test_a_launch_tried_is_told_by_its_name():
     assert not any(timings.TRIED.search(who) for who in ("ours", "ours, written in place", "ours, no graph", "flash"))
 
 
+def test_where_time_goes_is_read_where_it_was_measured(tmp_path):
+    assert timings.split(tmp_path) == {}
+    assert timings.split(made_up.stages(tmp_path))["rows"][0]["way"] == "full attention"
+    assert timings.reports(tmp_path) == {}, "no report of workbench bench"
+    (tmp_path / "stages.json").write_text("{")
+    with pytest.raises(BadInput, match="no whole JSON"):
+        timings.split(tmp_path)
+
+
 def test_lines_over_a_shape(found):
     table = timings.table(found)
     lines = timings.against(table, "q_sparse_attention", "share", ("ours",))

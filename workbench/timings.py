@@ -45,6 +45,18 @@ def _read(path: Path) -> Report | None:
     return report if whole else None
 
 
+def split(folder: str | Path | None = None) -> dict[str, Any]:
+    """What `data/benchmarks/stages.py` wrote: {model, device, length, rows: [{way, density, and seconds by stage}]}; empty
+    where it was not run."""
+    path = Path(FOLDER if folder is None else folder) / "stages.json"
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return {}
+    except JSONDecodeError as problem:
+        raise BadInput(f"{path} is no whole JSON file ({problem}): make it anew") from None
+
+
 def missing(found: Mapping[str, Report]) -> list[str]:
     """Kernels and whole-model benchmarks without a report."""
     return [name for name in (*bench.names(), *MODELS) if name not in found]

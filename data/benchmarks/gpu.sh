@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # All results of one GPU: every kernel held to its reference, then timed beside its peers, then whole models beside stock
-# transformers. What a folder holds of the same card stays where it is not measured anew; another card's is replaced.
+# transformers, and where a prefill spends its time. What a folder holds of the same card stays where it is not measured anew; another card's is replaced.
 #     bash data/benchmarks/gpu.sh       leaves data/benchmarks/OP.json for every OP that is measured
-# OPS names some of them (kernels, question, recompute, prefill, decode), AGAINST the peers (all: FlashInfer too, where it
+# OPS names some of them (kernels, question, recompute, prefill, decode, stages), AGAINST the peers (all: FlashInfer too, where it
 # is installed), CHECK=no leaves the references out, OUT is another folder. Where one fails, the others still run.
 #     OPS="tile_attention prefill" CHECK=no OUT=/tmp/results bash data/benchmarks/gpu.sh
 set -euo pipefail
@@ -14,7 +14,7 @@ mkdir -p "$out"
 kernels=$("$python" -c 'from workbench import bench; print(*bench.names())')
 ops=${OPS:-$("$python" -c 'from workbench.bench import MODELS
 from workbench.bench.run import WORKLOADS
-print(*WORKLOADS, *MODELS)')}
+print(*WORKLOADS, *MODELS, "stages")')}
 failed=()
 for op in $kernels; do # a process each: one that breaks the card's context does not stop the others
     [ "${CHECK:-yes}" != no ] && [[ " $ops " == *" $op "* || -z ${OPS:-} ]] || continue
@@ -22,6 +22,10 @@ for op in $kernels; do # a process each: one that breaks the card's context does
 done
 for op in $ops; do
     echo "== $op"
-    "$python" -m workbench bench "$op" --against "${AGAINST:-all}" --out "$out" || failed+=("$op")
+    if [ "$op" = stages ]; then
+        "$python" data/benchmarks/stages.py --device cuda --out "$out" || failed+=("$op")
+    else
+        "$python" -m workbench bench "$op" --against "${AGAINST:-all}" --out "$out" || failed+=("$op")
+    fi
 done
 [ ${#failed[@]} -eq 0 ] || { printf 'failed: %s\n' "${failed[@]}" >&2; exit 1; }

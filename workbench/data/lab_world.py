@@ -12,7 +12,9 @@ Kinds of question
     continuation  a fact stated in a "Continued" passage
     two-hop       a fact about an entity that is itself the object of another passage ("the employer of Ada Kelric")
     comparison    which of two entities came first
-    order         which passage comes first or last in the context (drawn only where it is named)
+    order         which passage comes first or last in the context
+    epithet       something that the second passage of a document says, the subject called as that passage's title calls
+                  it ("the potter"), which is what leads from a name to there (drawn only where it is named)
 """
 
 from collections.abc import Sequence
@@ -40,7 +42,7 @@ from workbench.data.lab_words import (
 )
 from workbench.data.sample import Passage
 
-KINDS = ("single-hop", "continuation", "two-hop", "comparison", "order")
+KINDS = ("single-hop", "continuation", "two-hop", "comparison", "order", "epithet")
 SHARES = {"person": 0.5, "company": 0.28, "place": 0.22}
 
 
@@ -209,6 +211,8 @@ class World:
                     found["two-hop"] += [(entity, fact, second) for second in fact.target.facts[0]]
             for fact in entity.facts[1] if len(entity.facts) > 1 else ():
                 found["continuation"].append((entity, fact))
+                if _epithet(entity):
+                    found["epithet"].append((entity, fact))
         for name in EARLIER:
             dated = [(e, f) for e in context for f in e.facts[0] if f.relation.name == name]
             if len({fact.object for _, fact in dated}) > 1:
@@ -235,10 +239,17 @@ class World:
         entity, fact = about[0], about[-1]
         if kind == "two-hop":
             subject, titles = about[1].relation.noun.format(n=entity.name), (entity.name, about[1].target.name)
+        elif kind == "epithet":
+            subject, titles = _epithet(entity), (entity.passages[1].title,)
         else:
             subject, titles = entity.name, tuple(p.title for p in entity.passages[: 1 + (kind == "continuation")])
         answers = (fact.object, *(n for n in fact.target.names if n != fact.object)) if fact.target else (fact.object,)
         return Question(rng.choice(fact.relation.asks).format(n=subject), answers, kind, titles)
+
+
+def _epithet(entity: Entity) -> str:
+    """What the title of a document's second passage calls its subject; "" where it says nothing."""
+    return entity.passages[1].title.removeprefix(CONTINUED).strip(" ()")
 
 
 def passages_of(context: Sequence[Entity]) -> tuple[Passage, ...]:
