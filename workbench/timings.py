@@ -46,8 +46,8 @@ def _read(path: Path) -> Report | None:
 
 
 def split(folder: str | Path | None = None) -> dict[str, Any]:
-    """What `data/benchmarks/stages.py` wrote: {model, device, length, rows: [{way, density, and seconds by stage}]}; empty
-    where it was not run."""
+    """What `data/benchmarks/stages.py` wrote: {model, device, length, rows: [{way, density, and seconds by stage}]};
+    empty where it was not run."""
     path = Path(FOLDER if folder is None else folder) / "stages.json"
     try:
         return dict(json.loads(path.read_text()))
