@@ -5,7 +5,7 @@ import tiny
 
 from workbench import data, models, sparse
 from workbench.errors import BadInput
-from workbench.metrics.side_by_side import compare
+from workbench.metrics.side_by_side import compare, compare_many
 from workbench.metrics.sparsity import measure
 from workbench.trial import Trial
 
@@ -41,6 +41,17 @@ def test_every_method_gives_what_it_gives_alone(loaded, samples, chunk):
             assert ours["kl"] == pytest.approx(alone.kl[0], abs=1e-5) and ours["agree"] == alone.agree[0]
             assert found[name].first == alone.answer[0] and len(found[name].heads) == 2 * 4
         assert found["dense"].kl < 1e-6 and found["dense"].measures()["density"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("together", [1, 3, 100])
+def test_prompts_may_be_packed_in_any_number(loaded, samples, together):
+    methods = {name: sparse.named(SPECS[name]) for name in ("window", "quoka")}
+    prompts = loaded[2].prompts(samples, loaded[1])
+    packed = compare_many(loaded, prompts, methods, 48, 3, heads=False, together=together)
+    for prompt, found in zip(prompts, packed, strict=True):
+        for name, alone in compare(loaded, prompt, methods, 48, 3, heads=False).items():
+            assert (found[name].text, found[name].first) == (alone.text, alone.first)
+            assert found[name].kl == pytest.approx(alone.kl, abs=1e-5)
 
 
 def test_answers_are_those_of_a_trial(loaded, samples):

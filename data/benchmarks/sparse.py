@@ -29,7 +29,7 @@ import torch
 
 from workbench import data, gates, grid, models, sparse
 from workbench.metrics import answers
-from workbench.metrics.side_by_side import MEASURES, compare
+from workbench.metrics.side_by_side import MEASURES, compare_many
 from workbench.record import device_name
 from workbench.whole import whole
 
@@ -62,6 +62,7 @@ TABLE = [  # BFLA's table 5, its blocks and groups at a quarter
     "bfla(block=128, flat=16, local=2, mass=0.99, random=0.1)",
 ]
 NUMBERS = (*MEASURES, "kl", "agree")
+TOGETHER = 64  # pairs of a prompt and a setting that a GPU is given at a time
 
 
 @dataclass(frozen=True)
@@ -140,19 +141,24 @@ def run(part: Part, out: Path) -> str:
     """Write the two tables of a part."""
     model, tokenizer, layout = loaded(part.device)
     methods = {each.spec: sparse.named(each.spec).ready(model) for each in part.settings}
+    samples = questions(part.data, part.start + part.count)[part.start :]
+    prompts = layout.prompts(samples, tokenizer)
+    measured = max(0, min(part.count, part.measured - part.start))
+    together = TOGETHER if model.device.type == "cuda" else 8
+    found = [
+        *compare_many((model, tokenizer, layout), prompts[:measured], methods, CHUNK, 24, True, together),
+        *compare_many((model, tokenizer, layout), prompts[measured:], methods, CHUNK, 24, False, together),
+    ]
     rows, heads = [], []
-    for at in range(part.start, part.start + part.count):
-        sample = questions(part.data, part.start + part.count)[at]
-        (prompt,) = layout.prompts([sample], tokenizer)
-        measured = at < part.measured
-        about = {"data": part.data, "id": sample.id, "kind": sample.kind, "tokens": len(prompt), "measured": measured}
-        about |= {"device": device_name(model.device), "processes": part.processes}
-        for spec, found in compare((model, tokenizer, layout), prompt, methods, CHUNK, 24, measured).items():
-            score = {"em": answers.exact_match(found.text, sample.answers)}
-            score["f1"] = answers.f1(found.text, sample.answers)
-            rows.append(about | {"spec": spec} | score | found.measures())
-            if at < part.heads:
-                heads += [{"id": sample.id, "spec": spec} | vars(head) for head in found.heads]
+    for at, (sample, prompt, by_spec) in enumerate(zip(samples, prompts, found, strict=True)):
+        about = {"data": part.data, "id": sample.id, "kind": sample.kind, "tokens": len(prompt)}
+        about |= {"measured": at < measured, "device": device_name(model.device), "processes": part.processes}
+        for spec, one in by_spec.items():
+            score = {"em": answers.exact_match(one.text, sample.answers)}
+            score["f1"] = answers.f1(one.text, sample.answers)
+            rows.append(about | {"spec": spec} | score | one.measures())
+            if part.start + at < part.heads:
+                heads += [{"id": sample.id, "spec": spec} | vars(head) for head in one.heads]
     whole(out / f"{part.name}.heads.parquet", pd.DataFrame(heads).to_parquet)
     whole(out / f"{part.name}.parquet", pd.DataFrame(rows).to_parquet)  # last: the part is done
     return part.name

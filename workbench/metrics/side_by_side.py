@@ -1,7 +1,7 @@
 """Several sparse methods on the same prompt: what each keeps, loses and answers. What they share is computed once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from workbench.blocks import Prompt
 from workbench.chunked import check_chunk, prefill_chunked_many
 from workbench.decoding import decode, text_of
-from workbench.engine import Step, Work, empty, prefill
+from workbench.engine import Step, Work, empty, prefill_many
 from workbench.kv import KV
 from workbench.metrics.sparsity import Counts, Head, compared, of_layer, scaled
 from workbench.models import Loaded
@@ -57,20 +57,58 @@ def compare(
     `heads`: also what is kept by layer and head, on the states of dense attention. Layers whose sliding window is
     narrower than the prompt are left out. BadInput for a chunk smaller than a tile, before any work.
     """
-    model, plan = loaded[0], Plan(torch.arange(len(prompt)))
+    return compare_many(loaded, [prompt], methods, chunk, max_new_tokens, heads)[0]
+
+
+def compare_many(
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    methods: Mapping[str, Sparse],
+    chunk: int | None = None,
+    max_new_tokens: int = 24,
+    heads: bool = True,
+    together: int = TOGETHER,
+) -> list[dict[str, Found]]:
+    """`compare` for several prompts: passes of `together` pairs of a prompt and a method are packed, so that a device
+    that waits for its host more than for its numbers is kept busy."""
+    model = loaded[0]
+    if not prompts or not methods:
+        return [{} for _ in prompts]
+    largest = max(method.size for method in methods.values())
     for method in methods.values():
-        check_chunk(Plan(plan.rows, tiles=method), chunk or len(prompt) + method.size)
-    kv, layers = empty(model, len(prompt)), range(facts_of(model).layers if heads else 0)
-    dense = prefill(model, prompt.tokens, Plan(plan.rows, watch=tuple(layers)), kv, len(prompt.question))
-    found, left = {}, iter(methods.items())
-    while some := dict(islice(left, TOGETHER)):
-        steps, texts = _answered(loaded, prompt, list(some.values()), chunk, max_new_tokens)
-        for (name, method), step, text in zip(some.items(), steps, texts, strict=True):
-            counts = _counts(model, dense, kv, method, chunk) if heads else {}
-            parts = tuple(head for layer, count in counts.items() for head in count.heads(layer))
-            spent = sum(count.seconds for count in counts.values()) if heads else None
-            found[name] = Found(*compared(step, dense, len(prompt.question)), text, parts, spent)
+        check_chunk(Plan(torch.arange(1), tiles=method), chunk or largest)
+    dense = _dense(model, prompts, heads)
+    found: list[dict[str, Found]] = [{} for _ in prompts]
+    left = iter([(i, name) for i in range(len(prompts)) for name in methods])
+    while some := list(islice(left, together)):
+        works = [(prompts[i], methods[name]) for i, name in some]
+        steps, texts = _answered(loaded, works, chunk, max_new_tokens)
+        for (i, name), step, text in zip(some, steps, texts, strict=True):
+            found[i][name] = _found(model, *dense[i], methods[name], chunk, step, text, heads)
     return found
+
+
+def _dense(model: PreTrainedModel, prompts: Sequence[Prompt], heads: bool) -> list[tuple[Step, KV]]:
+    """Dense attention: logits of the question's rows, and the states of all layers where `heads` are asked for."""
+    layers = tuple(range(facts_of(model).layers if heads else 0))
+    works = [Work(p.tokens, Plan(torch.arange(len(p)), watch=layers), empty(model, len(p))) for p in prompts]
+    steps = prefill_many(model, works, max(len(p.question) for p in prompts))
+    return [(_cut(step, prompt), work.kv) for step, prompt, work in zip(steps, prompts, works, strict=True)]
+
+
+def _cut(step: Step, prompt: Prompt) -> Step:
+    """Only the logits of the question's rows."""
+    return step if step.logits is None else replace(step, logits=step.logits[-len(prompt.question) :])
+
+
+def _found(
+    model: PreTrainedModel, dense: Step, kv: KV, method: Sparse, chunk: int | None, step: Step, text: str, heads: bool
+) -> Found:
+    counts = _counts(model, dense, kv, method, chunk) if heads else {}
+    parts = tuple(head for layer, count in counts.items() for head in count.heads(layer))
+    spent = sum(count.seconds for count in counts.values()) if heads else None
+    assert dense.logits is not None
+    return Found(*compared(step, dense, len(dense.logits)), text, parts, spent)
 
 
 def _counts(model: PreTrainedModel, dense: Step, kv: KV, method: Sparse, chunk: int | None) -> dict[int, Counts]:
@@ -80,20 +118,22 @@ def _counts(model: PreTrainedModel, dense: Step, kv: KV, method: Sparse, chunk: 
 
 
 def _answered(
-    loaded: Loaded, prompt: Prompt, methods: Sequence[Sparse], chunk: int | None, count: int
+    loaded: Loaded, asked: Sequence[tuple[Prompt, Sparse]], chunk: int | None, count: int
 ) -> tuple[list[Step], list[str]]:
-    """Logits of the question's rows, and the text of the answer, under every method."""
+    """Logits of the question's rows, and the text of the answer, of each prompt under its method."""
     model, tokenizer, layout = loaded
-    context = facts_of(model).context
-    room = min(count, context - len(prompt)) if context else count
-    plans = [Plan(torch.arange(len(prompt)), tiles=method) for method in methods]
-    works = [Work(prompt.tokens, plan, empty(model, len(prompt), room)) for plan in plans]
-    longest = len(prompt) + max(method.size for method in methods)  # one chunk for all
-    steps = prefill_chunked_many(model, works, chunk or longest, len(prompt.question))
+    context, works = facts_of(model).context, []
+    for prompt, method in asked:
+        room = min(count, context - len(prompt)) if context else count
+        kv = empty(model, len(prompt), max(0, room))
+        works.append(Work(prompt.tokens, Plan(torch.arange(len(prompt)), tiles=method), kv))
+    longest = max(len(prompt) + method.size for prompt, method in asked)  # one chunk for all
+    steps = prefill_chunked_many(model, works, chunk or longest, max(len(prompt.question) for prompt, _ in asked))
     kvs: list[Any] = [work.kv for work in works]
     answers: list[list[int]] = [[] for _ in works]
     logits = [step.logits for step in steps if step.logits is not None]
     for tokens in decode(model, kvs, logits, count, stop=layout.stop, tokenizer=tokenizer):
         for answer, token in zip(answers, tokens, strict=True):
             answer += [] if token is None else [token]
-    return steps, [text_of(tokenizer, answer, layout.stop).strip() for answer in answers]
+    cut = [_cut(step, prompt) for step, (prompt, _) in zip(steps, asked, strict=True)]
+    return cut, [text_of(tokenizer, answer, layout.stop).strip() for answer in answers]
