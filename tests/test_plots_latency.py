@@ -9,7 +9,7 @@ from workbench import data, models, timings
 from workbench.explore.latency import latency_explorer
 from workbench.metrics.stages import STAGES
 from workbench.plots import breakdown, contestants, length, peers, roofline
-from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES
+from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, log_ticks
 from workbench.ttft import WAYS
 
 BARS = {
@@ -32,6 +32,7 @@ def test_contestants_are_named_by_who_made_them():
     names = {"ours": "ours", "flash, dense": "SDPA flash, dense", "flashinfer": "FlashInfer", "another": "another"}
     assert {who: contestants.name_of(who) for who in names} == names
     assert contestants.maker("transformers, full prefill (cudnn)") == "transformers"
+    assert contestants.maker("question_attention") == "ours"
     assert contestants.colour_of("ours, written in place") != contestants.colour_of("ours")
     assert len(set(contestants.colours().values())) == len(contestants.LOOKS)
     assert len(set(contestants.SYMBOLS)) == len(contestants.SYMBOLS) >= 20
@@ -85,6 +86,12 @@ def test_few_lengths_are_all_named_and_many_are_thinned():
     assert 4 <= len(fig.layout.xaxis.ticktext) <= 7
     fig = length.against_length([length.Panel("two", [one], "ms")], title="Time", lines=2, **SAID)
     assert list(fig.layout.xaxis.ticktext) == ["27K", "32K"]
+
+
+def test_a_logarithmic_axis_of_few_decades_has_steps_between():
+    few, many = log_ticks([3, 28]), log_ticks([1e9, 1e14])
+    assert few["tickvals"] == [1, 2, 5, 10, 20, 50, 100, 200, 500] and many == {"dtick": 1, "exponentformat": "power"}
+    assert log_ticks([0.0])["ticktext"][0] == "1", "nothing to show"
 
 
 def test_the_explorer_measures_what_it_shows():

@@ -81,6 +81,12 @@ def test_rivals_are_weighed_against_ours(found):
     assert {round(r["ratio"], 6) for r in rivals} == {2, 3} and all(r["low"] < r["ratio"] < r["high"] for r in rivals)
 
 
+def test_a_workload_is_named_with_its_report():
+    both = "choice and attention, 32K"
+    assert timings.spoken("choose_bfla", both) == "choose_bfla + attention: 32K"
+    assert timings.spoken("decode", "a token") == "decode: a token"
+
+
 def test_the_table_counts_the_fastest_of_a_peer_and_says_who_refused(found):
     lines, headings = timings.listed(
         timings.table(found), {"FA2": ["flash"], "cuDNN": ["cudnn"], "stock": ["torch", "transformers"]}

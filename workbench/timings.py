@@ -16,7 +16,7 @@ from workbench.results import FOLDER
 
 MODELS = bench.MODELS  # reports on whole models
 TRIED = re.compile(r"\d+x\d+, \d+ warps|\d+ splits")  # launches that were tried beside the one a kernel picks itself
-FEEDS = "the attention it feeds"  # in a report on choosing
+FEEDS, BOTH = "the attention it feeds", "choice and attention, "  # in a report on choosing
 FIGURES = ("ms", "p5", "p95", "runs", "tflops", "tbps", "share", "ratio", "problem")
 
 Report = Mapping[str, Any]
@@ -141,17 +141,22 @@ def by_density(rows: pd.DataFrame, tokens: int) -> list[dict[str, Any]]:
 
 def rivals(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Every peer on every workload where ours ran: {work, who, ms, ratio, low, high}, its median, 5th and 95th
-    percentile over the median of ours. Attention that a choice feeds is no peer of the choice."""
+    percentile over the median of ours. Another kernel of ours, or the attention that a choice feeds, is no peer."""
     timed = rows.dropna(subset=["ms"])
     mine = timed[timed.who == "ours"].set_index(["report", "work"]).ms
     return [
         {
-            "work": r.work, "who": r.who, "ms": r.ms, "ratio": r.ms / own,
+            "work": spoken(r.report, r.work), "who": r.who, "ms": r.ms, "ratio": r.ms / own,
             "low": r.p5 / own, "high": r.p95 / own,
         }
         for r in timed.itertuples()
-        if not r.who.startswith(("ours", FEEDS)) and (own := mine.get((r.report, r.work)))
+        if not r.who.startswith(("ours", FEEDS)) and r.who not in bench.names() and (own := mine.get((r.report, r.work)))
     ]  # fmt: skip
+
+
+def spoken(report: str, work: str) -> str:
+    """A workload with the report that it is of: "choose_bfla + attention: 32K, tiles of 128"."""
+    return f"{report} + attention: {work.removeprefix(BOTH)}" if work.startswith(BOTH) else f"{report}: {work}"
 
 
 def here(names: Sequence[str], peers: Sequence[str]) -> dict[str, Report]:
@@ -182,13 +187,14 @@ def listed(rows: pd.DataFrame, peers: Mapping[str, Sequence[str]]) -> tuple[list
         headings.append(len(lines))
         lines.append([f"{report} ({card})", *[""] * (4 + len(peers))])
         for work, whos in part.groupby("work", sort=False):
+            name = work.replace(BOTH, "with attention: ")
             own = next((r for r in whos.itertuples() if r.who == "ours"), None)
             if own is None or pd.isna(own.ms):
-                lines.append([work, "did not run", *[""] * (3 + len(peers))])
+                lines.append([name, "did not run", *[""] * (3 + len(peers))])
                 continue
             time = f"{_digits(own.ms)} ({_digits(own.p5)}–{_digits(own.p95)})"
             rates = [f"{own.tflops:.0f}", f"{own.tbps:.2f}", f"{own.share:.0%}"]
-            lines.append([work, time, *rates, *(_faster(whos, starts) for starts in peers.values())])
+            lines.append([name, time, *rates, *(_faster(whos, starts) for starts in peers.values())])
     return lines, headings
 
 

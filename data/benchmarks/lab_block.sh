@@ -16,6 +16,7 @@ learn() { # RUN is MODE-SEED; naive is mixed without position re-encoding
         --out "runs/lab-block-$1" --mode "$mode" --positions "$positions" --seed "${1##*-}" \
         --steps "${STEPS:-800}" --batch "${BATCH:-32}" --lr "${LR:-1e-3}" --optimizer "${OPTIMIZER:-adamw}" \
         --warmup "${WARMUP:-50}" --passages "${PASSAGES:-2-40}" --questions "${QUESTIONS:-12}" \
+        ${KINDS:+--kinds "$KINDS"} ${CONTINUED:+--continued "$CONTINUED"} ${SHUFFLED:+--shuffled "$SHUFFLED"} \
         --evaluate-every "${EVERY:-100}" --evaluate-samples "${SAMPLES:-300}" --evaluate-passages 10 \
         --save-every 200 --workers "${WORKERS:-10}" --device "$device" --minutes "${MINUTES:-inf}"
 }

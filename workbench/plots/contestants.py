@@ -1,5 +1,6 @@
 """How a kernel and its peers are named and coloured: the same in every figure."""
 
+from workbench import bench
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY
 
 LOOKS = {  # how a contestant's name begins: name for people, colour
@@ -36,9 +37,9 @@ def start_of(who: str) -> str:
 
 
 def maker(who: str) -> str:
-    """Who made it, whatever it does: `flash, dense` → SDPA flash."""
+    """Who made it, whatever it does: `flash, dense` → SDPA flash; a kernel of ours → ours."""
     start = start_of(who)
-    return LOOKS[start][0] if start else who
+    return LOOKS[start][0] if start else LOOKS["ours"][0] if who in bench.names() else who
 
 
 def colours() -> dict[str, str]:

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, clear, finish, legend_over, panel_titles
+from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, clear, finish, legend_over, log_ticks, panel_titles
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,8 @@ def against_length(panels: Sequence[Panel], *, title: str, caption: str, notice:
         fig.update_xaxes(
             title_text="context length (tokens)", type="log", tickvals=ticks, ticktext=texts, row=1, col=col
         )
-        fig.update_yaxes(title_text=panel.unit, type="log", exponentformat="power", **_ticks(panel), row=1, col=col)
+        values = [v for series in panel.series for v in (*series.value, *series.low)]
+        fig.update_yaxes(title_text=panel.unit, type="log", **log_ticks(values), row=1, col=col)
     fig.update_layout(legend=legend_over(320, 26))
     panel_titles(fig)
     return finish(
@@ -101,13 +101,3 @@ def _line(series: Series, unit: str, listed: set[str]) -> go.Scatter:
     )
     listed.add(name)
     return trace
-
-
-def _ticks(panel: Panel) -> dict:
-    """Powers of ten where the values span more than three of them, else 1-2-5 steps."""
-    values = [v for series in panel.series for v in (*series.value, *series.low) if v > 0]
-    low, high = floor(log10(min(values))), ceil(log10(max(values)))
-    if high - low > 3 or high > 5:
-        return {"dtick": 1}
-    steps = [digit * 10.0**power for power in range(low, high + 1) for digit in (1, 2, 5)]
-    return {"tickvals": steps, "ticktext": [f"{step:,.3g}" if step < 1000 else f"{step:,.0f}" for step in steps]}

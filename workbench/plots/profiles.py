@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import BLUE, MUTED, clear, finish, legend_over, panel_titles
+from workbench.plots.theme import BLUE, MUTED, clear, finish, legend_over, log_ticks, panel_titles
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def profiles(
                 fig.add_trace(trace.update(showlegend=shown), row=1, col=col)
         form: dict[str, Any] = {"tickformat": ".0%"} if panel.percent else {}
         if panel.log:
-            form |= {"type": "log", "dtick": 1, "exponentformat": "power"}
+            form |= {"type": "log", **log_ticks(r["mean"] for r in panel.records)}
         elif zero:
             form |= {"rangemode": "tozero"}
         fig.update_yaxes(title_text=panel.y, **form, row=1, col=col)

@@ -105,9 +105,9 @@ def _ceilings(fig: go.Figure, panel: Roofs, col: int) -> None:
         type="log", range=[log10(bottom), log10(panel.product) + 0.35], dtick=1, exponentformat="power",
         title_text="operations a second (FLOP/s)", row=1, col=col,
     )  # fmt: skip
-    half = (left * ridge) ** 0.5
+    low = left * (ridge / left) ** 0.12
     said = ((right, panel.product, f"matrix product {si(panel.product)}FLOP/s", "right", "bottom", -4, 2),
-            (half, half * panel.copy, f"copy {si(panel.copy)}B/s", "left", "top", 8, 0))  # fmt: skip
+            (low, low * panel.copy, f"copy {si(panel.copy)}B/s", "left", "top", 8, 0))  # fmt: skip
     for x, y, text, side, edge, over, up in said:
         fig.add_annotation(
             x=log10(x), y=log10(y), text=text, xanchor=side, yanchor=edge, showarrow=False, xshift=over, yshift=up,

@@ -1,5 +1,7 @@
 """One look for every figure: template, colours, and the title / what-to-notice / how-measured frame around a plot."""
 
+from collections.abc import Iterable
+from math import ceil, floor, log10
 from textwrap import wrap
 from typing import Any
 
@@ -126,6 +128,16 @@ def _lines(text: str, width: int) -> list[str]:
 def with_title(text: str, **more: Any) -> dict[str, Any]:
     """An axis title as a dictionary, with the template's spacing kept."""
     return {"title": {"text": text}, **more}
+
+
+def log_ticks(values: Iterable[float]) -> dict[str, Any]:
+    """Of a logarithmic axis: powers of ten where the values span more than three of them, else 1-2-5 steps."""
+    positive = [value for value in values if value > 0] or [1.0]
+    low, high = floor(log10(min(positive))), ceil(log10(max(positive)))
+    if high - low > 3 or high > 5:
+        return {"dtick": 1, "exponentformat": "power"}
+    steps = [digit * 10.0**power for power in range(low, high + 1) for digit in (1, 2, 5)]
+    return {"tickvals": steps, "ticktext": [f"{step:,.3g}" if step < 1000 else f"{step:,.0f}" for step in steps]}
 
 
 def panel_titles(fig: go.Figure, size: int = 13) -> None:
