@@ -142,7 +142,7 @@ def by_density(rows: pd.DataFrame, tokens: int) -> list[dict[str, Any]]:
 def rivals(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Every peer on every workload where ours ran: {work, who, ms, ratio, low, high}, its median, 5th and 95th
     percentile over the median of ours. Another kernel of ours, or the attention that a choice feeds, is no peer."""
-    timed = rows.dropna(subset=["ms"])
+    timed, own_kernels = rows.dropna(subset=["ms"]), bench.names()
     mine = timed[timed.who == "ours"].set_index(["report", "work"]).ms
     return [
         {
@@ -150,7 +150,7 @@ def rivals(rows: pd.DataFrame) -> list[dict[str, Any]]:
             "low": r.p5 / own, "high": r.p95 / own,
         }
         for r in timed.itertuples()
-        if not r.who.startswith(("ours", FEEDS)) and r.who not in bench.names() and (own := mine.get((r.report, r.work)))
+        if not r.who.startswith(("ours", FEEDS)) and r.who not in own_kernels and (own := mine.get((r.report, r.work)))
     ]  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def listed(rows: pd.DataFrame, peers: Mapping[str, Sequence[str]]) -> tuple[list
         headings.append(len(lines))
         lines.append([f"{report} ({card})", *[""] * (4 + len(peers))])
         for work, whos in part.groupby("work", sort=False):
-            name = work.replace(BOTH, "with attention: ")
+            name = work.replace(BOTH, "+ attention: ")
             own = next((r for r in whos.itertuples() if r.who == "ours"), None)
             if own is None or pd.isna(own.ms):
                 lines.append([name, "did not run", *[""] * (3 + len(peers))])
