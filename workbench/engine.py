@@ -158,40 +158,54 @@ def assemble(
         raise BadInput(f"positions {positions!r}: it is 're-encoded' or 'naive'")
     facts = facts_of(model)
     _check_cached(model, facts, prompt, cached)
-    end = prompt.starts[-1]
-    lengths = torch.tensor([len(block) for block in cached])
+    end, blocks = prompt.starts[-1], [block.to(facts.device) for block in cached]
     moves = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
-    distance = moves.repeat_interleave(lengths)  # [T of the context]
-    moving = positions == "re-encoded" and bool(moves.any())
-    on_card = executors.on_card(facts.device)
-    far = distance.to(facts.device) if moving and on_card else distance
-    tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    keys, values, room = [], [], len(prompt) + room - end
-    gathered: dict[tuple[int, int], torch.Tensor] = {}  # keys as cached; used by one layer after the other
-    for layer, (heads, width) in enumerate(facts.shapes):
-        as_cached = [block.keys[layer].to(facts.device) for block in cached]
-        if moving:
-            table = facts.inv_freq[layer]
-            if id(table) not in tables and not on_card:
-                tables[id(table)] = turn(distance, table, facts.device)
-            gathered[heads, width] = together = torch.cat(as_cached, 1, out=gathered.get((heads, width)))
-            keys.append(torch.empty(heads, end + room, width, dtype=facts.dtype, device=facts.device))
-            if on_card:
-                executors.turned(together, far, table, facts.pairing, keys[-1][:, :end], kernels=True)
-            else:
-                rotate_by(together, *tables[id(table)], facts.pairing, out=keys[-1][:, :end])
-            keys[-1][:, end:] = 0
-        else:
-            keys.append(_with_room(as_cached, room, facts))
-        values.append(_with_room([block.values[layer].to(facts.device) for block in cached], room, facts))
+    lengths = torch.tensor([len(block) for block in cached])
+    capacity = len(prompt) + room
+    values = [
+        _joined([block.values[layer] for block in blocks], capacity, facts.dtype) for layer in range(facts.layers)
+    ]
+    if positions == "re-encoded" and bool(moves.any()):
+        keys = _turned(facts, blocks, moves, lengths, end, capacity)
+    else:
+        keys = [
+            _joined([block.keys[layer] for block in blocks], capacity, facts.dtype) for layer in range(facts.layers)
+        ]
     return KV.within(keys, values, len(prompt))
 
 
-def _with_room(parts: Sequence[torch.Tensor], room: int, facts: Facts) -> torch.Tensor:
-    """[H, T, D] each, one behind the other, and `room` zeros, in one copy."""
+def _joined(parts: list[torch.Tensor], capacity: int, dtype: torch.dtype) -> torch.Tensor:
+    """[H, T, D] each, one behind the other, then zeros up to `capacity` tokens, in one copy."""
     heads, _, width = parts[0].shape
-    blank = torch.zeros(heads, room, width, dtype=facts.dtype, device=facts.device)
-    return torch.cat([*(part.to(facts.dtype) for part in parts), blank], 1)
+    whole = parts[0].new_empty(heads, capacity, width, dtype=dtype)
+    end = sum(part.shape[1] for part in parts)
+    torch.cat(parts, 1, out=whole[:, :end])
+    whole[:, end:] = 0
+    return whole
+
+
+def _turned(
+    facts: Facts, blocks: Sequence[KV], moves: torch.Tensor, lengths: torch.Tensor, end: int, capacity: int
+) -> list[torch.Tensor]:
+    """Keys of all layers, every block turned by its move, then zeros up to `capacity` tokens."""
+    on_card, keys = executors.on_card(facts.device), []
+    far = moves.repeat_interleave(lengths).to(facts.device) if on_card else moves
+    tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    gathered: dict[tuple[int, int], torch.Tensor] = {}  # keys as cached; used by one layer after the other
+    for layer, (heads, width) in enumerate(facts.shapes):
+        table = facts.inv_freq[layer]
+        together = torch.cat([block.keys[layer] for block in blocks], 1, out=gathered.get((heads, width)))
+        gathered[heads, width] = together
+        keys.append(torch.empty(heads, capacity, width, dtype=facts.dtype, device=facts.device))
+        if on_card:
+            executors.turned(together, far, table, facts.pairing, keys[-1][:, :end], kernels=True)
+        else:
+            if id(table) not in tables:  # one angle a block, not a token
+                cos, sin = (x.repeat_interleave(lengths, 0) for x in turn(moves, table, facts.device))
+                tables[id(table)] = cos, sin
+            rotate_by(together, *tables[id(table)], facts.pairing, out=keys[-1][:, :end])
+        keys[-1][:, end:] = 0
+    return keys
 
 
 def check_fit(model: PreTrainedModel, facts: Facts, length: int) -> None:

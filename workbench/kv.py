@@ -92,9 +92,9 @@ class KV:
 
     def to(self, device: torch.device | str) -> "KV":
         """This run on `device`: itself where it is there already."""
-        keys, values = [x.to(device) for x in self.keys], [x.to(device) for x in self.values]
-        same = all(x is y for x, y in zip((*keys, *values), self.tensors(), strict=True))
-        return self if same else KV(keys, values, self.start)
+        if self.keys[0].to(device) is self.keys[0]:  # its tensors are all in one place
+            return self
+        return KV([x.to(device) for x in self.keys], [x.to(device) for x in self.values], self.start)
 
     def lock(self) -> "KV":
         """This run, from now on read-only."""

@@ -237,6 +237,7 @@ class World:
             title = passages_of(context)[0 if end == "first" else -1].title
             return Question(rng.choice(PLACED[end]), (title,), kind, (title,))
         entity, fact = about[0], about[-1]
+        titles: tuple[str, ...]
         if kind == "two-hop":
             subject, titles = about[1].relation.noun.format(n=entity.name), (entity.name, about[1].target.name)
         elif kind == "epithet":
