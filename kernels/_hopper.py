@@ -17,6 +17,9 @@ from workbench.kernels._softmax import LOG2E, together
 
 try:
     import triton
+
+    if [int(part) for part in triton.__version__.split(".")[:2]] < [3, 6]:
+        raise ImportError("Gluon was another language before Triton 3.6")
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import (
@@ -27,6 +30,8 @@ try:
         warpgroup_mma_wait,
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # before Triton 3.7
 except ImportError:  # no Triton, or one without Gluon for Hopper
     gluon = None
 
@@ -103,13 +108,13 @@ if gluon is not None:
             for part in gl.static_range(PER):
                 at = _start(step * PER // SUB + part, entries, list_at, number, LISTED, SIZE) + step % SUB * BOX
                 tile = k_tiles.index(index).slice(part * BOX, BOX, dim=2)
-                tma.async_copy_global_to_shared(keys, [request, kv_head, at, 0], k_full.index(index), tile)
+                async_load(keys, [request, kv_head, at, 0], k_full.index(index), tile)
             mbarrier.wait(v_empty.index(index), phase)
             mbarrier.expect(v_full.index(index), N * values.block_type.shape[3] * 2)
             for part in gl.static_range(PER):
                 at = _start(step * PER // SUB + part, entries, list_at, number, LISTED, SIZE) + step % SUB * BOX
                 tile = v_tiles.index(index).slice(part * BOX, BOX, dim=2)
-                tma.async_copy_global_to_shared(values, [request, kv_head, at, 0], v_full.index(index), tile)
+                async_load(values, [request, kv_head, at, 0], v_full.index(index), tile)
 
     @gluon.jit
     def _where(

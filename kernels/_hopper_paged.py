@@ -21,11 +21,12 @@ try:
     from triton.experimental.gluon.language.nvidia.hopper import (
         fence_async_shared,
         mbarrier,
-        tma,
         warpgroup_mma,
         warpgroup_mma_wait,
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from workbench.kernels._hopper import async_load
 except ImportError:  # no Triton, or one without Gluon for Hopper
     gluon = None
 
@@ -75,7 +76,7 @@ if gluon is not None:
                 token = gl.load(table + page, mask=page < pages, other=0) * PAGE + (slot + part * BOX) % PAGE
                 token = gl.where(page < pages, token, 1073741824)
                 tile = k_tiles.index(index).slice(part * BOX, BOX, dim=1)
-                tma.async_copy_global_to_shared(keys, [kv_head, token, 0], k_full.index(index), tile)
+                async_load(keys, [kv_head, token, 0], k_full.index(index), tile)
             mbarrier.wait(v_empty.index(index), phase)
             mbarrier.expect(v_full.index(index), N * values.block_type.shape[2] * 2)
             for part in gl.static_range(N // BOX):
@@ -83,7 +84,7 @@ if gluon is not None:
                 token = gl.load(table + page, mask=page < pages, other=0) * PAGE + (slot + part * BOX) % PAGE
                 token = gl.where(page < pages, token, 1073741824)
                 tile = v_tiles.index(index).slice(part * BOX, BOX, dim=1)
-                tma.async_copy_global_to_shared(values, [kv_head, token, 0], v_full.index(index), tile)
+                async_load(values, [kv_head, token, 0], v_full.index(index), tile)
 
     @gluon.jit
     def _largest(step, tops, pages, PAGE: gl.constexpr, N: gl.constexpr):

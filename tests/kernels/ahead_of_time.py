@@ -1,0 +1,54 @@
+"""Compile the kernels that are written for Hopper, for Hopper, on any machine: `python -m tests.kernels.ahead_of_time`.
+
+They have no interpreter, so this is what a machine without such a card can say of them. Prints a line of JSON each.
+"""
+
+import json
+from itertools import product
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compile as compiled
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from workbench.kernels import _hopper, _hopper_paged
+
+STRIDES = [f"{x}_{part}" for x, part in product(("q", "out"), ("batch", "head", "token"))]
+NUMBERS = ["count", "capacity", "row_tiles", "together", "lists", "queries", "pages", "splits"]
+
+
+def types(dtype: str, box: list[int], out: str) -> dict[str, str]:
+    """Types of all arguments of both kernels, by name."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(box))
+    tile = f"tensordesc<{dtype}{box},{layout}>"
+    tables = "indptr indices table positions first tops moves".split()
+    found = {"q": f"*{dtype}", "out": f"*{out}", "keys": tile, "values": tile, "lse": "*fp32", "inv_freq": "*fp32"}
+    found |= {"rows": "*i64", "at_rows": "*i64", "scale": "fp32"} | dict.fromkeys(tables, "*i32")
+    return found | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys([*STRIDES, "out_split"], "i64")
+
+
+def build(kernel: Any, known: dict[str, str], constants: dict[str, Any]) -> Any:
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else known[name] for name in names}
+    wide = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name][0] == "*"}
+    source = GluonASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, wide)
+    return compiled(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": 168})
+
+
+def main() -> None:
+    common: dict[str, Any] = {"GROUP": 4, "BUFFERS": 2}
+    tiled = common | {"HEADS": 32, "SHARED": 1, "STRIDED": False, "N": 128}
+    paged = common | {"PAGE": 128, "N": 128, "HALF": 64, "NEIGHBOURS": False}
+    for name, kernel, known, constants in (
+        ("kept tiles", _hopper, types("bf16", [1, 1, 64, 128], "bf16"), tiled | {"LISTED": True, "SIZE": 64}),
+        ("dense, fp16", _hopper, types("fp16", [1, 1, 128, 64], "fp16"), tiled | {"LISTED": False, "SIZE": 128}),
+        ("moved pages", _hopper_paged, types("bf16", [1, 128, 128], "fp32"), paged | {"ROTATE": True, "SPLIT": True}),
+    ):
+        found = build(kernel._attend, known, constants)
+        facts = {"shared": found.metadata.shared, "products": found.asm["ptx"].count("wgmma.mma_async.sync")}
+        print(json.dumps({"kernel": name} | facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Kernels written for Hopper: what can be said of them without such a card."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not available on this platform")
+
+SHARED = 227 << 10  # bytes of shared memory that a program may have on a Hopper card
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton.experimental.gluon") is None, reason="this Triton has no Gluon")
+def test_they_compile_for_hopper_and_fit_its_shared_memory(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "tests.kernels.ahead_of_time"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [one["kernel"] for one in found] == ["kept tiles", "dense, fp16", "moved pages"], done.stderr[-2000:]
+    assert all(one["products"] >= 16 and one["shared"] <= SHARED for one in found)
