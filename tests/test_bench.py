@@ -3,6 +3,7 @@
 import json
 import os
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -209,3 +210,19 @@ def test_the_driver_is_read_from_the_system(tmp_path):
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 12.2"
     )
     assert driver(path) == "580.95.05"
+
+
+@pytest.mark.parametrize(("dtype", "wider"), [(torch.float32, torch.float64), (torch.float16, torch.float32)])
+def test_a_kernel_is_held_to_a_reference_of_more_digits_than_its_own(dtype, wider):
+    asked = []
+
+    def reference(x):
+        asked.append(x.dtype)
+        return x * 2
+
+    module = SimpleNamespace(
+        __name__="double", reference=reference, launch=lambda x: x * 2,
+        cases=lambda device, dtype: iter([(torch.ones(2, 2, 2, device=device, dtype=dtype),)]),
+    )  # fmt: skip
+    (outcome,) = check(module, "cpu", [dtype])
+    assert outcome.right and asked == [wider, dtype]
