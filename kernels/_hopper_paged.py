@@ -96,12 +96,17 @@ if gluon is not None:
         return found
 
     @gluon.jit
+    def _turned(x, y, sin, cos):
+        """Channels x with their partners y, turned."""
+        return (x.to(gl.float32) * cos[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype)
+
+    @gluon.jit
     def _put_queries(
         q_tile, q, m, rows, move, inv_freq, q_head, q_token,
         GROUP: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr, NEIGHBOURS: gl.constexpr, TURN: gl.constexpr,
         FLAT: gl.constexpr,
     ):  # fmt: skip
-        """64 queries, turned back by `move` positions, into shared memory."""
+        """Queries, turned back by `move` positions, into shared memory."""
         col = gl.arange(0, D, layout=gl.SliceLayout(0, FLAT))
         base = q + (m % GROUP).to(gl.int64)[:, None] * q_head + (m // GROUP).to(gl.int64)[:, None] * q_token
         inside = (m < rows)[:, None]
@@ -116,16 +121,42 @@ if gluon is not None:
                 second = col >= HALF
                 plane = col % HALF
             other = gl.where(turns, gl.where(second, col - APART, col + APART), col)
+            y = gl.load(base + other[None, :], mask=inside, other=0.0)
             freq = gl.load(inv_freq + plane, mask=turns, other=0.0).to(gl.float64)
             angle = move.to(gl.float64) * freq
             angle = (angle - 6.283185307179586 * gl.floor(angle * 0.15915494309189535 + 0.5)).to(gl.float32)
             sin = gl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
             cos = gl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
-            sin = gl.where(second, -sin, sin)  # of -move, and the sign of the other channel
-            y = gl.load(base + other[None, :], mask=inside, other=0.0)
-            x = (x.to(gl.float32) * cos[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype)
+            x = _turned(x, y, gl.where(second, -sin, sin), cos)  # of -move, and the sign of the other channel
         q_tile.store(x)
-        fence_async_shared()
+
+    @gluon.jit
+    def _turn(
+        q, q_tiles, q_full, q_empty, first, rows, q_head, q_token, begin, steps, moves, inv_freq, pages,
+        GROUP: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr,
+        NEIGHBOURS: gl.constexpr,
+    ):  # fmt: skip
+        """The group that turns queries, for the next move while those of this one are computed with."""
+        FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+        SOME: gl.constexpr = 16
+        found = 0
+        turned = 0
+        for j in range(steps):
+            page = (begin + j) * N // PAGE
+            move = gl.load(moves + page, mask=page < pages, other=0)
+            if (j == 0) | (move != turned):
+                index = found % 2
+                mbarrier.wait(q_empty.index(index), (found // 2 & 1) ^ 1)
+                for part in gl.static_range(128 // SOME):
+                    m = first + part * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
+                    tile = q_tiles.index(2 * index + part * SOME // 64).slice(part * SOME % 64, SOME, dim=0)
+                    _put_queries(
+                        tile, q, m, rows, move, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, True, FLAT
+                    )
+                fence_async_shared()
+                mbarrier.arrive(q_full.index(index), count=1)
+                turned = move
+                found += 1
 
     @gluon.jit
     def _mask(s, step, largest, lowest, positions, slots, at_row, N: gl.constexpr, LOGITS: gl.constexpr):
@@ -159,7 +190,7 @@ if gluon is not None:
 
     @gluon.jit
     def _compute(
-        half, q, out, lse, at_rows, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
+        half, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
         first, rows, q_head, q_token, out_head, out_token, lse_head, splits,
         begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
         GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
@@ -173,13 +204,17 @@ if gluon is not None:
         BUFFERS: gl.constexpr = k_tiles.type.shape[0]
         slots = pages * PAGE
         q_tile = q_tiles.index(half)
-        m = first + half * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, FLAT))
         mine = first + half * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LOGITS))
         at_row = gl.load(at_rows + mine // GROUP, mask=mine < rows, other=-1).to(gl.int32)
         turned = 0
+        found = 0  # moves after the first
         if ROTATE:
             turned = gl.load(moves + begin * N // PAGE, mask=begin * N // PAGE < pages, other=0)
-        _put_queries(q_tile, q, m, rows, turned, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, ROTATE, FLAT)
+            mbarrier.wait(q_full.index(0), 0)
+        else:
+            m = first + half * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, FLAT))
+            _put_queries(q_tile, q, m, rows, 0, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, False, FLAT)
+            fence_async_shared()
         top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, LOGITS))
         total = gl.zeros([64], gl.float32, gl.SliceLayout(1, LOGITS))
         acc = gl.zeros([64, D], gl.float32, RESULT)
@@ -204,10 +239,11 @@ if gluon is not None:
             step = begin + j
             if ROTATE:
                 if move != turned:
-                    _put_queries(
-                        q_tile, q, m, rows, move, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, True, FLAT
-                    )
+                    mbarrier.arrive(q_empty.index(found % 2), count=1)
                     turned = move
+                    found += 1
+                    mbarrier.wait(q_full.index(found % 2), found // 2 & 1)
+                    q_tile = q_tiles.index(2 * (found % 2) + half)
                 move = gl.load(moves + (step + 1) * N // PAGE, mask=(step + 1) * N // PAGE < pages, other=0)
             mbarrier.wait(k_full.index(index), phase)
             k = k_tiles.index(index).reshape([N, D]).permute((1, 0))
@@ -274,8 +310,10 @@ if gluon is not None:
         begin = gl.where(steps > 0, begin, (pages * PAGE + N - 1) // N)  # nothing to do: a step behind all pages
         steps = gl.maximum(steps, 1)
         q_tiles = gl.allocate_shared_memory(
-            keys.dtype, [2, 64, D], gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
+            keys.dtype, [4 if ROTATE else 2, 64, D], gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
         )
+        q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         k_tiles = gl.allocate_shared_memory(keys.dtype, [BUFFERS, 1, N, D], keys.layout)
         v_tiles = gl.allocate_shared_memory(keys.dtype, [BUFFERS, 1, N, D], values.layout)
         k_full = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], mbarrier.MBarrierLayout())
@@ -289,32 +327,63 @@ if gluon is not None:
             mbarrier.init(k_empty.index(i), count=2)
             mbarrier.init(v_empty.index(i), count=2)
         mbarrier.init(clean, count=2)
+        for i in gl.static_range(2):
+            mbarrier.init(q_full.index(i), count=1)
+            mbarrier.init(q_empty.index(i), count=2)
         q += request.to(gl.int64) * q_batch + kv_head.to(gl.int64) * GROUP * q_head
         out += request.to(gl.int64) * out_batch + kv_head.to(gl.int64) * GROUP * out_head + split * out_split
         lse_head = count * splits
         lse += (request * (gl.num_programs(0) // row_tiles) + kv_head) * GROUP * lse_head + split
-        gl.warp_specialize(
-            [
-                (_compute, (
-                    0, q, out, lse, at_rows, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
-                    begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-                    begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
-                    GROUP, SPLIT, PAGE, N, D, HALF, NEIGHBOURS, ROTATE,
-                )),
-                (_compute, (
-                    1, q, out, lse, at_rows, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
-                    begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-                    begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
-                    GROUP, SPLIT, PAGE, N, D, HALF, NEIGHBOURS, ROTATE,
-                )),
-                (_fetch, (
-                    keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-                    kv_head, table, pages, begin, steps, PAGE, N,
-                )),
-            ],
-            [4, 4],
-            [240, 24],
-        )  # fmt: skip
+        if ROTATE:
+            gl.warp_specialize(
+                [
+                    (_compute, (
+                        0, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
+                        v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
+                        begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
+                        GROUP, SPLIT, PAGE, N, D, HALF, NEIGHBOURS, ROTATE,
+                    )),
+                    (_compute, (
+                        1, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
+                        v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
+                        begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
+                        GROUP, SPLIT, PAGE, N, D, HALF, NEIGHBOURS, ROTATE,
+                    )),
+                    (_fetch, (
+                        keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
+                        kv_head, table, pages, begin, steps, PAGE, N,
+                    )),
+                    (_turn, (
+                        q, q_tiles, q_full, q_empty, begin_row, rows, q_head, q_token, begin, steps, moves, inv_freq, pages,
+                        GROUP, PAGE, N, D, HALF, NEIGHBOURS,
+                    )),
+                ],
+                [4, 4, 4],
+                [208, 24, 72],
+            )  # fmt: skip
+        else:
+            gl.warp_specialize(
+                [
+                    (_compute, (
+                        0, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
+                        v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
+                        begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
+                        GROUP, SPLIT, PAGE, N, D, HALF, NEIGHBOURS, ROTATE,
+                    )),
+                    (_compute, (
+                        1, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
+                        v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
+                        begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
+                        GROUP, SPLIT, PAGE, N, D, HALF, NEIGHBOURS, ROTATE,
+                    )),
+                    (_fetch, (
+                        keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
+                        kv_head, table, pages, begin, steps, PAGE, N,
+                    )),
+                ],
+                [4, 4],
+                [240, 24],
+            )  # fmt: skip
 
 
 def launch(
@@ -351,7 +420,7 @@ def launch(
         (width**-0.5 if scale is None else scale) * LOG2E, count, pages.table.shape[1],
         *q.stride()[:3], *parts.stride()[:3], parts.stride(3) if split else 0, tiles, splits,
         GROUP=group, SPLIT=split, PAGE=size, N=step, HALF=len(inv_freq) if turn and inv_freq is not None else 0,
-        NEIGHBOURS=pairing == "neighbours", ROTATE=turn, BUFFERS=buffers, num_warps=4, maxnreg=168,
+        NEIGHBOURS=pairing == "neighbours", ROTATE=turn, BUFFERS=buffers, num_warps=4, maxnreg=128 if turn else 168,
     )  # fmt: skip
     if split:
         merge(parts, lse, out)

@@ -19,6 +19,7 @@ from workbench.sparse.bfla import Bfla
 from workbench.tiles import Tiles
 
 DENSITY = 0.15
+DEEP = 8  # layers by which the density is set
 
 
 @dataclass
@@ -48,13 +49,18 @@ class Counted:
 
 
 def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
-    """`method` with the mass at which it keeps DENSITY of the causal tiles in the first layer."""
-    model, found, low, high = scene.model, Counted(method), 0.0, 1.0
-    for _ in range(8):
-        found.over = method.turned((low + high) / 2)
-        prefill(model, scene.ids(tokens), Plan(torch.arange(tokens), tiles=found, depth=2), empty(model, tokens))
-        low, high = (low, found.over.mass) if found.density > DENSITY else (found.over.mass, high)
-    return method.turned(high)
+    """`method` with the mass at which it keeps at least DENSITY of the causal tiles, over a few layers.
+
+    The mass is looked for by its distance to 1, on a scale of powers of ten: of a model without training most of it
+    lies in few blocks, and what is left in very many.
+    """
+    model, found, low, high = scene.model, Counted(method), 0.0, 7.0
+    for _ in range(7):
+        nines = (low + high) / 2
+        found.over = method.turned(1 - 10**-nines)
+        prefill(model, scene.ids(tokens), Plan(torch.arange(tokens), tiles=found, depth=DEEP), empty(model, tokens))
+        low, high = (low, nines) if found.density > DENSITY else (nines, high)
+    return method.turned(1 - 10**-high)
 
 
 def long(scene: Scene, tokens: int, sparse: Bfla | None, compiled: bool, one: Contestant) -> Sample:

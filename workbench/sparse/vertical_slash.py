@@ -51,9 +51,9 @@ class VerticalSlash(Sparse):
         diagonals, keyed = columns.clone(), torch.arange(grid.length, device=keys.device)
         for part, share in attention(queries[:, -self.last :], keys, end):
             columns += share.sum(1)
-            for row, one in zip(end.rows[part], share.unbind(1), strict=True):
-                seen = int(row) + 1
-                diagonals[:, :seen] += one[:, :seen].flip(1)
+            key = end.rows[part, None] - keyed  # [r, T] of every row, the key on diagonal d
+            lying = share.gather(2, key.clamp(min=0).expand(len(share), -1, -1)).masked_fill_(key < 0, 0.0)
+            diagonals += lying.sum(1)
         front, near = keyed < self.front, keyed < self.near
         return _most(columns, self.vertical, front), _most(diagonals, self.slash, near)
 
