@@ -100,19 +100,29 @@ if gluon is not None:
         PER: gl.constexpr = N // BOX  # entries of a step
         SUB: gl.constexpr = SIZE // BOX  # steps of an entry
         BUFFERS: gl.constexpr = k_tiles.type.shape[0]
+        AHEAD: gl.constexpr = PER == 1  # an entry is asked for a step ahead: it takes as long to come as a tile
+        coming = _start((steps - 1) // SUB, entries, list_at, number, LISTED, SIZE) + (steps - 1) % SUB * BOX
         for j in range(steps):
             index, phase = j % BUFFERS, (j // BUFFERS & 1) ^ 1
             step = steps - 1 - j
+            now = coming
+            if AHEAD:
+                after = gl.maximum(step - 1, 0)
+                coming = _start(after // SUB, entries, list_at, number, LISTED, SIZE) + after % SUB * BOX
             mbarrier.wait(k_empty.index(index), phase)
             mbarrier.expect(k_full.index(index), N * keys.block_type.shape[3] * 2)
             for part in gl.static_range(PER):
-                at = _start(step * PER // SUB + part, entries, list_at, number, LISTED, SIZE) + step % SUB * BOX
+                at = now
+                if not AHEAD:
+                    at = _start(step * PER // SUB + part, entries, list_at, number, LISTED, SIZE) + step % SUB * BOX
                 tile = k_tiles.index(index).slice(part * BOX, BOX, dim=2)
                 async_load(keys, [request, kv_head, at, 0], k_full.index(index), tile)
             mbarrier.wait(v_empty.index(index), phase)
             mbarrier.expect(v_full.index(index), N * values.block_type.shape[3] * 2)
             for part in gl.static_range(PER):
-                at = _start(step * PER // SUB + part, entries, list_at, number, LISTED, SIZE) + step % SUB * BOX
+                at = now
+                if not AHEAD:
+                    at = _start(step * PER // SUB + part, entries, list_at, number, LISTED, SIZE) + step % SUB * BOX
                 tile = v_tiles.index(index).slice(part * BOX, BOX, dim=2)
                 async_load(values, [request, kv_head, at, 0], v_full.index(index), tile)
 
@@ -326,7 +336,7 @@ def launch(
     batch, q_heads, count, width = q.shape
     heads, length = keys.shape[1:3]
     q = q if q.stride(3) == 1 else q.contiguous()
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = q.new_empty(batch, count, q_heads, width).transpose(1, 2)  # rows first, as models want it
     step = keys_of(width)
     tile = step if indptr is None else size
     box = [1, 1, min(step, tile), width]

@@ -59,32 +59,40 @@ if gluon is not None:
         return found
 
     @gluon.jit
+    def _token(table, slot, pages, PAGE: gl.constexpr):
+        """Where a slot lies in the pool; beyond it behind the last page."""
+        page = slot // PAGE
+        token = gl.load(table + page, mask=page < pages, other=0) * PAGE + slot % PAGE
+        return gl.where(page < pages, token, 1073741824)
+
+    @gluon.jit
     def _fetch(
         keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, kv_head, table, pages, begin, steps,
         PAGE: gl.constexpr, N: gl.constexpr,
     ):  # fmt: skip
         """The group that fetches."""
         BOX: gl.constexpr = keys.block_type.shape[1]
+        PARTS: gl.constexpr = N // BOX
         BUFFERS: gl.constexpr = k_tiles.type.shape[0]
+        first = _token(table, begin * N, pages, PAGE)  # asked for a step ahead: it takes as long to come as a tile
+        second = _token(table, begin * N + (PARTS - 1) * BOX, pages, PAGE)
         for j in range(steps):
             index, phase = j % BUFFERS, (j // BUFFERS & 1) ^ 1
-            slot = (begin + j) * N
+            now, then = first, second
+            slot = (begin + j + 1) * N
+            first = _token(table, slot, pages, PAGE)
+            if PARTS == 2:
+                second = _token(table, slot + BOX, pages, PAGE)
             mbarrier.wait(k_empty.index(index), phase)
             mbarrier.expect(k_full.index(index), N * keys.block_type.shape[2] * 2)
-            for part in gl.static_range(N // BOX):
-                page = (slot + part * BOX) // PAGE
-                token = gl.load(table + page, mask=page < pages, other=0) * PAGE + (slot + part * BOX) % PAGE
-                token = gl.where(page < pages, token, 1073741824)
+            for part in gl.static_range(PARTS):
                 tile = k_tiles.index(index).slice(part * BOX, BOX, dim=1)
-                async_load(keys, [kv_head, token, 0], k_full.index(index), tile)
+                async_load(keys, [kv_head, now if part == 0 else then, 0], k_full.index(index), tile)
             mbarrier.wait(v_empty.index(index), phase)
             mbarrier.expect(v_full.index(index), N * values.block_type.shape[2] * 2)
-            for part in gl.static_range(N // BOX):
-                page = (slot + part * BOX) // PAGE
-                token = gl.load(table + page, mask=page < pages, other=0) * PAGE + (slot + part * BOX) % PAGE
-                token = gl.where(page < pages, token, 1073741824)
+            for part in gl.static_range(PARTS):
                 tile = v_tiles.index(index).slice(part * BOX, BOX, dim=1)
-                async_load(values, [kv_head, token, 0], v_full.index(index), tile)
+                async_load(values, [kv_head, now if part == 0 else then, 0], v_full.index(index), tile)
 
     @gluon.jit
     def _largest(step, tops, pages, PAGE: gl.constexpr, N: gl.constexpr):
@@ -96,9 +104,14 @@ if gluon is not None:
         return found
 
     @gluon.jit
-    def _turned(x, y, sin, cos):
-        """Channels x with their partners y, turned."""
-        return (x.to(gl.float32) * cos[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype)
+    def _angle(move, inv_freq, plane, turns):
+        """(cosine, sine) of the angle by which a plane turns over `move` positions."""
+        freq = gl.load(inv_freq + plane, mask=turns, other=0.0).to(gl.float64)
+        angle = move.to(gl.float64) * freq
+        angle = (angle - 6.283185307179586 * gl.floor(angle * 0.15915494309189535 + 0.5)).to(gl.float32)
+        sin = gl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
+        cos = gl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
+        return cos, sin
 
     @gluon.jit
     def _put_queries(
@@ -122,23 +135,49 @@ if gluon is not None:
                 plane = col % HALF
             other = gl.where(turns, gl.where(second, col - APART, col + APART), col)
             y = gl.load(base + other[None, :], mask=inside, other=0.0)
-            freq = gl.load(inv_freq + plane, mask=turns, other=0.0).to(gl.float64)
-            angle = move.to(gl.float64) * freq
-            angle = (angle - 6.283185307179586 * gl.floor(angle * 0.15915494309189535 + 0.5)).to(gl.float32)
-            sin = gl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
-            cos = gl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
-            x = _turned(x, y, gl.where(second, -sin, sin), cos)  # of -move, and the sign of the other channel
+            cos, sin = _angle(move, inv_freq, plane, turns)
+            sin = gl.where(second, -sin, sin)  # of -move, and the sign of the other channel
+            x = (x.to(gl.float32) * cos[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype)
         q_tile.store(x)
 
     @gluon.jit
+    def _turn_tile(target, source, move, inv_freq, D: gl.constexpr, SOME: gl.constexpr, BOTH: gl.constexpr):
+        """Queries of whole heads in halves, turned back by `move` positions, from shared memory to shared memory. In
+        layout BOTH a thread holds both channels of a plane."""
+        x = source.load(BOTH).reshape([SOME, 2, D // 2]).permute((0, 2, 1))
+        low, high = gl.split(x)
+        plane = gl.arange(0, D // 2, layout=gl.SliceLayout(0, low.type.layout))
+        cos, sin = _angle(move, inv_freq, plane, plane >= 0)
+        a, b = low.to(gl.float32), high.to(gl.float32)
+        low = (a * cos[None, :] + b * sin[None, :]).to(x.dtype)
+        high = (b * cos[None, :] - a * sin[None, :]).to(x.dtype)
+        target.store(gl.join(low, high).permute((0, 2, 1)).reshape([SOME, D]))
+
+    @gluon.jit
     def _turn(
-        q, q_tiles, q_full, q_empty, first, rows, q_head, q_token, begin, steps, moves, inv_freq, pages,
+        q, q_tiles, q_own, q_full, q_empty, first, rows, q_head, q_token, begin, steps, moves, inv_freq, pages,
         GROUP: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr,
-        NEIGHBOURS: gl.constexpr,
+        NEIGHBOURS: gl.constexpr, KEPT: gl.constexpr,
     ):  # fmt: skip
-        """The group that turns queries, for the next move while those of this one are computed with."""
+        """The group that turns queries, for the next move while those of this one are computed with. KEPT: they stay in
+        shared memory as they are given; else they are read again each time."""
         FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-        SOME: gl.constexpr = 16
+        SOME: gl.constexpr = 16 if D == 128 else 32
+        if D == 128:
+            BOTH: gl.constexpr = gl.DistributedLinearLayout(
+                [[0, 1], [0, 2], [0, 4], [0, 64]], [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]], [[4, 0], [8, 0]], [],
+                [16, 128],
+            )  # fmt: skip
+        else:
+            BOTH: gl.constexpr = gl.DistributedLinearLayout(
+                [[0, 1], [0, 2], [0, 4], [0, 32]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0]], [],
+                [32, 64],
+            )  # fmt: skip
+        if KEPT:
+            for part in gl.static_range(128 // SOME):
+                m = first + part * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
+                tile = q_own.index(part * SOME // 64).slice(part * SOME % 64, SOME, dim=0)
+                _put_queries(tile, q, m, rows, 0, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, False, FLAT)
         found = 0
         turned = 0
         for j in range(steps):
@@ -148,11 +187,15 @@ if gluon is not None:
                 index = found % 2
                 mbarrier.wait(q_empty.index(index), (found // 2 & 1) ^ 1)
                 for part in gl.static_range(128 // SOME):
-                    m = first + part * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
                     tile = q_tiles.index(2 * index + part * SOME // 64).slice(part * SOME % 64, SOME, dim=0)
-                    _put_queries(
-                        tile, q, m, rows, move, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, True, FLAT
-                    )
+                    if KEPT:
+                        own = q_own.index(part * SOME // 64).slice(part * SOME % 64, SOME, dim=0)
+                        _turn_tile(tile, own, move, inv_freq, D, SOME, BOTH)
+                    else:
+                        m = first + part * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
+                        _put_queries(
+                            tile, q, m, rows, move, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, True, FLAT
+                        )
                 fence_async_shared()
                 mbarrier.arrive(q_full.index(index), count=1)
                 turned = move
@@ -312,6 +355,12 @@ if gluon is not None:
         q_tiles = gl.allocate_shared_memory(
             keys.dtype, [4 if ROTATE else 2, 64, D], gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
         )
+        KEPT: gl.constexpr = ROTATE and not NEIGHBOURS and 2 * HALF == D
+        q_own = q_tiles
+        if KEPT:
+            q_own = gl.allocate_shared_memory(
+                keys.dtype, [2, 64, D], gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
+            )
         q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         k_tiles = gl.allocate_shared_memory(keys.dtype, [BUFFERS, 1, N, D], keys.layout)
@@ -354,8 +403,8 @@ if gluon is not None:
                         kv_head, table, pages, begin, steps, PAGE, N,
                     )),
                     (_turn, (
-                        q, q_tiles, q_full, q_empty, begin_row, rows, q_head, q_token, begin, steps, moves, inv_freq, pages,
-                        GROUP, PAGE, N, D, HALF, NEIGHBOURS,
+                        q, q_tiles, q_own, q_full, q_empty, begin_row, rows, q_head, q_token, begin, steps, moves,
+                        inv_freq, pages, GROUP, PAGE, N, D, HALF, NEIGHBOURS, KEPT,
                     )),
                 ],
                 [4, 4, 4],

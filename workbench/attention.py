@@ -6,10 +6,12 @@ own plan.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -185,7 +187,7 @@ class Request:
 
     def _write(self, cached: torch.Tensor, fresh: torch.Tensor) -> None:
         if self._whole:
-            cached[:, self._first : self._end] = fresh
+            _copy(cached[:, self._first : self._end], fresh)
         else:
             cached.index_copy_(1, self.rows.to(cached.device), fresh.to(cached.dtype))
 
@@ -242,6 +244,17 @@ def _piece(rows: slice, seen: torch.Tensor, dtype: torch.dtype) -> Piece:
     return Piece(rows, cols, bias, blind=blind)
 
 
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """[H, R, D] each. On a GPU 8 bytes go at a time: torch copies rows that lie apart number by number."""
+    per = 8 // target.element_size()
+    strides = (*target.stride()[:2], *source.stride()[:2], target.storage_offset(), source.storage_offset())
+    packed = target.shape[-1] % per == 0 and target.stride(-1) == source.stride(-1) == 1
+    if target.is_cuda and target.dtype == source.dtype and packed and not any(s % per for s in strides):
+        target.view(torch.int64).copy_(source.view(torch.int64))
+    else:
+        target.copy_(source)
+
+
 def _attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, piece: Piece, scale: float | None
 ) -> torch.Tensor:
@@ -257,8 +270,17 @@ def _attend(
         bias = bias.unflatten(0, (kv_heads, group))
     q = q.unflatten(0, (kv_heads, group))
     k, v = (x[:, None].expand(-1, group, -1, -1) for x in (k, v))  # no copy: the group axis has stride 0
-    out = scaled_dot_product_attention(q, k, v, bias, is_causal=piece.is_causal, scale=scale).flatten(0, 1)
+    with _kernels(q, bias):
+        out = scaled_dot_product_attention(q, k, v, bias, is_causal=piece.is_causal, scale=scale).flatten(0, 1)
     return out if piece.blind is None else out.masked_fill(piece.blind[..., None], 0)
+
+
+def _kernels(q: torch.Tensor, bias: torch.Tensor | None) -> AbstractContextManager[None]:
+    """A mask for each head, on a GPU, is left to torch's own products: cuDNN plans every new shape for some ten
+    milliseconds, and the logits are no more than the mask, which is there already."""
+    if bias is None or bias.ndim != 4 or not q.is_cuda:
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.MATH])  # type: ignore[no-any-return]
 
 
 # No mask function is registered with it: transformers then builds none, and does not look at the positions for one,

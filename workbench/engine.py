@@ -201,7 +201,7 @@ def _turned(
             executors.turned(together, far, table, facts.pairing, keys[-1][:, :end], kernels=True)
         else:
             if id(table) not in tables:  # one angle a block, not a token
-                cos, sin = (x.repeat_interleave(lengths, 0) for x in turn(moves, table, facts.device))
+                cos, sin = (x.repeat_interleave(lengths.to(x.device), 0) for x in turn(moves, table, facts.device))
                 tables[id(table)] = cos, sin
             rotate_by(together, *tables[id(table)], facts.pairing, out=keys[-1][:, :end])
         keys[-1][:, end:] = 0
