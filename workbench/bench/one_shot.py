@@ -55,10 +55,11 @@ def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
     lies in few blocks, and what is left in very many.
     """
     model, found, low, high = scene.model, Counted(method), 0.0, 7.0
+    deep = min(DEEP, model.config.num_hidden_layers)
     for _ in range(7):
         nines = (low + high) / 2
         found.over = method.turned(1 - 10**-nines)
-        prefill(model, scene.ids(tokens), Plan(torch.arange(tokens), tiles=found, depth=DEEP), empty(model, tokens))
+        prefill(model, scene.ids(tokens), Plan(torch.arange(tokens), tiles=found, depth=deep), empty(model, tokens))
         low, high = (low, nines) if found.density > DENSITY else (nines, high)
     return method.turned(1 - 10**-high)
 
