@@ -1,10 +1,14 @@
 """A table of texts, in groups of rows."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 import plotly.graph_objects as go
 
 from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, WIDTH, finish
+
+ROW, LINE = 26, 16  # px, of a row and of each further line of the head
+PADDING, CHARACTER = 17, 6.7  # px, of a cell and of a character on average
 
 
 def table(
@@ -19,21 +23,27 @@ def table(
     words: int = 1,
 ) -> go.Figure:
     """`rows` of texts under `head`; `groups` are the indices of rows that begin a new group (drawn as a bar). The first
-    `words` columns are texts, the others numbers, set to the right. A text too long for its line is cut."""
+    `words` columns are texts, the others numbers, set to the right. A text too long for its line is cut,
+    a number never."""
     shares = list(widths) or [2.9, *[1] * (len(head) - 1)]
-    most = [int((WIDTH - 24) * share / sum(shares) / 7) - 1 for share in shares]  # characters in one line of a column
+    room = [(WIDTH - 24) * share / sum(shares) - PADDING for share in shares]
+    most = [int(each / CHARACTER) for each in room]
     lines = [
-        [text if len(text) <= n else text[: n - 1] + "…" for text, n in zip(row, most, strict=True)] for row in rows
+        [text if len(text) <= n else text[: n - 1] + "…" for text, n in zip(row[:words], most, strict=False)]
+        + list(row[words:])
+        for row in rows
     ]
     columns = list(zip(*lines, strict=True))
     fill = [FAINT if i in groups else PAPER for i in range(len(rows))]
     colours = [MUTED if i in groups else INK for i in range(len(rows))]
     align = ["left"] * words + ["right"] * (len(head) - words)
-    size = 26
+    size, above = ROW, ROW
+    for text, n in zip(head, most, strict=True):
+        above = max(above, ROW + LINE * (len(wrap(text, max(4, n - 1))) - 1))  # bold is wider
     fig = go.Figure(go.Table(
         columnwidth=shares,
         header={"values": [f"<b>{text}</b>" for text in head], "align": align, "fill": {"color": PAPER},
-                "line": {"color": RULE}, "height": size, "font": {"size": 12, "color": INK}},
+                "line": {"color": RULE}, "height": above, "font": {"size": 12, "color": INK}},
         cells={"values": columns, "align": align, "fill": {"color": [fill]}, "line": {"color": RULE},
                "height": size, "font": {"size": 12, "color": [colours]}},
     ))  # fmt: skip
@@ -42,7 +52,7 @@ def table(
         title=title,
         notice=notice,
         caption=caption,
-        height=size * (len(rows) + 1) + 6,
+        height=size * len(rows) + above + 6,
         above=14,
         below=8,
         left=10,
