@@ -1,13 +1,19 @@
 """Peak memory of one training step against sequence length: BlockMask of FlexAttention beside a dense bool mask.
 
-    python data/benchmarks/tune_memory.py --shape lab-full --shape llama-1b     writes data/benchmarks/tune-memory.json
+    python data/benchmarks/tune_memory.py --shape lab-full --shape llama-1b     writes tune-memory-DEVICE.json
 
-One sample of passages of 128 tokens in block mode; AdamW, bf16 autocast on a GPU. On a CPU there is no peak to report.
+One sample of passages of 128 tokens in block mode; AdamW, bf16 autocast on a GPU. There `peak_gib` is what torch
+allocated; on a CPU, where blocks are trained part by part, it is the resident memory of a process of its own, libraries
+included, and the BlockMask is only made, for its size.
 """
 
 import argparse
 import json
+import resource
+import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -53,8 +59,8 @@ def sample_of(tokens: int, vocabulary: int) -> Packed:
 
 
 def mask_bytes(mask: BlockMask | tuple[Part, ...]) -> int:
-    whole = isinstance(mask, tuple)
-    parts = [part.mask for part in mask] if whole else [x for x in vars(mask).values() if torch.is_tensor(x)]
+    found = [part.mask for part in mask] if isinstance(mask, tuple) else vars(mask).values()
+    parts = [x for x in found if torch.is_tensor(x)]
     return sum(part.numel() * part.element_size() for part in parts)
 
 
@@ -77,29 +83,41 @@ def measure(model: PreTrainedModel, windows: list[int | None], batch: Packed, ho
     size = sum(mask_bytes(mask) for mask in masks.values())
     return {
         "mask_mib": size / 2**20,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else resident() / 2**30,
         "seconds": time.perf_counter() - begin,
     }
 
 
-def rows_of(shape: str, lengths: list[int], device: str) -> list[dict]:
+def resident() -> int:
+    """Bytes that this process held at its most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def row_of(shape: str, tokens: int, mask: str, device: str) -> dict:
+    """One row of the file; on a CPU nothing but the size of a mask of "tiles", which trains on GPUs only."""
     model = model_of(shape, device)
     windows = facts_of(model).windows
     model.set_attn_implementation(NAME)
     model.train()
+    batch = sample_of(tokens, model.config.vocab_size).to(model.device)
+    row = {"shape": shape, "tokens": len(batch.tokens), "mask": mask}
+    if device == "cpu" and mask == "tiles":
+        sizes = [mask_bytes(made) for made in masks_of(batch, windows, mask).values()]
+        return row | {"mask_mib": sum(sizes) / 2**20, "peak_gib": None, "seconds": None}
+    try:
+        return row | measure(model, windows, batch, mask, device)
+    except torch.OutOfMemoryError:
+        return row | {"peak_gib": "out of memory"}
+
+
+def rows_of(shape: str, lengths: list[int], device: str) -> list[dict]:
+    """A process for each, so that none is measured in what another left."""
     rows = []
     for tokens in lengths:
-        batch = sample_of(tokens, model.config.vocab_size).to(model.device)
-        for mask in ("tiles" if device != "cpu" else "parts", "dense"):  # FlexAttention trains on GPUs
-            row = {"shape": shape, "tokens": len(batch.tokens), "mask": mask}
-            try:
-                row |= measure(model, windows, batch, mask, device)
-            except torch.OutOfMemoryError:
-                row["peak_gib"] = "out of memory"
-            if device != "cpu":
-                torch.cuda.empty_cache()
-            rows.append(row)
-            print(json.dumps(row), flush=True)
+        for mask in ("tiles", "dense") if device != "cpu" else ("tiles", "parts", "dense"):
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                rows.append(pool.submit(row_of, shape, tokens, mask, device).result())
+            print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
@@ -108,11 +126,11 @@ def main() -> None:
     parser.add_argument("--shape", action="append", help=f"a model folder or name, or one of {', '.join(SHAPES)}")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("tune-memory.json"))
+    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     rows = [row for shape in asked.shape or ["lab-full"] for row in rows_of(shape, asked.tokens, asked.device)]
     facts = {"device": device_name(torch.device(asked.device)), "versions": versions(), "rows": rows}
-    write(json.dumps(facts, indent=1) + "\n", asked.out)
+    write(json.dumps(facts, indent=1) + "\n", asked.out or Path(__file__).with_name(f"tune-memory-{asked.device}.json"))
 
 
 if __name__ == "__main__":
