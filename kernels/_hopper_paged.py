@@ -163,16 +163,17 @@ if gluon is not None:
         shared memory as they are given; else they are read again each time."""
         FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
         SOME: gl.constexpr = 16 if D == 128 else 32
-        if D == 128:
-            BOTH: gl.constexpr = gl.DistributedLinearLayout(
+        BOTH: gl.constexpr = (
+            gl.DistributedLinearLayout(
                 [[0, 1], [0, 2], [0, 4], [0, 64]], [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]], [[4, 0], [8, 0]], [],
                 [16, 128],
-            )  # fmt: skip
-        else:
-            BOTH: gl.constexpr = gl.DistributedLinearLayout(
+            )
+            if D == 128
+            else gl.DistributedLinearLayout(
                 [[0, 1], [0, 2], [0, 4], [0, 32]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0]], [],
                 [32, 64],
-            )  # fmt: skip
+            )
+        )  # fmt: skip
         if KEPT:
             for part in gl.static_range(128 // SOME):
                 m = first + part * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
