@@ -3,7 +3,7 @@
 Rows of all heads of a GQA group stand side by side in a tile of 128, so keys and values are read once. A page is
 fetched through a tensor descriptor; its number decides where from. Whether a step needs a mask is asked at each step:
 its pages say the largest position that they hold. Where cached pages move, the queries are turned back when the move
-changes, at most once a page.
+changes, at most once a page: a fourth group of warps does it for the next move while the matrix unit works on this one.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Whole models beside stock transformers, on the same card in one run: Llama-3.1-8B's shape, random weights.
 
-question    time to the first token of a 50-token question over 32K tokens of cached blocks that have to move
+question    time to the first token of a 50-token question over 4K to 64K tokens of cached blocks that have to move
 recompute   27K tokens of cached blocks, 15% of them computed again, and the question (FusionRAG's online step)
 prefill     128K tokens at once: the tiles that BFLA keeps, beside all of them
 decode      one token of each of eight answers over a shared context of 32K tokens
@@ -28,6 +28,7 @@ from workbench.plan import Plan
 from workbench.pool import Pool
 
 BLOCK, QUESTION = 512, 50  # tokens of a cached block, and of the question
+CONTEXTS = (32, 4, 8, 16, 64)  # units under the question; variants of ours are timed on the first
 
 
 def filled(scene: Scene, context: int, own: int, one: Contestant) -> tuple[Pool, list[Any]]:
@@ -61,22 +62,24 @@ def paged(scene: Scene, context: int, question: int, graphs: bool, compiled: boo
 
 
 def question(scene: Scene) -> Iterator[Entry]:
-    context, count = 32 * scene.unit, min(QUESTION, scene.unit)
-    pairs = count * context + count * (count + 1) / 2
-    work = Workload(
-        "50-token question over 32K cached", {"context": context, "question": count, "block": min(BLOCK, scene.unit)},
-        scene.flops(count, pairs), scene.bytes(context),
-    )  # fmt: skip
-    yield (
-        work,
-        [
-            Contestant("ours", partial(paged, scene, context, count, True, True), 30),
+    for length in CONTEXTS:
+        context, count = length * scene.unit, min(QUESTION, scene.unit)
+        pairs = count * context + count * (count + 1) / 2
+        shape = {"context": context, "question": count, "block": min(BLOCK, scene.unit)}
+        name = f"50-token question over {length}K cached"
+        others = [
             Contestant("ours, layers not fused", partial(paged, scene, context, count, True, False), 30),
             Contestant("ours, nor captured", partial(paged, scene, context, count, False, False), 10),
-            Contestant("transformers, ready prefix cache", partial(stock.prefix, scene, context, count), 15),
-            Contestant("transformers, full prefill", partial(stock.whole, scene, context + count, ""), 4),
-        ],
-    )
+        ]
+        yield (
+            Workload(name, shape, scene.flops(count, pairs), scene.bytes(context)),
+            [
+                Contestant("ours", partial(paged, scene, context, count, True, True), 30),
+                *(others if length == CONTEXTS[0] else []),
+                Contestant("transformers, ready prefix cache", partial(stock.prefix, scene, context, count), 15),
+                Contestant("transformers, full prefill", partial(stock.whole, scene, context + count, ""), 4),
+            ],
+        )
 
 
 def recompute(scene: Scene) -> Iterator[Entry]:
