@@ -65,5 +65,6 @@ def test_the_shipped_tables_of_sparse_methods_belong_together():
         assert row.em_low <= row.em <= row.em_high and sparse.named(row.spec)
     lab = swept[(swept.data == "lab") & (swept.kind == "all")].set_index("spec")
     dense = lab[lab.method == "dense"].iloc[0]
-    assert dense.density == 1 and dense.mass == pytest.approx(1) and dense.kl == pytest.approx(0, abs=1e-6)
+    assert dense.density == 1 and dense.mass == pytest.approx(1)
+    assert dense.kl == lab.kl.min() and dense.kl < 1e-3  # not 0: in bf16 chunks round otherwise than one pass
     assert set(heads.spec) == set(lab.index) and lab.density.between(0, 1).all() and lab.mass.between(0, 1.001).all()
