@@ -10,7 +10,7 @@ FLOORS = [
     # floor 0
     ["errors", "freed", "whole"],
     ["assets", "blocks", "menu", "tiles", "kernels", "shipped"],
-    ["grid"],
+    ["grid", "tilewise"],
     ["keeping", "scores"],
     ["kv", "masks", "rope"],
     # floor 1

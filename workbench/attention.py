@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from workbench import executors
+from workbench import executors, tilewise
 from workbench.errors import BadInput
 from workbench.families import unsupported
 from workbench.kv import KV
@@ -168,6 +168,8 @@ class Request:
             executors.check(executor, asked)
             rule = Rule(sees, "plan") & window(size) if size and asked.windowed else sees
             return executor(q, keys[:, :end], values[:, :end], rows, rule, tiles, scale)
+        if tiles is not None and tiles.columns is None and sees is causal and not asked.windowed and not q.is_cuda:
+            return tilewise.attention(q, keys[:, :end], values[:, :end], rows, tiles, scale)
         if tiles is not None:
             pieces: Iterable[Piece] = self._masked(rows, end, size, q.dtype, tiles)
         else:
