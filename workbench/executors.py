@@ -3,7 +3,8 @@
 On a GPU, plain causal attention in bf16 or fp16 runs on our kernels: few rows over a long cache on
 `question_attention`, all else, with and without tiles, on `tile_attention`. Torch's `scaled_dot_product_attention`
 keeps what they do not do (other mask rules, sliding windows, single columns beside tiles, other tile sizes, fp32) and
-short prompts from their start; on a CPU it does everything, kept tiles query tile by query tile (`tilewise`). `Step.executors` tells what ran in each layer.
+short prompts from their start; on a CPU it does everything, kept tiles query tile by query tile (`tilewise`).
+`Step.executors` tells what ran in each layer.
 
 `Plan(kernel=executors.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's
 interpreter), or refused in a sentence.
