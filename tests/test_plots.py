@@ -327,6 +327,20 @@ def test_table_keeps_texts_left_and_groups_apart():
     assert fig.data[0].cells.fill.color[0][0] != fig.data[0].cells.fill.color[0][1]
 
 
+def test_table_cuts_texts_that_are_too_long_and_never_a_number():
+    fig = tables.table(["a", "b"], [["x" * 300, "1" * 300]], title="T", **SAID)
+    text, number = (column[0] for column in fig.data[0].cells.values)
+    assert text.endswith("x…") and len(text) < 150 and number == "1" * 300
+
+
+def test_table_makes_room_for_a_head_of_two_lines():
+    short, long = (
+        tables.table(["a", *[head] * 9], [["x"] * 10], title="T", **SAID) for head in ("b", "exact match of all")
+    )
+    more = long.data[0].header.height - short.data[0].header.height
+    assert more > 0 and long.layout.height == short.layout.height + more
+
+
 def test_the_head_that_looks_most_at_a_place_is_found_and_shown_first():
     tokens = torch.zeros(3, 4, 6)
     tokens[1, 2, 4] = 0.9
