@@ -31,14 +31,15 @@ def masked(q, keys, values, rows, tiles, scale):
 @given(
     rows=st.sampled_from(ROWS), size=st.sampled_from((1, 4, 16, 128)), share=st.floats(0, 1),
     kv_heads=st.sampled_from((1, 2, 4)), shared=st.sampled_from((1, 2, 4)), scale=st.sampled_from((None, 0.3)),
-    seed=st.integers(0, 99),
+    alone=st.sampled_from((None, 0.0, 0.2, 1.0)), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_it_is_attention_under_the_mask_of_the_tiles(rows, size, share, kv_heads, shared, scale, seed):
+def test_it_is_attention_under_the_mask_of_the_tiles(rows, size, share, kv_heads, shared, scale, alone, seed):
     q, keys, values = inputs(rows, kv_heads, seed)
-    draw = torch.rand(
-        HEADS // shared, *Grid(rows, keys.shape[1], size).shape, generator=torch.Generator().manual_seed(seed)
-    )
-    tiles = Tiles((draw < share).repeat_interleave(shared, 0), size, shared=shared)
+    draw = torch.Generator().manual_seed(seed)
+    kept = torch.rand(HEADS // shared, *Grid(rows, keys.shape[1], size).shape, generator=draw) < share
+    columns = None if alone is None else torch.rand(HEADS // shared, keys.shape[1], generator=draw) < alone
+    wide = None if columns is None else columns.repeat_interleave(shared, 0)
+    tiles = Tiles(kept.repeat_interleave(shared, 0), size, wide, shared)
     found = tilewise.attention(q, keys, values, rows, tiles, scale)
     torch.testing.assert_close(found, masked(q, keys, values, rows, tiles, scale), rtol=1e-5, atol=1e-5)
 

@@ -168,7 +168,7 @@ class Request:
             executors.check(executor, asked)
             rule = Rule(sees, "plan") & window(size) if size and asked.windowed else sees
             return executor(q, keys[:, :end], values[:, :end], rows, rule, tiles, scale)
-        if tiles is not None and tiles.columns is None and sees is causal and not asked.windowed and not q.is_cuda:
+        if tiles is not None and sees is causal and not asked.windowed and not q.is_cuda:
             return tilewise.attention(q, keys[:, :end], values[:, :end], rows, tiles, scale)
         if tiles is not None:
             pieces: Iterable[Piece] = self._masked(rows, end, size, q.dtype, tiles)

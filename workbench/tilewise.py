@@ -1,7 +1,8 @@
 """Attention over kept tiles in plain torch, tile by tile of the queries: what is not kept is not computed.
 
 For a CPU, where a mask for every head costs more than the attention that it hides. Heads whose lists differ in length
-are computed together, the shorter ones filled up with tiles that nobody sees.
+are computed together, the shorter ones filled up with tiles that nobody sees. Where single columns are kept besides, a
+list names keys instead of tiles.
 """
 
 import torch
@@ -12,11 +13,10 @@ from workbench.tiles import Tiles
 
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Tiles, scale: float | None) -> Tensor:
-    """q [Hq, R, D] at positions `rows` [R] over keys and values [H, T, D] -> [Hq, R, Dv]: causal, within kept tiles.
-
-    A row that sees nothing gets 0. `tiles` has no columns.
-    """
-    heads, kv_heads, length, size = len(q), len(keys), keys.shape[1], tiles.size
+    """q [Hq, R, D] at positions `rows` [R] over keys and values [H, T, D] -> [Hq, R, Dv]: causal, within kept tiles and
+    columns. A row that sees nothing gets 0."""
+    heads, kv_heads, length = len(q), len(keys), keys.shape[1]
+    size = tiles.size if tiles.columns is None else 1  # keys that an entry of a list stands for
     group, count = heads // kv_heads, -(-length // size)
     alike = group if tiles.shared % group == 0 else 1  # heads that share a list and a KV head are one longer query
     owner = torch.arange(0, heads, alike, device=q.device)[:, None] // group * count
@@ -24,9 +24,12 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Tile
     begins, inside = torch.arange(count, device=q.device) * size, torch.arange(size, device=q.device)
     hidden = q.new_tensor(float("-inf"))
     out = q.new_zeros(heads, q.shape[1], values.shape[1] // size)
-    for at in range(0, len(rows), size):
-        here = rows[at : at + size]
-        kept = tiles.kept[::alike, at // size, :count] & (begins <= here[-1])
+    for at in range(0, len(rows), tiles.size):
+        here = rows[at : at + tiles.size]
+        kept = tiles.kept[::alike, at // tiles.size].repeat_interleave(tiles.size // size, 1)[:, :count]
+        if tiles.columns is not None:
+            kept = kept | tiles.columns[::alike, :count]
+        kept = kept & (begins <= here[-1])
         if not (most := int(kept.sum(1).max())):
             continue
         listed = kept.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
@@ -34,12 +37,12 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Tile
         seen = kept.gather(1, listed).repeat_interleave(size, 1)[:, None] & (places <= here[:, None])
         bias = torch.where(seen, 0.0, hidden)[:, None]
         k, v = (_only(x, (owner + listed).flatten(), (len(listed), alike, most * size)) for x in (keys, values))
-        mine = q[:, at : at + size].unflatten(0, (-1, alike))
+        mine = q[:, at : at + tiles.size].unflatten(0, (-1, alike))
         found = scaled_dot_product_attention(mine, k, v, bias, scale=scale)
         sees = (places[:, :, 0] <= here) & kept.any(1)[:, None]  # a row that sees the first key of its list
         if not bool(sees.all()):
             found = found.masked_fill(~sees[:, None, :, None], 0.0)
-        out[:, at : at + size] = found.flatten(0, 1)
+        out[:, at : at + tiles.size] = found.flatten(0, 1)
     return out
 
 
