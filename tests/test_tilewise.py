@@ -37,9 +37,8 @@ def test_it_is_attention_under_the_mask_of_the_tiles(rows, size, share, kv_heads
     q, keys, values = inputs(rows, kv_heads, seed)
     draw = torch.Generator().manual_seed(seed)
     kept = torch.rand(HEADS // shared, *Grid(rows, keys.shape[1], size).shape, generator=draw) < share
-    columns = None if alone is None else torch.rand(HEADS // shared, keys.shape[1], generator=draw) < alone
-    wide = None if columns is None else columns.repeat_interleave(shared, 0)
-    tiles = Tiles(kept.repeat_interleave(shared, 0), size, wide, shared)
+    columns = None if alone is None else torch.rand(HEADS, keys.shape[1], generator=draw) < alone
+    tiles = Tiles(kept.repeat_interleave(shared, 0), size, columns, shared)
     found = tilewise.attention(q, keys, values, rows, tiles, scale)
     torch.testing.assert_close(found, masked(q, keys, values, rows, tiles, scale), rtol=1e-5, atol=1e-5)
 

@@ -16,9 +16,10 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Tile
     """q [Hq, R, D] at positions `rows` [R] over keys and values [H, T, D] -> [Hq, R, Dv]: causal, within kept tiles and
     columns. A row that sees nothing gets 0."""
     heads, kv_heads, length = len(q), len(keys), keys.shape[1]
-    size = tiles.size if tiles.columns is None else 1  # keys that an entry of a list stands for
+    whole = tiles.columns is None
+    size = tiles.size if whole else 1  # keys that an entry of a list stands for
     group, count = heads // kv_heads, -(-length // size)
-    alike = group if tiles.shared % group == 0 else 1  # heads that share a list and a KV head are one longer query
+    alike = group if whole and tiles.shared % group == 0 else 1  # heads that share a list are one longer query
     owner = torch.arange(0, heads, alike, device=q.device)[:, None] // group * count
     keys, values = (pad(x, (0, 0, 0, -length % size)).reshape(kv_heads * count, -1) for x in (keys, values))
     begins, inside = torch.arange(count, device=q.device) * size, torch.arange(size, device=q.device)
@@ -28,7 +29,7 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Tile
         here = rows[at : at + tiles.size]
         kept = tiles.kept[::alike, at // tiles.size].repeat_interleave(tiles.size // size, 1)[:, :count]
         if tiles.columns is not None:
-            kept = kept | tiles.columns[::alike, :count]
+            kept = kept | tiles.columns[:, :count]
         kept = kept & (begins <= here[-1])
         if not (most := int(kept.sum(1).max())):
             continue
