@@ -278,8 +278,9 @@ def _attend(
 
 
 def _kernels(q: torch.Tensor, bias: torch.Tensor | None) -> AbstractContextManager[None]:
-    """A mask for each head, on a GPU, is left to torch's own products: cuDNN plans every new shape for some ten
-    milliseconds, and the logits are no more than the mask, which is there already."""
+    """A mask for each head, on a GPU, is left to torch's own products: the logits are no more than the mask, which is
+    there already. By torch's own choice such a call took 12 ms (H200, torch 2.11, ever new shapes), perhaps because
+    cuDNN plans each shape."""
     if bias is None or bias.ndim != 4 or not q.is_cuda:
         return nullcontext()
     return sdpa_kernel([SDPBackend.MATH])  # type: ignore[no-any-return]
