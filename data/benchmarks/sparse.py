@@ -2,7 +2,8 @@
 
     python data/benchmarks/sparse.py --samples 500 --needles 500 --measured 96 --size 8 --device cuda --processes 15
 
-made the committed files (so many processes share a card well under CUDA's multi-process service only). It leaves sparse.parquet (a row a setting, data set and kind of question: scores and measures with 95% intervals),
+made the committed files (so many processes share a card well under CUDA's multi-process service only). It leaves
+sparse.parquet (a row a setting, data set and kind of question: scores and measures with 95% intervals),
 sparse-answers.parquet (the scores of each question) and sparse-heads.parquet (by layer and head). Prompts of 40
 passages of the lab corpus, and needle tasks, prefilled in chunks of 512 rows. `--part lab` and `--part needles` are the
 two; what runs/sparse holds is not computed again; `--minutes` begins nothing new after that, and the files are written
