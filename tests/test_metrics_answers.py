@@ -64,6 +64,17 @@ def test_bootstrap_interval_agrees_with_the_normal_one_and_repeats_with_its_seed
     assert math.isnan(answers.bootstrap([])[0])
 
 
+def test_bootstrap_intervals_of_many_columns_are_about_those_of_each():
+    values = np.random.default_rng(0).normal([[0.0, 5.0]], [[1.0, 3.0]], (400, 2))
+    low, high = answers.bootstrap_columns(values)
+    for column in (0, 1):
+        alone = answers.bootstrap(values[:, column].tolist())
+        width = alone[1] - alone[0]
+        assert (low[column], high[column]) == pytest.approx(alone, abs=width / 10)
+    again = answers.bootstrap_columns(values[:, ::-1])
+    assert (again[0][::-1] == pytest.approx(low)) and (again[1][::-1] == pytest.approx(high))
+
+
 def test_score_of_four_answers():
     found = answers.score(["Ana", "Ana Reyes", "no", "it is Bo"], [["Ana"], ["Ana"], ["yes"], ["Bo"]])
     assert (found.n, found.em, found.accuracy) == (4, 0.25, 0.75)

@@ -1,6 +1,6 @@
 """Sparse methods on the lab model: what each keeps and loses at several thresholds, and how well the model answers.
 
-    python data/benchmarks/sparse.py --samples 500 --needles 500 --measured 96 --size 8 --device cuda --processes 15
+    python data/benchmarks/sparse.py --samples 500 --needles 500 --size 8 --device cuda --processes 15
 
 made the committed files (so many processes share a card well under CUDA's multi-process service only). It leaves
 sparse.parquet (a row a setting, data set and kind of question: scores and measures with 95% intervals),
@@ -91,7 +91,8 @@ class Part:
 
     @property
     def name(self) -> str:
-        about = [SEED, PASSAGES, CHUNK, self.start < self.measured, [setting.spec for setting in self.settings]]
+        measured, heads = (min(self.count, max(0, most - self.start)) for most in (self.measured, self.heads))
+        about = [SEED, PASSAGES, CHUNK, measured, heads, [setting.spec for setting in self.settings]]
         return f"{self.data}-{self.start:05}-{self.count}-{sha256(json.dumps(about).encode()).hexdigest()[:8]}"
 
 
@@ -205,11 +206,21 @@ def collect(done: list[Part], out: Path) -> None:
         wide = wide.join(by_spec.add_prefix(f"{what} "))
     whole(HERE / "sparse-answers.parquet", lambda path: wide.reset_index().to_parquet(path, compression="zstd"))
     heads = pd.concat([pd.read_parquet(path.with_suffix(".heads.parquet")) for path in tables], ignore_index=True)
-    by_head = heads.groupby(["spec", "layer", "head"], sort=False)
-    means = by_head[[*MEASURES, "lowest"]].mean().assign(prompts=by_head.id.nunique()).reset_index()
-    small = means.astype(dict.fromkeys((*MEASURES, "lowest"), "float32"))
+    small = by_head(heads)
     whole(HERE / "sparse-heads.parquet", lambda path: small.to_parquet(path, compression="zstd"))
     print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(found)} rows")
+
+
+def by_head(heads: pd.DataFrame) -> pd.DataFrame:
+    """A row a setting, layer and head: means over prompts with bootstrap intervals, and the least mass of any row."""
+    keys = ["spec", "layer", "head"]
+    found = heads.groupby(keys, sort=False).agg(lowest=("lowest", "min"), prompts=("id", "nunique"))
+    for name in MEASURES:
+        wide = heads.pivot(index="id", columns=keys, values=name)
+        low, high = answers.bootstrap_columns(wide.to_numpy())
+        ends = pd.DataFrame({name: wide.mean(), f"{name}_low": low, f"{name}_high": high}, index=wide.columns)
+        found = found.join(ends)
+    return found.reset_index().astype(dict.fromkeys(found.columns.drop("prompts"), "float32"))
 
 
 def scores(part: pd.DataFrame) -> dict[str, Any]:
@@ -242,7 +253,7 @@ def main() -> None:
     parser.add_argument(
         "--measured", type=int, default=500, help="lab prompts of which mass, recall, error are measured"
     )
-    parser.add_argument("--heads", type=int, default=4, help="prompts that go into the table by layer and head")
+    parser.add_argument("--heads", type=int, default=500, help="prompts that go into the table by layer and head")
     parser.add_argument("--steps", type=int, help="settings of each method; none: all")
     parser.add_argument("--size", type=int, default=4, help="questions of a part")
     parser.add_argument("--device", default="cpu")
