@@ -1,13 +1,14 @@
 """Sparse methods on the lab model: what each keeps and loses at several thresholds, and how well the model answers.
 
-    python data/benchmarks/sparse.py --samples 500 --needles 500 --size 8 --device cuda --processes 15
+    for i in 0 1; do CUDA_VISIBLE_DEVICES=$i python data/benchmarks/sparse.py --samples 500 --needles 500 --size 8 \
+        --device cuda --processes 14 --share $i/2 & done; wait; python data/benchmarks/sparse.py --device cuda --collect
 
-made the committed files (so many processes share a card well under CUDA's multi-process service only). It leaves
-sparse.parquet (a row a setting, data set and kind of question: scores and measures with 95% intervals),
+made the committed files on two cards (so many processes share one well under CUDA's multi-process service only). It
+leaves sparse.parquet (a row a setting, data set and kind of question: scores and measures with 95% intervals),
 sparse-answers.parquet (the scores of each question) and sparse-heads.parquet (by layer and head). Prompts of 40
-passages of the lab corpus, and needle tasks, prefilled in chunks of 512 rows. `--part lab` and `--part needles` are the
-two; what runs/sparse holds is not computed again; `--minutes` begins nothing new after that, and the files are written
-from what is there; `--collect` only writes them. On a CPU, a small preliminary set:
+passages of the lab corpus, and needle tasks, prefilled in chunks of 512 rows. What runs/sparse holds is not computed
+again; `--minutes` begins nothing new after that, and the files are written from what is there; `--part` is one of the
+two data sets, `--share` some of their parts, `--collect` only writes the files. On a CPU, a small preliminary set:
 
     python data/benchmarks/sparse.py --samples 6 --measured 2 --needles 5 --steps 2 --size 1
 """
@@ -118,13 +119,20 @@ def parts(asked: argparse.Namespace) -> list[Part]:
     return sorted(_parts(asked), key=lambda part: part.start)
 
 
+def share_of(text: str) -> tuple[int, int]:
+    """`i/n`: the i-th of n shares, from 0."""
+    i, n = (int(part) for part in text.split("/"))
+    if not 0 <= i < n:
+        raise ValueError
+    return i, n
+
+
 def _parts(asked: argparse.Namespace) -> Iterator[Part]:
     listed = tuple(settings(asked.steps))
     for name, total, measured in (("lab", asked.samples, asked.measured), ("needles", asked.needles, 0)):
-        if asked.part in ("all", name):
-            for start in range(0, total, asked.size):
-                count = min(asked.size, total - start)
-                yield Part(name, start, count, measured, asked.heads, listed, asked.device, asked.processes)
+        for start in range(0, total, asked.size):
+            count = min(asked.size, total - start)
+            yield Part(name, start, count, measured, asked.heads, listed, asked.device, asked.processes)
 
 
 @lru_cache(maxsize=1)
@@ -161,23 +169,25 @@ def run(part: Part, out: Path) -> str:
             rows.append(about | {"spec": spec} | score | one.measures())
             if part.start + at < part.heads:
                 heads += [{"id": sample.id, "spec": spec} | vars(head) for head in one.heads]
-    whole(out / f"{part.name}.heads.parquet", pd.DataFrame(heads).to_parquet)
+    by_head = pd.DataFrame(heads).astype(dict.fromkeys((*MEASURES, "lowest"), "float32") if heads else {})
+    whole(out / f"{part.name}.heads.parquet", lambda path: by_head.to_parquet(path, compression="zstd"))
     whole(out / f"{part.name}.parquet", pd.DataFrame(rows).to_parquet)  # last: the part is done
     return part.name
 
 
-def run_all(asked: argparse.Namespace) -> list[Part]:
-    """Run what is not there yet, side by side; the parts that there are then."""
+def run_all(asked: argparse.Namespace) -> None:
+    """Run what is not there yet, side by side."""
     asked.out.mkdir(parents=True, exist_ok=True)
-    listed, end = parts(asked), time.monotonic() + 60 * asked.minutes
+    share, shares = asked.share
+    listed, end = parts(asked)[share::shares], time.monotonic() + 60 * asked.minutes
+    listed = [part for part in listed if asked.part in ("all", part.data)]
     todo = [part for part in listed if not (asked.out / f"{part.name}.parquet").exists()]
-    print(f"{len(todo)} of {len(listed)} parts to do, {len(listed[0].settings)} settings", flush=True)
+    print(f"{len(todo)} of {len(listed)} parts to do, {len(todo[0].settings if todo else [])} settings", flush=True)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.processes, context, torch.set_num_threads, (1,)) as pool:
         running = {pool.submit(timed, part, asked.out, time.time() + end - time.monotonic()) for part in todo}
         for count, future in enumerate(as_completed(running), 1):
             print(f"{count} of {len(todo)}: {future.result()}", flush=True)
-    return [part for part in listed if (asked.out / f"{part.name}.parquet").exists()]
 
 
 def timed(part: Part, out: Path, end: float) -> str:
@@ -206,8 +216,9 @@ def collect(done: list[Part], out: Path) -> None:
         wide = wide.join(by_spec.add_prefix(f"{what} "))
     whole(HERE / "sparse-answers.parquet", lambda path: wide.reset_index().to_parquet(path, compression="zstd"))
     heads = pd.concat([pd.read_parquet(path.with_suffix(".heads.parquet")) for path in tables], ignore_index=True)
-    small = by_head(heads)
-    whole(HERE / "sparse-heads.parquet", lambda path: small.to_parquet(path, compression="zstd"))
+    if len(heads):
+        small = by_head(heads)
+        whole(HERE / "sparse-heads.parquet", lambda path: small.to_parquet(path, compression="zstd"))
     print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(found)} rows")
 
 
@@ -255,19 +266,20 @@ def main() -> None:
     )
     parser.add_argument("--heads", type=int, default=500, help="prompts that go into the table by layer and head")
     parser.add_argument("--steps", type=int, help="settings of each method; none: all")
-    parser.add_argument("--size", type=int, default=4, help="questions of a part")
+    parser.add_argument("--size", type=int, default=8, help="questions of a part")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=600, help="begin no part after so many")
     parser.add_argument("--part", choices=("all", "lab", "needles"), default="all")
+    parser.add_argument("--share", type=share_of, default=(0, 1), metavar="I/N", help="the I-th of N shares, from 0")
     parser.add_argument("--out", type=Path, default=Path("runs/sparse"))
     parser.add_argument("--collect", action="store_true", help="only write the files, from what is there")
     asked = parser.parse_args()
-    if asked.collect:
-        done = [part for part in parts(asked) if (asked.out / f"{part.name}.parquet").exists()]
-    else:
-        done = run_all(asked)
-    collect(done, asked.out)
+    if not asked.collect:
+        run_all(asked)
+    done = [part for part in parts(asked) if (asked.out / f"{part.name}.parquet").exists()]
+    if asked.collect or asked.share == (0, 1):
+        collect(done, asked.out)
 
 
 if __name__ == "__main__":

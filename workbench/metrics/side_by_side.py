@@ -78,13 +78,14 @@ def compare_many(
     for method in methods.values():
         check_chunk(Plan(torch.arange(1), tiles=method), chunk or largest)
     dense = _dense(model, prompts, heads)
+    counts = [_counts(model, *states, methods, chunk) if heads else {} for states in dense]
     found: list[dict[str, Found]] = [{} for _ in prompts]
     left = iter([(i, name) for i in range(len(prompts)) for name in methods])
     while some := list(islice(left, together)):
         works = [(prompts[i], methods[name]) for i, name in some]
         steps, texts = _answered(loaded, works, chunk, max_new_tokens)
         for (i, name), step, text in zip(some, steps, texts, strict=True):
-            found[i][name] = _found(model, *dense[i], methods[name], chunk, step, text, heads)
+            found[i][name] = _found(dense[i][0], counts[i].get(name, {}), step, text, heads)
     return found
 
 
@@ -101,20 +102,24 @@ def _cut(step: Step, prompt: Prompt) -> Step:
     return step if step.logits is None else replace(step, logits=step.logits[-len(prompt.question) :])
 
 
-def _found(
-    model: PreTrainedModel, dense: Step, kv: KV, method: Sparse, chunk: int | None, step: Step, text: str, heads: bool
-) -> Found:
-    counts = _counts(model, dense, kv, method, chunk) if heads else {}
+def _found(dense: Step, counts: Mapping[int, Counts], step: Step, text: str, heads: bool) -> Found:
     parts = tuple(head for layer, count in counts.items() for head in count.heads(layer))
     spent = sum(count.seconds for count in counts.values()) if heads else None
     assert dense.logits is not None
     return Found(*compared(step, dense, len(dense.logits)), text, parts, spent)
 
 
-def _counts(model: PreTrainedModel, dense: Step, kv: KV, method: Sparse, chunk: int | None) -> dict[int, Counts]:
-    windows = facts_of(model).windows
-    open_layers = [layer for layer in dense.queries if not (size := windows[layer]) or size >= len(kv)]
-    return {layer: of_layer(scaled(model, layer, dense), kv, layer, method, chunk) for layer in open_layers}
+def _counts(
+    model: PreTrainedModel, dense: Step, kv: KV, methods: Mapping[str, Sparse], chunk: int | None
+) -> dict[str, dict[int, Counts]]:
+    """What every method keeps, by layer."""
+    found: dict[str, dict[int, Counts]] = {name: {} for name in methods}
+    for layer, size in enumerate(facts_of(model).windows):
+        if not size or size >= len(kv):
+            counts = of_layer(scaled(model, layer, dense), kv, layer, list(methods.values()), chunk)
+            for name, count in zip(methods, counts, strict=True):
+                found[name][layer] = count
+    return found
 
 
 def _answered(

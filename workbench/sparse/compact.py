@@ -70,11 +70,18 @@ class Compact(Sparse):
         """The union of `choice`, over `rows` and `length` keys, with the chunk itself."""
         grid = Grid(rows.to(choice.kept.device), length, choice.size)
         group = self.group(len(choice.kept), kv_heads)
-        union = choice.paged().union(group).kept[::group]
-        return replace(grid.tiles(union | grid.own.any(0), len(choice.kept)), alike=True)
+        return Tiles(united(choice.paged().kept, group, grid), choice.size, shared=group, alike=True)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         return self(queries, keys, grid.rows, site)
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         return self.inner.operations(heads, rows, length, width)
+
+
+def united(kept: Tensor, heads: int, grid: Grid) -> Tensor:
+    """[…, Hq, I, J] bool: what any row tile and any of `heads` neighbouring heads keeps, and the tiles of the rows
+    themselves, as far as a row tile can see them."""
+    groups = kept.unflatten(-3, (-1, heads))
+    union = groups.any(-2).any(-2)[..., None, None, :] | grid.own.any(0)  # […, G, 1, 1, J]
+    return (union & grid.causal).expand_as(groups).flatten(-4, -3)
