@@ -4,7 +4,10 @@ A program is three groups of warps. One only fetches: tiles of keys and values c
 ring of buffers, so nobody computes addresses. Two compute, 64 rows each: while the matrix unit multiplies the weights
 of one tile with its values, and the next tile with the queries, the group takes the softmax of the tile between
 (FlashAttention-3, arXiv:2407.08608, algorithm 2). Tiles are taken from the last to the first, so those that need a mask
-come first. Written in Gluon, Triton's lower level, which has no interpreter: it is checked on the GPU, by the cases of
+come first. Query tiles of 64 rows, each with a list of its own, are computed two by two from merged lists (`_pairs`):
+each computing group has its tile, and hides from it what only the other one keeps.
+
+Written in Gluon, Triton's lower level, which has no interpreter: it is checked on the GPU, by the cases of
 `tile_attention` and `page_attention`.
 """
 
@@ -13,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from workbench.kernels import _pairs
 from workbench.kernels._softmax import LOG2E, together
 
 try:
@@ -51,7 +55,7 @@ def fits(q: Tensor, keys: Tensor, values: Tensor, size: int | None, queries: int
     """Whether this kernel takes such arguments (of `_tiled.launch`): a Hopper card, 16-bit numbers, its head widths."""
     if not fits_card(q, (keys, values)) or q.shape[3] not in WIDTHS or (size is not None and size < 32):
         return False
-    return q.shape[2] <= queries or queries % ROWS == 0
+    return q.shape[2] <= queries or queries % ROWS == 0 or queries == ROWS // 2
 
 
 def fits_card(q: Tensor, pools: Sequence[Tensor]) -> bool:
@@ -80,11 +84,13 @@ if gluon is not None:
         return found
 
     @gluon.jit
-    def _start(entry, entries, list_at, number, LISTED: gl.constexpr, SIZE: gl.constexpr):
+    def _start(entry, entries, list_at, number, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr):
         """Position of the first key of an entry of the list; NOWHERE behind its end."""
         if LISTED:
             inside = entry < entries
             tile = gl.load(list_at + entry, mask=inside, other=0)
+            if PAIRED:
+                tile = tile >> 2
             return gl.where(inside, (tile - number) * SIZE, 1073741824)
         else:
             return gl.where(entry < entries, entry * SIZE, 1073741824)
@@ -93,69 +99,105 @@ if gluon is not None:
     def _fetch(
         keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
         request, kv_head, steps, entries, list_at, number,
-        LISTED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr,
+        LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr,
     ):  # fmt: skip
         """The group that fetches."""
         BOX: gl.constexpr = keys.block_type.shape[2]
         PER: gl.constexpr = N // BOX  # entries of a step
         SUB: gl.constexpr = SIZE // BOX  # steps of an entry
         BUFFERS: gl.constexpr = k_tiles.type.shape[0]
-        AHEAD: gl.constexpr = PER == 1  # an entry is asked for a step ahead: it takes as long to come as a tile
-        coming = _start((steps - 1) // SUB, entries, list_at, number, LISTED, SIZE) + (steps - 1) % SUB * BOX
+        AHEAD: gl.constexpr = PER <= 2  # entries are asked for a step ahead: they take as long to come as a tile
+        first = _start((steps - 1) * PER // SUB, entries, list_at, number, LISTED, PAIRED, SIZE)
+        second = first
+        if PER == 2:
+            second = _start((steps - 1) * 2 + 1, entries, list_at, number, LISTED, PAIRED, SIZE)
         for j in range(steps):
             index, phase = j % BUFFERS, (j // BUFFERS & 1) ^ 1
             step = steps - 1 - j
-            now = coming
+            now, then = first, second
             if AHEAD:
                 after = gl.maximum(step - 1, 0)
-                coming = _start(after // SUB, entries, list_at, number, LISTED, SIZE) + after % SUB * BOX
+                first = _start(after * PER // SUB, entries, list_at, number, LISTED, PAIRED, SIZE)
+                if PER == 2:
+                    second = _start(after * 2 + 1, entries, list_at, number, LISTED, PAIRED, SIZE)
             mbarrier.wait(k_empty.index(index), phase)
             mbarrier.expect(k_full.index(index), N * keys.block_type.shape[3] * 2)
             for part in gl.static_range(PER):
-                at = now
+                at = now if part == 0 else then
                 if not AHEAD:
-                    at = _start(step * PER // SUB + part, entries, list_at, number, LISTED, SIZE) + step % SUB * BOX
+                    at = _start(step * PER + part, entries, list_at, number, LISTED, PAIRED, SIZE)
                 tile = k_tiles.index(index).slice(part * BOX, BOX, dim=2)
-                async_load(keys, [request, kv_head, at, 0], k_full.index(index), tile)
+                async_load(keys, [request, kv_head, at + step % SUB * BOX, 0], k_full.index(index), tile)
             mbarrier.wait(v_empty.index(index), phase)
             mbarrier.expect(v_full.index(index), N * values.block_type.shape[3] * 2)
             for part in gl.static_range(PER):
-                at = now
+                at = now if part == 0 else then
                 if not AHEAD:
-                    at = _start(step * PER // SUB + part, entries, list_at, number, LISTED, SIZE) + step % SUB * BOX
+                    at = _start(step * PER + part, entries, list_at, number, LISTED, PAIRED, SIZE)
                 tile = v_tiles.index(index).slice(part * BOX, BOX, dim=2)
-                async_load(values, [request, kv_head, at, 0], v_full.index(index), tile)
+                async_load(values, [request, kv_head, at + step % SUB * BOX, 0], v_full.index(index), tile)
 
     @gluon.jit
     def _where(
-        step, entries, list_at, number, LISTED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr, L: gl.constexpr
-    ):
-        """[N] positions of the keys of a step."""
+        step, half, entries, list_at, number,
+        LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr, L: gl.constexpr,
+    ):  # fmt: skip
+        """[N] positions of the keys of a step; NOWHERE for what this half does not keep."""
         col = gl.arange(0, N, layout=L)
         if SIZE >= N:
-            return _start(step // (SIZE // N), entries, list_at, number, LISTED, SIZE) + step % (SIZE // N) * N + col
+            entry = step // (SIZE // N)
+            at = _start(entry, entries, list_at, number, LISTED, PAIRED, SIZE) + step % (SIZE // N) * N + col
         else:
             entry = step * (N // SIZE) + col // SIZE
-            return _start(entry, entries, list_at, number, LISTED, SIZE) + col % SIZE
+            at = _start(entry, entries, list_at, number, LISTED, PAIRED, SIZE) + col % SIZE
+        if PAIRED:
+            kept = gl.load(list_at + entry, mask=entry < entries, other=3) >> half & 1
+            at += (1 - kept) * 1073741824
+        return at
 
     @gluon.jit
-    def _softmax(s, top, total, at, at_row, scale, MASKED: gl.constexpr):
+    def _of_half(step, half, entries, list_at, SIZE: gl.constexpr, N: gl.constexpr):
+        """Which entries of a step this half keeps, a bit for each; all of them behind the end, where nobody looks."""
+        PER: gl.constexpr = N // SIZE if N > SIZE else 1
+        found = 0
+        for part in gl.static_range(PER):
+            entry = step * PER + part if N > SIZE else step // (SIZE // N)
+            raw = gl.load(list_at + entry, mask=(entry >= 0) & (entry < entries), other=3)
+            found += (raw >> half & 1) << part
+        return found
+
+    @gluon.jit
+    def _hide(s, kept, SIZE: gl.constexpr, N: gl.constexpr, LOGITS: gl.constexpr):
+        """Logits without the entries that this half does not keep."""
+        PER: gl.constexpr = N // SIZE if N > SIZE else 1
+        if kept != (1 << PER) - 1:
+            part = gl.arange(0, N, layout=gl.SliceLayout(0, LOGITS)) // (N // PER)
+            s = gl.where((kept >> part & 1)[None, :] == 1, s, float("-inf"))
+        return s
+
+    @gluon.jit
+    def _softmax(s, top, total, at, at_row, scale, MASKED: gl.constexpr, EMPTY: gl.constexpr):
+        """EMPTY: a row may not have seen anything yet."""
         if MASKED:
             s = gl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
         new = gl.maximum(top, gl.max(s, 1) * scale)
-        safe = gl.where(new == float("-inf"), 0.0, new) if MASKED else new
+        safe = gl.where(new == float("-inf"), 0.0, new) if EMPTY else new
         p = gl.exp2(s * scale - safe[:, None])
         old = gl.exp2(top - safe)
         return p, old, new, total * old + gl.sum(p, 1)
 
     @gluon.jit
     def _steps(
-        acc, p, old, top, total, begin, end, steps, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
+        acc, p, old, top, total, begin, end, steps, half, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
         at_row, entries, list_at, number, scale,
-        MASKED: gl.constexpr, LISTED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-        LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
+        MASKED: gl.constexpr, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr,
+        D: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
     ):  # fmt: skip
         BUFFERS: gl.constexpr = k_tiles.type.shape[0]
+        ASK: gl.constexpr = PAIRED and not MASKED
+        coming = 0
+        if ASK:  # a step ahead
+            coming = _of_half(steps - 1 - begin, half, entries, list_at, SIZE, N)
         for j in range(begin, end):
             index, phase = j % BUFFERS, j // BUFFERS & 1
             last, last_phase = (j - 1) % BUFFERS, (j - 1) // BUFFERS & 1
@@ -165,10 +207,17 @@ if gluon is not None:
             acc = acc * gl.convert_layout(old, gl.SliceLayout(1, acc.type.layout))[:, None]
             mbarrier.wait(v_full.index(last), last_phase)
             acc = warpgroup_mma(p, v_tiles.index(last).reshape([N, D]), acc, is_async=True)
+            kept = coming
+            if ASK:
+                coming = _of_half(steps - 2 - j, half, entries, list_at, SIZE, N)
             s = warpgroup_mma_wait(1, deps=(s,))
             mbarrier.arrive(k_empty.index(index), count=1)
-            at = _where(steps - 1 - j, entries, list_at, number, LISTED, SIZE, N, gl.SliceLayout(0, LOGITS))
-            weights, old, top, total = _softmax(s, top, total, at, at_row, scale, MASKED)
+            at = _where(
+                steps - 1 - j, half, entries, list_at, number, LISTED, PAIRED, SIZE, N, gl.SliceLayout(0, LOGITS)
+            )
+            if ASK:
+                s = _hide(s, kept, SIZE, N, LOGITS)
+            weights, old, top, total = _softmax(s, top, total, at, at_row, scale, MASKED, MASKED or PAIRED)
             acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))  # weights, so that they are not put off till then
             mbarrier.arrive(v_empty.index(last), count=1)
             p = gl.convert_layout(weights.to(q_tile.dtype), WEIGHTS)
@@ -178,7 +227,7 @@ if gluon is not None:
     def _compute(
         half, q, out, rows, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
         first, count, q_token, out_token, steps, masked, entries, highest, list_at, number, scale,
-        LISTED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
+        LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     ):  # fmt: skip
         """A group that computes 64 rows."""
         LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -199,10 +248,10 @@ if gluon is not None:
         s = warpgroup_mma(q_tile, k, gl.zeros([64, N], gl.float32, LOGITS), use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_empty.index(0), count=1)
-        at = _where(steps - 1, entries, list_at, number, LISTED, SIZE, N, gl.SliceLayout(0, LOGITS))
+        at = _where(steps - 1, half, entries, list_at, number, LISTED, PAIRED, SIZE, N, gl.SliceLayout(0, LOGITS))
         top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, LOGITS))
         total = gl.zeros([64], gl.float32, gl.SliceLayout(1, LOGITS))
-        weights, old, top, total = _softmax(s, top, total, at, at_row, scale, True)
+        weights, old, top, total = _softmax(s, top, total, at, at_row, scale, True, True)
         p = gl.convert_layout(weights.to(x.dtype), WEIGHTS)
         acc = gl.zeros([64, D], gl.float32, RESULT)
         # behind the last row there may be anything, and nothing times anything must be nothing
@@ -211,22 +260,22 @@ if gluon is not None:
         wide = part.load(FLAT)
         spot = half * (N // 2) + gl.arange(0, N // 2, layout=gl.SliceLayout(1, FLAT))
         if SIZE >= N:
-            key = _start((steps - 1) // (SIZE // N), entries, list_at, number, LISTED, SIZE) + spot
+            key = _start((steps - 1) // (SIZE // N), entries, list_at, number, LISTED, PAIRED, SIZE) + spot
             key += (steps - 1) % (SIZE // N) * N
         else:
             entry = (steps - 1) * (N // SIZE) + spot // SIZE
-            key = _start(entry, entries, list_at, number, LISTED, SIZE) + spot % SIZE
+            key = _start(entry, entries, list_at, number, LISTED, PAIRED, SIZE) + spot % SIZE
         part.store(gl.where((key <= highest)[:, None], wide, 0.0))
         fence_async_shared()
         mbarrier.arrive(clean, count=1)
         mbarrier.wait(clean, 0)
         acc, p, old, top, total = _steps(
-            acc, p, old, top, total, 1, masked, steps, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-            at_row, entries, list_at, number, scale, True, LISTED, SIZE, N, D, LOGITS, WEIGHTS,
+            acc, p, old, top, total, 1, masked, steps, half, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full,
+            v_empty, at_row, entries, list_at, number, scale, True, LISTED, PAIRED, SIZE, N, D, LOGITS, WEIGHTS,
         )  # fmt: skip
         acc, p, old, top, total = _steps(
-            acc, p, old, top, total, masked, steps, steps, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-            at_row, entries, list_at, number, scale, False, LISTED, SIZE, N, D, LOGITS, WEIGHTS,
+            acc, p, old, top, total, masked, steps, steps, half, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full,
+            v_empty, at_row, entries, list_at, number, scale, False, LISTED, PAIRED, SIZE, N, D, LOGITS, WEIGHTS,
         )  # fmt: skip
         BUFFERS: gl.constexpr = k_tiles.type.shape[0]
         last, phase = (steps - 1) % BUFFERS, (steps - 1) // BUFFERS & 1
@@ -247,7 +296,7 @@ if gluon is not None:
         q, keys, values, out, rows, indptr, indices, scale, count, capacity,
         q_batch, q_head, q_token, out_batch, out_head, out_token, row_tiles, together, lists, queries,
         GROUP: gl.constexpr, HEADS: gl.constexpr, LISTED: gl.constexpr, SHARED: gl.constexpr, STRIDED: gl.constexpr,
-        SIZE: gl.constexpr, N: gl.constexpr, BUFFERS: gl.constexpr,
+        PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr, BUFFERS: gl.constexpr,
     ):  # fmt: skip
         D: gl.constexpr = keys.block_type.shape[3]
         section, place = gl.program_id(0) // (row_tiles * together), gl.program_id(0) % (row_tiles * together)
@@ -269,8 +318,10 @@ if gluon is not None:
             if STRIDED:
                 number = (request * (HEADS // GROUP) + kv_head) * capacity
             # tile j is seen in whole where (j + 1) * SIZE - 1 <= lowest, and at all where j * SIZE <= highest
-            clear = _upto(indices, start, stop, (lowest + 1) // SIZE - 1 + number)
-            entries = _upto(indices, start, stop, number + gl.where(highest < 0, -1, highest // SIZE))
+            whole = (lowest + 1) // SIZE - 1 + number
+            some = number + gl.where(highest < 0, -1, highest // SIZE)
+            clear = _upto(indices, start, stop, whole * 4 + 3 if PAIRED else whole)
+            entries = _upto(indices, start, stop, some * 4 + 3 if PAIRED else some)
             list_at = indices + start
         else:
             clear = (lowest + 1) // SIZE
@@ -302,16 +353,16 @@ if gluon is not None:
                 (_compute, (
                     0, q, out, rows, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
                     first, count, q_token, out_token, steps, masked, entries, highest, list_at, number, scale,
-                    LISTED, SIZE, N, D,
+                    LISTED, PAIRED, SIZE, N, D,
                 )),
                 (_compute, (
                     1, q, out, rows, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
                     first, count, q_token, out_token, steps, masked, entries, highest, list_at, number, scale,
-                    LISTED, SIZE, N, D,
+                    LISTED, PAIRED, SIZE, N, D,
                 )),
                 (_fetch, (
                     keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-                    request, kv_head, steps, entries, list_at, number, LISTED, SIZE, N,
+                    request, kv_head, steps, entries, list_at, number, LISTED, PAIRED, SIZE, N,
                 )),
             ],
             [4, 4],
@@ -343,13 +394,17 @@ def launch(
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     tiles = triton.cdiv(count, ROWS)
     lists = -(-count // queries)
+    paired, groups = lists > 1 and queries < ROWS, 1 if indptr is None else (len(indptr) - 1) // (batch * lists)
+    if paired and indptr is not None and indices is not None:
+        indptr, indices = _pairs.launch(indptr, indices, lists, -(-length // size))
+        lists, queries = -(-lists // 2), ROWS
     _attend[(tiles * q_heads, batch)](
         q, *(TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout) for x in (keys, values)),
         out, rows.contiguous(), rows if indptr is None else indptr, rows if indices is None else indices,
         (width**-0.5 if scale is None else scale) * LOG2E, count, length // size,
         *q.stride()[:3], *out.stride()[:3], tiles, together(keys, q_heads // heads), lists, queries,
         GROUP=q_heads // heads, HEADS=q_heads, LISTED=indptr is not None,
-        SHARED=1 if indptr is None else q_heads * batch * lists // (len(indptr) - 1), STRIDED=strided,
+        SHARED=1 if indptr is None else q_heads // groups, STRIDED=strided, PAIRED=paired,
         SIZE=tile, N=step, BUFFERS=buffers, num_warps=4, maxnreg=168,
     )  # fmt: skip
     return out

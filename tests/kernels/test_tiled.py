@@ -1,12 +1,16 @@
 """Rows over chosen tiles: lists, layouts of the cache and launch shapes that may not change the result."""
 
+import itertools
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.errors import BadInput
-from workbench.kernels import _tiled, page_attention, tile_attention
+from workbench.kernels import _pairs, _tiled, page_attention, tile_attention
 from workbench.kernels._softmax import Config
 from workbench.tiles import Pages, Tiles, pages
 
@@ -29,6 +33,22 @@ def test_lists_hold_what_is_kept_in_rising_order():
     indptr, indices = tile_attention.lists(kept)
     for n, one in enumerate(kept.flatten(0, 1)):
         assert indices[indptr[n] : indptr[n + 1]].tolist() == one.nonzero()[:, 0].tolist()
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([1, 2, 40, 300, 700]), st.floats(0, 1))
+@settings(max_examples=20, deadline=None)
+def test_lists_of_two_query_tiles_are_merged_to_one_that_says_whose_each_tile_is(seed, tiles, columns, share):
+    kept = torch.rand(2, tiles, columns, generator=torch.Generator().manual_seed(seed)) < share
+    expected = _pairs.reference(*tile_attention.lists(kept), tiles)
+    got = _pairs.launch(*(x.to(DEVICE) for x in tile_attention.lists(kept)), tiles, columns)
+    assert got[0].tolist() == expected[0].tolist()
+    assert got[1][: len(expected[1])].tolist() == expected[1].tolist()
+    pairs = torch.zeros(2, -(-tiles // 2) * 2, columns, dtype=torch.bool)
+    for n, (begin, end) in enumerate(itertools.pairwise(expected[0].tolist())):
+        for entry in expected[1][begin:end].tolist():
+            for half in (0, 1):
+                pairs.view(-1, columns)[2 * n + half, entry // 4] = entry >> half & 1
+    assert torch.equal(pairs[:, :tiles], kept) and not pairs[:, tiles:].any()
 
 
 def test_every_tile_kept_is_dense_attention():
