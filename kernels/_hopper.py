@@ -11,12 +11,12 @@ Written in Gluon, Triton's lower level, which has no interpreter: it is checked 
 `tile_attention` and `page_attention`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from workbench.kernels import _pairs
+from workbench.kernels._pairs import launch as merge_pairs
 from workbench.kernels._softmax import LOG2E, together
 
 try:
@@ -98,10 +98,10 @@ if gluon is not None:
     @gluon.jit
     def _fetch(
         keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-        request, kv_head, base, steps, entries, list_at, number,
+        request, kv_head, steps, entries, list_at, number,
         LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr,
     ):  # fmt: skip
-        """The group that fetches; position 0 lies at `base`."""
+        """The group that fetches."""
         BOX: gl.constexpr = keys.block_type.shape[2]
         PER: gl.constexpr = N // BOX  # entries of a step
         SUB: gl.constexpr = SIZE // BOX  # steps of an entry
@@ -127,7 +127,7 @@ if gluon is not None:
                 if not AHEAD:
                     at = _start(step * PER + part, entries, list_at, number, LISTED, PAIRED, SIZE)
                 tile = k_tiles.index(index).slice(part * BOX, BOX, dim=2)
-                async_load(keys, [request, kv_head, base + at + step % SUB * BOX, 0], k_full.index(index), tile)
+                async_load(keys, [request, kv_head, at + step % SUB * BOX, 0], k_full.index(index), tile)
             mbarrier.wait(v_empty.index(index), phase)
             mbarrier.expect(v_full.index(index), N * values.block_type.shape[3] * 2)
             for part in gl.static_range(PER):
@@ -135,7 +135,7 @@ if gluon is not None:
                 if not AHEAD:
                     at = _start(step * PER + part, entries, list_at, number, LISTED, PAIRED, SIZE)
                 tile = v_tiles.index(index).slice(part * BOX, BOX, dim=2)
-                async_load(values, [request, kv_head, base + at + step % SUB * BOX, 0], v_full.index(index), tile)
+                async_load(values, [request, kv_head, at + step % SUB * BOX, 0], v_full.index(index), tile)
 
     @gluon.jit
     def _where(
@@ -227,8 +227,7 @@ if gluon is not None:
     def _compute(
         half, q, out, rows, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
         first, count, q_token, out_token, steps, masked, entries, highest, list_at, number, scale,
-        LISTED: gl.constexpr, PAIRED: gl.constexpr, BLOCKS: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr,
-        D: gl.constexpr,
+        LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     ):  # fmt: skip
         """A group that computes 64 rows."""
         LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -242,10 +241,7 @@ if gluon is not None:
         q_tile.store(x)
         fence_async_shared()
         mine = first + half * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LOGITS))
-        if BLOCKS:
-            at_row = gl.where(mine < count, mine, -1)
-        else:
-            at_row = gl.load(rows + mine, mask=mine < count, other=-1).to(gl.int32)
+        at_row = gl.load(rows + mine, mask=mine < count, other=-1).to(gl.int32)
         # the first step: there are no weights yet
         mbarrier.wait(k_full.index(0), 0)
         k = k_tiles.index(0).reshape([N, D]).permute((1, 0))
@@ -300,10 +296,8 @@ if gluon is not None:
         q, keys, values, out, rows, indptr, indices, scale, count, capacity,
         q_batch, q_head, q_token, out_batch, out_head, out_token, row_tiles, together, lists, queries,
         GROUP: gl.constexpr, HEADS: gl.constexpr, LISTED: gl.constexpr, SHARED: gl.constexpr, STRIDED: gl.constexpr,
-        PAIRED: gl.constexpr, BLOCKS: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr, BUFFERS: gl.constexpr,
+        PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr, BUFFERS: gl.constexpr,
     ):  # fmt: skip
-        """BLOCKS: `lists` blocks lie one behind the other, from indptr[b] to indptr[b + 1], and attend to themselves;
-        indices[b] row tiles belong to them up to b."""
         D: gl.constexpr = keys.block_type.shape[3]
         section, place = gl.program_id(0) // (row_tiles * together), gl.program_id(0) % (row_tiles * together)
         head = section * together + place % together
@@ -311,20 +305,9 @@ if gluon is not None:
         request = gl.program_id(1)
         kv_head = head // GROUP
         flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-        base = 0
-        if BLOCKS:
-            block = _upto(indices, 0, lists, tile_m)
-            tile_m -= gl.load(indices + block - 1, mask=block > 0, other=0)
-            base = gl.load(indptr + block, mask=block < lists, other=0)
-            count = gl.load(indptr + block + 1, mask=block < lists, other=0) - base
-            q += base.to(gl.int64) * q_token
-            out += base.to(gl.int64) * out_token
         row = tile_m * 128 + gl.arange(0, 128, layout=flat)
-        if BLOCKS:
-            at_row = gl.where(row < count, row, -1)
-        else:
-            rows += request.to(gl.int64) * count
-            at_row = gl.load(rows + row, mask=row < count, other=-1).to(gl.int32)
+        rows += request.to(gl.int64) * count
+        at_row = gl.load(rows + row, mask=row < count, other=-1).to(gl.int32)
         highest = gl.max(at_row, 0)
         lowest = gl.minimum(gl.min(gl.where(at_row >= 0, at_row, 2147483647), 0), highest)
         number = 0
@@ -370,51 +353,21 @@ if gluon is not None:
                 (_compute, (
                     0, q, out, rows, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
                     first, count, q_token, out_token, steps, masked, entries, highest, list_at, number, scale,
-                    LISTED, PAIRED, BLOCKS, SIZE, N, D,
+                    LISTED, PAIRED, SIZE, N, D,
                 )),
                 (_compute, (
                     1, q, out, rows, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
                     first, count, q_token, out_token, steps, masked, entries, highest, list_at, number, scale,
-                    LISTED, PAIRED, BLOCKS, SIZE, N, D,
+                    LISTED, PAIRED, SIZE, N, D,
                 )),
                 (_fetch, (
                     keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-                    request, kv_head, base, steps, entries, list_at, number, LISTED, PAIRED, SIZE, N,
+                    request, kv_head, steps, entries, list_at, number, LISTED, PAIRED, SIZE, N,
                 )),
             ],
             [4, 4],
             [240, 24],
         )  # fmt: skip
-
-
-def encode(
-    q: Tensor, keys: Tensor, values: Tensor, starts: Tensor, tiles_before: Tensor, scale: float | None
-) -> Tensor:
-    """`encode_blocks.reference` on a Hopper card, for tensors that `fits_blocks` approves; `tiles_before` [B]: tiles of
-    ROWS rows that the blocks have up to and with each of them."""
-    (heads, count, width), blocks = q.shape, len(starts) - 1
-    out = q.new_empty(count, heads, width).transpose(0, 1)
-    tiles = count // ROWS + blocks  # as many as there can be
-    _attend[(tiles * heads, 1)](
-        q, *_described(keys[None], values[None], keys_of(width)), out, starts, starts, tiles_before,
-        (width**-0.5 if scale is None else scale) * LOG2E, 0, 0, 0, *q.stride()[:2], 0, *out.stride()[:2],
-        tiles, heads // len(keys), blocks, ROWS,
-        GROUP=heads // len(keys), HEADS=heads, LISTED=False, SHARED=1, STRIDED=False, PAIRED=False, BLOCKS=True,
-        SIZE=keys_of(width), N=keys_of(width), BUFFERS=BUFFERS, num_warps=4, maxnreg=168,
-    )  # fmt: skip
-    return out
-
-
-def fits_blocks(q: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether `encode` takes q [Hq, N, D], keys and values [H, N, D]."""
-    return q.stride(2) == 1 and q.shape[2] in WIDTHS and fits_card(q, (keys[None], values[None]))
-
-
-def _described(keys: Tensor, values: Tensor, tokens: int) -> Iterator["TensorDescriptor"]:
-    """Boxes of so many tokens of [B, H, T, D]."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    for x in (keys, values):
-        yield TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, tokens, x.shape[3]], layout)
 
 
 def launch(
@@ -437,20 +390,22 @@ def launch(
     out = q.new_empty(batch, count, q_heads, width).transpose(1, 2)  # rows first, as models want it
     step = keys_of(width)
     tile = step if indptr is None else size
+    box = [1, 1, min(step, tile), width]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     tiles = triton.cdiv(count, ROWS)
     lists = -(-count // queries)
     groups = q_heads if indptr is None else (len(indptr) - 1) // (batch * lists)
     paired = indptr is not None and lists > 1 and queries < ROWS
     if indptr is not None and indices is not None and paired:
-        indptr, indices = _pairs.launch(indptr, indices, lists, -(-length // size))
+        indptr, indices = merge_pairs(indptr, indices, lists, -(-length // size))
         lists, queries = -(-lists // 2), ROWS
     _attend[(tiles * q_heads, batch)](
-        q, *_described(keys, values, min(step, tile)), out,
-        rows.contiguous(), rows if indptr is None else indptr, rows if indices is None else indices,
+        q, *(TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout) for x in (keys, values)),
+        out, rows.contiguous(), rows if indptr is None else indptr, rows if indices is None else indices,
         (width**-0.5 if scale is None else scale) * LOG2E, count, length // size,
         *q.stride()[:3], *out.stride()[:3], tiles, together(keys, q_heads // heads), lists, queries,
         GROUP=q_heads // heads, HEADS=q_heads, LISTED=indptr is not None,
-        SHARED=q_heads // groups, STRIDED=strided, PAIRED=paired, BLOCKS=False,
+        SHARED=q_heads // groups, STRIDED=strided, PAIRED=paired,
         SIZE=tile, N=step, BUFFERS=buffers, num_warps=4, maxnreg=168,
     )  # fmt: skip
     return out

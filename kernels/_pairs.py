@@ -27,7 +27,7 @@ def reference(indptr: Tensor, indices: Tensor, lists: int) -> tuple[Tensor, Tens
                     both[tile] = both.get(tile, 0) + 1 + half
             entries += [4 * tile + both[tile] for tile in sorted(both)]
             merged.append(len(entries))
-    return tuple(torch.tensor(x, dtype=torch.int32, device=indptr.device) for x in (merged, entries))  # type: ignore[return-value]
+    return indptr.new_tensor(merged, dtype=torch.int32), indptr.new_tensor(entries, dtype=torch.int32)
 
 
 if triton is not None:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _hopper
 from workbench.kernels._softmax import LOG2E, Config, attend, need_triton, rows_first
 
 try:
@@ -50,17 +49,6 @@ def reference(
 
 
 if triton is not None:
-
-    @triton.jit
-    def _tiles_before(starts, found, blocks, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-        before = 0
-        for at in range(0, blocks, CHUNK):
-            b = at + tl.arange(0, CHUNK)
-            inside = b < blocks
-            length = tl.load(starts + b + 1, mask=inside, other=0) - tl.load(starts + b, mask=inside, other=0)
-            tiles = (length + ROWS - 1) // ROWS
-            tl.store(found + b, before + tl.cumsum(tiles, 0), mask=inside)
-            before += tl.sum(tiles, 0)
 
     @triton.jit
     def _span(
@@ -138,8 +126,6 @@ def launch(
 ) -> Tensor:
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
     need_triton("encode_blocks")
-    if config is None and _hopper.fits_blocks(q, keys, values):
-        return _hopper.encode(q, keys, values, starts, tiles_before(starts, _hopper.ROWS), scale)
     q, keys, values = rows_first(q), rows_first(keys), rows_first(values)
     heads, _, width = q.shape
     config = config or configure(width, q.dtype)
@@ -153,13 +139,6 @@ def launch(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out
-
-
-def tiles_before(starts: Tensor, rows: int) -> Tensor:
-    """[B] int32: tiles of `rows` rows that the blocks have up to and with each of them; none holds rows of two."""
-    found = starts.new_empty(len(starts) - 1, dtype=torch.int32)
-    _tiles_before[(1,)](starts, found, len(found), ROWS=rows, CHUNK=1024, num_warps=4)
-    return found
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:

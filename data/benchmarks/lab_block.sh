@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-runs=(${RUNS:-mixed-0 mixed-1 naive-0})
+runs=(${RUNS:-mixed-0 naive-0})
 kinds=single-hop=.15,continuation=.35,two-hop=.1,comparison=.05,order=.05,epithet=.3 # mostly what one passage alone does not answer
 device=$(python3 -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')
 gpus=$(python3 -c 'import torch; print(max(1, torch.cuda.device_count()))')
@@ -16,8 +16,8 @@ learn() { # RUN is MODE-SEED; naive is mixed without position re-encoding
     [ "$mode" != naive ] || { mode=mixed; positions=naive; }
     [ -d "runs/lab-block-$1/model" ] || python3 -m workbench tune --model "${MODEL:-lab-full}" --data lab \
         --out "runs/lab-block-$1" --mode "$mode" --positions "$positions" --seed "${1##*-}" \
-        --steps "${STEPS:-1050}" --batch "${BATCH:-32}" --lr "${LR:-1.5e-3}" --optimizer "${OPTIMIZER:-muon}" \
-        --warmup "${WARMUP:-50}" --passages "${PASSAGES:-4-16}" --questions "${QUESTIONS:-24}" \
+        --steps "${STEPS:-900}" --batch "${BATCH:-32}" --lr "${LR:-1.5e-3}" --optimizer "${OPTIMIZER:-muon}" \
+        --warmup "${WARMUP:-50}" --passages "${PASSAGES:-2-40}" --questions "${QUESTIONS:-24}" \
         --kinds "${KINDS:-$kinds}" --continued "${CONTINUED:-.8}" --shuffled "${SHUFFLED:-.7}" \
         --evaluate-every "${EVERY:-150}" --evaluate-samples "${SAMPLES:-200}" --evaluate-passages 10 \
         --save-every 250 --workers "${WORKERS:-10}" --device "$device" --minutes "${MINUTES:-inf}"

@@ -39,7 +39,7 @@ def build(kernel: Any, known: dict[str, str], constants: dict[str, Any]) -> Any:
 
 def main() -> None:
     common: dict[str, Any] = {"GROUP": 4, "BUFFERS": 2}
-    tiled = common | {"HEADS": 32, "SHARED": 1, "STRIDED": False, "PAIRED": False, "BLOCKS": False, "N": 128}
+    tiled = common | {"HEADS": 32, "SHARED": 1, "STRIDED": False, "PAIRED": False, "N": 128}
     moved = common | {"PAGE": 128, "N": 128, "NEIGHBOURS": False, "ROTATE": True, "SPLIT": True}
     for name, kernel, known, constants in (
         ("kept tiles", _hopper, types("bf16", [1, 1, 64, 128], "bf16"), tiled | {"LISTED": True, "SIZE": 64}),
@@ -48,12 +48,6 @@ def main() -> None:
             _hopper,
             types("bf16", [1, 1, 64, 128], "bf16"),
             tiled | {"LISTED": True, "SIZE": 64, "PAIRED": True},
-        ),
-        (
-            "blocks",
-            _hopper,
-            types("bf16", [1, 1, 128, 128], "bf16"),
-            tiled | {"LISTED": False, "SIZE": 128, "BLOCKS": True},
         ),
         ("dense, fp16", _hopper, types("fp16", [1, 1, 128, 64], "fp16"), tiled | {"LISTED": False, "SIZE": 128}),
         ("moved pages", _hopper_paged, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64}),

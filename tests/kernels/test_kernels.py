@@ -38,11 +38,3 @@ def test_moving_twice_is_moving_once():
     keys, distance, inv_freq, pairing = next(iter(rotate_keys.cases()))
     there = rotate_keys.reference(keys, distance, inv_freq, pairing)
     torch.testing.assert_close(rotate_keys.reference(there, -distance, inv_freq, pairing), keys, atol=1e-5, rtol=0)
-
-
-def test_row_tiles_of_blocks_are_counted_block_by_block():
-    pytest.importorskip("triton", reason="Triton is not available on this platform")
-    encode_blocks = importlib.import_module("workbench.kernels.encode_blocks")
-    lengths = torch.tensor([1, 127, 128, 129, *[300] * 1500, 7])
-    starts = torch.cat((torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).int())).to(DEVICE)
-    assert encode_blocks.tiles_before(starts, 128).tolist() == ((lengths + 127) // 128).cumsum(0).tolist()
