@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -134,23 +135,30 @@ def test_two_processes_give_what_one_gives_with_twice_the_batch(base, questions,
     common = ["--model", base, "--data", questions, "--steps", "2", "--warmup", "1", "--lr", "1e-3"]
     command = ["-m", "workbench", "tune", *common, "--max-length", "2000", "--batch", "2"]
     two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
+    ways = {"ddp": ({}, ()), "fsdp": (FSDP, ())} | ({"lora": ({}, ("--lora-rank", "2"))} if find_spec("peft") else {})
     running = {
         name: subprocess.Popen(
-            [*two, "--out", str(tmp_path / name)],
+            [*two, *options, "--out", str(tmp_path / name)],
             env=dict(os.environ, OMP_NUM_THREADS="1", **settings),
             cwd=Path(__file__).parents[1],
             stderr=subprocess.PIPE,
             text=True,
         )
-        for name, settings in (("ddp", {}), ("fsdp", FSDP))
+        for name, (settings, options) in ways.items()
     }
-    one = weights(tuned(replace(RECIPE, steps=2, warmup=1, lr=1e-3, batch=4), base, questions, tmp_path / "one")[0])
+    recipe = replace(RECIPE, steps=2, warmup=1, lr=1e-3, batch=4)
     for name, process in running.items():
+        alone = replace(recipe, lora_rank=2 if name == "lora" else 0)
+        run, progress = tuned(alone, base, questions, tmp_path / f"{name} alone")
+        save_model(run, progress, tmp_path / f"{name} alone" / "model")
         _, errors = process.communicate()
         assert process.returncode == 0, errors[-2000:]
         folder = tmp_path / name / "model"
         assert json.loads((folder / TUNING).read_text())["processes"] == 2
-        found = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").state_dict()
+        one, found = (
+            AutoModelForCausalLM.from_pretrained(at, dtype="float32").state_dict()
+            for at in (tmp_path / f"{name} alone" / "model", folder)
+        )
         for key in one:
             torch.testing.assert_close(found[key], one[key], rtol=0, atol=1e-5, msg=f"{name}: {key}")
 
