@@ -11,7 +11,8 @@ from workbench.engine import empty, prefill
 from workbench.errors import BadInput
 from workbench.kv import KV
 from workbench.metrics import sparsity
-from workbench.metrics.sparsity import measure, of_layer, operations
+from workbench.metrics.counts import of_layer
+from workbench.metrics.sparsity import measure, operations
 from workbench.plan import Plan
 
 MODEL = model_of("llama")

@@ -14,13 +14,14 @@ from workbench.chunked import check_chunk, prefill_chunked_many
 from workbench.decoding import decode, text_of
 from workbench.engine import Step, Work, empty, prefill_many
 from workbench.kv import KV
-from workbench.metrics.sparsity import Counts, Head, compared, of_layer, scaled
+from workbench.metrics.counts import Counts, Head, of_layer
+from workbench.metrics.sparsity import compared, scaled
 from workbench.models import Loaded
 from workbench.plan import Plan
 from workbench.probing import facts_of
 from workbench.sparse import Sparse
 
-MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # of a head, see `sparsity.Head`
+MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # of a head, see `counts.Head`
 TOGETHER = 8  # methods whose passes are packed
 
 
