@@ -1,5 +1,7 @@
 """Decoding: as the stock model does it, batched as one by one, streaming, stopping, sampling."""
 
+from time import perf_counter
+
 import pytest
 import torch
 
@@ -39,6 +41,15 @@ def test_greedy_answers_are_those_of_the_stock_model(name):
     answers = generate(model, LETTERS, PROMPTS, max_new_tokens=30)
     assert [list(answer.tokens) for answer in answers] == expected
     assert [(a.rows_computed, a.rows_reused) for a in answers] == [(len(p), 0) for p in PROMPTS]
+
+
+def test_the_time_to_the_first_token_ends_before_the_next_one():
+    model, moments = model_of(), []
+    generate(model, LETTERS, PROMPTS[:1], max_new_tokens=1)  # the model is probed when it is first used
+    model.get_output_embeddings().register_forward_hook(lambda *_: moments.append(perf_counter()))
+    begin = perf_counter()
+    answer = generate(model, LETTERS, PROMPTS[:1], max_new_tokens=5)[0]
+    assert len(moments) == 5 and 0 < answer.ttft <= moments[1] - begin
 
 
 @pytest.mark.parametrize("mode", ["full", "block"])

@@ -95,7 +95,7 @@ def test_right_answers_score_one(folder, loaded, monkeypatch):
     gold = iter([sample.answers[0] for sample in data.load("lab", 6, 0, 3)])
 
     def say(self, prompts, *_):
-        return [Generation((), f" {next(gold)}.", 1, 0, (Pass([0], 1),)) for _ in prompts]
+        return [Generation((), f" {next(gold)}.", 1, 0, 0.0, (Pass([0], 1),)) for _ in prompts]
 
     monkeypatch.setattr(Trial, "answer", say)
     found = Trial(str(folder), **QUESTIONS).run(loaded=loaded)

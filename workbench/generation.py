@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -23,12 +24,14 @@ MODES: dict[str, Method] = {"full": Full(), "block": Reuse(), "superposition": S
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer: its token ids, its text up to the stop string, and how many prompt tokens were computed and reused."""
+    """An answer: its token ids, its text up to the stop string, how many prompt tokens were computed and reused, and
+    seconds from the call to the first tokens of its batch (answers that differ in nothing else are equal)."""
 
     tokens: tuple[int, ...]
     text: str
     rows_computed: int
     rows_reused: int
+    ttft: float = field(compare=False)
     passes: tuple[Pass, ...] = field(repr=False)  # all that was computed up to the first token
 
 
@@ -59,15 +62,17 @@ def generate(
         check_tokens(facts, prompt.tokens)
     longest = max(map(len, prompts), default=0)
     room = min(max_new_tokens, facts.context - longest) if facts.context else max_new_tokens
+    ttft, begin = 0.0, perf_counter()
     starts = method.begin(model, prompts, store, room)
     works, logits = [start.work for start in starts], finish(model, starts)
     kvs, rules = [work.kv for work in works], [work.plan.sees for work in works]
     answers: list[list[int]] = [[] for _ in prompts]
     for step in decode(model, kvs, logits, max_new_tokens, temperature, top_p, seed, stop, tokenizer, rules):
+        ttft = ttft or perf_counter() - begin
         for answer, token in zip(answers, step, strict=True):
             answer += [] if token is None else [token]
     return [
-        Generation(tuple(answer), text_of(tokenizer, answer, stop), start.computed, start.reused, start.passes)
+        Generation(tuple(answer), text_of(tokenizer, answer, stop), start.computed, start.reused, ttft, start.passes)
         for answer, start in zip(answers, starts, strict=True)
     ]
 

@@ -53,7 +53,7 @@ def follow(
     store = MemoryStore() if store is None else store
     found: list[dict[str, Any]] = []
     for at, (step, prompt) in enumerate(zip(steps, made, strict=True)):
-        seconds = _ttft(loaded[0], prompt, "block", repeats if at else 1, store)
+        seconds = _ttft(loaded[0], prompt, repeats if at else 1, store)
         revision = revise(loaded[0], prompt, store, made[at - 1] if at else None)
         record = {"step": at, "kind": step.kind, "label": step.label, **_counted(revision), "ttft": seconds}
         record |= _answered(loaded, step, revision, store, max_new_tokens)
@@ -103,10 +103,10 @@ class _Forgetful:
         pass
 
 
-def _ttft(model: PreTrainedModel, prompt: Prompt, mode: Method | str, repeats: int, store: Store | None) -> float:
+def _ttft(model: PreTrainedModel, prompt: Prompt, repeats: int, store: Store) -> float:
     """Median seconds from token ids to the first token; what `store` lacks is encoded within each of them."""
-    reading = None if store is None else _Forgetful(store)
-    return measure([partial(first_token, model, prompt, mode, reading)] * repeats, model.device, warm_up=0).p50
+    job = partial(first_token, model, prompt, "block", _Forgetful(store))
+    return measure([job] * repeats, model.device, warm_up=0).p50
 
 
 def _counted(revision: Revision) -> dict[str, Any]:
@@ -148,9 +148,10 @@ def _answered(loaded: Loaded, step: Step, revision: Revision, store: Store, most
 def _in_full(loaded: Loaded, step: Step, prompt: Prompt, most: int, skip: bool) -> dict[str, Any]:
     if skip:
         return {"ttft_full": None, "answer_full": None, "right_full": None}
-    seconds = _ttft(loaded[0], prompt, "full", 1, None)
-    text = _generated(loaded, [prompt], "full", None, most)[0][0]
-    return {"ttft_full": seconds, "answer_full": text, "right_full": bool(exact_match(text, step.answers))}
+    model, tokenizer, layout = loaded
+    (answer,) = generate(model, tokenizer, [prompt], "full", max_new_tokens=most, stop=layout.stop)
+    text = answer.text.strip()
+    return {"ttft_full": answer.ttft, "answer_full": text, "right_full": bool(exact_match(text, step.answers))}
 
 
 def _generated(
