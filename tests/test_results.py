@@ -68,3 +68,14 @@ def test_the_shipped_tables_of_sparse_methods_belong_together():
     assert dense.density == 1 and dense.mass == pytest.approx(1)
     assert dense.kl == lab.kl.min() and dense.kl < 1e-3  # not 0: in bf16 chunks round otherwise than one pass
     assert set(heads.spec) == set(lab.index) and lab.density.between(0, 1).all() and lab.mass.between(0, 1.001).all()
+
+
+def test_the_shipped_results_without_whole_last_rows_are_of_the_questions_of_the_sparse_table():
+    found, swept, answers = results.read("last-rows"), results.table("sparse"), results.table("sparse-answers")
+    lab = answers[answers.data == "lab"]
+    assert lab.id.tolist() == [f"lab-{found['seed']}-{i}" for i in range(found["samples"])] and found["samples"] >= 500
+    for spec, entry in found["methods"].items():
+        assert entry["with"] in set(swept.spec) and sparse.named(spec).tail == 0 < sparse.named(entry["with"]).tail
+        assert len(entry["right"]) == found["samples"] == entry["record"]["n"]
+        assert entry["record"]["em"] == pytest.approx(np.mean([int(digit) for digit in entry["right"]]))
+        assert entry["record"]["trial"]["seed"] == found["seed"] == swept.seed.iloc[0]

@@ -1,0 +1,54 @@
+"""What it is worth that the last rows attend to everything: FlashPrefill and SeerAttention without that rule, on the
+lab questions of sparse.py.
+
+    python data/benchmarks/last_rows.py --processes 2
+
+writes last-rows.json, one entry a method by its spec without the rule: `with`, its spec with it (a setting of
+sparse.parquet), the Record without, and per question whether the answer is right (a string of 0 and 1, in the order of
+the questions).
+"""
+
+import argparse
+import json
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from workbench.record import write
+from workbench.trial import Trial
+
+OUT = Path(__file__).with_name("last-rows.json")
+MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # as in sparse.py
+SPECS = (  # of sparse.py; about a third of the pairs
+    "flash_prefill(block=64, sink=1, window=2, tail=1, alpha=0.5)",
+    "seer_attention(tail=1, threshold=0.06)",
+)
+
+
+def run(spec: str, samples: int, device: str) -> dict[str, Any]:
+    """One entry of the file."""
+    without = spec.replace("tail=1", "tail=0")
+    common = {"samples": samples, "seed": SEED, "passages": PASSAGES, "chunk": CHUNK, "device": device, "timed": 10}
+    record, rows = Trial(MODEL, mode="full", sparse=without, **common).run_each()
+    right = "".join(str(int(row["em"])) for row in rows)
+    return {without: {"with": spec, "record": record.to_json(), "right": right}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=500)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processes", type=int, default=1)
+    asked = parser.parse_args()
+    with ProcessPoolExecutor(asked.processes, get_context("spawn")) as pool:
+        jobs = [pool.submit(run, spec, asked.samples, asked.device) for spec in SPECS]
+        found = {name: entry for job in jobs for name, entry in job.result().items()}
+    write(json.dumps({"samples": asked.samples, "seed": SEED, "methods": found}, indent=1) + "\n", OUT)
+    for name, entry in found.items():
+        record = entry["record"]
+        print(f"{name}: {record['em']:.3f} [{record['em_low']:.3f}, {record['em_high']:.3f}]  n = {record['n']}")
+
+
+if __name__ == "__main__":
+    main()
