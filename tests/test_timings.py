@@ -75,6 +75,12 @@ def test_whole_models_by_length_in_the_ways_of_ttft(found):
     assert all(r["length"] == 32768 + 50 for r in records)
 
 
+def test_works_stand_by_their_context_whatever_the_order_of_the_file():
+    table = timings.table(timings.reports())
+    contexts = [shape["context"] for shape in table[table.report == "question"]["shape"]]
+    assert contexts == sorted(contexts) and len(set(contexts)) >= 5
+
+
 def test_rivals_are_weighed_against_ours(found):
     rivals = timings.rivals(timings.table(found))
     assert {r["who"] for r in rivals} == {"flex", "flash, dense", "torch", *made_up.WHO["question"]}

@@ -65,6 +65,7 @@ def missing(found: Mapping[str, Report]) -> list[str]:
 def table(found: Mapping[str, Report], tried: bool = False) -> pd.DataFrame:
     """Columns: report, card, work, shape, flops, bytes, intensity (operations a byte), floor_ms, who, and FIGURES.
 
+    The works of a report stand by the length of their context, where they have one.
     `tried`: also the launches that were tried beside the one that a kernel picks itself.
     """
     rows = [
@@ -75,7 +76,7 @@ def table(found: Mapping[str, Report], tried: bool = False) -> pd.DataFrame:
         }
         | {figure: one.get(figure) for figure in FIGURES}
         for name, report in found.items()
-        for work in report["workloads"]
+        for work in sorted(report["workloads"], key=lambda work: work.get("shape", {}).get("context", 0))
         for one in work["contestants"]
         if tried or not TRIED.search(one["who"])
     ]  # fmt: skip
