@@ -52,6 +52,12 @@ def test_the_time_to_the_first_token_ends_before_the_next_one():
     assert len(moments) == 5 and 0 < answer.ttft <= moments[1] - begin
 
 
+def test_an_answer_that_ends_at_once_took_its_time_too():
+    first = generate(model_of(), LETTERS, PROMPTS[:1], max_new_tokens=1)[0].tokens[0]
+    (answer,) = generate(model_of(eos_token_id=first), LETTERS, PROMPTS[:1], max_new_tokens=5)
+    assert answer.tokens == () and answer.ttft > 0
+
+
 @pytest.mark.parametrize("mode", ["full", "block"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_batch_is_answered_as_one_by_one(mode, temperature):

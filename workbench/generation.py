@@ -71,6 +71,7 @@ def generate(
         ttft = ttft or perf_counter() - begin
         for answer, token in zip(answers, step, strict=True):
             answer += [] if token is None else [token]
+    ttft = ttft or perf_counter() - begin  # all ended at once: nothing was streamed
     return [
         Generation(tuple(answer), text_of(tokenizer, answer, stop), start.computed, start.reused, ttft, start.passes)
         for answer, start in zip(answers, starts, strict=True)
