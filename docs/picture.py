@@ -10,8 +10,8 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from workbench import pages
-from workbench.thumbnail import screenshot
+from workbench.app import html
+from workbench.app.thumbnail import screenshot
 
 REPORT, PICTURE = Path("runs/report"), Path("docs/overview.png")
 FIGURES = (  # two columns of two
@@ -28,7 +28,7 @@ DRAWN = "(() => {{ const f = {figure}; Plotly.newPlot('f{number}', f.data, f.lay
 
 def figure(notebook: Path, title: str) -> dict[str, Any]:
     """The figure of an executed notebook whose title this is."""
-    for found in pages.figures(notebook):
+    for found in html.figures(notebook):
         if any(title in note.get("text", "") for note in found["layout"].get("annotations", [])):
             return found
     sys.exit(f"{notebook} has no figure “{title}”")
@@ -42,7 +42,7 @@ def main(report: Path = REPORT, picture: Path = PICTURE) -> None:
         plotly=get_plotlyjs(),
         height=height,
         places="".join(f'<div id="f{n}"></div>' for n in range(len(chosen))),
-        drawn="".join(DRAWN.format(figure=pages.script_json(f), number=n) for n, f in enumerate(chosen)),
+        drawn="".join(DRAWN.format(figure=html.script_json(f), number=n) for n, f in enumerate(chosen)),
     )
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "picture.html")

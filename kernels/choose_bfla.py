@@ -5,7 +5,7 @@
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Heads of a
 GQA group choose together. A block scores the largest product of any two vectors of `flat` tokens of it and another's
-(`workbench.scores.bfla`), and the rule says what is kept (`workbench.keeping.Rule`).
+(`workbench.core.block_scores.bfla`), and the rule says what is kept (`workbench.core.tile_selection.Rule`).
 
 Only one fp32 score for each pair of blocks is written: products of flattened groups are a matrix product whose tiles
 are reduced to the largest of each pair before they leave the registers. Tiles that no row sees are not computed.
@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench import scores
-from workbench.keeping import Rule, kept
-from workbench.kernels import _vectors
-from workbench.kernels._keep import carry_out, fits
-from workbench.kernels._softmax import Config, need_triton, rows_first
+from workbench.core import block_scores
+from workbench.core.tile_selection import Rule, kept
+from workbench.kernels import _choose_vectors
+from workbench.kernels._choose_keep import carry_out, fits
+from workbench.kernels._common import Config, need_triton, rows_first
 
 try:
     import triton
     import triton.language as tl
 
-    from workbench.kernels._vectors import products
+    from workbench.kernels._choose_vectors import products
 except ImportError:  # no Triton on this platform: `reference` still works
     triton = None
 
@@ -44,7 +44,7 @@ def configure(dtype: torch.dtype) -> Config:
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, flat: int) -> Tensor:
     """Scores in fp32."""
     length, group = keys.shape[2], q.shape[1] // keys.shape[1]
-    made = (scores.bfla(*one, rule.block, flat) for one in zip(q, keys, strict=True))
+    made = (block_scores.bfla(*one, rule.block, flat) for one in zip(q, keys, strict=True))
     return torch.stack([kept(*one, length, rule, group, True) for one in zip(made, rows, strict=True)])
 
 
@@ -94,20 +94,20 @@ def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, flat: int, *, conf
 def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, flat: int) -> Tensor:
     """[B, Hq, Lq, Lkv] fp32: `scores.bfla`, unwritten where no row sees the block."""
     batch, heads, count, width = q.shape
-    length, groups, channels = keys.shape[2], block // flat, _vectors.step(q)
+    length, groups, channels = keys.shape[2], block // flat, _choose_vectors.step(q)
     row_blocks, key_blocks = -(-count // block), -(-length // block)
-    block_m = _vectors.shape(config.rows, row_blocks * groups, groups)
-    block_n = _vectors.shape(config.keys, key_blocks * groups, groups)
+    block_m = _choose_vectors.shape(config.rows, row_blocks * groups, groups)
+    block_n = _choose_vectors.shape(config.keys, key_blocks * groups, groups)
     row_programs, key_programs = triton.cdiv(row_blocks * groups, block_m), triton.cdiv(key_blocks * groups, block_n)
-    with_descriptors = _vectors.described(config, flat, q, keys)
+    with_descriptors = _choose_vectors.described(config, flat, q, keys)
     views = ((q, block_m), (keys, block_n))
     score = torch.empty(batch, heads, row_blocks, key_blocks, device=q.device)
     _score[(row_programs * key_programs, heads, batch)](
-        q, keys, *(_vectors.descriptor(x, flat, n, channels) if with_descriptors else x for x, n in views),
+        q, keys, *(_choose_vectors.descriptor(x, flat, n, channels) if with_descriptors else x for x, n in views),
         score, rows, count, length, row_blocks, key_blocks, width**-0.5, key_programs,
         *q.stride()[:3], *keys.stride()[:3], GROUP=heads // keys.shape[1], FLAT=flat, GROUPS=groups, D=width,
         STEP=channels, DESCRIPTORS=with_descriptors, BLOCK_M=block_m, BLOCK_N=block_n,
-        PRECISION=_vectors.precision(q), num_warps=config.warps, num_stages=config.stages,
+        PRECISION=_choose_vectors.precision(q), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return score
 

@@ -4,8 +4,8 @@
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. The score
-is the log of a sum over the rows of a block (`workbench.scores.flash_prefill`); the rule says what is kept
-(`workbench.keeping.Rule`). One fp32 score for each pair of blocks is written, no logit of a row.
+is the log of a sum over the rows of a block (`workbench.core.block_scores.flash_prefill`); the rule says what is kept
+(`workbench.core.tile_selection.Rule`). One fp32 score for each pair of blocks is written, no logit of a row.
 
 Mean keys are fp32. The matrix unit takes them as the sum of two numbers in the dtype of the queries: what rounding
 leaves of the first is the second, so that logits are fp32's to 16 bits and more. Reading all keys for their means is
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench import scores
-from workbench.keeping import Rule, kept
-from workbench.kernels._keep import carry_out, fits
-from workbench.kernels._softmax import LOG2E, Config, need_triton, rows_first
+from workbench.core import block_scores
+from workbench.core.tile_selection import Rule, kept
+from workbench.kernels._choose_keep import carry_out, fits
+from workbench.kernels._common import LOG2E, Config, need_triton, rows_first
 
 try:
     import triton
@@ -56,7 +56,7 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule) -> Tensor:
     """Scores in fp32."""
     found = []
     for queries, one, at in zip(q, keys, rows, strict=True):
-        made = scores.flash_prefill(queries, one, at, rule.block)
+        made = block_scores.flash_prefill(queries, one, at, rule.block)
         found.append(kept(made, at, keys.shape[2], rule, logits=True))
     return torch.stack(found)
 

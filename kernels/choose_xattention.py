@@ -4,7 +4,7 @@
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Blocks are
-weighed as `workbench.scores.xattention` says, and the rule says what is kept (`workbench.keeping.Rule`).
+weighed as `core.block_scores.xattention` says, and the rule says what is kept (`core.tile_selection.Rule`).
 
 The squares of a stride are one matrix product, computed once: of every row of squares and key block only the log of
 the sum of exp(logit) is written (1 / stride · block of N × N), for some heads at a time. The softmax over a row of
@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench import scores
-from workbench.keeping import Rule, kept
-from workbench.kernels import _vectors
-from workbench.kernels._keep import carry_out, fits
-from workbench.kernels._softmax import LOG2E, Config, need_triton, rows_first
+from workbench.core import block_scores
+from workbench.core.tile_selection import Rule, kept
+from workbench.kernels import _choose_vectors
+from workbench.kernels._choose_keep import carry_out, fits
+from workbench.kernels._common import LOG2E, Config, need_triton, rows_first
 
 try:
     import triton
     import triton.language as tl
 
-    from workbench.kernels._vectors import products
+    from workbench.kernels._choose_vectors import products
 except ImportError:  # no Triton on this platform: `reference` still works
     triton = None
 
@@ -48,7 +48,7 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, stride: int) ->
     """Weights in fp32."""
     found = []
     for queries, one, at in zip(q, keys, rows, strict=True):
-        made = scores.xattention(queries, one, at, rule.block, stride)
+        made = block_scores.xattention(queries, one, at, rule.block, stride)
         found.append(kept(made, at, keys.shape[2], rule))
     return torch.stack(found)
 
@@ -138,13 +138,13 @@ def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, stride: int, *, co
 def _weights(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int) -> Tensor:
     """[B, Hq, I, J] fp32: `scores.xattention`, unwritten where no row sees the block."""
     batch, heads, count, width = q.shape
-    length, per, channels = keys.shape[2], block // stride, _vectors.step(q)
+    length, per, channels = keys.shape[2], block // stride, _choose_vectors.step(q)
     squares, columns, blocks = -(-count // stride), -(-length // stride), -(-length // block)
-    block_m, block_n = _vectors.shape(config.rows, squares, 16), _vectors.shape(config.keys, columns, per)
+    block_m, block_n = _choose_vectors.shape(config.rows, squares, 16), _choose_vectors.shape(config.keys, columns, per)
     row_programs, key_programs = triton.cdiv(squares, block_m), triton.cdiv(columns, block_n)
-    with_descriptors = _vectors.described(config, stride, q, keys)
+    with_descriptors = _choose_vectors.described(config, stride, q, keys)
     views = ((q, block_m), (keys, block_n))
-    tiles = [_vectors.descriptor(x, stride, n, channels) if with_descriptors else x for x, n in views]
+    tiles = [_choose_vectors.descriptor(x, stride, n, channels) if with_descriptors else x for x, n in views]
     together = max(1, min(heads, BYTES // (4 * batch * squares * blocks)))
     sums = torch.empty(batch * together * squares * blocks, device=q.device)
     weights = torch.empty(batch, heads, -(-count // block), blocks, device=q.device)
@@ -154,7 +154,7 @@ def _weights(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, 
             q, keys, *tiles, sums, rows, count, length, squares, blocks, width**-0.5 / stride * LOG2E, key_programs,
             first, *q.stride()[:3], *keys.stride()[:3], GROUP=heads // keys.shape[1], STRIDE=stride, PER=per, D=width,
             STEP=channels, DESCRIPTORS=with_descriptors, BLOCK_M=block_m, BLOCK_N=block_n,
-            PRECISION=_vectors.precision(q), num_warps=config.warps, num_stages=config.stages,
+            PRECISION=_choose_vectors.precision(q), num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         _blocks[(weights.shape[2], some, batch)](
             sums, weights, rows, count, squares, blocks, heads, first, STRIDE=stride, PER=per,

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels._softmax import LOG2E, Config, attend, need_triton, rows_first
+from workbench.kernels._common import LOG2E, Config, attend, need_triton, rows_first
 
 try:
     import triton
     import triton.language as tl
 
-    from workbench.kernels._softmax import step
+    from workbench.kernels._common import step
 except ImportError:  # no Triton on this platform: `reference` still works
     triton = None
 

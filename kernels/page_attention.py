@@ -3,7 +3,7 @@
     page_attention(q [B, Hq, R, D], keys [B, H, L, D], values [B, H, L, D], rows [B, R], pages, scale)
         -> [B, Hq, R, D], same dtype
 
-`pages` is what `workbench.tiles.pages` makes of sparse choices: one ragged, rising list of pages for each request and
+`pages` is what `core.tiles.pages` makes of sparse choices: one ragged, rising list of pages for each request and
 execution group of `pages.heads` query heads; page j of KV head h of request b is number (b · H + h) · L / page + j. All
 rows of the chunk share it. Row r of request b stands at position `rows[b, r]` (rising; -1 at the end for no row) and
 sees the keys at or before it in those pages; so the chunk's own pages are in the list too.
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.errors import BadInput
-from workbench.kernels import _tiled
-from workbench.kernels._softmax import Config, need_triton
-from workbench.tiles import Pages, Tiles
-from workbench.tiles import pages as pages_of
+from workbench.core.errors import BadInput
+from workbench.core.tiles import Pages, Tiles
+from workbench.core.tiles import pages as pages_of
+from workbench.kernels import _tiles_triton
+from workbench.kernels._common import Config, need_triton
 
 __all__ = ["cases", "launch", "reference"]
 
@@ -28,7 +28,7 @@ def reference(
     q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, pages: Pages, scale: float | None = None
 ) -> Tensor:
     """Computed in the dtype of `q`."""
-    return _tiled.reference(
+    return _tiles_triton.reference(
         q, keys, values, rows, pages.indptr, pages.indices, pages.size, q.shape[2], scale, strided=True
     )
 
@@ -47,7 +47,7 @@ def launch(
     need_triton("page_attention")
     if keys.shape[2] % pages.size:
         raise BadInput(f"a cache of {keys.shape[2]} tokens a head is not made of pages of {pages.size}")
-    return _tiled.launch(
+    return _tiles_triton.launch(
         config, q, keys, values, rows, pages.indptr, pages.indices, pages.size, q.shape[2], scale, strided=True
     )
 
@@ -61,10 +61,10 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         ((2, 2), 1, 40, 192, 96, 64, 0.5),
         ((2, 1), 2, 1, 64, 256, 32, 0.3),  # one row
     )):  # fmt: skip
-        q, keys, values = _tiled.pool(seed, 2, heads, count, length, width, device, dtype)
+        q, keys, values = _tiles_triton.pool(seed, 2, heads, count, length, width, device, dtype)
         keys, values = keys.contiguous(), values.contiguous()
         first = torch.tensor([[length - count], [(length - count) // 2]])  # requests that have come to different places
         rows = first + torch.arange(count)
-        kept = _tiled.random_choice(seed, 2, heads[0], 1, length, size, share, rows, count)
+        kept = _tiles_triton.random_choice(seed, 2, heads[0], 1, length, size, share, rows, count)
         chosen = [Tiles(one.to(device), size) for one in kept]
         yield q, keys, values, rows.to(device), pages_of(chosen, heads[1], group, length // size)

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _paged, _tiled
-from workbench.kernels._paged import Paged, reference
-from workbench.kernels._softmax import Config, need_triton, rows_first
-from workbench.kernels._straight import straighten
-from workbench.rope import Pairing
+from workbench.core.rope import Pairing
+from workbench.kernels import _pages_triton, _tiles_triton
+from workbench.kernels._common import Config, need_triton, rows_first
+from workbench.kernels._pages_gather import straighten
+from workbench.kernels._pages_triton import Paged, reference
 
 __all__ = ["cases", "configure", "launch", "paged", "reference"]
 
@@ -56,15 +56,15 @@ def launch(
     need_triton("q_sparse_attention")
     if config is None and splits is None and pages.length is not None:
         straight = straighten(rows_first(keys), rows_first(values), pages, inv_freq, pairing)
-        return _tiled.launch(None, q, *straight, rows, None, None, 128, q.shape[2], scale)
+        return _tiles_triton.launch(None, q, *straight, rows, None, None, 128, q.shape[2], scale)
     config = config or configure(q.shape[3], q.dtype)
-    splits = splits or _paged.parts_for(config, q, len(keys), pages, 1)
-    return _paged.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
+    splits = splits or _pages_triton.parts_for(config, q, len(keys), pages, 1)
+    return _pages_triton.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: stale entries, shared blocks, head widths, odd lengths."""
-    one = _paged.case
+    one = _pages_triton.case
     common: dict[str, Any] = {"device": device, "dtype": dtype}
     yield one(1, contexts=[[0, 1, 2]], blocks=[37, 66, 51], asked=[5], again=0.3, width=128, **common)
     yield one(2, contexts=[[0, 1], [1, 2]], blocks=[33, 64, 7], asked=[3, 1], again=0.15, pairing="halves", **common)

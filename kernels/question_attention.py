@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _paged
-from workbench.kernels._hopper_paged import fits
-from workbench.kernels._hopper_paged import launch as launch_on_hopper
-from workbench.kernels._paged import Paged, reference
-from workbench.kernels._softmax import Config, need_triton
-from workbench.rope import Pairing
+from workbench.core.rope import Pairing
+from workbench.kernels import _pages_triton
+from workbench.kernels._common import Config, need_triton
+from workbench.kernels._pages_hopper import fits
+from workbench.kernels._pages_hopper import launch as launch_on_hopper
+from workbench.kernels._pages_triton import Paged, reference
 
 __all__ = ["cases", "configure", "launch", "paged", "reference"]
 
@@ -66,13 +66,13 @@ def launch(
     if config is None and fits(q, keys, values, pages.positions.shape[-1]):
         return launch_on_hopper(q, keys, values, rows, pages, inv_freq, pairing, scale, splits)
     config = config or configure(q.shape[2] * (q.shape[1] // len(keys)), q.shape[3], q.dtype)
-    splits = splits or _paged.parts_for(config, q, len(keys), pages, RESIDENT[config.rows])
-    return _paged.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
+    splits = splits or _pages_triton.parts_for(config, q, len(keys), pages, RESIDENT[config.rows])
+    return _pages_triton.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: head widths, groups, odd lengths, shared and single pages."""
-    one = _paged.case
+    one = _pages_triton.case
     common: dict[str, Any] = {"device": device, "dtype": dtype}
     yield one(1, contexts=[[0, 1, 2]], blocks=[37, 16, 51], asked=[5], width=128, pairing="halves", **common)
     yield one(2, contexts=[[0, 1], [1, 0, 2], [2]], blocks=[33, 64, 7], asked=[3, 1, 6], width=64, **common)

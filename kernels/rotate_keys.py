@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from workbench.rope import Pairing, rotate
+from workbench.core.rope import Pairing, rotate
 
 try:
     import triton

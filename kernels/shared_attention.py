@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _paged
-from workbench.kernels._paged import FAR, Paged
-from workbench.kernels._softmax import LOG2E, need_triton, rows_first
+from workbench.core.rope import Pairing
+from workbench.kernels import _pages_triton
+from workbench.kernels._common import LOG2E, need_triton, rows_first
+from workbench.kernels._pages_triton import FAR, Paged
 from workbench.kernels.question_attention import RESIDENT, configure
-from workbench.rope import Pairing
 
 try:
     import triton
@@ -52,7 +52,7 @@ def reference(
         still = [torch.zeros_like(x.table) if x.moves is None else x.moves for x in (shared, own)]
         moves = torch.cat((still[0].expand(len(q), -1), still[1]), 1)
     pages = Paged.of(both("table"), both("positions"), moves)
-    return _paged.reference(q, keys, values, rows, pages, inv_freq, pairing, scale)
+    return _pages_triton.reference(q, keys, values, rows, pages, inv_freq, pairing, scale)
 
 
 if triton is not None:
@@ -132,12 +132,12 @@ def _parts(
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), pages.positions.shape[-1]
     config = configure(count * (q_heads // heads), width, q.dtype)
-    splits = _paged.parts_for(config, q, heads, pages, RESIDENT[config.rows])
+    splits = _pages_triton.parts_for(config, q, heads, pages, RESIDENT[config.rows])
     turns = pages.moves is not None
     tiles, table = triton.cdiv(count * (q_heads // heads), config.rows), pages.table
     parts = torch.empty((batch, q_heads, count, splits, width), dtype=torch.float32, device=q.device)
     lse = torch.empty(parts.shape[:4], dtype=torch.float32, device=q.device)
-    _paged._attend[(tiles * heads, splits, batch)](
+    _pages_triton._attend[(tiles * heads, splits, batch)](
         q, keys, values, parts, lse, rows.contiguous(), table, pages.positions, pages.first, pages.last,
         pages.moves if turns else table, inv_freq if turns else table,
         (width**-0.5 if scale is None else scale) * LOG2E, count, table.shape[1],
@@ -153,7 +153,7 @@ def _parts(
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: groups, moving pages, one request, a row that is none."""
-    one = _paged.case
+    one = _pages_triton.case
     common: dict[str, Any] = {"device": device, "dtype": dtype}
     yield _split(one(1, contexts=[[0, 1]] * 3, blocks=[37, 66], asked=[1, 1, 1], **common), 8)
     yield _split(one(2, device, dtype, [[1, 0]] * 2, [40, 19], [3, 2], width=128, pairing="halves"), 5)
@@ -164,7 +164,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
 
 
 def _split(case: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """A case of `_paged` whose requests begin with the same `count` pages, cut behind them."""
+    """A case of `_pages_triton` whose requests begin with the same `count` pages, cut behind them."""
     q, keys, values, rows, pages, inv_freq, pairing = case
     parts = []
     for at in (slice(0, count), slice(count, None)):

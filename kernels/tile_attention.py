@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _tiled
-from workbench.kernels._softmax import Config, need_triton
-from workbench.kernels._tiled import lists
+from workbench.kernels import _tiles_triton
+from workbench.kernels._common import Config, need_triton
+from workbench.kernels._tiles_triton import lists
 
 __all__ = ["cases", "launch", "lists", "reference"]
 
@@ -36,7 +36,7 @@ def reference(
     scale: float | None = None,
 ) -> Tensor:
     """Computed in the dtype of `q`."""
-    return _tiled.reference(q, keys, values, rows, indptr, indices, size, queries, scale)
+    return _tiles_triton.reference(q, keys, values, rows, indptr, indices, size, queries, scale)
 
 
 def launch(
@@ -54,7 +54,7 @@ def launch(
 ) -> Tensor:
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
     need_triton("tile_attention")
-    return _tiled.launch(config, q, keys, values, rows, indptr, indices, size, queries, scale)
+    return _tiles_triton.launch(config, q, keys, values, rows, indptr, indices, size, queries, scale)
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
@@ -70,15 +70,16 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         ((2, 2), 70, 200, 256, 128, 64, 1, 0.3),  # wide ones, wide heads
     )):  # fmt: skip
         for batch in (1, 2) if seed < 2 or seed == 6 else (1,):
-            arguments = _tiled.pool(seed, batch, heads, count, length, width, device, dtype)
+            arguments = _tiles_triton.pool(seed, batch, heads, count, length, width, device, dtype)
             rows = torch.arange(length - count, length).expand(batch, count).clone()
             if batch == 2:  # the second request has fewer rows, and they are scattered
                 scattered = torch.arange(1, length, 3)[:count]
                 rows[1] = -1
                 rows[1, : len(scattered)] = scattered
-            kept = _tiled.random_choice(seed, batch, groups, -(-count // queries), length, size, share, rows, queries)
+            tiles = -(-count // queries)
+            kept = _tiles_triton.random_choice(seed, batch, groups, tiles, length, size, share, rows, queries)
             yield *arguments, rows.to(device), *lists(kept.to(device)), size, queries
             yield *arguments, rows.to(device)
     empty = torch.zeros(1, 2, 1, 3, dtype=torch.bool, device=device)  # lists without a tile
-    arguments = _tiled.pool(9, 1, (2, 2), 5, 40, 64, device, dtype)
+    arguments = _tiles_triton.pool(9, 1, (2, 2), 5, 40, 64, device, dtype)
     yield *arguments, torch.arange(35, 40, device=device)[None], *lists(empty), 16, 16

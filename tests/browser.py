@@ -25,7 +25,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
-from workbench.thumbnail import chromium
+from workbench.app.thumbnail import chromium
 
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--use-gl=angle", "--use-angle=swiftshader"]
 FLAGS += ["--enable-unsafe-swiftshader", "--disable-background-networking", "--disable-component-update"]

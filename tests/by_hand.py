@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.kv import KV
+from workbench.core.kv import KV
 
 
 @dataclass

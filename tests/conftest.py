@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from workbench.thumbnail import chromium
+from workbench.app.thumbnail import chromium
 
 # The same examples in every run, and no deadline on a busy machine.
 settings.register_profile("workbench", deadline=None, derandomize=True)

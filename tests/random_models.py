@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from workbench import families
-from workbench.blocks import Block, Prompt
+from workbench.core.blocks import Block, Prompt
+from workbench.models import families
 
 VOCABULARY = 97
 SHAPE: dict[str, Any] = {
@@ -20,7 +20,7 @@ SHAPE: dict[str, Any] = {
 # a family file is tested by existing
 FAMILIES: dict[str, dict[str, Any]] = {}
 for _path in sorted(Path(families.__file__).parent.glob("[!_]*.py")):
-    FAMILIES |= import_module(f"workbench.families.{_path.stem}").TINY
+    FAMILIES |= import_module(f"workbench.models.families.{_path.stem}").TINY
 
 
 def config_of(**settings: Any):

@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench import bench
-from workbench.bench import peers, timing, workloads
-from workbench.bench.check import allowance, check, fresh, stretched
-from workbench.bench.run import add, before, driver, entry
-from workbench.bench.variants import variants
-from workbench.bench.workloads import WORKLOADS, Workload
-from workbench.cli import app
-from workbench.commands import bench as command
-from workbench.errors import BadInput
+from workbench.app.cli import app
+from workbench.app.commands import bench as command
+from workbench.core.errors import BadInput
+from workbench.experiments import bench
+from workbench.experiments.bench import peers, timing, workloads
+from workbench.experiments.bench.check import allowance, check, fresh, stretched
+from workbench.experiments.bench.run import add, before, driver, entry
+from workbench.experiments.bench.variants import variants
+from workbench.experiments.bench.workloads import WORKLOADS, Workload
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -142,7 +142,9 @@ def test_every_variant_is_taken_by_its_kernel():
 
 def test_a_peer_that_cannot_run_is_reported_and_the_others_are_timed(monkeypatch):
     taken = {"ours": timing.of([1.0, 2.0, 3.0]), "flash": timing.of([4.0] * 20), "cudnn": "RuntimeError: no"}
-    monkeypatch.setattr("workbench.bench.run.measure", lambda contestants: {who: taken[who] for who in contestants})
+    monkeypatch.setattr(
+        "workbench.experiments.bench.run.measure", lambda contestants: {who: taken[who] for who in contestants}
+    )
     work = Workload("a", {}, 8e9, 1e6)
     for who in taken:
         work.enter(who, lambda: None)
@@ -165,7 +167,7 @@ def faked(monkeypatch, card, *works):
     """`workbench bench` on a card that is not there."""
     head = {"kernel": "page_attention", "card": card, "versions": {"torch": "2"}, "copy_tbps": 4, "product_tflops": 600}
     parts = [{"name": name, "floor_ms": 1, "contestants": [{"who": who, "problem": "no"}]} for name, who in works]
-    monkeypatch.setattr("workbench.bench.run.run", lambda *_: iter([head, *parts]))
+    monkeypatch.setattr("workbench.experiments.bench.run.run", lambda *_: iter([head, *parts]))
 
 
 def test_a_report_of_one_workload_leaves_the_others_of_its_card(monkeypatch, tmp_path):

@@ -8,10 +8,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.bench import choices, named, workloads
-from workbench.bench.run import WORKLOADS
-from workbench.keeping import Rule
-from workbench.tiles import Pages
+from workbench.core.tile_selection import Rule
+from workbench.core.tiles import Pages
+from workbench.experiments.bench import choices, named, workloads
+from workbench.experiments.bench.run import WORKLOADS
 
 
 @pytest.fixture(autouse=True)

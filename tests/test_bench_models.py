@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.bench import operations, whole_model
-from workbench.bench.operations import OPERATIONS
-from workbench.bench.timing import Roof
-from workbench.bench.whole_model import LLAMA, Scene, build
+from workbench.experiments.bench import operations, whole_model
+from workbench.experiments.bench.operations import OPERATIONS
+from workbench.experiments.bench.timing import Roof
+from workbench.experiments.bench.whole_model import LLAMA, Scene, build
 
 TINY = LLAMA | {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -30,7 +30,7 @@ def notebook(tmp_path_factory):
 def report(notebook, tmp_path_factory):
     """The report over the notebook, made by another process: the browser's loop runs in this one."""
     out = tmp_path_factory.mktemp("report")
-    subprocess.run([sys.executable, "-m", "workbench.report", str(notebook), "--out", str(out)], check=True)
+    subprocess.run([sys.executable, "-m", "workbench.app.report", str(notebook), "--out", str(out)], check=True)
     return out / "01_curve"
 
 

@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.random_models import model_of, prompt_of
-from workbench import chunked, sparse
-from workbench.chunked import prefill_chunked, prefill_chunked_many
-from workbench.engine import Work, assemble, empty, encode_many, prefill, prefill_many
-from workbench.errors import BadInput
-from workbench.masks import block_attention, same_block
-from workbench.plan import Plan, Site
+from workbench.core.errors import BadInput
+from workbench.core.masks import block_attention, same_block
+from workbench.core.plan import Plan, Site
+from workbench.engine import chunked
+from workbench.engine.chunked import prefill_chunked, prefill_chunked_many
+from workbench.engine.forward import Work, assemble, empty, encode_many, prefill, prefill_many
+from workbench.methods import sparse
 
 MODEL = model_of("llama")
 PROMPT = prompt_of(9, 40, 33, 25, 12)

@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import tiny
-from workbench import cli, models
-from workbench.record import Record
+from workbench import models
+from workbench.app import cli
+from workbench.experiments.record import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["--samples", "3", "--passages", "2", "--max-new-tokens", "3", "--timed", "1"]
@@ -27,7 +28,8 @@ def run(tmp_path, monkeypatch):
 
 
 def test_json_is_the_only_thing_on_stdout(folder, tmp_path):
-    command = [sys.executable, "-m", "workbench.cli", "trial", "--model", folder, "--mode", "block", *QUICK, "--json"]
+    command = [sys.executable, "-m", "workbench.app.cli", "trial", "--model", folder]
+    command += ["--mode", "block", *QUICK, "--json"]
     done = subprocess.run(
         [str(word) for word in command],
         capture_output=True,
@@ -109,7 +111,7 @@ def test_an_unexpected_exception_keeps_exit_code_1(folder, run, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no")
 
-    monkeypatch.setattr("workbench.trial.Trial.run", fail)
+    monkeypatch.setattr("workbench.experiments.trial.Trial.run", fail)
     done = run("trial", "--model", folder)
     assert done.exit_code == 1 and isinstance(done.exception, RuntimeError)
 
@@ -125,7 +127,7 @@ def test_help_says_of_every_command_what_the_command_says_and_waits_for_no_model
     for name, (_, said) in cli.COMMANDS.items():
         assert f"{name} {said}" in listed
         assert said in " ".join(run(name, "--help").stdout.split())
-    script = "import sys, workbench.cli; assert not {'torch', 'transformers', 'papermill'} & set(sys.modules)"
+    script = "import sys, workbench.app.cli; assert not {'torch', 'transformers', 'papermill'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from workbench.comparison import against, by_neighbours, by_preparation, curves, levels
-from workbench.errors import BadInput
+from workbench.core.errors import BadInput
+from workbench.plots.sweep_curves import against, by_neighbours, by_preparation, curves, levels
 
 
 def row(trial, mode="block", prepare="isolated", select="none", ratio=None, em=0.5, kind="all", flops=1.0):

@@ -6,8 +6,9 @@ import tiny
 import torch
 from transformers import LlamaConfig
 
-from workbench import data, models, sparse
-from workbench.errors import BadInput
+from workbench import data, models
+from workbench.core.errors import BadInput
+from workbench.methods import sparse
 from workbench.metrics.cost import first_token
 from workbench.metrics.crossover import LENGTHS, Floor, Model, attention_share, crossover, forced, operations, times
 from workbench.metrics.published import LLAMA_3_8B

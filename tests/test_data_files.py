@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from workbench import data
+from workbench.core.errors import BadInput
 from workbench.data import Passage, Sample, files
-from workbench.errors import BadInput
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
 OURS = {

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.random_models import block_of, model_of
-from workbench.blocks import Block, Prompt
-from workbench.editing import revise
-from workbench.engine import encode, prefill_many
-from workbench.errors import BadInput
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.engine.forward import encode, prefill_many
+from workbench.methods.incremental import revise
 from workbench.store import MemoryStore, fingerprint, key_of
 
 BLOCKS = [block_of(length, seed) for seed, length in enumerate((5, 1, 7, 3, 3, 9, 2, 6))]

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from tests.random_models import VOCABULARY, Letters, model_of, prompt_of
-from workbench.decoding import decode, text_of
-from workbench.engine import assemble, empty, encode_many, prefill
-from workbench.errors import BadInput
-from workbench.generation import generate
-from workbench.masks import block_attention, causal, visible, window
-from workbench.methods.full import Full
-from workbench.plan import Plan
+from workbench.core.errors import BadInput
+from workbench.core.masks import block_attention, causal, visible, window
+from workbench.core.plan import Plan
+from workbench.engine.decoding import decode, text_of
+from workbench.engine.forward import assemble, empty, encode_many, prefill
+from workbench.methods.generation import generate
+from workbench.methods.modes.full import Full
 from workbench.store import MemoryStore
 
 MODEL, LETTERS = model_of("qwen3", eos_token_id=VOCABULARY - 1), Letters()

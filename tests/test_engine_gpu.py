@@ -5,17 +5,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.random_models import FAMILIES, Letters, model_of, prompt_of
-from workbench import executors
-from workbench.attention import Request
-from workbench.engine import assemble, empty, encode_many, prefill
-from workbench.generation import generate
-from workbench.graphs import Runner
-from workbench.grid import Grid
-from workbench.masks import block_attention, causal, window
-from workbench.plan import Plan
-from workbench.pool import Pool
-from workbench.sparse.random import Random
-from workbench.tiles import Tiles
+from workbench.core.masks import block_attention, causal, window
+from workbench.core.plan import Plan
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.engine import backends
+from workbench.engine.attention import Request
+from workbench.engine.cuda_graphs import Runner
+from workbench.engine.forward import assemble, empty, encode_many, prefill
+from workbench.engine.paged_pool import Pool
+from workbench.methods.generation import generate
+from workbench.methods.sparse.random import Random
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PROMPT = prompt_of(13, 7, 11, 5)
@@ -89,7 +89,7 @@ def test_kernels_compute_what_torch_computes(rows, tiles, monkeypatch):
     everything = torch.arange(len(LONG))
     at = {"question": LONG.question, "whole": everything, "scattered": everything[everything % 2 == 1]}[rows]
     step = prefill(model, LONG.tokens, Plan(at, tiles=tiles), kv.clone())
-    monkeypatch.setattr(executors, "on_card", lambda device: False)
+    monkeypatch.setattr(backends, "on_card", lambda device: False)
     plain = prefill(model, LONG.tokens, Plan(at, tiles=tiles), kv)
     expected = "tile_attention" if tiles or rows == "whole" else "question_attention"
     assert set(step.executors.values()) == {expected}
@@ -101,7 +101,7 @@ def test_blocks_encoded_in_one_launch_are_those_encoded_by_torch(monkeypatch):
     model = wide()
     ours = encode_many(model, LONG.context)
     moved = assemble(model, LONG, ours)
-    monkeypatch.setattr(executors, "on_card", lambda device: False)
+    monkeypatch.setattr(backends, "on_card", lambda device: False)
     for mine, theirs in zip(ours, encode_many(model, LONG.context), strict=True):
         for a, b in zip(mine.tensors(), theirs.tensors(), strict=True):
             near(a, b)
@@ -181,7 +181,7 @@ def test_decoding_runs_on_kernels_and_answers_as_torch_does(monkeypatch):
     model, answers = wide(), []
     for on in (True, False):
         if not on:
-            monkeypatch.setattr(executors, "on_card", lambda device: False)
+            monkeypatch.setattr(backends, "on_card", lambda device: False)
         settings = {"mode": "block", "max_new_tokens": 8}
         answers.append(generate(model, Letters(), [LONG, prompt_of(300, 20, seed=3)], **settings))
     same = [a.tokens[:2] == b.tokens[:2] for a, b in zip(*answers, strict=True)]

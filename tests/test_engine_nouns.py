@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import workbench
 from tests.random_models import prompt_of
-from workbench.blocks import Block, Prompt
-from workbench.errors import BadInput
-from workbench.kv import KV
-from workbench.plan import Plan
-from workbench.rope import rotate
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.core.rope import rotate
 
 TABLE = 1e4 ** (-torch.arange(0, 16, 2) / 16)
 

@@ -9,16 +9,16 @@ from tests.random_models import model_of, prompt_of
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench import executors
-from workbench.chunked import prefill_chunked
-from workbench.engine import Work, assemble, empty, encode_many, prefill
-from workbench.errors import BadInput
-from workbench.executors import Ask, executor_for, named
-from workbench.masks import window
-from workbench.plan import Plan
-from workbench.sparse.compact import Compact
-from workbench.sparse.random import Random as BigBird
-from workbench.tiles import Tiles
+from workbench.core.errors import BadInput
+from workbench.core.masks import window
+from workbench.core.plan import Plan
+from workbench.core.tiles import Tiles
+from workbench.engine import backends
+from workbench.engine.backends import Ask, executor_for, named
+from workbench.engine.chunked import prefill_chunked
+from workbench.engine.forward import Work, assemble, empty, encode_many, prefill
+from workbench.methods.sparse.compact import Compact
+from workbench.methods.sparse.random import Random as BigBird
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODEL = model_of().to(DEVICE)
@@ -34,7 +34,7 @@ def asked(**changes) -> Ask:
 
 @pytest.fixture(autouse=True)
 def card(monkeypatch):
-    monkeypatch.setattr(executors, "_processors", lambda device: 132)
+    monkeypatch.setattr(backends, "_processors", lambda device: 132)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_what_a_gpu_does_by_itself(monkeypatch):
         return question, again
 
     expected = answer()
-    monkeypatch.setattr(executors, "on_card", lambda device: True)
+    monkeypatch.setattr(backends, "on_card", lambda device: True)
     got = answer()
     for mine, theirs, name in zip(got, expected, ("question_attention", "tile_attention"), strict=True):
         assert set(mine.executors.values()) == {name} and set(theirs.executors.values()) == {"torch"}

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from workbench import data, models
+from workbench.core.errors import BadInput
 from workbench.data import lab
 from workbench.data.lab_facts import statements, supported
 from workbench.data.lab_world import World, passages_of
 from workbench.data.sample import Passage, Sample
-from workbench.errors import BadInput
+from workbench.engine.support import prepare_model
 from workbench.metrics.faithfulness import LabJudge, ModelJudge, faithfulness, verdict
-from workbench.probing import prepare_model
 
 ADA = (
     Passage("Ada Kelric", "Ada Kelric is a potter by trade. Nobody seems to remember why. She works for the Lantern."),

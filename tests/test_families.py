@@ -5,12 +5,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.random_models import FAMILIES, SHAPE, block_of, config_of, model_of, prompt_of
-from workbench.engine import assemble, empty, encode, encode_many, prefill, prepare_model
-from workbench.errors import BadInput
-from workbench.families import check
-from workbench.masks import block_attention
-from workbench.plan import Plan
-from workbench.probing import facts_of
+from workbench.core.errors import BadInput
+from workbench.core.masks import block_attention
+from workbench.core.plan import Plan
+from workbench.engine.forward import assemble, empty, encode, encode_many, prefill, prepare_model
+from workbench.engine.support import facts_of
+from workbench.models.families import check
 
 PROMPT = prompt_of(13, 7, 11, 5)
 ROWS = torch.arange(len(PROMPT))

@@ -1,95 +1,69 @@
-"""The house: imports go strictly down, and files of one policy folder never meet."""
+"""The house: a folder imports only folders to its left, and files of one policy folder never meet."""
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1] / "workbench"
-FLOORS = [
-    # floor 0
-    ["errors", "freed", "whole"],
-    ["assets", "blocks", "menu", "tiles", "kernels", "shipped"],
-    ["grid", "tilewise"],
-    ["keeping", "scores"],
-    ["kv", "masks", "rope"],
-    # floor 1
-    ["plan", "rules", "segment", "executors"],
-    # floor 2
-    ["families", "data", "embedders"],
-    ["attention", "layouts"],
-    ["packed"],
-    # floor 3
-    ["probing", "models", "untrained", "reading", "corpus"],
-    ["engine", "fused", "sessions"],
-    ["chunked", "pool"],
-    ["steps"],
-    ["graphs"],
-    ["decoding", "store", "paths", "weights"],
-    ["gates"],
-    # floor 4
-    ["prepare", "select", "sparse"],
-    ["methods", "editing"],
-    ["generation"],
-    ["metrics"],
-    # floor 5
-    ["record", "prepared", "lengths", "published", "training", "distill"],
-    ["way"],
-    ["trial", "results"],
-    ["cases"],
-    ["lab", "sweep", "turnover", "bench"],
-    ["tuning"],
-    ["timings", "ttft"],
-    # floor 6
-    ["plots", "pages"],
-    ["notebook", "thumbnail", "comparison"],
-    ["batch"],
-    # floor 7
-    ["explore", "report", "commands"],
-    ["cli"],
-    ["__main__"],
-]
-LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
-POLICIES = ("prepare", "select", "sparse", "families")
-FILES = sorted(ROOT.rglob("*.py"))
+FOLDERS = "core kernels data models engine store methods metrics experiments training plots app".split()
+STRANGERS = {"training", "plots"}  # neither imports the other
+POLICIES = ["methods/modes", "methods/prepare", "methods/select", "methods/sparse", "models/families"]
+
+ROOT = Path(__file__).parents[1]
+HOUSE = ROOT / "workbench"
+FILES = sorted([*HOUSE.glob("*/**/*.py"), *(ROOT / "kernels").glob("**/*.py")])
 
 
-def imported(path: Path):
-    """Modules of this package that a file imports, in full, wherever in the file."""
+def imported(path: Path) -> Iterator[str]:
+    """Modules of this package that a file names: in any import, and in any text that is the name of a module."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "workbench":
-            yield from (f"workbench.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: write imports in full"
-            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"workbench(\.(?!json$)\w+)+\.?", str(node.value)):
+            yield str(node.value)
 
 
-def place(path: Path) -> tuple[str, str]:
-    """(name on the list of floors, file within its folder)"""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return parts[0], parts[1] if len(parts) > 1 else ""
+def allowed(here: str, there: str) -> bool:
+    """Whether a file of folder `here` may import folder `there`."""
+    if here == "kernels":
+        return there in ("core", "kernels")
+    return FOLDERS.index(there) <= FOLDERS.index(here) and {here, there} != STRANGERS
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_down(path):
-    here, _ = place(path)
-    if here == "__init__":  # the nouns and the verbs, from every floor
+def test_every_folder_is_one_of_the_twelve():
+    found = {path.name for path in HOUSE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert found == set(FOLDERS)
+    assert {path.name for path in HOUSE.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_folder_imports_only_folders_to_its_left(path):
+    parts = path.relative_to(ROOT).parts
+    here = parts[1] if parts[0] == "workbench" else parts[0]
+    assert here in FOLDERS, f"there is no folder {here!r}"
+    if path == HOUSE / "app" / "moved.py":  # a table of all modules
         return
-    assert here in LEVEL, f"workbench/{here} stands on no floor: add it to FLOORS"
     for name in imported(path):
         if name.startswith("workbench."):
             there = name.split(".")[1]
-            assert there == here or LEVEL[there] < LEVEL[here], f"{here} imports {there}: imports go strictly down"
+            assert there in FOLDERS, f"{name}: import it from the folder that defines it"
+            assert allowed(here, there), f"{here} imports {there}, which is to its right"
 
 
 @pytest.mark.parametrize("folder", POLICIES)
 def test_files_of_a_policy_folder_never_meet(folder):
-    for path in ROOT.glob(f"{folder}/[!_]*.py"):
+    package, files = f"workbench.{folder.replace('/', '.')}.", sorted((HOUSE / folder).glob("[!_]*.py"))
+    assert files, f"workbench/{folder} is empty"
+    for path in files:
         for name in imported(path):
-            assert not name.startswith(f"workbench.{folder}."), f"{path.name} imports {name}: siblings never meet"
+            sibling = name.removeprefix(package).split(".")[0] if name.startswith(package) else ""
+            assert not (HOUSE / folder / f"{sibling}.py").is_file() or sibling.startswith("_"), f"{path} imports {name}"
 
 
 def test_the_folder_of_kernels_hides_no_other_package():
-    assert not (ROOT.parent / "kernels" / "__init__.py").exists(), "it would hide the package 'kernels' of Hugging Face"
+    assert not (ROOT / "kernels" / "__init__.py").exists(), "it would hide the package 'kernels' of Hugging Face"

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench.engine import assemble, empty, encode_many, prefill
-from workbench.errors import BadInput
-from workbench.fused import fused
-from workbench.graphs import Runner
-from workbench.plan import Plan
-from workbench.pool import Pool
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
+from workbench.engine.compile import fused
+from workbench.engine.cuda_graphs import Runner
+from workbench.engine.forward import assemble, empty, encode_many, prefill
+from workbench.engine.paged_pool import Pool
 
 PROMPT = prompt_of(20, 13, 6)
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench import segment
-from workbench.data import game
-from workbench.errors import BadInput
+from workbench.core.errors import BadInput
+from workbench.data import game, segment
 
 LONG = game.frames(400, seed=3, tables=2)
 

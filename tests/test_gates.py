@@ -8,16 +8,17 @@ from typer.testing import CliRunner
 
 from tests.random_models import model_of, prompt_of
 from tests.tiny import checkpoint
-from workbench import gates, models, sparse
-from workbench.chunked import prefill_chunked
-from workbench.cli import app
-from workbench.distill import Recipe, distill, divergence, losses_of, target
-from workbench.engine import Work, empty, prefill
-from workbench.errors import BadInput
-from workbench.grid import Grid
-from workbench.plan import Plan, Site
-from workbench.rope import rotate
-from workbench.sparse.seer_attention import SeerAttention
+from workbench import models
+from workbench.app.cli import app
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan, Site
+from workbench.core.rope import rotate
+from workbench.core.tile_grid import Grid
+from workbench.engine.chunked import prefill_chunked
+from workbench.engine.forward import Work, empty, prefill
+from workbench.methods import seer_gate, sparse
+from workbench.methods.sparse.seer_attention import SeerAttention
+from workbench.training.distill import Recipe, distill, divergence, losses_of, target
 
 MODEL = model_of("llama")
 ROWS = [torch.arange(75), torch.arange(37, 70), torch.tensor([0, 3, 4, 17, 18, 40, 41, 42, 43, 66, 74])]
@@ -26,7 +27,7 @@ ROWS = [torch.arange(75), torch.arange(37, 70), torch.tensor([0, 3, 4, 17, 18, 4
 @pytest.fixture(scope="module")
 def gate():
     torch.manual_seed(0)
-    return gates.new(MODEL, 8, 16)
+    return seer_gate.new(MODEL, 8, 16)
 
 
 @pytest.mark.parametrize("rows", ROWS, ids=["whole", "unaligned", "scattered"])
@@ -35,7 +36,7 @@ def test_a_gate_pools_what_stood_there_before_rope(gate, rows):
     """Mean queries; maximum, minimum and mean of keys; a linear map a head; RoPE where the block begins; 1/√width."""
     torch.manual_seed(1)
     raw_q, raw_k = torch.randn(4, len(rows), 16), torch.randn(2, int(rows[-1]) + 1, 16)
-    freq = gates.facts_of(MODEL).inv_freq[1]
+    freq = seer_gate.facts_of(MODEL).inv_freq[1]
     queries, keys = rotate(raw_q, rows, freq), rotate(raw_k, torch.arange(raw_k.shape[1]), freq)
     ours = gate(1, queries, keys, Grid(rows, raw_k.shape[1], 8))
     own = 10_000.0 ** -(torch.arange(0, 16, 2) / 16)
@@ -79,7 +80,7 @@ def test_a_gate_learns_and_is_repeatable():
     assert told == list(enumerate(losses, 1)) and all(
         torch.equal(a, b) for a, b in zip(gate.state_dict().values(), again.state_dict().values(), strict=True)
     )
-    untrained = gates.new(MODEL, 8, 16)
+    untrained = seer_gate.new(MODEL, 8, 16)
     held_out = [losses_of(MODEL, one, prompts[5:]).mean().item() for one in (untrained, gate)]
     assert held_out[1] < 0.8 * held_out[0], "also on text that it has not seen"
     assert all(torch.equal(x, before[name]) for name, x in MODEL.state_dict().items()), "the model is read only"
@@ -107,7 +108,7 @@ def test_a_saved_gate_is_read_back_for_its_model_alone(gate, tmp_path):
     path = tmp_path / "made" / "gate.safetensors"
     gate.save(path, {"steps": 3})
     assert [file.name for file in path.parent.iterdir()] == ["gate.safetensors"]
-    back = gates.load(path, MODEL)
+    back = seer_gate.load(path, MODEL)
     assert back.shape == gate.shape
     for a, b in zip(gate.state_dict().values(), back.state_dict().values(), strict=True):
         assert torch.equal(a, b)
@@ -117,22 +118,22 @@ def test_a_saved_gate_is_read_back_for_its_model_alone(gate, tmp_path):
     assert prefill_chunked(MODEL, work, 16).logits is not None
     assert sparse.named(f"compact(over=seer_attention(gate='{path}', block=8))").ready(MODEL).inner.trained is not None
     with pytest.raises(BadInput, match="was trained for another model than llama"):
-        gates.load(path, model_of("llama", seed=1))
+        seer_gate.load(path, model_of("llama", seed=1))
     with pytest.raises(BadInput, match="is for blocks of 8 tokens, not of 64"):
         SeerAttention(gate=str(path)).ready(MODEL)
     with pytest.raises(BadInput, match="there is no gate"):
-        gates.load(tmp_path / "none", MODEL)
+        seer_gate.load(tmp_path / "none", MODEL)
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(BadInput, match="is no gate, or a damaged one"):
-        gates.load(path, MODEL)
+        seer_gate.load(path, MODEL)
 
 
 def test_a_model_keeps_its_identity_in_another_number_format():
     other = model_of("llama")
-    same = gates.identity(other)
-    assert gates.identity(other.bfloat16()) == same == gates.identity(other.bfloat16().float())
+    same = seer_gate.identity(other)
+    assert seer_gate.identity(other.bfloat16()) == same == seer_gate.identity(other.bfloat16().float())
     other.model.layers[1].self_attn.k_proj.weight.data[0, 0] += 1
-    assert gates.identity(other) != same
+    assert seer_gate.identity(other) != same
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_a_model_keeps_its_identity_in_another_number_format():
     [
         (lambda: Recipe(steps=0), "steps is 0"),
         (lambda: Recipe(lr=0), "lr 0"),
-        (lambda: gates.new(MODEL, 8, 7), "width 7"),
+        (lambda: seer_gate.new(MODEL, 8, 7), "width 7"),
         (lambda: distill(MODEL, [torch.arange(9), torch.arange(8)], Recipe(block=8)), "more than 8 tokens"),
         (lambda: distill(MODEL, [], Recipe()), "more than 64 tokens"),
         (lambda: distill(MODEL, [torch.arange(5, 200)], Recipe(block=8)), "not all in the model's vocabulary"),

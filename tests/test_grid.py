@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from workbench import grid
-from workbench.grid import Grid
+from workbench.core import tile_grid
+from workbench.core.tile_grid import Grid
 
 LENGTH = 119
 ROWS = {
@@ -41,7 +41,7 @@ def test_true_mass_of_tiles_by_hand():
     rows = ROWS["unaligned chunk"]
     torch.manual_seed(0)
     queries, keys = torch.randn(4, len(rows), 16), torch.randn(2, 70, 16)
-    ours, peak = (f(queries, keys, Grid(rows, keys.shape[1], 8)) for f in (grid.mass, grid.peaks))
+    ours, peak = (f(queries, keys, Grid(rows, keys.shape[1], 8)) for f in (tile_grid.mass, tile_grid.peaks))
     for head in range(4):
         share = (queries[head] @ keys[head // 2].T / 4).masked_fill(
             torch.arange(keys.shape[1]) > rows[:, None], -torch.inf

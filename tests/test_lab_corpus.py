@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench import models
+from workbench.core.errors import BadInput
 from workbench.data import lab, lab_words, lab_world
-from workbench.errors import BadInput
 
 
 def test_the_same_seed_gives_the_same_samples_and_another_seed_other_ones():

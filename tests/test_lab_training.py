@@ -10,15 +10,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from workbench import models
-from workbench.cli import app
+from workbench.app.cli import app
+from workbench.core.errors import BadInput
 from workbench.data.lab_world import Style
-from workbench.errors import BadInput
-from workbench.lab import checkpoint
-from workbench.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
-from workbench.lab.evaluate import recompute_all
-from workbench.lab.recipe import Recipe
-from workbench.lab.tokenizer import train_tokenizer
-from workbench.lab.train import Order, Progress, train
+from workbench.training.lab import checkpoint
+from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
+from workbench.training.lab.evaluate import recompute_all
+from workbench.training.lab.recipe import Recipe
+from workbench.training.lab.tokenizer import train_tokenizer
+from workbench.training.lab.train import Order, Progress, train
 
 SMALL = Recipe(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
 EASY = tuple(

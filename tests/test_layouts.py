@@ -5,9 +5,9 @@ import pytest
 
 from tests import tiny
 from workbench import data
+from workbench.core.errors import BadInput
 from workbench.data import Passage, Sample
-from workbench.errors import BadInput
-from workbench.layouts import LAB, RELEASED, Layout, prompts
+from workbench.data.layouts import LAB, RELEASED, Layout, prompts
 
 SAMPLE = Sample("1", "Who {is} it?", ("Ana",), (Passage("T", "One."), Passage("U", "Two {x}.")))
 

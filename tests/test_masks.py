@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.random_models import prompt_of
-from workbench.errors import BadInput
-from workbench.masks import block_attention, causal, same_block, sink, visible, window
+from workbench.core.errors import BadInput
+from workbench.core.masks import block_attention, causal, same_block, sink, visible, window
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=2, max_size=6)
 

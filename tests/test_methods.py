@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from tests.random_models import Letters, model_of, prompt_of
-from workbench.blocks import Block, Prompt
-from workbench.engine import Work, empty, encode_many, prefill, prefill_many
-from workbench.errors import BadInput
-from workbench.generation import first_token, generate
-from workbench.masks import Rule
-from workbench.methods.full import Full
-from workbench.methods.reuse import Reuse
-from workbench.methods.superposition import Superposition
-from workbench.plan import Plan
-from workbench.prepare.isolated import Isolated
-from workbench.probing import facts_of
-from workbench.rope import rotate
-from workbench.select.all import All
-from workbench.select.random import Random
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.masks import Rule
+from workbench.core.plan import Plan
+from workbench.core.rope import rotate
+from workbench.engine.forward import Work, empty, encode_many, prefill, prefill_many
+from workbench.engine.support import facts_of
+from workbench.methods.generation import first_token, generate
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.superposition import Superposition
+from workbench.methods.prepare.isolated import Isolated
+from workbench.methods.select.all import All
+from workbench.methods.select.random import Random
 from workbench.store import MemoryStore
 
 MODEL, LETTERS = model_of("qwen3"), Letters()

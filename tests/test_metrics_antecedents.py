@@ -2,7 +2,7 @@
 
 from tests.random_models import Letters
 from workbench import data
-from workbench.layouts import LAB
+from workbench.data.layouts import LAB
 from workbench.metrics.antecedents import antecedents
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MixtralConfig, T5Config
 
-from workbench.errors import BadInput
+from workbench.core.errors import BadInput
 from workbench.metrics import cost, published
 
 SMALL = {

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from workbench.errors import BadInput
-from workbench.kv import KV
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
 from workbench.metrics.deviation import deviation
 
 

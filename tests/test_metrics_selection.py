@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.random_models import model_of, prompt_of
-from workbench import select
-from workbench.engine import assemble, encode_many, prefill
-from workbench.errors import BadInput
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
+from workbench.engine.forward import assemble, encode_many, prefill
+from workbench.methods import select
 from workbench.metrics.answers import normalised
 from workbench.metrics.causes import causes, computed
 from workbench.metrics.choices import agreement
 from workbench.metrics.deviation import concentration, deviation, squared
 from workbench.metrics.places import by_block, by_offset, chosen, summary
 from workbench.metrics.repair import repair
-from workbench.plan import Plan
 
 SIZES = (4, 9, 7, 12, 5)
 PROMPT = prompt_of(*SIZES)

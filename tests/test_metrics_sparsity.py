@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench import grid, sparse
-from workbench.engine import empty, prefill
-from workbench.errors import BadInput
-from workbench.kv import KV
+from workbench.core import tile_grid
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.engine.forward import empty, prefill
+from workbench.methods import sparse
 from workbench.metrics import sparsity
 from workbench.metrics.counts import of_layer
 from workbench.metrics.sparsity import measure, operations
-from workbench.plan import Plan
 
 MODEL = model_of("llama")
 PROMPTS = [prompt_of(20, 30, 7), prompt_of(9, 40, 5, seed=1)]
@@ -35,7 +36,7 @@ def states():
 @pytest.mark.parametrize("chunk", [None, 25])
 @pytest.mark.parametrize("spec", CHOICES)
 def test_every_number_by_hand(spec, chunk, monkeypatch):
-    monkeypatch.setattr(grid, "ELEMENTS", 5000)
+    monkeypatch.setattr(tile_grid, "ELEMENTS", 5000)
     method, (queries, kv) = sparse.named(spec), states()
     compact = sparse.named(f"compact(over={spec}, heads=0)") if "compact" not in spec else method
     keys, values = kv.keys[0], kv.values[0]

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench import grid, sparse
-from workbench.errors import BadInput
+from workbench.core import tile_grid
+from workbench.core.errors import BadInput
+from workbench.core.plan import Site
+from workbench.methods import sparse
 from workbench.metrics import misses, sparsity
 from workbench.metrics.states import States, of_prompt, synthetic
-from workbench.plan import Site
 
 LENGTH = 203
 
@@ -95,7 +96,7 @@ def test_a_window_of_rows_is_a_part_of_the_whole(states):
 
 def test_the_truth_is_worked_out_once_and_only_for_the_rows_asked_for(states, monkeypatch):
     asked = []
-    once = partial(lambda mass, q, k, g: asked.append(g.shape) or mass(q, k, g), grid.mass)
+    once = partial(lambda mass, q, k, g: asked.append(g.shape) or mass(q, k, g), tile_grid.mass)
     monkeypatch.setattr("workbench.metrics.states.mass", once)
     again = States(states.queries, states.keys)
     for spec in ("window(block=16)", "dense(block=16)"):

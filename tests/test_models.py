@@ -5,8 +5,8 @@ import torch
 
 from tests import tiny
 from workbench import models
-from workbench.errors import BadInput
-from workbench.layouts import LAB, RELEASED
+from workbench.core.errors import BadInput
+from workbench.data.layouts import LAB, RELEASED
 
 
 @pytest.fixture

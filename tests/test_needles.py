@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 
 from workbench import data
+from workbench.core.errors import BadInput
 from workbench.data import needles
 from workbench.data.lab_words import RELATIONS
 from workbench.data.needles import named, samples, values
-from workbench.errors import BadInput
 
 
 def stated(passage, relation):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench import notebook
-from workbench.errors import BadInput
+from workbench.app import notebook
+from workbench.core.errors import BadInput
 
 
 def cell(annotation: Any, value: Any, name: str = "p") -> dict[str, Any]:

@@ -9,8 +9,9 @@ import pytest
 import tiny
 from papermill.inspection import inspect_notebook
 
-from workbench import pages, results, ttft
-from workbench.batch import Run, Task, Workers
+from workbench.app import html
+from workbench.app.notebook_run import Run, Task, Workers
+from workbench.experiments import results, ttft
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -127,7 +128,7 @@ def finished(name: str, checkpoint: Path, out: Path, **parameters) -> tuple[dict
 
 def check_figures(executed: Path, least: int) -> None:
     """Figures that need no kernel, each with its texts; no noise, no widget state, no giant file."""
-    figures = list(pages.figures(executed))
+    figures = list(html.figures(executed))
     assert len(figures) >= least
     for figure in figures:
         assert figure["data"], "an empty figure"
@@ -235,7 +236,7 @@ def test_latency_takes_times_here_and_shows_whatever_reports_there_are(checkpoin
     assert tables["ratios"].flops.is_monotonic_increasing
     stages = tables["stages"].set_index("way")
     assert stages.choose["full attention"] == stages.choose["cached blocks"] == 0 < stages["attend"].min()
-    assert len(list(pages.figures(tmp_path / "11_latency" / "11_latency.ipynb"))) == 10
+    assert len(list(html.figures(tmp_path / "11_latency" / "11_latency.ipynb"))) == 10
 
 
 def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(checkpoint, tmp_path):

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench import rules
-from workbench.blocks import Block, Prompt
-from workbench.errors import BadInput
-from workbench.masks import block_attention, causal, sink, visible, window
+from workbench.core import mask_rules
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.masks import block_attention, causal, sink, visible, window
 from workbench.metrics import exactness as families
 from workbench.metrics.drift import drift
 from workbench.metrics.mass import busiest, masked, overlap, reused
@@ -136,7 +136,7 @@ def test_a_long_mask_stays_small():
 )
 def test_sentences_say_what_the_rules_say(sentence, rule):
     at = torch.arange(14)  # two positions behind the prompt: they belong to the question
-    parsed = rules.parse(sentence, prompt())
+    parsed = mask_rules.parse(sentence, prompt())
     assert (visible(parsed, at, at) == visible(rule, at, at)).all()
     assert str(parsed) == sentence
 
@@ -156,7 +156,7 @@ def test_sentences_say_what_the_rules_say(sentence, rule):
 )
 def test_other_sentences_are_refused_and_nothing_runs(sentence):
     with pytest.raises(BadInput, match="mask rule"):
-        rules.check(sentence)
+        mask_rules.check(sentence)
 
 
 def test_savings_shows_what_is_computed_on_request():

@@ -5,12 +5,13 @@ import pytest
 
 from tests.random_models import model_of
 from tests.test_plots import SAID, check
-from workbench import data, models, timings
-from workbench.explore.latency import latency_explorer
+from workbench import data, models
+from workbench.app.explore.latency import latency_explorer
+from workbench.experiments import bench_reports
+from workbench.experiments.ttft import WAYS
 from workbench.metrics.stages import STAGES
 from workbench.plots import breakdown, contestants, length, peers, roofline
 from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, log_ticks
-from workbench.ttft import WAYS
 
 BARS = {
     "full attention": {"place": 0.0, "choose": 0.0, "attend": 0.6, "rest": 0.9},
@@ -20,7 +21,7 @@ BARS = {
 
 @pytest.fixture
 def rows(tmp_path):
-    return timings.table(timings.reports(made_up.write(tmp_path)))
+    return bench_reports.table(bench_reports.reports(made_up.write(tmp_path)))
 
 
 def test_every_way_has_a_look_of_its_own():
@@ -49,7 +50,7 @@ def test_a_breakdown_stacks_stages_and_says_their_sum():
 
 
 def test_ratios_to_peers_stand_right_of_one_where_ours_is_faster(rows):
-    check(fig := peers.peers(timings.rivals(rows), title="Peers", **SAID))
+    check(fig := peers.peers(bench_reports.rivals(rows), title="Peers", **SAID))
     by_name = {trace.name: trace for trace in fig.data}
     assert set(by_name) == {"FlexAttention", "SDPA flash", "torch", "transformers"}
     assert all(ratio > 1 for trace in fig.data for ratio in trace.x)

@@ -10,13 +10,14 @@ import torch
 from tests import tiny
 from tests.random_models import prompt_of
 from tests.test_plots import SAID, check
-from workbench import data, models, select
-from workbench.engine import assemble, encode_many
-from workbench.explore import critical, repair
+from workbench import data, models
+from workbench.app.explore import critical, repair
+from workbench.engine.forward import assemble, encode_many
+from workbench.methods import select
+from workbench.methods.prepare.isolated import Isolated
 from workbench.plots import agreement, coloured, deviation, profiles, ratios, selectors
 from workbench.plots.coloured import Choice
 from workbench.plots.ratios import Outcome
-from workbench.prepare.isolated import Isolated
 from workbench.store import MemoryStore
 
 PROMPT = prompt_of(3, 5, 4, 2)

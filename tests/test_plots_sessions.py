@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from workbench.explore.editing import EDITS, edited
+from workbench.app.explore.editing import EDITS, edited
 from workbench.plots.fates import FATES
 from workbench.plots.frames import frames
 from workbench.plots.history import history

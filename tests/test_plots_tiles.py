@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from tests.random_models import model_of, prompt_of
 from tests.test_plots import SAID, check
-from workbench import sparse
-from workbench.explore import long as long_prompts
-from workbench.explore import tiles as explored
+from workbench.app.explore import long as long_prompts
+from workbench.app.explore import tiles as explored
+from workbench.methods import sparse
+from workbench.methods.sparse._small import SETTINGS, small
 from workbench.metrics import misses
 from workbench.metrics.states import of_prompt, synthetic
 from workbench.plots import heads, overview, rescues, sparse_methods, tiles, turning, union
 from workbench.plots.controls import some
 from workbench.plots.reduce import blocks
 from workbench.plots.tiles import LEVELS, Span
-from workbench.sparse._small import SETTINGS, small
 
 MODEL = model_of("llama")
 STATES = of_prompt(MODEL, prompt_of(60, 70, 30).tokens)  # 160 tokens

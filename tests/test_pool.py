@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.random_models import FAMILIES, block_of, model_of
-from workbench import pool as pools
-from workbench.blocks import Prompt
-from workbench.decoding import decode
-from workbench.engine import assemble, encode_many, prefill
-from workbench.errors import BadInput
-from workbench.graphs import Runner
-from workbench.plan import Plan
-from workbench.pool import Pool
-from workbench.steps import Bucket, _octave
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
+from workbench.engine import paged_pool as pools
+from workbench.engine.cuda_graphs import Runner
+from workbench.engine.decoding import decode
+from workbench.engine.forward import assemble, encode_many, prefill
+from workbench.engine.paged_pool import Pool
+from workbench.engine.static_batch import Bucket, _octave
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODEL = model_of().to(DEVICE)

@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from tests.random_models import block_of, model_of, prompt_of
-from workbench import corpus as corpora
-from workbench import data, engine, layouts, prepare
-from workbench.blocks import Block, Prompt
-from workbench.corpus import Corpus, nearest
-from workbench.engine import assemble, encode
-from workbench.errors import BadInput
-from workbench.prepare.alone import Alone
-from workbench.prepare.isolated import Isolated
-from workbench.prepare.similar import Similar
-from workbench.probing import facts_of
-from workbench.rope import rotate
+from workbench import data, engine
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.rope import rotate
+from workbench.data import corpus as corpora
+from workbench.data import layouts
+from workbench.data.corpus import Corpus, nearest
+from workbench.engine.forward import assemble, encode
+from workbench.engine.support import facts_of
+from workbench.methods import prepare
+from workbench.methods.prepare.alone import Alone
+from workbench.methods.prepare.isolated import Isolated
+from workbench.methods.prepare.similar import Similar
 from workbench.store import MemoryStore, fetch
 
 PASSAGES = [block_of(length, 40 + length) for length in (7, 4, 9, 5, 8, 6)]
@@ -157,7 +159,7 @@ def test_a_batch_gives_what_single_prompts_give(spec, monkeypatch):
     model, policy = model_of(), prepare.named(spec, corpus=CORPUS)
     prompts = [PROMPT, Prompt((SYSTEM, PASSAGES[1], PASSAGES[2], QUESTION)), Prompt((SYSTEM, PASSAGES[3], QUESTION))]
     together = policy(model, prompts, MemoryStore())
-    monkeypatch.setattr("workbench.prepare.similar.TOKENS", 20)
+    monkeypatch.setattr("workbench.methods.prepare.similar.TOKENS", 20)
     for prompt, kvs in zip(prompts, together, strict=True):
         (alone,) = policy(model, [prompt], MemoryStore())
         for a, b in zip(kvs, alone, strict=True):

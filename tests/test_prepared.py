@@ -15,13 +15,15 @@ from typer.testing import CliRunner
 
 from tests import tiny
 from tests.random_models import block_of, model_of
-from workbench import cli, data, models, prepare, prepared
-from workbench.corpus import Corpus
-from workbench.errors import BadInput
-from workbench.kv import KV
-from workbench.prepared import Preparation, kind_of
+from workbench import data, models
+from workbench.app import cli
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.data.corpus import Corpus
+from workbench.experiments.trial import Trial
+from workbench.methods import precompute, prepare
+from workbench.methods.precompute import Preparation, kind_of
 from workbench.store import FolderStore, MemoryStore, fetch
-from workbench.trial import Trial
 
 DATA = {"samples": 16, "passages": 3, "prepare": "similar(n=2)", "shard": 2}
 
@@ -147,7 +149,7 @@ def test_what_a_kill_leaves_is_taken_up_and_ends_as_if_nothing_had_been(whole, f
     dies = f"""
 import os, signal
 from pathlib import Path
-from workbench.prepared import Preparation
+from workbench.methods.precompute import Preparation
 from workbench.store import folder
 save, written = folder.save_file, []
 def half(tensors, path, metadata):
@@ -183,8 +185,8 @@ def test_an_interruption_among_the_unprepared_is_taken_up_too(whole, folder, loa
 
 
 def test_workers_make_what_one_process_makes(whole, folder, loaded, tmp_path, monkeypatch):
-    pool = prepared.ProcessPoolExecutor
-    monkeypatch.setattr(prepared, "ProcessPoolExecutor", lambda workers, *given: pool(1, *given))  # one starts faster
+    pool = precompute.ProcessPoolExecutor
+    monkeypatch.setattr(precompute, "ProcessPoolExecutor", lambda workers, *given: pool(1, *given))  # one starts faster
     found = Preparation(str(folder), tmp_path / "out", workers=2, **DATA).run(loaded=loaded)
     assert (found.made, found.workers) == (whole.passages, 2)
     same(held(found.folder), held(whole.folder))
@@ -243,7 +245,7 @@ def test_a_worker_process_that_dies_is_reported(folder, loaded, tmp_path, monkey
         def dies(self):
             raise BrokenProcessPool
 
-    monkeypatch.setattr(prepared, "ProcessPoolExecutor", Broken)
+    monkeypatch.setattr(precompute, "ProcessPoolExecutor", Broken)
     with pytest.raises(RuntimeError, match="a worker process ended"):
         Preparation(str(folder), tmp_path / "out", workers=2, **DATA).run(loaded=loaded)
     assert not (tmp_path / "out" / "_SUCCESS").exists()

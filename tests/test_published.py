@@ -4,9 +4,9 @@ import pytest
 
 from tests import tiny
 from workbench import models
-from workbench.errors import BadInput
-from workbench.published import METHODS, options
-from workbench.trial import Trial
+from workbench.core.errors import BadInput
+from workbench.experiments.trial import Trial
+from workbench.methods.presets import METHODS, options
 
 QUESTIONS = {"samples": 4, "passages": 4, "max_new_tokens": 3, "timed": 1}
 

@@ -13,8 +13,8 @@ import report_notebooks as tiny
 import typer
 from typer.testing import CliRunner
 
-from workbench import pages, report, thumbnail
-from workbench.errors import BadInput
+from workbench.app import html, report, thumbnail
+from workbench.core.errors import BadInput
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +68,15 @@ def test_index_shows_titles_statuses_metrics_and_reasons(finished):
 def test_notebook_stores_a_figure_once_and_no_widget_state(finished):
     executed = nbformat.read(finished.index.parent / "01_good" / "01_good.ipynb", as_version=4)
     kinds = [set(output.data) for cell in executed.cells for output in cell.get("outputs", []) if "data" in output]
-    assert {pages.PLOTLY} in [kind - {"text/plain"} for kind in kinds]
+    assert {html.PLOTLY} in [kind - {"text/plain"} for kind in kinds]
     assert "widgets" not in executed.metadata
 
 
 def test_page_names_no_address_outside_itself(finished):
     page = (finished.index.parent / "01_good" / "01_good.html").read_text()
-    without_plotly = page.replace(pages.get_plotlyjs(), "")
+    without_plotly = page.replace(html.get_plotlyjs(), "")
     assert "src=" not in without_plotly and "cdn" not in without_plotly and "import(" not in without_plotly
-    assert len(page) - len(without_plotly) == len(pages.get_plotlyjs())  # once
+    assert len(page) - len(without_plotly) == len(html.get_plotlyjs())  # once
     assert without_plotly.count("Plotly.newPlot(") == 1
 
 
@@ -111,7 +111,7 @@ def test_a_killed_run_is_not_complete(tmp_path):
     (out / "01_slow").mkdir(parents=True)
     (out / "01_slow" / "_SUCCESS").touch()
     (out / "index.html").touch()
-    command = [sys.executable, "-m", "workbench.report", str(path), "--out", str(out), "--jobs", "1"]
+    command = [sys.executable, "-m", "workbench.app.report", str(path), "--out", str(out), "--jobs", "1"]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench import results, sparse
-from workbench.errors import BadInput
+from workbench.core.errors import BadInput
+from workbench.experiments import results
+from workbench.methods import sparse
 
 
 def entry(digits: str) -> dict:

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench import segment
-from workbench.data import Passage
-from workbench.errors import BadInput
+from workbench.core.errors import BadInput
+from workbench.data import Passage, segment
 
 PIECES = st.lists(
     st.sampled_from(["\n\n", "---", "===", "\n\t", "\n", "```\n", "word", " ", "x = 1;\n", "é", "One two."]),

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tests.by_hand import forward
 from tests.random_models import FAMILIES, model_of, prompt_of
-from workbench import select
-from workbench.blocks import Prompt
-from workbench.engine import Work, assemble, empty, encode_many, prefill, prefill_many
-from workbench.errors import BadInput
-from workbench.plan import Plan
-from workbench.select import budget, choose, documents
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
+from workbench.engine.forward import Work, assemble, empty, encode_many, prefill, prefill_many
+from workbench.methods import select
+from workbench.methods.select import budget, choose, documents
 from workbench.store import MemoryStore, fetch
 
 SIZES = (4, 9, 7, 12, 5)  # system, three passages, question

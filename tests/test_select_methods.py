@@ -8,12 +8,13 @@ import torch
 
 from tests.by_hand import forward
 from tests.random_models import model_of, prompt_of
-from workbench import select, weights
-from workbench.engine import assemble, empty, encode_many
-from workbench.errors import BadInput
-from workbench.select import cache_craft
-from workbench.select.cache_craft import CacheCraft, Past
-from workbench.select.query_guided import QueryGuided
+from workbench.core.errors import BadInput
+from workbench.engine import attention_maps
+from workbench.engine.forward import assemble, empty, encode_many
+from workbench.methods import select
+from workbench.methods.select import cache_craft
+from workbench.methods.select.cache_craft import CacheCraft, Past
+from workbench.methods.select.query_guided import QueryGuided
 
 SIZES = (4, 9, 7, 12, 5)
 PROMPT = prompt_of(*SIZES)
@@ -89,10 +90,10 @@ def test_every_block_gets_the_same_mass(model, kv):
 
 def test_the_last_layer_is_one_that_sees_the_whole_prompt():
     mixed = model_of("gemma3")
-    windows = [layer for layer, size in enumerate(weights.facts_of(mixed).windows) if not size]
-    assert weights.layers_of(weights.facts_of(mixed), "last") == [max(windows)]
+    windows = [layer for layer, size in enumerate(attention_maps.facts_of(mixed).windows) if not size]
+    assert attention_maps.layers_of(attention_maps.facts_of(mixed), "last") == [max(windows)]
     sliding = model_of("mistral-window")
-    assert weights.layers_of(weights.facts_of(sliding), "last") == [2]
+    assert attention_maps.layers_of(attention_maps.facts_of(sliding), "last") == [2]
 
 
 def test_what_a_sliding_window_hides_scores_nothing():
@@ -105,7 +106,7 @@ def test_what_a_sliding_window_hides_scores_nothing():
 
 def test_a_question_of_long_blocks_is_scored_in_parts(model, kv, monkeypatch):
     whole = scores("query_guided(layers=all)", model, kv)
-    monkeypatch.setattr(weights, "ELEMENTS", 1)  # a row at a time
+    monkeypatch.setattr(attention_maps, "ELEMENTS", 1)  # a row at a time
     torch.testing.assert_close(scores("query_guided(layers=all)", model, kv), whole)
 
 
@@ -186,7 +187,7 @@ def test_cache_craft_recomputes_cfo_of_each_chunk(model, kv, full, alpha):
 
 
 def test_a_chunk_behind_its_old_prefix_needs_nothing(model, kv):
-    (attention,) = weights.crossing(model, [PROMPT])
+    (attention,) = attention_maps.crossing(model, [PROMPT])
     past = dict(zip((b.key for b in PROMPT.blocks[1:4]), cache_craft.pasts(PROMPT, attention), strict=True))
     again = CacheCraft(alpha=1.0, before=lambda block: past.get(block.key))
     assert again.rows(model, [PROMPT], [kv])[0].tolist() == []
@@ -241,4 +242,4 @@ def test_none_chooses_nothing_and_all_chooses_everything(model, kv):
 def test_layers_are_refused_by_what_they_are():
     for bad in ((), ("a",), (True,), "middle", 3):
         with pytest.raises(BadInput, match="layers"):
-            weights.check_layers(bad, ("last",))
+            attention_maps.check_layers(bad, ("last",))

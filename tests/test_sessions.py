@@ -8,12 +8,13 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench import models, sessions
+from workbench import models
+from workbench.core.errors import BadInput
 from workbench.data import chat, demonstrations, game
-from workbench.errors import BadInput
-from workbench.layouts import LAB
+from workbench.data.layouts import LAB
+from workbench.experiments import sessions
+from workbench.experiments.session_replay import follow, scores
 from workbench.store import MemoryStore
-from workbench.turnover import follow, scores
 
 
 @pytest.fixture(scope="module")

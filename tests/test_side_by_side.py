@@ -3,11 +3,12 @@
 import pytest
 import tiny
 
-from workbench import data, models, sparse
-from workbench.errors import BadInput
+from workbench import data, models
+from workbench.core.errors import BadInput
+from workbench.experiments.trial import Trial
+from workbench.methods import sparse
 from workbench.metrics.side_by_side import compare, compare_many
 from workbench.metrics.sparsity import measure
-from workbench.trial import Trial
 
 SPECS = {
     "dense": "dense(block=16)",

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench import gates, grid, menu, sparse
-from workbench.engine import Work, assemble, empty, encode_many, prefill, prefill_many
-from workbench.errors import BadInput
-from workbench.masks import window
-from workbench.plan import Plan, Site
-from workbench.sparse.bfla import Bfla
-from workbench.sparse.seer_attention import SeerAttention
-from workbench.tiles import Tiles
+from workbench.core import tile_grid
+from workbench.core.errors import BadInput
+from workbench.core.masks import window
+from workbench.core.plan import Plan, Site
+from workbench.core.tiles import Tiles
+from workbench.engine.forward import Work, assemble, empty, encode_many, prefill, prefill_many
+from workbench.methods import registry, seer_gate, sparse
+from workbench.methods.sparse.bfla import Bfla
+from workbench.methods.sparse.seer_attention import SeerAttention
 
 MODEL = model_of("llama")  # 4 query heads, 2 KV heads of 16 channels, 3 layers
 PROMPT = prompt_of(9, 40, 33, 25, 12)
@@ -62,7 +63,7 @@ def method(spec: str) -> sparse.Sparse:
     made = sparse.named(spec)
     if isinstance(made, SeerAttention):
         torch.manual_seed(5)
-        return SeerAttention(**{**vars(made), "trained": gates.new(MODEL, made.block, 16)})
+        return SeerAttention(**{**vars(made), "trained": seer_gate.new(MODEL, made.block, 16)})
     return made
 
 
@@ -131,7 +132,7 @@ def test_working_in_parts_changes_no_choice(name, elements, monkeypatch):
     rows = ROWS["unaligned chunk"]
     queries, keys = states(rows)
     whole = method(SPECS[name])(queries, keys, rows)
-    monkeypatch.setattr(grid, "ELEMENTS", elements)
+    monkeypatch.setattr(tile_grid, "ELEMENTS", elements)
     parts = method(SPECS[name])(queries, keys, rows)
     assert torch.equal(whole.kept, parts.kept)
     assert whole.columns is None or torch.equal(whole.columns, parts.columns)
@@ -185,7 +186,7 @@ def test_layers_with_a_window_are_left_alone_and_the_scale_of_the_model_is_used(
         return Tiles(torch.ones(4, 1, 1, dtype=torch.bool), 512)
 
     model = model_of("gemma3", query_pre_attn_scalar=64)  # head width 16; logits are scaled by 1/8, not by 1/4
-    windows = [layer for layer, size in enumerate(gates.facts_of(model).windows) if size]
+    windows = [layer for layer, size in enumerate(seer_gate.facts_of(model).windows) if size]
     kv = empty(model, LENGTH)
     step = prefill(model, PROMPT.tokens, Plan(torch.arange(LENGTH), tiles=notes, watch=(0, 1, 2)), kv)
     assert windows and not set(asked) & set(windows) and asked
@@ -228,7 +229,7 @@ class Largest(torch.utils._python_dispatch.TorchDispatchMode):
 @pytest.mark.parametrize("name", SPECS)
 def test_memory_grows_with_the_tiles_and_not_with_the_pairs(name, monkeypatch):
     """No tensor holds more than a few elements for each tile, token or channel, or one query tile over all keys."""
-    monkeypatch.setattr(grid, "ELEMENTS", 1)
+    monkeypatch.setattr(tile_grid, "ELEMENTS", 1)
     spec = {"bfla": "bfla(block=32, tile=16, flat=8)", "seer_attention": "seer_attention(block=16)"}.get(name)
     choose = method(spec or SPECS[name].replace("block=8", "block=16"))
     for length in (512, 2048):
@@ -305,7 +306,7 @@ def test_every_step_of_the_dial_keeps_more(name):
         return
     choose = replace(choose, top=0) if isinstance(choose, SeerAttention) else choose
     option, steps = choose.dial
-    assert len(steps) >= 8 and f"{option}=" in menu.spec_of(choose.turned(steps[0]))
+    assert len(steps) >= 8 and f"{option}=" in registry.spec_of(choose.turned(steps[0]))
     rows = torch.arange(104 if name in ("quoka", "compact") else 0, LENGTH)  # they keep the chunk in whole
     queries, keys = states(rows)
     kept = [choose.turned(step)(queries, keys, rows, Site(0, LENGTH)) for step in steps]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.by_tile import HEADS, KV_HEADS, LENGTH, ROWS, WIDTH, blocks, covering, every_rows, expected, states
-from workbench import sparse
-from workbench.sparse.bfla import Bfla
-from workbench.sparse.oracle import Oracle
+from workbench.methods import sparse
+from workbench.methods.sparse.bfla import Bfla
+from workbench.methods.sparse.oracle import Oracle
 
 
 def pooled(q, k, rows, b, g):

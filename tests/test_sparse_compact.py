@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tests.by_tile import HEADS, ROWS, states
 from tests.random_models import model_of, prompt_of
-from workbench import sparse
-from workbench.engine import empty, prefill
-from workbench.plan import Plan
-from workbench.sparse.compact import Compact
-from workbench.sparse.quoka import Quoka
-from workbench.tiles import Tiles
+from workbench.core.plan import Plan
+from workbench.core.tiles import Tiles
+from workbench.engine.forward import empty, prefill
+from workbench.methods import sparse
+from workbench.methods.sparse.compact import Compact
+from workbench.methods.sparse.quoka import Quoka
 
 
 class Given(sparse.Sparse):

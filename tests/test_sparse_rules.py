@@ -7,18 +7,18 @@ import torch
 
 from tests.by_tile import HEADS, IDS, KV_HEADS, LENGTH, ROWS, WIDTH, blocks, covering, every_rows, expected, states
 from tests.random_models import model_of, prompt_of
-from workbench import grid
-from workbench.errors import BadInput
-from workbench.plan import Site
-from workbench.sparse import xattention
-from workbench.sparse.flash_prefill import FlashPrefill
-from workbench.sparse.oracle import Oracle
-from workbench.sparse.quoka import Quoka
-from workbench.sparse.random import Random
-from workbench.sparse.strided import Strided
-from workbench.sparse.vertical_slash import VerticalSlash
-from workbench.sparse.window import Window
-from workbench.sparse.xattention import Xattention
+from workbench.core import tile_grid
+from workbench.core.errors import BadInput
+from workbench.core.plan import Site
+from workbench.methods.sparse import xattention
+from workbench.methods.sparse.flash_prefill import FlashPrefill
+from workbench.methods.sparse.oracle import Oracle
+from workbench.methods.sparse.quoka import Quoka
+from workbench.methods.sparse.random import Random
+from workbench.methods.sparse.strided import Strided
+from workbench.methods.sparse.vertical_slash import VerticalSlash
+from workbench.methods.sparse.window import Window
+from workbench.methods.sparse.xattention import Xattention
 
 # --- FlashPrefill
 
@@ -97,7 +97,7 @@ def test_xattention_sums_antidiagonals_and_counts_forced_tiles_first(rows, thres
         for head in range(HEADS)
     ]
     torch.testing.assert_close(
-        method.scores(q, k, grid.Grid(rows, k.shape[1], 8)), torch.tensor(sums), atol=1e-5, rtol=1e-4
+        method.scores(q, k, tile_grid.Grid(rows, k.shape[1], 8)), torch.tensor(sums), atol=1e-5, rtol=1e-4
     )
 
     def wanted(head, i, j):
@@ -138,8 +138,8 @@ def test_the_profile_is_the_share_at_or_above_the_smallest_estimate_that_matters
     rows = ROWS[0]
     q, k = states(rows)
     method = Xattention(block=8, stride=4)
-    true = grid.mass(q, k, grid.Grid(rows, LENGTH, 8)).tolist()
-    score = method.scores(q, k, grid.Grid(rows, LENGTH, 8)).tolist()
+    true = tile_grid.mass(q, k, tile_grid.Grid(rows, LENGTH, 8)).tolist()
+    score = method.scores(q, k, tile_grid.Grid(rows, LENGTH, 8)).tolist()
     for head, share in enumerate(xattention.shares(method, q, k, rows, 0.8).tolist()):
         kept = 0.0
         for line, estimate in zip(true[head], score[head], strict=True):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.random_models import block_of, model_of, prompt_of
-from workbench.engine import assemble, encode, encode_many, prefill
-from workbench.errors import BadInput
-from workbench.kv import KV
-from workbench.plan import Plan
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.engine.forward import assemble, encode, encode_many, prefill
 from workbench.store import MemoryStore, fetch, fingerprint, identity, key_of
 
 PROMPT = prompt_of(6, 4, 9, 3)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests import tiny
-from workbench import cli, models
-from workbench import sweep as sweeps
-from workbench.errors import BadInput
-from workbench.sweep import Failed, cases, difference, sweep
-from workbench.trial import Trial
+from workbench import models
+from workbench.app import cli
+from workbench.core.errors import BadInput
+from workbench.experiments import sweep as sweeps
+from workbench.experiments.sweep import Failed, cases, difference, sweep
+from workbench.experiments.trial import Trial
 
 QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 3, "timed": 1}
 LISTS = {"prepare": ["alone", "isolated"], "select": ["none", "first_k"], "ratio": [0.1, 0.5]}

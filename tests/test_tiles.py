@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from workbench.errors import BadInput
-from workbench.tiles import Tiles, pages
+from workbench.core.errors import BadInput
+from workbench.core.tiles import Tiles, pages
 
 
 @st.composite

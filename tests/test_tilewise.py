@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.by_tile import HEADS, IDS, ROWS, WIDTH
-from workbench import models, tilewise
-from workbench.engine import empty, prefill
-from workbench.grid import Grid
-from workbench.plan import Plan
-from workbench.sparse import named
-from workbench.tiles import Tiles
+from workbench import models
+from workbench.core.plan import Plan
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.engine import block_sparse
+from workbench.engine.forward import empty, prefill
+from workbench.methods.sparse import named
 
 
 def inputs(rows, kv_heads, seed):
@@ -39,7 +40,7 @@ def test_it_is_attention_under_the_mask_of_the_tiles(rows, size, share, kv_heads
     kept = torch.rand(HEADS // shared, *Grid(rows, keys.shape[1], size).shape, generator=draw) < share
     columns = None if alone is None else torch.rand(HEADS, keys.shape[1], generator=draw) < alone
     tiles = Tiles(kept.repeat_interleave(shared, 0), size, columns, shared)
-    found = tilewise.attention(q, keys, values, rows, tiles, scale)
+    found = block_sparse.attention(q, keys, values, rows, tiles, scale)
     torch.testing.assert_close(found, masked(q, keys, values, rows, tiles, scale), rtol=1e-5, atol=1e-5)
 
 
@@ -49,18 +50,18 @@ def test_tiles_that_nobody_keeps_are_not_read(rows):
     grid = Grid(rows, keys.shape[1], 8)
     kept = (grid.own | (grid.columns == 0)).expand(HEADS, -1, -1) & grid.causal
     tiles = Tiles(kept, 8, shared=2)
-    before = tilewise.attention(q, keys, values, rows, tiles, None)
+    before = block_sparse.attention(q, keys, values, rows, tiles, None)
     unread = ~kept.any(0).any(0).repeat_interleave(8)[: keys.shape[1]]
     assert unread.any()
     keys[:, unread], values[:, unread] = float("nan"), float("nan")
-    assert torch.equal(tilewise.attention(q, keys, values, rows, tiles, None), before)
+    assert torch.equal(block_sparse.attention(q, keys, values, rows, tiles, None), before)
 
 
 @pytest.mark.parametrize("spec", ["bfla(block=64, tile=32, flat=16)", "oracle(block=32, mass=0.7)", "dense(block=32)"])
 def test_on_a_cpu_the_engine_computes_kept_tiles_alone(spec, monkeypatch):
     called = []
-    attention = tilewise.attention
-    monkeypatch.setattr(tilewise, "attention", lambda *given: called.append(len(given)) or attention(*given))
+    attention = block_sparse.attention
+    monkeypatch.setattr(block_sparse, "attention", lambda *given: called.append(len(given)) or attention(*given))
     model = models.load("lab-full", "cpu")[0]
     tokens = torch.randint(3, 1700, (300,), generator=torch.Generator().manual_seed(0))
     prefill(model, tokens, Plan(torch.arange(300), tiles=named(spec).ready(model)), empty(model, 300))

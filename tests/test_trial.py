@@ -5,14 +5,15 @@ import pytest
 import torch
 
 from tests import tiny
-from workbench import data, models, record
-from workbench.errors import BadInput
-from workbench.generation import Generation
+from workbench import data, models
+from workbench.core.errors import BadInput
+from workbench.core.plan import Pass
+from workbench.experiments import record
+from workbench.experiments.record import Record, dumps
+from workbench.experiments.trial import Trial, batches
+from workbench.methods.generation import Generation
 from workbench.metrics import cost
-from workbench.plan import Pass
-from workbench.record import Record, dumps
 from workbench.store import MemoryStore
-from workbench.trial import Trial, batches
 
 QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 4, "timed": 2, "batch": 4}
 

@@ -5,14 +5,15 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench import sparse, ttft
-from workbench.errors import BadInput
-from workbench.generation import first_token
-from workbench.methods.full import Full
-from workbench.methods.reuse import Reuse
+from workbench.core.errors import BadInput
+from workbench.experiments import ttft
+from workbench.methods import sparse
+from workbench.methods.generation import first_token
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics import cost
 from workbench.metrics.stages import STAGES, Stopwatch, stages
-from workbench.select.query_guided import QueryGuided
 from workbench.store import fetch
 
 MODEL = model_of("llama")

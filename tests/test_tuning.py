@@ -15,15 +15,15 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from workbench import data, models
-from workbench.cli import app
-from workbench.errors import BadInput
-from workbench.tuning import train as loop
-from workbench.tuning.examples import Data
-from workbench.tuning.output import TUNING, save_model
-from workbench.tuning.recipe import Recipe
-from workbench.tuning.scores import Evaluation
-from workbench.tuning.start import start
-from workbench.tuning.train import train
+from workbench.app.cli import app
+from workbench.core.errors import BadInput
+from workbench.training.tuning import train as loop
+from workbench.training.tuning.examples import Data
+from workbench.training.tuning.output import TUNING, save_model
+from workbench.training.tuning.recipe import Recipe
+from workbench.training.tuning.scores import Evaluation
+from workbench.training.tuning.start import start
+from workbench.training.tuning.train import train
 
 RECIPE = Recipe(steps=6, batch=2, lr=3e-3, warmup=2, max_length=2000)
 QUESTIONS = 6
@@ -188,7 +188,7 @@ def test_lora_resumes_bit_for_bit(base, questions, tmp_path):
 
 
 def test_a_missing_peft_is_told_with_the_line_that_installs_it(base, questions, tmp_path, monkeypatch):
-    monkeypatch.setattr("workbench.tuning.start.find_spec", lambda name: None)
+    monkeypatch.setattr("workbench.training.tuning.start.find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"pip install 'cached-block-workbench\[lora\]'"):
         start(replace(RECIPE, lora_rank=2), base, Data(questions), tmp_path / "run")
 

@@ -7,9 +7,9 @@ import pytest
 import tiny
 
 from workbench import data
-from workbench.errors import BadInput
-from workbench.layouts import LAB
-from workbench.tuning.examples import Data, Files, Lab, Limits, example
+from workbench.core.errors import BadInput
+from workbench.data.layouts import LAB
+from workbench.training.tuning.examples import Data, Files, Lab, Limits, example
 
 
 @pytest.fixture(scope="module")

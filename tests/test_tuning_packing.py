@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from random_models import FAMILIES, block_of, model_of
 
 from workbench import engine
-from workbench.blocks import Block, Prompt
-from workbench.errors import BadInput
-from workbench.masks import visible
-from workbench.plan import Plan
-from workbench.probing import facts_of
-from workbench.tuning.attention import NAME, masks_of
-from workbench.tuning.examples import Example, Turn
-from workbench.tuning.packing import BLOCK, FULL, pack, padded
-from workbench.tuning.train import forward
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.masks import visible
+from workbench.core.plan import Plan
+from workbench.engine.support import facts_of
+from workbench.training.tuning.attention import NAME, masks_of
+from workbench.training.tuning.examples import Example, Turn
+from workbench.training.tuning.packing import BLOCK, FULL, pack, padded
+from workbench.training.tuning.train import forward
 
 
 def example_of(seed: int, *lengths: int, turns: int = 2) -> Example:

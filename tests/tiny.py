@@ -7,7 +7,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from workbench import data, layouts
+from workbench import data
+from workbench.data import layouts
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

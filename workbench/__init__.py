@@ -6,39 +6,43 @@ The nouns and the verbs. Each is imported when it is first used, so that `import
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from workbench.app import moved
+
 if TYPE_CHECKING:
-    from workbench.blocks import Block, Prompt
+    from workbench.core.blocks import Block, Prompt
+    from workbench.core.errors import BadInput
+    from workbench.core.kv import KV
+    from workbench.core.masks import block_attention, causal
+    from workbench.core.plan import Plan
+    from workbench.core.tiles import Tiles
     from workbench.data import Sample
-    from workbench.decoding import decode
-    from workbench.editing import Revision, revise
-    from workbench.engine import Step, Work, assemble, encode, encode_many, prefill, prefill_many
-    from workbench.errors import BadInput
-    from workbench.generation import Generation, generate
-    from workbench.graphs import Runner
-    from workbench.kv import KV
-    from workbench.layouts import Layout
-    from workbench.masks import block_attention, causal
+    from workbench.data.layouts import Layout
+    from workbench.engine.cuda_graphs import Runner
+    from workbench.engine.decoding import decode
+    from workbench.engine.forward import Step, Work, assemble, encode, encode_many, prefill, prefill_many
+    from workbench.engine.paged_pool import Pool
+    from workbench.engine.support import prepare_model
+    from workbench.experiments.trial import Trial
+    from workbench.methods.generation import Generation, generate
+    from workbench.methods.incremental import Revision, revise
     from workbench.models import load
-    from workbench.plan import Plan
-    from workbench.pool import Pool
-    from workbench.probing import prepare_model
     from workbench.store import MemoryStore, fetch
-    from workbench.tiles import Tiles
-    from workbench.trial import Trial
 
 _HOME = {
-    "BadInput": "errors",
-    "Block": "blocks", "Prompt": "blocks",
-    "KV": "kv", "Plan": "plan", "Tiles": "tiles",
-    "prepare_model": "probing",
-    "Step": "engine", "Work": "engine",
-    "encode": "engine", "encode_many": "engine", "assemble": "engine", "prefill": "engine", "prefill_many": "engine",
-    "Revision": "editing", "revise": "editing",
-    "Pool": "pool", "Runner": "graphs",
-    "decode": "decoding", "Generation": "generation", "generate": "generation",
-    "block_attention": "masks", "causal": "masks",
+    "BadInput": "core.errors",
+    "Block": "core.blocks", "Prompt": "core.blocks",
+    "KV": "core.kv", "Plan": "core.plan", "Tiles": "core.tiles",
+    "block_attention": "core.masks", "causal": "core.masks",
+    "Layout": "data.layouts", "Sample": "data", "load": "models",
+    "prepare_model": "engine.support",
+    "Step": "engine.forward", "Work": "engine.forward", "assemble": "engine.forward",
+    "encode": "engine.forward", "encode_many": "engine.forward",
+    "prefill": "engine.forward", "prefill_many": "engine.forward",
+    "Pool": "engine.paged_pool", "Runner": "engine.cuda_graphs", "decode": "engine.decoding",
     "MemoryStore": "store", "fetch": "store",
-    "Layout": "layouts", "Sample": "data", "Trial": "trial", "load": "models",
+    "Generation": "methods.generation", "generate": "methods.generation",
+    "Revision": "methods.incremental", "revise": "methods.incremental",
+    "Trial": "experiments.trial",
 }  # fmt: skip
 
 __all__ = [
@@ -74,10 +78,15 @@ __all__ = [
 ]
 
 
+moved.install()
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    return getattr(import_module(f"workbench.{_HOME[name]}"), name)
+    if name in _HOME:
+        return getattr(import_module(f"workbench.{_HOME[name]}"), name)
+    if today := moved.now(f"workbench.{name}"):  # a folder or file in one word: `workbench.select`
+        return import_module(today)
+    raise AttributeError(f"module 'workbench' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,5 @@
 """`python -m workbench` is the `workbench` command."""
 
-from workbench.cli import main
+from workbench.app.cli import main
 
 main()

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from workbench.record import write
-from workbench.trial import Trial
+from workbench.experiments.record import write
+from workbench.experiments.trial import Trial
 
 OUT = Path(__file__).with_name("block-attention.json")
 SEED = 30_000  # of worlds that neither trained nor chose a model

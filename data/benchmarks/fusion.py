@@ -16,11 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from workbench import sweep
-from workbench.record import Record
-from workbench.sweep import Case
-from workbench.trial import Trial
-from workbench.whole import whole
+from workbench.core.files import whole
+from workbench.experiments import sweep
+from workbench.experiments.record import Record
+from workbench.experiments.sweep import Case
+from workbench.experiments.trial import Trial
 
 HERE = Path(__file__).parent
 SEED = 30_000  # of worlds that neither trained nor chose the model

@@ -12,8 +12,8 @@ command -v "$python" >/dev/null || python=python3
 out=${OUT:-data/benchmarks}
 mkdir -p "$out"
 kernels=$("$python" -c 'from workbench import bench; print(*bench.names())')
-ops=${OPS:-$("$python" -c 'from workbench.bench import MODELS
-from workbench.bench.run import WORKLOADS
+ops=${OPS:-$("$python" -c 'from workbench.experiments.bench import MODELS
+from workbench.experiments.bench.run import WORKLOADS
 print(*WORKLOADS, *MODELS, "stages")')}
 failed=()
 for op in $kernels; do # a process each: one that breaks the card's context does not stop the others

@@ -15,8 +15,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from workbench.record import write
-from workbench.trial import Trial
+from workbench.experiments.record import write
+from workbench.experiments.trial import Trial
 
 OUT = Path(__file__).with_name("last-rows.json")
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # as in sparse.py

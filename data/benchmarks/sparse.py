@@ -29,11 +29,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from workbench import data, gates, grid, models, sparse
+from workbench import data, models
+from workbench.core import tile_grid
+from workbench.core.files import whole
+from workbench.experiments.record import device_name
+from workbench.methods import seer_gate, sparse
 from workbench.metrics import answers
 from workbench.metrics.side_by_side import MEASURES, compare_many
-from workbench.record import device_name
-from workbench.whole import whole
 
 HERE = Path(__file__).parent
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # a seed of worlds that neither trained nor chose the model
@@ -101,7 +103,7 @@ def settings(steps: int | None) -> list[Setting]:
     """All settings, or `steps` of each method, evenly out of its list; the learned gate only where it is shipped."""
     found = []
     for name, (spec, values) in CURVES.items():
-        if name == "seer_attention" and not (models.folder(MODEL) / gates.FILE).exists():
+        if name == "seer_attention" and not (models.folder(MODEL) / seer_gate.FILE).exists():
             continue
         some = values if steps is None or not values else [values[i] for i in _evenly(len(values), steps)]
         found += [Setting(name, spec.format(value), value, "curve") for value in some]
@@ -138,7 +140,7 @@ def _parts(asked: argparse.Namespace) -> Iterator[Part]:
 @lru_cache(maxsize=1)
 def loaded(device: str) -> models.Loaded:
     if device == "cpu":
-        grid.ELEMENTS = 1 << 21  # parts that stay in the cache: half the time
+        tile_grid.ELEMENTS = 1 << 21  # parts that stay in the cache: half the time
     return models.load(MODEL, device)
 
 

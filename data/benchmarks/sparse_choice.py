@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench import sparse
-from workbench.plan import Site
+from workbench.core.plan import Site
+from workbench.methods import sparse
 
 WIDTH = 128
 SPECS = (

@@ -17,14 +17,15 @@ from typing import Any
 
 import torch
 
-from workbench import models, sparse
-from workbench.blocks import Block, Prompt
-from workbench.methods.full import Full
-from workbench.methods.reuse import Reuse
+from workbench import models
+from workbench.core.blocks import Block, Prompt
+from workbench.experiments.record import device_name, versions, write
+from workbench.experiments.ttft import filled
+from workbench.methods import sparse
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics.stages import stages
-from workbench.record import device_name, versions, write
-from workbench.select.query_guided import QueryGuided
-from workbench.ttft import filled
 
 LLAMA = "Llama-3.1-8B shape"
 
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     asked = parser.parse_args()
     if asked.model == LLAMA:
-        from workbench.bench.whole_model import build  # loads the kernels, which need Triton
+        from workbench.experiments.bench.whole_model import build  # loads the kernels, which need Triton
 
         model = build()
     else:

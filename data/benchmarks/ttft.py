@@ -2,7 +2,7 @@
 
     python data/benchmarks/ttft.py --device cpu --threads 2     writes data/benchmarks/ttft-DEVICE.json
 
-The ways are those of `workbench.ttft`, taken in turns so that a busy machine hurts all alike.
+The ways are those of `workbench.experiments.ttft`, taken in turns so that a busy machine hurts all alike.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from workbench import data, models
-from workbench.lengths import prompt_of_length
-from workbench.record import device_name, versions, write
-from workbench.ttft import WAYS, by_length
+from workbench.experiments.lengths import prompt_of_length
+from workbench.experiments.record import device_name, versions, write
+from workbench.experiments.ttft import WAYS, by_length
 
 
 def main() -> None:

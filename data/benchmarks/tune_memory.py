@@ -22,12 +22,12 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench import models
-from workbench.probing import facts_of
-from workbench.record import device_name, versions, write
-from workbench.tuning.attention import NAME, TILE, Part, masks_of
-from workbench.tuning.examples import Example, Turn
-from workbench.tuning.packing import Packed, pack
-from workbench.tuning.train import forward
+from workbench.engine.support import facts_of
+from workbench.experiments.record import device_name, versions, write
+from workbench.training.tuning.attention import NAME, TILE, Part, masks_of
+from workbench.training.tuning.examples import Example, Turn
+from workbench.training.tuning.packing import Packed, pack
+from workbench.training.tuning.train import forward
 
 SHAPES = {  # random weights; the first has the sizes of Llama-3.2-1B
     "llama-1b": {

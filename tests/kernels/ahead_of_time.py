@@ -12,7 +12,7 @@ from triton.compiler import compile as compiled
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from workbench.kernels import _hopper, _hopper_paged
+from workbench.kernels import _pages_hopper, _tiles_hopper
 
 STRIDES = [f"{x}_{part}" for x, part in product(("q", "out"), ("batch", "head", "token"))]
 NUMBERS = ["count", "capacity", "row_tiles", "together", "lists", "queries", "pages", "splits"]
@@ -42,17 +42,17 @@ def main() -> None:
     tiled = common | {"HEADS": 32, "SHARED": 1, "STRIDED": False, "PAIRED": False, "N": 128}
     moved = common | {"PAGE": 128, "N": 128, "NEIGHBOURS": False, "ROTATE": True, "SPLIT": True}
     for name, kernel, known, constants in (
-        ("kept tiles", _hopper, types("bf16", [1, 1, 64, 128], "bf16"), tiled | {"LISTED": True, "SIZE": 64}),
+        ("kept tiles", _tiles_hopper, types("bf16", [1, 1, 64, 128], "bf16"), tiled | {"LISTED": True, "SIZE": 64}),
         (
             "pairs of query tiles",
-            _hopper,
+            _tiles_hopper,
             types("bf16", [1, 1, 64, 128], "bf16"),
             tiled | {"LISTED": True, "SIZE": 64, "PAIRED": True},
         ),
-        ("dense, fp16", _hopper, types("fp16", [1, 1, 128, 64], "fp16"), tiled | {"LISTED": False, "SIZE": 128}),
-        ("moved pages", _hopper_paged, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64}),
-        ("moved pages, narrow heads", _hopper_paged, types("bf16", [1, 128, 64], "fp32"), moved | {"HALF": 32}),
-        ("part of the width turns", _hopper_paged, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 32}),
+        ("dense, fp16", _tiles_hopper, types("fp16", [1, 1, 128, 64], "fp16"), tiled | {"LISTED": False, "SIZE": 128}),
+        ("moved pages", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64}),
+        ("moved pages, narrow heads", _pages_hopper, types("bf16", [1, 128, 64], "fp32"), moved | {"HALF": 32}),
+        ("part of the width turns", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 32}),
     ):
         found = build(kernel._attend, known, constants)
         facts = {"shared": found.metadata.shared, "products": found.asm["ptx"].count("wgmma.mma_async.sync")}

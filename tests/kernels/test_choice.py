@@ -5,22 +5,24 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench import executors, keeping, scores, sparse
-from workbench.keeping import Rule
+from workbench.core import block_scores, tile_selection
+from workbench.core.plan import Site
+from workbench.core.tile_selection import Rule
+from workbench.core.tiles import Tiles, page_table, pages, union_of
+from workbench.engine import backends
 from workbench.kernels import (
-    _keep,
-    _lists,
-    _vectors,
+    _choose_keep,
+    _choose_vectors,
+    _tiles_lists,
     choose_bfla,
     choose_flash_prefill,
     choose_xattention,
     tile_attention,
 )
-from workbench.kernels._softmax import Config
-from workbench.plan import Site
-from workbench.sparse.compact import Compact
-from workbench.sparse.xattention import Xattention
-from workbench.tiles import Tiles, page_table, pages, union_of
+from workbench.kernels._common import Config
+from workbench.methods import sparse
+from workbench.methods.sparse.compact import Compact
+from workbench.methods.sparse.xattention import Xattention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTH = 155
@@ -55,7 +57,7 @@ def launched(monkeypatch):
     for kernel in (choose_bfla, choose_flash_prefill, choose_xattention):
         name, launch = kernel.__name__.rsplit(".", 1)[-1], kernel.launch
         counted = lambda *args, name=name, launch=launch: (found.append(name), launch(*args))[1]  # noqa: E731
-        monkeypatch.setattr(executors.kernel(name), "launch", counted)
+        monkeypatch.setattr(backends.kernel(name), "launch", counted)
     return found
 
 
@@ -147,14 +149,14 @@ def test_scores_are_those_of_torch_in_fp32(kernel):
     rows = torch.arange(length - count, length, device=DEVICE)
     if kernel is choose_bfla:
         made = choose_bfla._launch(choose_bfla.configure(dtype), q, keys, rows[None], block, part)
-        expected = scores.bfla(q[0], keys[0], block, part)
+        expected = block_scores.bfla(q[0], keys[0], block, part)
     elif kernel is choose_xattention:
         made = choose_xattention._weights(choose_xattention.configure(dtype), q, keys, rows[None], block, part)
-        expected = scores.xattention(q[0], keys[0], rows, block, part)
+        expected = block_scores.xattention(q[0], keys[0], rows, block, part)
     else:
         block, config = min(block, 128), choose_flash_prefill.configure(dtype, min(block, 128))
         made = choose_flash_prefill._logits(config, q, keys.shape, rows[None], choose_flash_prefill.pooled(keys, block))
-        expected = scores.flash_prefill(q[0], keys[0], rows, block)
+        expected = block_scores.flash_prefill(q[0], keys[0], rows, block)
     assert made[0].shape == expected.shape
     for i in range(-(-count // block)):  # what a row sees; with flash_prefill, in whole
         last = int(rows[min((i + 1) * block, count) - 1])
@@ -185,15 +187,15 @@ def test_the_fewest_blocks_that_hold_the_mass_ties_and_zeros_included(mass, firs
         rows = torch.arange(blocks * 4 - min(8, blocks * 4), blocks * 4, device=DEVICE)[None]
         weights = weights[:, :, : -(-rows.shape[1] // 4)].contiguous()
         rule = Rule(4, 4, mass, first=first)
-        found = _keep.carry_out(weights, rows, blocks * 4, rule, group, logits=False)
-        assert torch.equal(found[0], keeping.kept(weights[0], rows[0], blocks * 4, rule, group))
+        found = _choose_keep.carry_out(weights, rows, blocks * 4, rule, group, logits=False)
+        assert torch.equal(found[0], tile_selection.kept(weights[0], rows[0], blocks * 4, rule, group))
 
 
 @pytest.mark.parametrize("view", ["whole", "every second head", "cut"])
 def test_lists_made_on_the_card_hold_what_is_kept(view):
     kept = torch.rand(2, 4, 5, 130, generator=torch.Generator().manual_seed(0)).to(DEVICE) < 0.4
     kept = {"whole": kept, "every second head": kept[:, ::2], "cut": kept[:, :, 1:3, :77]}[view]
-    indptr, indices = _lists.launch(kept, first=1000, share=3)
+    indptr, indices = _tiles_lists.launch(kept, first=1000, share=3)
     assert indptr.dtype == indices.dtype == torch.int32 and len(indptr) == kept[..., 0].numel() + 1
     for n, one in enumerate(kept.flatten(0, 2)):
         expected = one.nonzero()[:, 0] + n // 3 * 1000
@@ -202,7 +204,7 @@ def test_lists_made_on_the_card_hold_what_is_kept(view):
 
 def test_lists_are_those_of_attention():
     kept = torch.rand(1, 3, 4, 20, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.3
-    ours, theirs = _lists.launch(kept), tile_attention.lists(kept)
+    ours, theirs = _tiles_lists.launch(kept), tile_attention.lists(kept)
     count = int(theirs[0][-1])
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1][:count], theirs[1][:count])
 
@@ -268,8 +270,8 @@ def test_nothing_waits_for_the_card(spec):
 def test_a_vector_that_is_cut_short_is_never_read_through_a_descriptor():
     """A descriptor sees whole vectors only; what lies behind the last of them belongs to the next head."""
     x = torch.zeros(1, 2, 30, 16, device=DEVICE)
-    made = _vectors.descriptor(x, 8, 16, 16)
+    made = _choose_vectors.descriptor(x, 8, 16, 16)
     assert list(made.shape) == [1, 2, 8, 3, 16] and list(made.strides) == [16, 480, 16, 128, 1]
     config = Config(16, 16, descriptors=True)
-    assert _vectors.described(config, 8, x) and not _vectors.described(config, 31, x)
-    assert not _vectors.described(Config(16, 16), 8, x)
+    assert _choose_vectors.described(config, 8, x) and not _choose_vectors.described(config, 31, x)
+    assert not _choose_vectors.described(Config(16, 16), 8, x)

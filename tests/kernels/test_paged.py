@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.kernels import _paged, _straight, q_sparse_attention, question_attention
-from workbench.kernels._paged import FAR, Paged
-from workbench.kernels._softmax import Config
+from workbench.kernels import _pages_gather, _pages_triton, q_sparse_attention, question_attention
+from workbench.kernels._common import Config
+from workbench.kernels._pages_triton import FAR, Paged
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = (question_attention, q_sparse_attention)
@@ -19,7 +19,7 @@ KERNELS = (question_attention, q_sparse_attention)
 
 def example(seed=0, **changes):
     options = {"contexts": [[0, 1], [1]], "blocks": [41, 22], "asked": [3, 2], "again": 0.2, **changes}
-    return _paged.case(seed, DEVICE, torch.float32, **options)
+    return _pages_triton.case(seed, DEVICE, torch.float32, **options)
 
 
 def close(a, b):
@@ -31,7 +31,7 @@ def close(a, b):
 def test_any_number_of_parts_and_any_tile_give_the_same(splits, keys, rows, seed):
     arguments = example(seed)
     config = Config(rows, keys, 4, 1)
-    close(question_attention.launch(*arguments, splits=splits, config=config), _paged.reference(*arguments))
+    close(question_attention.launch(*arguments, splits=splits, config=config), _pages_triton.reference(*arguments))
 
 
 @settings(max_examples=4)
@@ -86,7 +86,7 @@ def test_a_request_is_served_as_if_it_were_alone(kernel):
 def test_pages_without_holes_need_not_be_searched_for_them(kernel):
     q, keys, values, rows, pages, *_ = example(5)
     dense = Paged.of(pages.table, pages.positions, holes=False)
-    close(kernel.launch(q, keys, values, rows, dense), _paged.reference(q, keys, values, rows, pages))
+    close(kernel.launch(q, keys, values, rows, dense), _pages_triton.reference(q, keys, values, rows, pages))
 
 
 def test_turning_queries_back_is_turning_keys_on():
@@ -101,7 +101,7 @@ def test_partial_rotation_turns_the_first_channels_only():
     q, keys, values, rows, pages, inv_freq, pairing = example(7, pairing="halves", width=64)
     some = inv_freq[::2].contiguous()  # 32 of 64 channels
     arguments = (q, keys, values, rows, pages, some, pairing)
-    close(question_attention.launch(*arguments), _paged.reference(*arguments))
+    close(question_attention.launch(*arguments), _pages_triton.reference(*arguments))
 
 
 def test_a_row_before_every_key_and_a_missing_row_are_zero():
@@ -115,15 +115,15 @@ def test_a_row_before_every_key_and_a_missing_row_are_zero():
 def test_a_scale_of_the_model_is_used():
     q, keys, values, rows, pages, inv_freq, pairing = example(9)
     arguments = (q, keys, values, rows, pages, inv_freq, pairing, 0.5)
-    close(question_attention.launch(*arguments), _paged.reference(*arguments))
+    close(question_attention.launch(*arguments), _pages_triton.reference(*arguments))
 
 
 @pytest.mark.parametrize("pairing", [None, "halves", "neighbours"])
 def test_pages_are_copied_out_in_the_order_of_their_positions(pairing):
     _, keys, values, rows, pages, inv_freq, turn = example(3, pairing=pairing, again=0.4)
     for own, expected in zip(
-        _straight.straighten(keys, values, pages, inv_freq, turn),
-        _straight.reference(keys, values, pages, inv_freq, turn),
+        _pages_gather.straighten(keys, values, pages, inv_freq, turn),
+        _pages_gather.reference(keys, values, pages, inv_freq, turn),
         strict=True,
     ):
         for b, row in enumerate(rows.tolist()):

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.errors import BadInput
-from workbench.kernels import _pairs, _tiled, page_attention, tile_attention
-from workbench.kernels._softmax import Config
-from workbench.tiles import Pages, Tiles, pages
+from workbench.core.errors import BadInput
+from workbench.core.tiles import Pages, Tiles, pages
+from workbench.kernels import _tiles_pairs, _tiles_triton, page_attention, tile_attention
+from workbench.kernels._common import Config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def example(seed=0, batch=1, heads=(4, 2), count=50, length=80, width=64, size=32, queries=32, share=0.4):
-    q, keys, values = _tiled.pool(seed, batch, heads, count, length, width, DEVICE, torch.float32)
+    q, keys, values = _tiles_triton.pool(seed, batch, heads, count, length, width, DEVICE, torch.float32)
     rows = torch.arange(length - count, length).expand(batch, count)
-    kept = _tiled.random_choice(seed, batch, heads[0], -(-count // queries), length, size, share, rows, queries)
+    kept = _tiles_triton.random_choice(seed, batch, heads[0], -(-count // queries), length, size, share, rows, queries)
     return (q, keys, values, rows.to(DEVICE)), kept.to(DEVICE), size, queries
 
 
@@ -39,8 +39,8 @@ def test_lists_hold_what_is_kept_in_rising_order():
 @settings(max_examples=20, deadline=None)
 def test_lists_of_two_query_tiles_are_merged_to_one_that_says_whose_each_tile_is(seed, tiles, columns, share):
     kept = torch.rand(2, tiles, columns, generator=torch.Generator().manual_seed(seed)) < share
-    expected = _pairs.reference(*tile_attention.lists(kept), tiles)
-    got = _pairs.launch(*(x.to(DEVICE) for x in tile_attention.lists(kept)), tiles, columns)
+    expected = _tiles_pairs.reference(*tile_attention.lists(kept), tiles)
+    got = _tiles_pairs.launch(*(x.to(DEVICE) for x in tile_attention.lists(kept)), tiles, columns)
     assert got[0].tolist() == expected[0].tolist()
     assert got[1][: len(expected[1])].tolist() == expected[1].tolist()
     pairs = torch.zeros(2, -(-tiles // 2) * 2, columns, dtype=torch.bool)
@@ -111,10 +111,10 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once():
 
 
 def test_pages_of_a_batch_equal_tiles_request_by_request():
-    q, keys, values = _tiled.pool(5, 2, (4, 2), 32, 96, 64, DEVICE, torch.float32)
+    q, keys, values = _tiles_triton.pool(5, 2, (4, 2), 32, 96, 64, DEVICE, torch.float32)
     keys, values = keys.contiguous(), values.contiguous()
     rows = torch.arange(64, 96, device=DEVICE).expand(2, 32)
-    kept = _tiled.random_choice(5, 2, 4, 1, 96, 32, 0.3, rows, 32).to(DEVICE)
+    kept = _tiles_triton.random_choice(5, 2, 4, 1, 96, 32, 0.3, rows, 32).to(DEVICE)
     choices = [Tiles(one, 32) for one in kept]
     got = page_attention.launch(q, keys, values, rows, pages(choices, 2, 2, 3))
     union = torch.stack([choice.union(2).kept for choice in choices])
@@ -130,7 +130,7 @@ def test_what_the_kernel_does_not_take_is_refused(change):
 
 
 def test_a_cache_that_is_not_made_of_whole_pages_is_refused():
-    q, keys, values = _tiled.pool(5, 1, (2, 2), 4, 50, 64, DEVICE, torch.float32)
+    q, keys, values = _tiles_triton.pool(5, 1, (2, 2), 4, 50, 64, DEVICE, torch.float32)
     one = Pages(torch.zeros(3, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 32, 1)
     with pytest.raises(BadInput, match="50 tokens"):
         page_attention.launch(q, keys, values, torch.arange(46, 50)[None], one)

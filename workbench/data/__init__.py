@@ -4,10 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from workbench import assets
-from workbench.data import files, lab, needles
+from workbench.core.errors import BadInput
+from workbench.data import assets, files, lab, needles
 from workbench.data.sample import Passage, Sample
-from workbench.errors import BadInput
 
 SAMPLES, PASSAGES = 200, 10  # of the lab corpus, where nothing is said
 HAYSTACK = 20  # passages of a needle task, where nothing is said

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
+from workbench.core.errors import BadInput
 from workbench.data.lab_world import Entity, Fact, Style, World
 from workbench.data.sample import Sample
-from workbench.errors import BadInput
 
 KINDS = ("told now", "told before", "follow-up")
 MOST_TURNS = 30

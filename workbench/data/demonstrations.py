@@ -11,9 +11,9 @@ Kinds of question
 from dataclasses import dataclass
 from random import Random
 
+from workbench.core.errors import BadInput
 from workbench.data.lab_world import Entity, Style, World
 from workbench.data.sample import Sample
-from workbench.errors import BadInput
 
 KINDS = ("own passage", "demonstration")
 POOL, OWN, PER_POOL = 16, 8, 16  # demonstrations of a pool, passages kept for questions, requests a pool serves

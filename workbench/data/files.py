@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench import segment
+from workbench.core.errors import BadInput
+from workbench.data import segment
 from workbench.data.sample import Passage, Sample, filled, words
-from workbench.errors import BadInput
 
 ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 Record = dict[str, Any]

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from workbench import segment
-from workbench.errors import BadInput
+from workbench.core.errors import BadInput
+from workbench.data import segment
 
 RANKS = ("3", "4", "5", "6", "7", "8", "9", "T", "J", "Q", "K", "A", "2", "B", "R")  # B and R: the two jokers
 SUITS = "SHCD"

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
+from workbench.core.errors import BadInput
 from workbench.data.lab_world import KINDS, World, passages_of
 from workbench.data.sample import Sample
-from workbench.errors import BadInput
 
 SHARE_OF = {  # where no kinds are named
     "single-hop": 0.25,

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from workbench.core.errors import BadInput
 from workbench.data.lab_words import ALSO_CALLED, CONTINUED, EARLIER, PLACED, RELATIONS
 from workbench.data.sample import Passage, Sample
-from workbench.errors import BadInput
 
 _RELATIONS = [relation for relations in RELATIONS.values() for relation in relations]
 

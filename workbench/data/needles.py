@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from workbench.core.errors import BadInput
 from workbench.data.lab_words import (
     ASIDES,
     COMPANIES,
@@ -29,7 +30,6 @@ from workbench.data.lab_words import (
     Relation,
 )
 from workbench.data.sample import Passage, Sample
-from workbench.errors import BadInput
 
 TASKS = ("single", "multi-key", "multi-value", "tracking", "common")
 ASKED, TOWNS = ("employer", "home", "origin", "born", "instrument", "animal", "teacher"), ("home", "origin")

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workbench.errors import BadInput
+from workbench.core.errors import BadInput
 
 
 @dataclass(frozen=True)

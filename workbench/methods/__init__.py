@@ -12,10 +12,10 @@ from typing import Protocol
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.blocks import Prompt
-from workbench.chunked import prefill_chunked_many
-from workbench.engine import Work, prefill_many
-from workbench.plan import Pass
+from workbench.core.blocks import Prompt
+from workbench.core.plan import Pass
+from workbench.engine.chunked import prefill_chunked_many
+from workbench.engine.forward import Work, prefill_many
 from workbench.store import Store
 
 

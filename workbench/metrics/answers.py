@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.errors import BadInput
+from workbench.core.errors import BadInput
 
 Interval = tuple[float, float]
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from workbench.blocks import Block, Prompt
+from workbench.core.blocks import Block, Prompt
 from workbench.data.lab_words import CONTINUED
 from workbench.data.sample import Sample
 

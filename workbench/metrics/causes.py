@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from workbench.blocks import Prompt
-from workbench.engine import assemble, empty, prefill
-from workbench.kv import KV
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.engine.forward import assemble, empty, prefill
 from workbench.metrics.deviation import Deviation, deviation
-from workbench.plan import Plan
 
 
 @dataclass(frozen=True)

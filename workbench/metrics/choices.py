@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from workbench.errors import BadInput
+from workbench.core.errors import BadInput
 
 MEASURES = ("jaccard", "smaller")
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from workbench.errors import BadInput
-from workbench.plan import Pass
+from workbench.core.errors import BadInput
+from workbench.core.plan import Pass
 
 
 @dataclass(frozen=True)

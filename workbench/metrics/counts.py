@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.grid import Grid, attention
-from workbench.kv import KV
-from workbench.plan import Site
-from workbench.sparse import Sparse
-from workbench.sparse.compact import Compact, united
-from workbench.tiles import Tiles
+from workbench.core.kv import KV
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid, attention
+from workbench.core.tiles import Tiles
+from workbench.methods.sparse import Sparse
+from workbench.methods.sparse.compact import Compact, united
 
 SEVERAL = 1 << 27  # most elements of the attention that choices keep, made at a time on a GPU
 

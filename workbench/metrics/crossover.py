@@ -12,11 +12,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PretrainedConfig
 
-from workbench.errors import BadInput
-from workbench.grid import Grid
+from workbench.core.errors import BadInput
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.methods.sparse import Sparse
 from workbench.metrics.cost import Shape, shape
-from workbench.plan import Site
-from workbench.sparse import Sparse
 
 PROBES = (256, 512, 1024, 2048, 4096, 8192)  # lengths at which it is counted what is kept in any case
 LENGTHS = tuple(round(2 ** (step / 4)) for step in range(32, 81))  # 256 to 1,048,576 tokens

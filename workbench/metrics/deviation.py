@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.errors import BadInput
-from workbench.kv import KV
-from workbench.select import gap
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.methods.select import gap
 
 
 @dataclass(frozen=True)

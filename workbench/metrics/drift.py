@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from workbench.blocks import Prompt
-from workbench.engine import assemble, empty, encode_many, prefill
-from workbench.kv import KV
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.engine.forward import assemble, empty, encode_many, prefill
 from workbench.metrics.answers import wilson
-from workbench.plan import Plan
 
 POSITIONS = {"block": "re-encoded", "naive": "naive"}
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from workbench import families
-from workbench.blocks import Block, Prompt
-from workbench.engine import assemble, empty, encode_many, prefill
-from workbench.kv import KV
-from workbench.masks import block_attention
-from workbench.plan import Plan
+from workbench.core.blocks import Block, Prompt
+from workbench.core.kv import KV
+from workbench.core.masks import block_attention
+from workbench.core.plan import Plan
+from workbench.engine.forward import assemble, empty, encode_many, prefill
+from workbench.models import families
 
 TOLERANCE = 2e-5  # of fp32 logits, keys and values, absolute
 TINY = {

@@ -9,13 +9,13 @@ from typing import Any, Literal, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from workbench.blocks import Block, Prompt
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
 from workbench.data import Sample, lab_facts
-from workbench.engine import Work, empty, prefill_many
-from workbench.errors import BadInput
-from workbench.generation import generate
+from workbench.engine.forward import Work, empty, prefill_many
+from workbench.methods.generation import generate
 from workbench.metrics.answers import bootstrap, normalise
-from workbench.plan import Plan
 
 Verdict = Literal["supported", "of another subject", "in another place", "nowhere"]
 

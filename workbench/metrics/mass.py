@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench import weights
-from workbench.blocks import Prompt
-from workbench.engine import assemble, empty, encode_many, prefill
-from workbench.kv import KV
-from workbench.masks import Sees, causal
-from workbench.plan import Plan
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.core.masks import Sees, causal
+from workbench.core.plan import Plan
+from workbench.engine import attention_maps
+from workbench.engine.forward import assemble, empty, encode_many, prefill
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,5 @@ def _measure(model: PreTrainedModel, prompt: Prompt, rows: Tensor, kv: KV, sees:
 def softmax(model: PreTrainedModel, queries: dict[int, Tensor], kv: KV, rows: Tensor, sees: Sees) -> Iterator[Tensor]:
     """[Hq, R, T] fp32 per layer, in order: what `attend` weighs values with. A row that sees nothing is 0."""
     for layer, keys in enumerate(kv.keys):
-        found = weights.logits(model, layer, queries[layer], keys, rows, sees)
-        yield torch.cat([weights.softmax(part) for _, part in found], 1)
+        found = attention_maps.logits(model, layer, queries[layer], keys, rows, sees)
+        yield torch.cat([attention_maps.softmax(part) for _, part in found], 1)

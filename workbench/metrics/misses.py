@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.errors import BadInput
-from workbench.grid import Grid
+from workbench.core.errors import BadInput
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.methods.sparse import Sparse, smallest
+from workbench.methods.sparse.bfla import Bfla
+from workbench.methods.sparse.compact import Compact
 from workbench.metrics.states import States
-from workbench.plan import Site
-from workbench.sparse import Sparse, smallest
-from workbench.sparse.bfla import Bfla
-from workbench.sparse.compact import Compact
-from workbench.tiles import Tiles
 
 
 @dataclass(frozen=True, eq=False)

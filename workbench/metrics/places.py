@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.blocks import Prompt
+from workbench.core.blocks import Prompt
 from workbench.metrics.answers import bootstrap
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.blocks import Prompt
-from workbench.engine import Work, prefill_many
-from workbench.kv import KV
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.engine.forward import Work, prefill_many
 from workbench.metrics.deviation import squared
-from workbench.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from workbench.rope import rotate
+from workbench.core.rope import rotate
 
 SCHEMES = {
     "fp32 cache, fp32 shift": "keys kept in fp32",

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from workbench.blocks import Prompt
-from workbench.chunked import check_chunk, prefill_chunked_many
-from workbench.decoding import decode, text_of
-from workbench.engine import Step, Work, empty, prefill_many
-from workbench.kv import KV
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.engine.chunked import check_chunk, prefill_chunked_many
+from workbench.engine.decoding import decode, text_of
+from workbench.engine.forward import Step, Work, empty, prefill_many
+from workbench.engine.support import facts_of
+from workbench.methods.sparse import Sparse
 from workbench.metrics.counts import Counts, Head, of_layer
 from workbench.metrics.sparsity import compared, scaled
-from workbench.models import Loaded
-from workbench.plan import Plan
-from workbench.probing import facts_of
-from workbench.sparse import Sparse
+from workbench.models.loading import Loaded
 
 MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # of a head, see `counts.Head`
 TOGETHER = 8  # methods whose passes are packed

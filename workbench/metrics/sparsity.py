@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 from transformers import PreTrainedModel
 
-from workbench.blocks import Prompt
-from workbench.chunked import check_chunk, prefill_chunked
-from workbench.engine import Step, Work, empty, prefill
+from workbench.core.blocks import Prompt
+from workbench.core.plan import Plan
+from workbench.engine.chunked import check_chunk, prefill_chunked
+from workbench.engine.forward import Step, Work, empty, prefill
+from workbench.engine.support import facts_of
+from workbench.methods.sparse import Sparse
 from workbench.metrics.answers import wilson
 from workbench.metrics.counts import Counts, Head, of_layer
-from workbench.plan import Plan
-from workbench.probing import facts_of
-from workbench.sparse import Sparse
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from workbench.attention import NAME, attend
-from workbench.blocks import Prompt
-from workbench.grid import Grid
+from workbench.core.blocks import Prompt
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.engine.attention import NAME, attend
 from workbench.methods import finish
-from workbench.methods.full import Full
-from workbench.methods.reuse import Reuse
-from workbench.plan import Site
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
 from workbench.store import Store
-from workbench.tiles import Tiles
 
 STAGES = {
     "place": "putting blocks in place",

@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedModel
 
-from workbench.engine import empty, prefill
-from workbench.errors import BadInput
-from workbench.grid import Grid, mass
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
+from workbench.core.tile_grid import Grid, mass
+from workbench.engine.forward import empty, prefill
+from workbench.engine.support import facts_of
 from workbench.metrics.sparsity import scaled
-from workbench.plan import Plan
-from workbench.probing import facts_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,12 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-from workbench.blocks import Prompt
-from workbench.errors import BadInput
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.methods.sparse import Sparse
 from workbench.metrics.answers import wilson
 from workbench.metrics.misses import chosen
 from workbench.metrics.states import States, of_prompt
-from workbench.sparse import Sparse
 
 KEPT = ("em", "f1", "mass", "recall", "agree", "first")  # measures that are higher where more is kept
 

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from workbench.blocks import Block
-from workbench.engine import empty, encode, prefill
-from workbench.errors import BadInput
-from workbench.plan import Plan
-from workbench.probing import facts_of
+from workbench.core.blocks import Block
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
+from workbench.engine.forward import empty, encode, prefill
+from workbench.engine.support import facts_of
 
 
 @dataclass(frozen=True)

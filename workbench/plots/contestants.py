@@ -1,6 +1,6 @@
 """How a kernel and its peers are named and coloured: the same in every figure."""
 
-from workbench import bench
+from workbench.experiments import bench
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY
 
 LOOKS = {  # how a contestant's name begins: name for people, colour

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench import menu
+from workbench.methods import registry
 from workbench.plots.sparse_methods import colour_of, name_of, symbol_of
 from workbench.plots.theme import BLUE, INK, clear, finish, legend_over, panel_titles
 
@@ -37,7 +37,7 @@ def looks_of(specs: Iterable[str]) -> dict[str, Look]:
     """The looks of sparse methods by name; CompactAttention takes the colour of what it is over, and dots."""
     found = {}
     for spec in specs:
-        over = menu.parse(spec)[1].get("over", spec)
+        over = registry.parse(spec)[1].get("over", spec)
         found[name_of(spec)] = Look(colour_of(over), symbol_of(spec), "solid" if over == spec else "dot")
     return found
 

@@ -8,10 +8,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.experiments.bench_reports import FEEDS
+from workbench.experiments.ttft import WORK
 from workbench.plots.contestants import SYMBOLS, maker
 from workbench.plots.theme import INK, MUTED, PAPER, RULE, finish, legend_over, panel_titles
-from workbench.timings import FEEDS
-from workbench.ttft import WORK
 
 
 @dataclass(frozen=True)

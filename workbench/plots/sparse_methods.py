@@ -1,6 +1,6 @@
 """How sparse methods are named and coloured: the same in every figure."""
 
-from workbench import menu
+from workbench.methods import registry
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY
 
 BROWN, VIOLET = "#8C6D31", "#6A51A3"
@@ -22,14 +22,14 @@ LOOKS = {  # method: name, colour, plotly symbol
 
 def name_of(spec: str) -> str:
     """`bfla(mass=0.9)` → BFLA; `compact(over=bfla)` → CompactAttention over BFLA."""
-    name, options = menu.parse(spec)
+    name, options = registry.parse(spec)
     known = LOOKS.get(name, (name,))[0]
     return f"{known} over {name_of(options['over'])}" if "over" in options else known
 
 
 def colour_of(spec: str) -> str:
-    return LOOKS.get(menu.parse(spec)[0], ("", BLUE))[1]
+    return LOOKS.get(registry.parse(spec)[0], ("", BLUE))[1]
 
 
 def symbol_of(spec: str) -> str:
-    return LOOKS.get(menu.parse(spec)[0], ("", "", "circle"))[2]
+    return LOOKS.get(registry.parse(spec)[0], ("", "", "circle"))[2]

@@ -2,7 +2,7 @@
 
 from workbench.store.fetching import Store, collect, fetch
 from workbench.store.folder import FolderStore
-from workbench.store.identity import FORMAT_VERSION, fingerprint, key_of
+from workbench.store.keys import FORMAT_VERSION, fingerprint, key_of
 from workbench.store.memory import MemoryStore, Stats
 
 __all__ = [

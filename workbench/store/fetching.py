@@ -5,12 +5,12 @@ from typing import Protocol
 
 from transformers import PreTrainedModel
 
-from workbench.blocks import Block
-from workbench.engine import encode_many
-from workbench.errors import BadInput
-from workbench.kv import KV
-from workbench.probing import prepare_model
-from workbench.store.identity import fingerprint, key_of
+from workbench.core.blocks import Block
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.engine.forward import encode_many
+from workbench.engine.support import prepare_model
+from workbench.store.keys import fingerprint, key_of
 
 
 class Store(Protocol):

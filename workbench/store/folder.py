@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from workbench.errors import BadInput
-from workbench.kv import KV
-from workbench.store.identity import FORMAT_VERSION
-from workbench.whole import whole
+from workbench.core.errors import BadInput
+from workbench.core.files import whole
+from workbench.core.kv import KV
+from workbench.store.keys import FORMAT_VERSION
 
 MANIFEST = "manifest.json"
 

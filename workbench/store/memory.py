@@ -4,8 +4,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from threading import RLock
 
-from workbench.errors import BadInput
-from workbench.kv import KV
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
 from workbench.store.fetching import Store
 
 

@@ -1,0 +1,89 @@
+"""The `workbench` command. Bad input is one line `error: …` on stderr and exit code 2, with nothing written.
+
+A subcommand is imported when it is called, so `workbench --help` does not wait for torch.
+"""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+
+from workbench.core.errors import BadInput
+
+COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
+    "trial": (
+        "workbench.app.commands.trial",
+        "Answer questions one way and report quality, time to first token and cost.",
+    ),
+    "sweep": (
+        "workbench.app.commands.sweep",
+        "Try every combination of lists of options; run again to go on after an interruption.",
+    ),
+    "prepare": ("workbench.app.commands.prepare", "Cache the passages of a data set beforehand, prepared one way."),
+    "tune": ("workbench.app.commands.tune", "Block fine-tuning of a model, for full and block attention."),
+    "sparse": (
+        "workbench.app.commands.sparse",
+        "Fit sparse attention to a model: a learned gate, thresholds of heads.",
+    ),
+    "bench": ("workbench.app.commands.bench", "Time the kernels beside their peers on this GPU, or check them."),
+    "report": ("workbench.app.report", "Run the notebooks and write a website of figures, metrics and tables."),
+    "models": ("workbench.app.commands.models", "List the shipped models."),
+    "data": ("workbench.app.commands.data", "Look at a data set."),
+    "lab": ("workbench.training.lab.commands", "The lab corpus and the lab model: draw, train, evaluate."),
+}
+
+
+class Commands(typer.core.TyperGroup):
+    """Imports a subcommand when it is called. Turns BadInput of any of them into its message and exit code 2; every
+    other exception keeps exit code 1."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        return typer.core.TyperCommand(name, help=COMMANDS[name][1]) if name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            command = typer.main.get_command(import_module(COMMANDS[name][0]).app)
+            _quiet()
+        return name, command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BadInput as problem:
+            typer.echo(f"error: {problem}", err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Cached-block attention on real language models: reuse, move and recompute the keys and values of a prompt.",
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Makes of `app` a group although it has no command of its own."""
+
+
+def _quiet() -> None:
+    """No bar while weights are loaded, unless a person watches."""
+    logging = sys.modules.get("transformers.utils.logging")
+    if logging and not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
+def main() -> None:
+    """Entry point of the `workbench` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

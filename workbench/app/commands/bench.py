@@ -1,0 +1,127 @@
+"""`workbench bench`: kernels beside their peers."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from workbench.app.commands.text import plain
+from workbench.core.errors import BadInput
+from workbench.core.files import whole
+from workbench.experiments import bench
+from workbench.experiments.bench import peers
+from workbench.experiments.bench.check import check as outcomes
+
+app = typer.Typer(add_completion=False)
+OUT = Path("data/benchmarks")
+
+
+@app.command(epilog="Example: workbench bench question_attention --against flash,cudnn,flex")
+def bench_command(
+    kernel: Annotated[
+        str, typer.Argument(help=f"Name of a kernel, `all`; of whole models {', '.join(bench.MODELS)}, `models`")
+    ],
+    against: Annotated[str, typer.Option(help="Peers: flash, cudnn, flex, flashinfer, or `all`")] = "flash,cudnn,flex",
+    check: Annotated[bool, typer.Option("--check", help="Hold the kernel to its reference; take no times")] = False,
+    variants: Annotated[bool, typer.Option("--variants", help="Also try other launch shapes")] = False,
+    only: Annotated[str, typer.Option(help="Workloads whose name holds this text")] = "",
+    out: Annotated[Path, typer.Option(help="Folder for KERNEL.json; what it holds of this card stays")] = OUT,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout")] = False,
+) -> None:
+    """Time the kernels beside their peers on this GPU, or check them."""
+    chosen = {"all": bench.names(), "models": list(bench.MODELS)}.get(kernel, [kernel])
+    if not set(chosen) <= {*bench.names(), *bench.MODELS}:
+        raise BadInput(
+            f"there is no kernel {kernel!r}: it is one of {', '.join(bench.names())}, or all; "
+            f"of whole models {', '.join(bench.MODELS)}, or models are measured"
+        )
+    if check and not set(chosen) <= set(bench.names()):
+        raise BadInput(f"--check holds kernels to their references, and {kernel!r} is none")
+    if not torch.cuda.is_available():
+        if not check:
+            raise BadInput("kernels are timed on a GPU, and there is none here: --check works on a CPU")
+        os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is imported
+    if check:
+        right = [_check(name, as_json) for name in chosen]
+        raise typer.Exit(0 if all(right) else 1)
+    _time(chosen, against, variants, only, out, as_json)
+
+
+def _check(name: str, as_json: bool) -> bool:
+    gpu = torch.cuda.is_available()
+    dtypes = [torch.bfloat16, torch.float16, torch.float32] if gpu else [torch.float32]
+    wrong = count = 0
+    worst = 0.0
+    for outcome in outcomes(bench.named(name), "cuda" if gpu else "cpu", dtypes, stretch=gpu):
+        count += 1
+        wrong += not outcome.right
+        worst = max(worst, outcome.error / outcome.allowed if outcome.allowed else 0.0)
+        if as_json:
+            print(json.dumps(vars(outcome) | {"right": outcome.right}), flush=True)
+        elif not outcome.right:
+            words = outcome.problem or f"error {outcome.error:.2e}, allowed {outcome.allowed:.2e}"
+            print(f"{name}, case {outcome.case}, {outcome.dtype}: {words}", flush=True)
+    if not as_json:
+        print(
+            f"{name}: {count - wrong} of {count} cases right, largest error {worst:.0%} of what is allowed", flush=True
+        )
+    return not wrong
+
+
+def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path, as_json: bool) -> None:
+    from workbench.experiments.bench import operations  # these load the kernels, which read TRITON_INTERPRET then
+    from workbench.experiments.bench.run import WORKLOADS, add, before, run
+
+    if not out.is_dir():
+        raise BadInput(f"{out} is no folder: give one with --out")
+    rivals = peers.chosen(against)
+    for name in chosen if len(chosen) == 1 else [name for name in chosen if name in {*WORKLOADS, *bench.MODELS}]:
+        report: dict[str, Any] = {}
+        seen: set[str] = set()
+        for part in operations.run(name, rivals, only) if name in bench.MODELS else run(name, rivals, variants, only):
+            if as_json:
+                print(json.dumps(part), flush=True)
+            if "contestants" not in part:
+                report = part | {"command": spoken(name, against, variants, only)}
+                report["workloads"] = before(out / f"{name}.json", part["card"])
+                continue
+            add(report, part)
+            seen.add(part["name"])
+            _write(out / f"{name}.json", report)
+            if not as_json:
+                Console(highlight=False).print(table(part))
+        if seen and not only:  # workloads of an earlier version that are no more
+            _write(out / f"{name}.json", report | {"workloads": [w for w in report["workloads"] if w["name"] in seen]})
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    text = json.dumps(report, indent=1) + "\n"
+    whole(path, lambda partial: partial.write_text(text))
+
+
+def spoken(name: str, against: str, variants: bool, only: str) -> str:
+    """The command that measures this again, without the folders of this machine."""
+    words = ["workbench", "bench", name, "--against", against]
+    words += ["--variants"] if variants else []
+    return shlex.join([*words, *(["--only", only] if only else [])])
+
+
+def table(entry: dict[str, Any]) -> Table:
+    """One workload for a person to read."""
+    shown = Table(title=plain(f"{entry['name']}: floor {entry['floor_ms']:.3f} ms"), title_justify="left")
+    for heading in ("", "ms", "p5", "p95", "TF/s", "TB/s", "of the roof", "ours is faster by"):
+        shown.add_column(heading, justify="left" if not heading else "right")
+    for one in entry["contestants"]:
+        if "problem" in one:
+            shown.add_row(plain(one["who"]), plain(one["problem"][:60]))
+            continue
+        times = (f"{one[name]:.4f}" for name in ("ms", "p5", "p95"))
+        rates = (f"{one['tflops']:.0f}", f"{one['tbps']:.2f}", f"{one['share']:.0%}")
+        shown.add_row(plain(one["who"]), *times, *rates, "" if one["ratio"] is None else f"{one['ratio']:.2f}×")
+    return shown

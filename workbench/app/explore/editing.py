@@ -1,0 +1,77 @@
+"""Edit a prompt and see which of its blocks are encoded again, and what the model answers then."""
+
+from collections.abc import Sequence
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from workbench.app.explore.live import explorer, slider
+from workbench.experiments.session_replay import follow
+from workbench.experiments.sessions import Step
+from workbench.models.loading import Loaded
+from workbench.plots.history import history
+from workbench.plots.table import table
+from workbench.store import MemoryStore
+
+EDITS = ("nothing", "add a sentence", "delete", "copy to the front", "move to the front", "turn all blocks around")
+
+
+def editing_explorer(
+    loaded: Loaded, steps: Sequence[Step], added: str = "Nobody seems to remember why.", max_new_tokens: int = 16
+) -> widgets.VBox:
+    """What is done to which block of which prompt; the prompt before and after it, and both answers."""
+
+    def draw(edit: str, sentence: str, number: int, block: int) -> list[go.Figure]:
+        step = steps[number]
+        changed = Step(edited(step.pieces, edit, block, sentence), step.answers, step.kind, f"{edit}, block {block}")
+        before, after = follow(loaded, [step, changed], MemoryStore(), max_new_tokens, repeats=1)
+        rows = [
+            [name, r["answer"], r["answer_full"], f"{r['computed']:,}", f"{r['after_prefix']:,}", f"{r['tokens']:,}"]
+            for name, r in (("as it is", before), ("edited", after))
+        ]
+        said = table(
+            ["prompt", "answer, blocks", "answer, full", "computed", "prefix cache", "tokens"],
+            rows,
+            widths=[1.2, 2.2, 2.2, 0.9, 1.1, 0.8],
+            words=3,
+            title=step.label,
+            notice=f"Before the edit the answer was: {', '.join(step.answers)}.",
+            caption="Greedy. computed: tokens that go through the model with a store of blocks; prefix cache: with one "
+            f"that keeps the prompt before. Largest difference from encoding all anew: {after['logit_gap']:.1e}.",
+        )
+        bars = history(
+            [before, after], title="What is encoded again", unit="prompt",
+            notice=f"{after['blocks_encoded']} of {len(after['fates'])} blocks are encoded again.",
+            caption=f"Top: prompt {number} with an empty store. Below: edited.",
+        )  # fmt: skip
+        return [said, bars]
+
+    most = max(len(step.pieces) for step in steps) - 2
+    return explorer(
+        [widgets.Dropdown(options=EDITS, value="add a sentence", description="edit"),
+         widgets.Text(added, description="sentence", continuous_update=False, layout=widgets.Layout(width="420px")),
+         slider("prompt", len(steps) - 1, 0, len(steps) - 1), slider("block", 1, 1, max(1, most))],
+        draw,
+    )  # fmt: skip
+
+
+def edited(pieces: Sequence[str], edit: str, block: int, sentence: str) -> tuple[str, ...]:
+    """The pieces of a prompt with one change; the first (system) block and the question stay where they are."""
+    system, *context, question = pieces
+    at = min(block - 1, len(context) - 1)
+    if not context:
+        return tuple(pieces)
+    match edit:
+        case "add a sentence":
+            head, line, tail = context[at].partition("\n")
+            text, end, rest = tail.partition("\n")
+            context[at] = f"{head}{line}{text} {sentence}{end}{rest}" if text else f"{head} {sentence}{line}"
+        case "delete":
+            del context[at]
+        case "copy to the front":
+            context.insert(0, context[at])
+        case "move to the front":
+            context.insert(0, context.pop(at))
+        case "turn all blocks around":
+            context.reverse()
+    return (system, *context, question)

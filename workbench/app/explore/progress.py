@@ -1,0 +1,22 @@
+"""A progress bar where a person watches, and silence elsewhere."""
+
+from collections.abc import Callable
+
+from tqdm.auto import tqdm
+
+from workbench.app import notebook
+
+
+def progress(label: str) -> Callable[[int, int], None] | None:
+    """A callback (done, of how many) that moves a bar; None when nobody watches."""
+    if not notebook.is_live():
+        return None
+    bar = tqdm(desc=label, leave=False)
+
+    def move(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+
+    return move

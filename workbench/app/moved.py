@@ -1,0 +1,80 @@
+"""Where modules of earlier versions are now, so that notebooks written for them still run.
+
+`workbench/__init__.py` puts `Finder` behind Python's own finders, which come first.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+# folder today: modules that lay at the top of the package, as `name` or as `old_name=name`
+_ROOMS = {
+    "core": "blocks errors kv masks plan rope tiles rules=mask_rules grid=tile_grid keeping=tile_selection "
+    "scores=block_scores whole=files",
+    "data": "assets corpus embedders layouts segment reading=prompt_view",
+    "models": "families untrained=random_init freed=allocator",
+    "engine": "attention executors=backends probing=support chunked decoding weights=attention_maps "
+    "tilewise=block_sparse packed=packed_encoding fused=compile graphs=cuda_graphs pool=paged_pool steps=static_batch",
+    "methods": "prepare select sparse generation way=config editing=incremental prepared=precompute "
+    "published=presets menu=registry gates=seer_gate",
+    "experiments": "trial record results sweep cases=sweep_grid sessions turnover=session_replay ttft lengths "
+    "timings=bench_reports bench",
+    "training": "lab tuning distill",
+    "plots": "comparison=sweep_curves",
+    "app": "cli commands explore notebook batch=notebook_run report pages=html thumbnail",
+}
+MODULES = {
+    f"workbench.{old}": f"workbench.{room}.{name or old}"
+    for room, names in _ROOMS.items()
+    for old, _, name in (entry.partition("=") for entry in names.split())
+} | {
+    "workbench.methods.full": "workbench.methods.modes.full",
+    "workbench.methods.reuse": "workbench.methods.modes.reuse",
+    "workbench.methods.superposition": "workbench.methods.modes.superposition",
+    "workbench.store.identity": "workbench.store.keys",
+}
+
+
+def now(name: str) -> str | None:
+    """The name today of module `name` of an earlier version; None where there was none of that name."""
+    parent, child = name, ""
+    while parent and parent not in MODULES:
+        parent, _, last = parent.rpartition(".")
+        child = f".{last}{child}"
+    return MODULES[parent] + child if parent else None
+
+
+class Moved(ModuleType):
+    """A module under its earlier name: every attribute is read from where it is today."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in ("__all__", "__doc__"):
+            raise AttributeError(name)
+        return getattr(import_module(now(self.__name__) or ""), name)
+
+
+class Finder(MetaPathFinder, Loader):
+    """Finds modules of earlier versions."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        today = now(fullname)
+        return ModuleSpec(fullname, self, is_package=True) if today and today != fullname else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        import_module(now(spec.name) or "")  # a missing module is reported under the name that it has today
+        return Moved(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run: attributes are read when they are asked for."""
+
+
+def install() -> None:
+    """Make modules of earlier versions importable; a second call does nothing."""
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.append(Finder())

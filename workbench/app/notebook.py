@@ -1,0 +1,178 @@
+"""What every notebook shares: checked parameters, results in a folder, and whether a person watches.
+
+    samples: int = 100               # questions to ask          (cell tagged `parameters`)
+    mode: str = "block"              # full or block
+    output: Optional[str] = None     # folder for the results; none: keep them here
+
+    notebook.validate(globals(), samples=notebook.between(1, 10_000), mode=notebook.one_of("full", "block"))
+
+    notebook.save(output, metrics={"f1": 0.91}, tables={"by_kind": frame})                    (last cell)
+
+Papermill passes values without a look at their type; `validate` belongs into the cell after the parameters, and imports
+only `workbench.app.notebook`, so that a report can check it before it runs anything.
+"""
+
+import json
+import math
+import os
+import types
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from IPython.core.getipython import get_ipython
+
+from workbench.core.errors import BadInput
+from workbench.core.files import whole
+
+if TYPE_CHECKING:
+    import pandas
+
+SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
+BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that nobody watches
+
+WORDS: dict[Any, str] = {
+    bool: "True or False",
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    type(None): "None",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must satisfy beyond its type, and how to say it. Applied to every element of a list."""
+
+    allowed: str
+    holds: Callable[[Any], bool]
+
+
+def between(low: float, high: float) -> Rule:
+    """low <= value <= high."""
+    return Rule(f"between {low:,} and {high:,}", lambda value: low <= value <= high)
+
+
+def at_least(low: float) -> Rule:
+    """low <= value."""
+    return Rule(f"at least {low:,}", lambda value: low <= value)
+
+
+def one_of(*choices: object) -> Rule:
+    """value in choices."""
+    return Rule(f"one of {', '.join(map(str, choices))}", lambda value: value in choices)
+
+
+def validate(namespace: MutableMapping[str, Any], **rules: Rule) -> None:
+    """Check every annotated name of `namespace` against its annotation, and against its rule if it has one.
+
+    Values are replaced by what the annotation asks for: a number written 1e-3 (text, in YAML) becomes a float, a list
+    becomes a tuple where a tuple is annotated. BadInput says in one sentence the name, the value and what is allowed.
+    """
+    annotations = namespace.get("__annotations__", {})
+    if unknown := sorted(set(rules) - set(annotations)):
+        raise BadInput(
+            f"no parameter is named {', '.join(unknown)}: there are {', '.join(sorted(annotations)) or 'none'}"
+        )
+    for name, annotation in annotations.items():
+        value = _typed(name, namespace[name], annotation)
+        _hold(name, value, rules.get(name))
+        namespace[name] = value
+
+
+def _hold(name: str, value: object, rule: Rule | None) -> None:
+    if rule is None or value is None:
+        return
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if not rule.holds(item):
+            raise BadInput(f"parameter {name} is {item!r}: allowed is {rule.allowed}")
+
+
+def _typed(name: str, value: Any, annotation: Any) -> Any:
+    """`value` as `annotation` asks for it, or BadInput."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        for part in parts:
+            if _fits(value, part):
+                return _typed(name, value, part)
+    elif _fits(value, annotation):
+        if origin in (list, tuple) and parts:
+            return origin(_typed(name, item, parts[0]) for item in value)
+        return _plain(annotation)(value) if annotation is float else value
+    raise BadInput(f"parameter {name} is {value!r}: it must be {_words(annotation)}")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether `value` has the outer shape of `annotation` (elements of a list are looked at one by one later)."""
+    kind = _plain(annotation)
+    if kind is float:
+        return _is_number(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind in (list, tuple):
+        return isinstance(value, list | tuple)
+    return kind is Any or isinstance(value, kind)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except ValueError:
+        return False
+
+
+def _plain(annotation: Any) -> Any:
+    return get_origin(annotation) or (type(None) if annotation is None else annotation)
+
+
+def _words(annotation: Any) -> str:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_words(part) for part in parts)
+    if origin in (list, tuple) and parts:
+        return f"a list, each {_words(parts[0])}"
+    kind = _plain(annotation)
+    return WORDS.get(kind, f"a {getattr(kind, '__name__', kind)}")
+
+
+def is_live() -> bool:
+    """Whether a person runs this notebook: explorers and progress bars when true, plotly-native controls when false.
+
+    Jupyter's server names the session of the kernels that a person opens, VS Code names its file, Colab its release;
+    papermill and nbconvert do none of it.
+    """
+    shell = get_ipython()
+    if shell is None or os.environ.get(BATCH):
+        return False
+    return "__vsc_ipynb_file__" in shell.user_ns or not {"JPY_SESSION_NAME", "COLAB_RELEASE_TAG"}.isdisjoint(os.environ)
+
+
+def save(
+    output: str | os.PathLike[str] | None,
+    metrics: Mapping[str, Any],
+    tables: "Mapping[str, pandas.DataFrame] | None" = None,
+) -> None:
+    """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`; `_SUCCESS` comes last.
+
+    Every file appears whole or not at all. Does nothing when `output` is None.
+    """
+    if output is None:
+        return
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUCCESS).unlink(missing_ok=True)
+    text = json.dumps(metrics, indent=2, default=_jsonable, allow_nan=False)
+    whole(folder / "metrics.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+    for name, table in (tables or {}).items():
+        whole(folder / f"{name}.parquet", table.to_parquet)
+    whole(folder / SUCCESS, lambda path: path.write_text(""))
+
+
+def _jsonable(value: Any) -> Any:
+    """Numbers of numpy and torch, and arrays of them."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"metrics hold numbers, texts, lists and mappings, not {type(value).__name__}")

@@ -1,0 +1,199 @@
+"""Run one notebook where nobody watches: its parameters checked first, its page and picture made, its end told.
+
+<out>/<name>/<name>.ipynb, <name>.html   executed notebook; the same as one page, interactive without a network
+             metrics.json, *.parquet     written by the notebook into its parameter `output` (`notebook.save`)
+             thumbnail.png or .svg
+             _SUCCESS                    written last: a folder without it is partial or failed
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+from papermill.exceptions import PapermillExecutionError
+
+from workbench.app import html, notebook, thumbnail
+from workbench.core.errors import BadInput
+from workbench.core.files import whole
+
+HERE = Path(__file__).resolve().parents[2]  # the folder that holds the package
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one notebook ended. `message` says why it failed; `metrics` is its metrics.json."""
+
+    name: str
+    title: str
+    seconds: float = 0.0
+    message: str = ""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.message
+
+
+@dataclass(frozen=True)
+class Task:
+    """A notebook, the folder of its results and its parameters. JSON, to cross from one process to another."""
+
+    path: str
+    out: str
+    parameters: Mapping[str, Any]
+    cell_timeout_s: int = 600
+
+
+class Workers:
+    """Runs tasks in processes of their own, `jobs` at a time; leaving the `with` block early ends them."""
+
+    def __init__(self, jobs: int) -> None:
+        self.pool = ThreadPoolExecutor(jobs)
+        self.alive: set[subprocess.Popen[bytes]] = set()
+        own = {notebook.BATCH: "1", "PLOTLY_RENDERER": "plotly_mimetype"}  # nobody watches; figures are stored once
+        own |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}  # bars stick in a stored notebook
+        own |= {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+        self.environment = os.environ | own
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(self.alive):
+            process.kill()  # its kernel sees that and ends itself
+        self.pool.shutdown()
+
+    def check(self, tasks: Sequence[Task]) -> None:
+        """BadInput if a notebook's own validation refuses its parameters."""
+        if refusal := self._call("check", [asdict(task) for task in tasks]):
+            raise BadInput(refusal)
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Run]:
+        """The outcomes, each as soon as it is there."""
+        futures = {self.pool.submit(self._call, "run", asdict(task)): Path(task.path) for task in tasks}
+        for future in as_completed(futures):
+            path = futures[future]
+            try:
+                yield Run(**future.result())
+            except ProcessDied as error:
+                yield Run(path.stem, html.title(path), message=str(error))
+
+    def _call(self, action: str, argument: Any) -> Any:
+        """What `main` of this module answers in another process."""
+        with tempfile.TemporaryDirectory() as folder:
+            question, answer, log = (Path(folder, name) for name in ("question.json", "answer.json", "log"))
+            question.write_text(json.dumps(argument))
+            command = [sys.executable, "-m", __name__, action, str(question), str(answer)]
+            with log.open("wb") as said:
+                process = subprocess.Popen(
+                    command, env=self.environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+                )
+            self.alive.add(process)
+            process.wait()
+            self.alive.discard(process)
+            if not answer.exists():
+                last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                raise ProcessDied(": ".join([f"its process ended with exit code {process.returncode}", *last]))
+            return json.loads(answer.read_text())
+
+
+class ProcessDied(RuntimeError):
+    """A worker process ended without an answer, e.g. for lack of memory."""
+
+
+def check(path: Path, parameters: Mapping[str, Any]) -> None:
+    """Execute the cell tagged `parameters` and the one after it, which validates; BadInput comes back to the caller."""
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    tagged = [index for index, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", [])]
+    if not tagged:
+        return
+    namespace: dict[str, Any] = {}
+    try:
+        exec(cells[tagged[0]].source, namespace)
+        namespace |= parameters
+        for cell in cells[tagged[0] + 1 : tagged[0] + 2]:
+            exec(cell.source, namespace)
+    except BadInput:
+        raise
+    except Exception:  # anything else is the notebook's own failure: running it shows it in full
+        return
+
+
+def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int) -> Run:
+    """Execute one notebook in a folder of its own, and make its page and picture."""
+    folder = out / path.stem
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    executed, started = folder / path.name, time.monotonic()
+    takes_output = "output" in papermill.inspect_notebook(path)
+    message = ""
+    try:
+        papermill.execute_notebook(
+            path,
+            executed,
+            parameters={**parameters, **({"output": str(folder)} if takes_output else {})},
+            kernel_name="python3",
+            cwd=path.parent,
+            progress_bar=False,
+            execution_timeout=cell_timeout_s,
+            store_widget_state=False,
+            extra_arguments=["--log-level=ERROR"],
+        )
+    except PapermillExecutionError as error:
+        message = f"{error.ename}: {error.evalue}" if error.ename != BadInput.__name__ else str(error.evalue)
+    except Exception as error:  # a dead kernel, a time-out, an unreadable file: this notebook's end, not the report's
+        message = f"{type(error).__name__}: {error}"
+    metrics = _metrics(folder)
+    (folder / notebook.SUCCESS).unlink(missing_ok=True)  # the notebook's own; ours covers page and picture too
+    if executed.exists():
+        html.notebook_page(executed, folder / f"{path.stem}.html")
+        thumbnail.write(next(html.figures(executed), None), folder)
+    if not message and takes_output and metrics is None:
+        message = "it ended without results: metrics.json was not written"
+    if not message:
+        whole(folder / notebook.SUCCESS, lambda marker: marker.write_text(""))
+    return Run(path.stem, html.title(path), time.monotonic() - started, message, metrics or {})
+
+
+def _metrics(folder: Path) -> dict[str, Any] | None:
+    """metrics.json of a notebook that saved all of its results."""
+    if not (folder / notebook.SUCCESS).exists():
+        return None
+    return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+
+
+def main(action: str, question: Path, answer: Path) -> None:
+    """The other side of `Workers`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    asked = json.loads(question.read_text())
+    found: Any = None
+    if action == "check":
+        try:
+            for task in asked:
+                check(Path(task["path"]), task["parameters"])
+        except BadInput as error:
+            found = str(error)
+    else:
+        found = asdict(execute(Path(asked.pop("path")), Path(asked.pop("out")), **asked))
+    whole(answer, lambda partial: partial.write_text(json.dumps(found)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,151 @@
+"""Run notebooks without a person and lay their results out as a small website.
+
+    <out>/index.html     all notebooks of this run: picture, status, duration, key metrics
+    <out>/<name>/        what each of them left (see `batch`)
+
+A failing notebook does not stop the others; it is shown in the index and in the exit code. `index.html` of an earlier
+run is removed first and written last, so a killed run never looks like a report.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import papermill
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from workbench.app import html
+from workbench.app.notebook_run import Run, Task, Workers
+from workbench.core.errors import BadInput
+from workbench.core.files import whole
+
+LITERALS = {"None": None, "True": True, "False": False}
+
+
+@dataclass(frozen=True)
+class ReportResult:
+    """Where the report lies and how every notebook ended, in the order asked for."""
+
+    index: Path
+    runs: tuple[Run, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(run.ok for run in self.runs)
+
+
+def run(
+    notebooks: Sequence[Path],
+    out: Path,
+    parameters: Mapping[str, Any] | None = None,
+    jobs: int = 2,
+    cell_timeout_s: int = 600,
+) -> ReportResult:
+    """Run `notebooks`, `jobs` at a time, into `out`. Every notebook gets those `parameters` that it declares.
+
+    BadInput, with nothing written: no or unknown notebooks, a parameter that no notebook has, a wrong value.
+    """
+    notebooks = [path.resolve() for path in notebooks]
+    out = out.resolve()
+    chosen = _parameters(notebooks, dict(parameters or {}), jobs)
+    started = time.monotonic()
+    tasks = [Task(str(path), str(out), chosen[path], cell_timeout_s) for path in notebooks]
+    with Workers(jobs) as workers:
+        workers.check(tasks)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "index.html").unlink(missing_ok=True)
+        finished = {run.name: run for run in _watched(workers.run(tasks), len(tasks))}
+    runs = tuple(finished[path.stem] for path in notebooks)
+    _write_index(out, runs, time.monotonic() - started)
+    return ReportResult(out / "index.html", runs)
+
+
+def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> dict[Path, dict[str, Any]]:
+    """Which of the `given` parameters each notebook takes."""
+    if jobs < 1:
+        raise BadInput(f"jobs is {jobs}: allowed is at least 1")
+    if not notebooks:
+        raise BadInput("there are no notebooks to run")
+    for path in notebooks:
+        if path.suffix != ".ipynb" or not path.is_file():
+            raise BadInput(f"{path} is no notebook file")
+    if len({path.stem for path in notebooks}) < len(notebooks):
+        raise BadInput("two notebooks have the same name: their results would share a folder")
+    declared = {path: set(papermill.inspect_notebook(path)) - {"output"} for path in notebooks}
+    known = set().union(*declared.values())
+    for name in given:
+        if name not in known:
+            raise BadInput(f"unknown parameter {name}: the notebooks take {', '.join(sorted(known)) or 'none'}")
+    return {path: {name: given[name] for name in given if name in declared[path]} for path in notebooks}
+
+
+def _watched(runs: Iterable[Run], total: int) -> Iterator[Run]:
+    """One line per finished notebook, and a progress bar above them when a person watches."""
+    console = Console(stderr=True)
+    columns = (TextColumn("notebooks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("notebooks", total=total)
+        for run in runs:
+            line = f"{run.name:<24} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
+            console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+            progress.advance(task)
+            yield run
+
+
+def _write_index(out: Path, runs: Sequence[Run], seconds: float) -> None:
+    failed = sum(not run.ok for run in runs)
+    summary = f"{len(runs)} notebooks, {failed} failed, {seconds:.0f} s, {datetime.now():%Y-%m-%d %H:%M}"
+    cards = []
+    for run in runs:
+        folder, status = out / run.name, "ok" if run.ok else "failed"
+        folder.mkdir(exist_ok=True)
+        cards.append(html.card(folder, run.title, status, run.seconds, run.message, run.metrics))
+    text = html.index_page(summary, cards)
+    whole(out / "index.html", lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def parse(assignments: Iterable[str]) -> dict[str, Any]:
+    """`NAME=VALUE` texts to parameters; a value is JSON, None, True, False, or else taken as text."""
+    parameters: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not (equals and name.isidentifier()):
+            raise BadInput(f"parameter {assignment!r}: allowed is NAME=VALUE")
+        try:
+            parameters[name] = LITERALS[value] if value in LITERALS else json.loads(value)
+        except json.JSONDecodeError:
+            parameters[name] = value
+    return parameters
+
+
+def command(
+    notebooks: Annotated[list[Path] | None, typer.Argument(help="Notebooks; without any, notebooks/NN_*.ipynb")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the report")] = Path("runs/report"),
+    jobs: Annotated[int, typer.Option(help="Notebooks run at a time")] = 2,
+    parameter: Annotated[
+        list[str] | None, typer.Option("--parameter", "-p", metavar="NAME=VALUE", help="For notebooks that have it")
+    ] = None,
+) -> None:
+    """Run the notebooks and write a website of figures, metrics and tables."""
+    try:
+        result = run(
+            notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb")), out, parse(parameter or []), jobs
+        )
+    except BadInput as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(result.index)
+    raise typer.Exit(0 if result.ok else 1)
+
+
+app = typer.Typer()
+app.command()(command)
+
+if __name__ == "__main__":
+    app()

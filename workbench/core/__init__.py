@@ -1,0 +1,1 @@
+"""Tensors and token ids; no model: blocks, KV, masks, tiles, plans."""

@@ -1,0 +1,79 @@
+"""Token blocks that can be cached apart, and the prompt that joins them."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from itertools import accumulate
+from struct import pack
+
+import torch
+
+from workbench.core.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of token ids that is encoded on its own; `label` is for people only and no part of its identity."""
+
+    tokens: tuple[int, ...]
+    label: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", tuple(map(int, self.tokens)))
+        if not self.tokens:
+            raise BadInput(f"block {self.label!r} is empty: a block has at least one token")
+        if min(self.tokens) < 0:
+            raise BadInput(f"block {self.label!r} has token id {min(self.tokens)}: token ids are 0 or more")
+
+    @cached_property
+    def key(self) -> str:
+        """Content hash: equal tokens, equal key."""
+        return sha256(",".join(map(str, self.tokens)).encode()).hexdigest()[:32]
+
+    @cached_property
+    def content(self) -> str:
+        """The part of a store key that stands for this block: SHA-256 of its tokens as 64-bit integers."""
+        return sha256(pack(f"<{len(self.tokens)}q", *self.tokens)).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Blocks in reading order; the last one is the question and is never cached."""
+
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        if len(self.blocks) < 2:
+            raise BadInput(f"a prompt needs at least one block before its question, got {len(self.blocks)} block(s)")
+
+    @cached_property
+    def tokens(self) -> torch.Tensor:
+        """[T] token ids of the whole prompt (int64)."""
+        return torch.tensor([token for block in self.blocks for token in block.tokens])
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Position of every block's first token."""
+        return [0, *accumulate(map(len, self.blocks))][:-1]
+
+    @cached_property
+    def block_of(self) -> torch.Tensor:
+        """[T] index of the block each token belongs to (int64)."""
+        return torch.repeat_interleave(torch.tensor([len(block) for block in self.blocks]))
+
+    @cached_property
+    def question(self) -> torch.Tensor:
+        """[Q] positions of the question (int64)."""
+        return torch.arange(self.starts[-1], len(self))
+
+    @property
+    def context(self) -> tuple[Block, ...]:
+        """The blocks that can be cached: all but the question."""
+        return self.blocks[:-1]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.blocks))

@@ -1,0 +1,127 @@
+"""Keys and values of a run of tokens, one tensor per layer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from workbench.core.errors import BadInput
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass
+class KV:
+    """`keys[layer]` and `values[layer]` are [H, T, D]; H and D may differ from layer to layer, T may not.
+
+    Keys are rotated as if the run began at position `start`. `reserve` sets capacity aside, so that `grow` appends in
+    place. A `read_only` KV is shared (a store hands such ones out): prefill refuses to write to it; `clone` it first.
+    """
+
+    keys: Tensors
+    values: Tensors
+    start: int = 0
+    read_only: bool = False
+    _backing: tuple[Tensors, Tensors] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @classmethod
+    def zeros(
+        cls,
+        shapes: list[tuple[int, int]],
+        length: int,
+        room: int = 0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> "KV":
+        """Unwritten KV of `length` tokens with capacity for `room` more; `shapes` is (heads, head width) per layer."""
+
+        def new() -> Tensors:
+            return [torch.zeros(heads, length + room, width, dtype=dtype, device=device) for heads, width in shapes]
+
+        return cls.within(new(), new(), length)
+
+    @classmethod
+    def within(cls, keys: Tensors, values: Tensors, length: int, start: int = 0) -> "KV":
+        """The first `length` tokens of tensors [H, capacity, D]; what is behind them is set aside for more."""
+        kv = cls([x[:, :length] for x in keys], [x[:, :length] for x in values], start)
+        kv._backing = (keys, values)
+        return kv
+
+    def __len__(self) -> int:
+        return self.keys[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values (capacity set aside for later tokens not counted)."""
+        return sum(x.nbytes for x in self.tensors())
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        yield from self.keys
+        yield from self.values
+
+    def slice(self, begin: int, end: int) -> "KV":
+        """A copy of tokens [begin, end) of this run, still rotated for the positions they had."""
+        if not 0 <= begin < end <= len(self):
+            raise BadInput(f"cannot slice tokens {begin}:{end} of a KV of {len(self)} tokens")
+        return KV(
+            [x[:, begin:end].clone(memory_format=torch.contiguous_format) for x in self.keys],
+            [x[:, begin:end].clone(memory_format=torch.contiguous_format) for x in self.values],
+            self.start + begin,
+        )
+
+    def clone(self, room: int = 0) -> "KV":
+        """A writable copy, with capacity for `room` more tokens."""
+        return self._copy(len(self) + room)
+
+    def grow(self, count: int) -> None:
+        """Append `count` unwritten tokens in place; existing tokens are copied only where the capacity is used up."""
+        self._check_writable()
+        length = len(self) + count
+        if self._capacity() < length:
+            self.reserve(max(length, len(self) + len(self) // 4) - len(self))
+        assert self._backing is not None
+        self.keys = [x[:, :length] for x in self._backing[0]]
+        self.values = [x[:, :length] for x in self._backing[1]]
+
+    def reserve(self, room: int) -> None:
+        """Set capacity for `room` more tokens aside: at most one copy."""
+        self._check_writable()
+        if self._capacity() < len(self) + room:
+            bigger = self._copy(len(self) + room)
+            self.keys, self.values, self._backing = bigger.keys, bigger.values, bigger._backing
+
+    def to(self, device: torch.device | str) -> "KV":
+        """This run on `device`: itself where it is there already."""
+        if self.keys[0].to(device) is self.keys[0]:  # its tensors are all in one place
+            return self
+        return KV([x.to(device) for x in self.keys], [x.to(device) for x in self.values], self.start)
+
+    def lock(self) -> "KV":
+        """This run, from now on read-only."""
+        self.read_only = True
+        return self
+
+    def _copy(self, capacity: int) -> "KV":
+        def copied(x: torch.Tensor) -> torch.Tensor:
+            new = x.new_zeros(x.shape[0], capacity, x.shape[2])
+            new[:, : x.shape[1]] = x
+            return new
+
+        return KV.within([copied(x) for x in self.keys], [copied(x) for x in self.values], len(self), self.start)
+
+    def _capacity(self) -> int:
+        """Tokens that fit without a copy; none beyond the length where somebody has put other tensors in."""
+        if self._backing is None:
+            return 0
+        same = all(
+            mine.data_ptr() == whole.data_ptr()
+            for layers, wholes in zip((self.keys, self.values), self._backing, strict=True)
+            for mine, whole in zip(layers, wholes, strict=True)
+        )
+        return self._backing[0][0].shape[1] if same else 0
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise BadInput(
+                "this KV is shared and read-only (a store handed it out): assemble a prompt from it or clone it"
+            )

@@ -1,0 +1,66 @@
+"""What one prefill computes: which rows, and what each row may see."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from workbench.core.errors import BadInput
+from workbench.core.masks import Sees, causal
+from workbench.core.tiles import Tiles
+
+# (queries [Hq, R, D], keys [H, T, D], rows [R], site) -> Tiles, for logits of queries · keys / sqrt(D)
+Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Site"], Tiles]
+# (queries [Hq, R, D], keys [H, T, D], values [H, T, D], rows [R], sees, tiles or None, scale) -> [Hq, R, D]
+Kernel = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the model and in the prompt a choice of tiles is asked for."""
+
+    layer: int = 0
+    length: int | None = None  # tokens of the whole prompt, of which rows and keys may be a part; None: they are all
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """`rows` [R] are computed now, in rising order; every other position is read from the cache.
+
+    sees    rule of who may see whom, over positions (the model's own sliding window is joined to it)
+    tiles   a sparse method, asked once per layer with that layer's queries, keys and rows; not asked where the layer's
+            sliding window is narrower than the prompt
+    kernel  carries out the attention in place of torch's `scaled_dot_product_attention`
+    watch   layers whose queries are wanted back
+    depth   stop after this many layers: their KV is written, there are no logits
+    """
+
+    rows: torch.Tensor
+    sees: Sees = causal
+    tiles: Choose | None = None
+    kernel: Kernel | None = None
+    watch: tuple[int, ...] = ()
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        rows = torch.as_tensor(self.rows)
+        if rows.ndim != 1 or not len(rows) or rows.is_floating_point() or rows.dtype == torch.bool:
+            raise BadInput(
+                f"rows must be a list of at least one position, got a {rows.dtype} tensor of {tuple(rows.shape)}"
+            )
+        if rows[0] < 0 or (len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all())):
+            raise BadInput("rows must be positions in strictly rising order, from 0: sort and deduplicate them")
+        object.__setattr__(self, "rows", rows.long())
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass as its cost sees it: `rows` are computed over a cache of `length` tokens, `depth` layers deep.
+
+    Passes of one `forward` run packed together and read the weights once.
+    """
+
+    rows: Sequence[int]
+    length: int
+    depth: int | None = None  # None: all layers
+    forward: int = 0

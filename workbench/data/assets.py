@@ -1,0 +1,42 @@
+"""Where the shipped models and corpora lie: names to paths, from a checkout or from an installed wheel, in any folder.
+
+data/models/<name>/             a checkpoint in Hugging Face format
+data/<corpus>/sample.jsonl      a fixed sample of a corpus
+"""
+
+from pathlib import Path
+
+from workbench.core.errors import BadInput
+
+_checkout = Path(__file__).resolve().parents[2]
+ROOT = (
+    _checkout / "data" if (_checkout / "pyproject.toml").is_file() else Path(__file__).resolve().parents[1] / "shipped"
+)
+
+
+def models() -> list[str]:
+    """Names of the shipped models."""
+    return sorted(config.parent.name for config in (ROOT / "models").glob("*/config.json"))
+
+
+def corpora() -> list[str]:
+    """Names of the shipped corpora."""
+    return sorted(sample.parent.name for sample in ROOT.glob("*/sample.jsonl"))
+
+
+def model_path(name: str) -> Path:
+    """Folder of the shipped model `name`, e.g. `lab-full`."""
+    if name not in models():
+        raise BadInput(f"unknown model {name!r}: shipped are {_listed(models())}")
+    return ROOT / "models" / name
+
+
+def corpus_path(name: str) -> Path:
+    """JSON-lines file of the shipped corpus `name`, e.g. `lab`."""
+    if name not in corpora():
+        raise BadInput(f"unknown corpus {name!r}: shipped are {_listed(corpora())}")
+    return ROOT / name / "sample.jsonl"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"

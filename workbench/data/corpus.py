@@ -1,0 +1,84 @@
+"""The passages of a data set, each once, and which of them are alike."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from workbench.core.blocks import Block
+from workbench.core.errors import BadInput
+from workbench.data import Sample, embedders
+from workbench.data.layouts import Layout
+
+Search = Callable[[np.ndarray, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`blocks[i]` is passage i as every prompt holds it, `texts[i]` what is embedded; no two blocks are equal."""
+
+    blocks: tuple[Block, ...]
+    texts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> "Corpus":
+        """All passages of `samples`, in the order in which they first occur."""
+        listed = list(samples)
+        found: dict[Block, str] = {}
+        for sample, prompt in zip(listed, layout.prompts(listed, tokenizer), strict=True):
+            documents = prompt.context[len(prompt.context) - len(sample.ctxs) :]
+            for passage, block in zip(sample.ctxs, documents, strict=True):
+                found.setdefault(block, f"{passage.title}\n{passage.text}")
+        return cls(tuple(found), tuple(found.values()))
+
+    @cached_property
+    def key(self) -> str:
+        """Content hash: the same passages in the same order."""
+        return sha256("".join(block.key for block in self.blocks).encode()).hexdigest()[:32]
+
+    @cached_property
+    def place(self) -> dict[Block, int]:
+        """Block → its number."""
+        return {block: i for i, block in enumerate(self.blocks)}
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+
+def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str = "faiss") -> np.ndarray:
+    """[N, n] numbers of the texts most like each text, itself excluded, the most alike first.
+
+    search   "faiss": FAISS's exact inner-product index; "exact": the same by numpy, for small corpora without FAISS
+    """
+    if search not in SEARCHES:
+        raise BadInput(f"unknown search {search!r}: allowed are {', '.join(SEARCHES)}")
+    if n < 0 or len(texts) < n + 1:
+        raise BadInput(f"n is {n}: a corpus of {len(texts)} passages has 0 to {max(len(texts) - 1, 0)} neighbours each")
+    if n == 0:
+        return np.zeros((len(texts), 0), dtype=np.int64)
+    found = SEARCHES[search](embedders.embed(texts, embedder), n + 1)
+    others = found != np.arange(len(texts))[:, None]
+    return np.stack([row[keep][:n] for row, keep in zip(found, others, strict=True)])
+
+
+def _faiss(vectors: np.ndarray, k: int) -> np.ndarray:
+    try:
+        import faiss  # heavy, and nothing else needs it
+    except ImportError:
+        raise BadInput(
+            "search 'faiss' needs the package faiss-cpu: pip install faiss-cpu, or choose search 'exact'"
+        ) from None
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    return index.search(vectors, k)[1]
+
+
+def _exact(vectors: np.ndarray, k: int) -> np.ndarray:
+    rows = [np.argsort(-(vectors @ vector), kind="stable")[:k] for vector in vectors]
+    return np.stack(rows)
+
+
+SEARCHES: dict[str, Search] = {"faiss": _faiss, "exact": _exact}

@@ -1,0 +1,73 @@
+"""What a reader wants to look at: the own text, or a sample of a corpus, as a prompt with the texts of its tokens."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from workbench import data
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.data import layouts, segment
+from workbench.data.layouts import Layout
+from workbench.data.sample import Sample
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`supporting` are the numbers of the blocks that the answer needs, where the data names them."""
+
+    prompt: Prompt
+    tokens: list[str]  # [T] text of every token
+    source: str  # where it comes from, for captions
+    question: str
+    answers: tuple[str, ...] = ()
+    supporting: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()  # texts of the blocks
+
+    @property
+    def block_of(self) -> np.ndarray:
+        """[T] block of every token."""
+        return self.prompt.block_of.numpy()
+
+
+def of_text(text: str, question: str, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Reading:
+    """The reader's own text, cut at the separators of Block-Attention (blank lines first), and a question behind it."""
+    if not text.strip():
+        raise BadInput("text is empty: give at least one passage before the question")
+    if not question.strip():
+        raise BadInput("text was given without a question: the last block, which is computed anew, is the question")
+    system = [layout.system] if layout.system else []
+    pieces = [*system, *segment.text(text.strip() + "\n"), layout.question.format(question=question.strip())]
+    prompt = layouts.prompts([pieces], tokenizer, bos=layout.bos)[0]
+    return Reading(prompt, texts(prompt, tokenizer), "the reader's text", question, pieces=tuple(pieces))
+
+
+def of_sample(sample: Sample, source: str, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Reading:
+    """One sample of a corpus."""
+    prompt = layout.prompt(sample, tokenizer)
+    first = 1 if layout.system else 0
+    supporting = [i + first for i, ctx in enumerate(sample.ctxs) if ctx.title in sample.supporting_titles]
+    kind = f", {sample.kind}" if sample.kind else ""
+    return Reading(
+        prompt, texts(prompt, tokenizer), f"{source}{kind}", sample.question, sample.answers, tuple(supporting),
+        tuple(layout.pieces(sample)),
+    )  # fmt: skip
+
+
+def reading(
+    text: str, question: str, tokenizer: PreTrainedTokenizerBase, layout: Layout,
+    name: str = "lab", number: int = 0, passages: int | None = None, seed: int = 0,
+) -> Reading:  # fmt: skip
+    """The reader's text where there is one, else sample `number` of the data `name`."""
+    if text.strip() or question.strip():
+        return of_text(text, question, tokenizer, layout)
+    samples = data.load(name, samples=number + 1 if name == "lab" else None, seed=seed, passages=passages)
+    if not 0 <= number < len(samples):
+        raise BadInput(f"sample is {number}: {name} has samples 0 to {len(samples) - 1}")
+    return of_sample(samples[number], f"sample {number} of {name} (seed {seed})", tokenizer, layout)
+
+
+def texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The text of every token on its own."""
+    return [str(tokenizer.decode([token])) for token in prompt.tokens.tolist()]

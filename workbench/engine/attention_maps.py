@@ -1,0 +1,144 @@
+"""Attention weights themselves, from the queries and keys of a prefill: by token, within a block, between blocks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.masks import Sees, causal, visible, window
+from workbench.core.plan import Pass, Plan
+from workbench.engine.forward import Work, empty, prefill_many
+from workbench.engine.support import Facts, facts_of
+
+ELEMENTS = 1 << 26  # most logits in memory at a time
+Layers = str | tuple[int, ...]
+
+
+def check_layers(layers: Layers, words: tuple[str, ...]) -> None:
+    """Refuse a choice of layers that is neither one of `words` nor a list of layer numbers (from the end where < 0)."""
+    if isinstance(layers, str) and layers in words:
+        return
+    if not isinstance(layers, tuple) or not layers or any(type(layer) is not int for layer in layers):
+        raise BadInput(f"layers is {layers!r}: it is {', '.join(words)} or layer numbers in brackets, as in (0, -1)")
+
+
+def layers_of(facts: Facts, layers: Layers) -> list[int]:
+    """Layer numbers of "all", of "last" (the last layer that sees the whole prompt: without a sliding window, where the
+    model has one) or of a list, which may count from the end."""
+    if layers == "all":
+        return list(range(facts.layers))
+    if layers == "last":
+        return [max((i for i, size in enumerate(facts.windows) if not size), default=facts.layers - 1)]
+    chosen = sorted({layer + facts.layers if layer < 0 else layer for layer in layers if isinstance(layer, int)})
+    if chosen[0] < 0 or chosen[-1] >= facts.layers:
+        raise BadInput(f"layers {layers}: the model has layers 0 to {facts.layers - 1}, or -{facts.layers} to -1")
+    return chosen
+
+
+def logits(
+    model: PreTrainedModel, layer: int, queries: Tensor, keys: Tensor, rows: Tensor, sees: Sees = causal
+) -> Iterator[tuple[slice, Tensor]]:
+    """Attention logits of queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D], in chunks of rows.
+
+    Yields (which rows, [Hq, r, T] fp32), -inf where a row does not see: by `sees` and by the layer's sliding window.
+    """
+    size = facts_of(model).windows[layer]
+    scale = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None) or queries.shape[-1] ** -0.5
+    rows, cols = rows.to(keys.device), torch.arange(keys.shape[1], device=keys.device)
+    grouped, wide = queries.float().unflatten(0, (keys.shape[0], -1)), keys.float()[:, None].mT  # GQA without copies
+    step = max(1, ELEMENTS // (queries.shape[0] * keys.shape[1]))
+    for at in range(0, len(rows), step):
+        part = slice(at, min(at + step, len(rows)))
+        seen = visible(sees, rows[part], cols)
+        if size:
+            seen = seen & visible(window(size), rows[part], cols)
+        yield part, (grouped[:, :, part] @ wide * scale).flatten(0, 1).masked_fill_(~seen, -torch.inf)
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last axis; a row that sees nothing is 0."""
+    return scores.softmax(-1).nan_to_num(0.0)
+
+
+def within_blocks(scores: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Softmax of [..., T] over every block of `lengths` apart: each sums to 1; one of which a row sees nothing is 0."""
+    sizes = torch.tensor(lengths)
+    starts = sizes.cumsum(0) - sizes
+    offset = torch.arange(int(sizes.max()))
+    place = (starts[:, None] + offset).clamp(max=scores.shape[-1] - 1).to(scores.device)  # [B, longest]
+    beyond = (offset >= sizes[:, None]).to(scores.device)
+    apart = softmax(scores[..., place].masked_fill(beyond, -torch.inf))
+    return apart[..., ~beyond]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Attention among the context blocks of one prompt, mean over layers and heads; T tokens and B blocks."""
+
+    paid: Tensor  # [T, B] what a token pays to each block, its own included; sums to 1
+    received: Tensor  # [T] what a token receives from the tokens of later blocks
+
+
+def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers = "all") -> list[Crossing]:
+    """Attention between blocks under full attention: a prefill of the contexts up to the deepest of `layers`."""
+    chosen = layers_of(facts_of(model), layers)
+    works = []
+    for prompt in prompts:
+        plan = Plan(torch.arange(prompt.starts[-1]), watch=tuple(chosen), depth=chosen[-1] + 1)
+        works.append(Work(prompt.tokens, plan, empty(model, len(prompt))))
+    found = []
+    for prompt, work, step in zip(prompts, works, prefill_many(model, works), strict=True):
+        end, of = prompt.starts[-1], prompt.block_of[: prompt.starts[-1]].to(model.device)
+        member = torch.nn.functional.one_hot(of, len(prompt.context)).float()  # [T, B]
+        paid, received = torch.zeros_like(member), torch.zeros_like(member[:, 0])
+        for layer in chosen:
+            keys = work.kv.keys[layer][:, :end]
+            for rows, scores in logits(model, layer, step.queries[layer], keys, work.plan.rows):
+                share = softmax(scores).mean(0) / len(chosen)  # [r, T]
+                paid[rows] += share @ member
+                received += share.masked_fill(of[rows, None] == of, 0).sum(0)
+        found.append(Crossing(paid, received))
+    return found
+
+
+def check_softmax(over: str) -> None:
+    if over not in ("block", "prompt"):
+        raise BadInput(f"softmax is {over!r}: within each 'block', or over the whole 'prompt'")
+
+
+def from_question(
+    model: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    kvs: Sequence[KV],
+    layers: Layers,
+    last: int | None = None,
+    over: str = "block",
+) -> list[Tensor]:
+    """[T] attention that each context token of a prompt gets from its question, prefilled over the stitched cache.
+
+    Summed over layers, heads and the `last` question tokens (None: all). Softmax within each "block" apart or over the
+    whole "prompt". Writes the question rows of `kvs`.
+    """
+    chosen = layers_of(facts_of(model), layers)
+    plans = [Plan(prompt.question, watch=tuple(chosen), depth=chosen[-1] + 1) for prompt in prompts]
+    works = [Work(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)]
+    found = []
+    for work, prompt, step in zip(works, prompts, prefill_many(model, works), strict=True):
+        lengths, first = [len(block) for block in prompt.blocks], -(last or len(prompt.question))
+        total = torch.zeros(len(prompt), device=model.device)
+        for layer in chosen:
+            queries, rows = step.queries[layer][:, first:], prompt.question[first:]
+            for _, scores in logits(model, layer, queries, work.kv.keys[layer][:, : len(prompt)], rows):
+                total += (softmax(scores) if over == "prompt" else within_blocks(scores, lengths)).sum((0, 1))
+        found.append(total[: prompt.starts[-1]])
+    return found
+
+
+def question_pass(model: PreTrainedModel, prompt: Prompt, layers: Layers) -> Pass:
+    """What `from_question` computes for one prompt."""
+    return Pass(prompt.question.tolist(), len(prompt), layers_of(facts_of(model), layers)[-1] + 1)

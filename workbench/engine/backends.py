@@ -1,0 +1,219 @@
+"""What carries out a request's attention over its own contiguous KV: one of our kernels, or torch with a mask.
+
+On a GPU, plain causal attention in bf16 or fp16 runs on our kernels: few rows over a long cache on
+`question_attention`, all else, with and without tiles, on `tile_attention`. Torch's `scaled_dot_product_attention`
+keeps what they do not do (other mask rules, sliding windows, single columns beside tiles, other tile sizes, fp32) and
+short prompts from their start; on a CPU it does everything, kept tiles query tile by query tile (`tilewise`).
+`Step.executors` tells what ran in each layer.
+
+`Plan(kernel=executors.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's
+interpreter), or refused in a sentence.
+"""
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.errors import BadInput
+from workbench.core.masks import Sees, causal
+from workbench.core.rope import Pairing
+from workbench.core.tiles import Tiles
+
+WIDTHS = (16, 256)  # head widths
+TILES = (16, 32, 64, 128, 256)  # tokens of a tile
+ROWS = 128  # rows of a program of tile_attention
+PAGE = 128  # tokens of a page of the identity table that question_attention is given
+SHORT = 1024  # a whole prompt below it is torch's: one launch is all it takes
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The attention of one layer: all that a choice depends on. `rows` are computed over `length` keys."""
+
+    rows: int
+    length: int
+    heads: tuple[int, int]  # query heads, KV heads
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+    causal: bool = True  # the rule is plain causality
+    windowed: bool = False  # a sliding window hides some keys
+    whole: bool = False  # the rows are a prompt from its start
+    tile: int | None = None  # tokens of a tile, where tiles are chosen
+    columns: bool = False  # single keys are chosen besides
+
+
+@dataclass(frozen=True)
+class Torch:
+    """Torch's scaled_dot_product_attention, with a mask where one is needed; carried out by the request itself."""
+
+    name = "torch"
+
+    def refuses(self, ask: Ask) -> str:
+        return ""
+
+
+class _Kernel:
+    name = ""
+
+    def refuses(self, ask: Ask) -> str:
+        """Why it cannot do what is asked, in words; "" if it can."""
+        if not ask.causal:
+            return "it knows plain causal attention, no other mask rule"
+        if ask.windowed:
+            return "it knows no sliding window"
+        if ask.columns:
+            return "it knows whole tiles, no single columns"
+        if not WIDTHS[0] <= ask.width <= WIDTHS[1]:
+            return f"heads are {ask.width} wide, it takes {WIDTHS[0]} to {WIDTHS[1]}"
+        if ask.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return f"it takes bf16, fp16 and fp32, not {ask.dtype}"
+        return "" if _triton() else "Triton is not installed here"
+
+
+@dataclass(frozen=True)
+class QuestionAttention(_Kernel):
+    """Few rows over a long cache, the keys split among programs."""
+
+    name = "question_attention"
+
+    def refuses(self, ask: Ask) -> str:
+        return "it knows no tiles: name tile_attention" if ask.tile else super().refuses(ask)
+
+    def __call__(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        rows: Tensor,
+        sees: Sees,
+        tiles: Tiles | None,
+        scale: float | None,
+    ) -> Tensor:
+        pages = identity(keys.shape[1], keys.device)
+        return kernel(self.name).launch(q[None], keys, values, rows[None], pages, scale=scale)[0]
+
+
+@dataclass(frozen=True)
+class TileAttention(_Kernel):
+    """Many rows, dense or over kept tiles. A choice that is `alike` for all query tiles (CompactAttention) is one list
+    for each group of heads, as `page_attention` reads it for a batch of caches of whole pages."""
+
+    name = "tile_attention"
+
+    def refuses(self, ask: Ask) -> str:
+        if ask.tile and ask.tile not in TILES:
+            return f"tiles are {ask.tile} tokens, it takes {', '.join(map(str, TILES))}"
+        return super().refuses(ask)
+
+    def __call__(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        rows: Tensor,
+        sees: Sees,
+        tiles: Tiles | None,
+        scale: float | None,
+    ) -> Tensor:
+        module, arguments = kernel(self.name), (q[None], keys[None], values[None], rows[None])
+        if tiles is None:
+            return module.launch(*arguments, scale=scale)[0]
+        if not tiles.alike:
+            lists = tiles.lists(q.shape[1], keys.shape[1])
+            return module.launch(*arguments, *lists, tiles.size, tiles.size, scale)[0]
+        last, length = -(-q.shape[1] // tiles.size), -(-keys.shape[1] // tiles.size)
+        lists = module.lists(tiles.kept[None, :: tiles.shared, last - 1 : last, :length])
+        return module.launch(*arguments, *lists, tiles.size, q.shape[1], scale)[0]
+
+
+TORCH = Torch()
+KERNELS = (QuestionAttention(), TileAttention())
+
+
+def named(name: str) -> QuestionAttention | TileAttention:
+    """A kernel for `Plan.kernel`. BadInput for an unknown name."""
+    for one in KERNELS:
+        if one.name == name:
+            return one
+    raise BadInput(f"no executor is named {name!r}: it is one of {', '.join(one.name for one in KERNELS)}")
+
+
+def executor_for(ask: Ask) -> Torch | QuestionAttention | TileAttention:
+    """What carries out `ask` where the plan names no kernel; the rule at the head of this file."""
+    if not on_card(ask.device) or ask.dtype == torch.float32:
+        return TORCH
+    if ask.whole and ask.rows < SHORT and not ask.tile:
+        return TORCH
+    few = -(-ask.rows // ROWS) * ask.heads[0] < 2 * _processors(ask.device)
+    chosen = KERNELS[0] if few and not ask.tile else KERNELS[1]
+    return TORCH if chosen.refuses(ask) else chosen
+
+
+def check(asked: Any, ask: Ask) -> None:
+    """BadInput where a kernel that the user names cannot do what is asked."""
+    refuses = getattr(asked, "refuses", None)  # a callable of the user's own has none
+    if refuses and (reason := refuses(ask)):
+        raise BadInput(f"{name_of(asked)} cannot carry out this plan: {reason}")
+
+
+def name_of(executor: Any) -> str:
+    """The name of an executor, or of any callable in its place."""
+    return str(getattr(executor, "name", None) or getattr(executor, "__name__", type(executor).__name__))
+
+
+def ask(q: Tensor, keys: Tensor, sees: Sees, window: int | None, whole: bool, tiles: Tiles | None = None) -> Ask:
+    """What q [Hq, R, D] over keys [H, T, D] asks for, under a rule, a sliding window and a choice of tiles."""
+    length = keys.shape[1]
+    return Ask(
+        q.shape[1], length, (q.shape[0], keys.shape[0]), q.shape[2], q.dtype, q.device, sees is causal,
+        bool(window and window < length), whole, None if tiles is None else tiles.size,
+        tiles is not None and tiles.columns is not None,
+    )  # fmt: skip
+
+
+def turned(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, out: Tensor, kernels: bool) -> None:
+    """`keys` [H, T, D] turned by `distance` [T], written to `out`: by `rotate_keys`, or by its reference in torch."""
+    module = kernel("rotate_keys")
+    if kernels:
+        module.launch(keys, distance, inv_freq, pairing, out=out)
+    else:
+        out.copy_(module.reference(keys, distance, inv_freq, pairing))
+
+
+def on_card(device: torch.device) -> bool:
+    """Whether kernels run there without being asked for by name."""
+    return device.type == "cuda" and _triton()
+
+
+@lru_cache(maxsize=8)
+def identity(length: int, device: torch.device) -> Any:
+    """A contiguous KV of `length` tokens as pages (`Paged`): page i is the i-th, and every slot stands at its place."""
+    paged = kernel("_pages_triton")
+    count = -(-length // PAGE)
+    at = torch.arange(count * PAGE, dtype=torch.int32, device=device)
+    pages = torch.arange(count, dtype=torch.int32, device=device)[None]
+    first, last = pages * PAGE, pages * PAGE + PAGE - 1
+    positions = at.masked_fill(at >= length, paged.FAR).view(1, count, PAGE)
+    return paged.Paged(pages, positions, first, last.masked_fill(last >= length, paged.FAR), holes=False)
+
+
+@cache
+def kernel(name: str) -> Any:
+    """A module of `workbench.kernels`; loaded when it is first used, with Triton."""
+    return import_module(f"workbench.kernels.{name}")
+
+
+@cache
+def _triton() -> bool:
+    return find_spec("triton") is not None
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,107 @@
+"""Chunked prefill: the rows of a plan are computed a few at a time, each over the cache that those before it left."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.core.masks import causal, visible
+from workbench.core.plan import Plan
+from workbench.engine.forward import Step, Work, prefill_many
+from workbench.engine.support import facts_of
+
+ELEMENTS = 1 << 24  # most pairs of rows that are asked at a time whether one sees the other
+
+
+def prefill_chunked(model: PreTrainedModel, work: Work, chunk: int, logits_to_keep: int = 0) -> Step:
+    """What `prefill` computes, in passes of `chunk` rows; a sparse method is asked anew in each, with its own rows.
+
+    Without one, or with one that keeps everything, the result is that of one pass. Rows may be scattered, and blocks
+    may be cached before them. Raises BadInput for a chunk below 1 or below the method's tile, and for a rule by which
+    a row sees rows of later chunks.
+    """
+    return prefill_chunked_many(model, [work], chunk, logits_to_keep)[0]
+
+
+def prefill_chunked_many(
+    model: PreTrainedModel, works: Sequence[Work], chunk: int, logits_to_keep: int = 0
+) -> list[Step]:
+    """Chunk by chunk for a batch: chunks of the same number of all requests are packed into one forward pass."""
+    for work in works:
+        check_chunk(work.plan, chunk)
+    layers, parts = facts_of(model).layers, [_Part(work, chunk, logits_to_keep) for work in works]
+    for number in range(max((part.count for part in parts), default=0)):
+        now = [part for part in parts if number < part.count]
+        most = max(part.wanted(number) for part in now)
+        asked = [part.work(number, layers, most) for part in now]
+        for part, step in zip(now, prefill_many(model, asked, most or 1), strict=True):
+            part.take(number, step)
+    return [part.step() for part in parts]
+
+
+def check_chunk(plan: Plan, chunk: int) -> None:
+    """Refuse a chunk that is no number of rows, is smaller than a tile, or would hide later rows from earlier ones."""
+    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+        raise BadInput(f"chunk is {chunk!r}: it is a number of rows, 1 or more")
+    tile = getattr(plan.tiles, "size", 1)  # a function has none
+    if chunk < tile:
+        raise BadInput(f"chunk {chunk} is smaller than a tile of the sparse method: choose {tile} or more")
+    if plan.sees is not causal and (ahead := _sees_ahead(plan, chunk)):
+        raise BadInput(f"row {ahead[0]} may see row {ahead[1]} of a later chunk: prefill in one pass")
+
+
+def _sees_ahead(plan: Plan, chunk: int) -> tuple[int, int] | None:
+    rows = plan.rows
+    for at in range(0, len(rows), chunk):
+        later = rows[at + chunk :]
+        step = max(1, ELEMENTS // max(1, len(later)))
+        for part in rows[at : at + chunk].split(step):
+            if len(later) and len(found := visible(plan.sees, part, later).nonzero()):
+                return int(part[found[0, 0]]), int(later[found[0, 1]])
+    return None
+
+
+@dataclass
+class _Part:
+    """One request on its way through its chunks."""
+
+    asked: Work
+    chunk: int
+    keep: int  # rows at the end that get logits; 0: all
+
+    def __post_init__(self) -> None:
+        self.rows = self.asked.plan.rows.split(self.chunk)
+        self.logits: list[Tensor] = []
+        self.queries: dict[int, list[Tensor]] = {layer: [] for layer in self.asked.plan.watch}
+        self.executors: dict[int, str] = {}  # of the last chunk
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def wanted(self, number: int) -> int:
+        """How many of the last rows of a chunk get logits."""
+        if self.asked.plan.depth is not None:
+            return 0
+        total, end = len(self.asked.plan.rows), min((number + 1) * self.chunk, len(self.asked.plan.rows))
+        first = total - self.keep if self.keep else 0
+        return max(0, min(end - first, len(self.rows[number])))
+
+    def work(self, number: int, layers: int, most: int) -> Work:
+        """A chunk whose logits nobody wants ends with the KV of the last layer, if no request of the pass goes on."""
+        depth = self.asked.plan.depth if most else self.asked.plan.depth or layers
+        return replace(self.asked, plan=replace(self.asked.plan, rows=self.rows[number], depth=depth))
+
+    def take(self, number: int, step: Step) -> None:
+        if (wanted := self.wanted(number)) and step.logits is not None:
+            self.logits.append(step.logits[-wanted:])
+        self.executors |= step.executors
+        for layer, queries in step.queries.items():
+            self.queries[layer].append(queries)
+
+    def step(self) -> Step:
+        logits = torch.cat(self.logits) if self.logits else None
+        return Step(logits, {layer: torch.cat(parts, 1) for layer, parts in self.queries.items()}, self.executors)

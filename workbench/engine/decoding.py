@@ -1,0 +1,182 @@
+"""Generate token by token after a prefill: greedy or sampled, streaming, several requests at once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.masks import Sees, causal
+from workbench.core.plan import Plan
+from workbench.engine.forward import check_cache, run
+from workbench.engine.support import facts_of
+
+Tokens = list[int | None]  # one entry per request; None: this request has ended
+
+
+def decode(
+    model: PreTrainedModel,
+    kvs: Sequence[KV],
+    logits: Sequence[torch.Tensor] | torch.Tensor,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int | Sequence[int] = 0,
+    stop: str | Sequence[str] = (),
+    tokenizer: Any = None,
+    sees: Sees | Sequence[Sees] = causal,
+) -> Iterator[Tokens]:
+    """Stream the answers of a batch: one list of token ids per step, None for a request that has ended.
+
+    kvs          KV of every request's whole prompt; generated tokens are appended in place (not the very last one)
+    logits       [B, V], or per request [V] or [R, V] of which the last row counts (`Step.logits`)
+    temperature  0: the likeliest token; above: drawn from the `top_p` nucleus (Holtzman et al., arXiv:1904.09751)
+    seed         of the draws: one number, the same for every request so that an answer does not depend on its
+                 batch, or one number per request
+    stop         strings that end a request, also where they span tokens; what completes one is streamed
+    sees         mask rule of the generated rows, one or one per request
+
+    A request ends at the end-of-text token (not streamed), at a stop string, at the model's context or after
+    `max_new_tokens`. BadInput where the parts do not fit, when called and before any work.
+    """
+    facts = facts_of(model)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    check_options(max_new_tokens, temperature, top_p, stops, tokenizer)
+    rules = list(sees) if isinstance(sees, Sequence) else [sees] * len(kvs)
+    seeds = [seed] * len(kvs) if isinstance(seed, int) else list(seed)
+    for name, given in (("logits", logits), ("seeds", seeds), ("mask rules", rules)):
+        if len(given) != len(kvs):
+            raise BadInput(f"{len(given)} {name} for {len(kvs)} requests: give one for each")
+    if len({id(kv) for kv in kvs}) < len(kvs):
+        raise BadInput("two requests share one KV: each request of a batch appends to its own (KV.clone)")
+    for kv in kvs:
+        check_cache(facts, kv)
+    requests = [
+        _Request(kv, rule, torch.Generator().manual_seed(number))
+        for kv, rule, number in zip(kvs, rules, seeds, strict=True)
+    ]
+    choose = _Choice(temperature, top_p)
+    watch = _Stop(stops, tokenizer)
+    return _stream(
+        model, requests, list(logits), max_new_tokens, choose, watch, facts.context, eos_ids(model, tokenizer)
+    )
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: Any = None) -> frozenset[int]:
+    """Every id that ends a text: of the generation config, the config and the tokenizer."""
+    found: set[int] = set()
+    for owner in (getattr(model, "generation_config", None), model.config.get_text_config(decoder=True), tokenizer):
+        ids = getattr(owner, "eos_token_id", None)
+        found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
+    return frozenset(found)
+
+
+def text_of(tokenizer: Any, tokens: Sequence[int], stop: str | Sequence[str] = ()) -> str:
+    """The text of generated tokens, cut before the first stop string."""
+    text = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    ends = [text.find(s) for s in ((stop,) if isinstance(stop, str) else stop)]
+    return text[: min((end for end in ends if end >= 0), default=len(text))]
+
+
+@dataclass
+class _Request:
+    kv: KV
+    sees: Sees
+    random: torch.Generator
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class _Choice:
+    temperature: float
+    top_p: float
+
+    def __call__(self, logits: torch.Tensor, random: torch.Generator) -> int:
+        """One token id of logits [V]; draws are made on the CPU in fp32, the same on every device."""
+        if self.temperature == 0:
+            return int(logits.argmax())
+        probability, order = (logits.float().cpu() / self.temperature).softmax(-1).sort(descending=True, stable=True)
+        before = probability.cumsum(-1) - probability
+        nucleus = probability.masked_fill(before >= self.top_p, 0)  # the first token always stays
+        return int(order[torch.multinomial(nucleus, 1, generator=random)])
+
+
+@dataclass(frozen=True)
+class _Stop:
+    stops: tuple[str, ...]
+    tokenizer: Any
+
+    def __call__(self, tokens: list[int]) -> bool:
+        """Has the last token completed a stop string? Only a tail long enough to hold one is turned into text."""
+        if not self.stops:
+            return False
+        tail = 4 * max(map(len, self.stops)) + 4  # a character is at most 4 byte-level tokens
+        text = self.tokenizer.decode(tokens[-tail:], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return any(s in text for s in self.stops)
+
+
+def _stream(
+    model: PreTrainedModel,
+    requests: list[_Request],
+    logits: list[torch.Tensor],
+    count: int,
+    choose: _Choice,
+    watch: _Stop,
+    context: int | None,
+    eos: frozenset[int],
+) -> Iterator[Tokens]:
+    latest: list[torch.Tensor | None] = list(logits)
+    for left in reversed(range(count)):
+        step: Tokens = []
+        for request, row in zip(requests, latest, strict=True):
+            step.append(None if request.ended or row is None else _next(request, row, choose, watch, eos))
+        if all(token is None for token in step):
+            return
+        yield step
+        live = [i for i, r in enumerate(requests) if not r.ended and (context is None or len(r.kv) < context)]
+        if not live or not left:
+            return
+        latest = [None] * len(requests)
+        room = left if context is None else min(left, context - min(len(requests[i].kv) for i in live))
+        for i, row in zip(live, _forward(model, [requests[i] for i in live], room), strict=True):
+            latest[i] = row
+
+
+def _next(request: _Request, row: torch.Tensor, choose: _Choice, watch: _Stop, eos: frozenset[int]) -> int | None:
+    token = choose(row if row.ndim == 1 else row[-1], request.random)
+    if token in eos:
+        request.ended = True
+        return None
+    request.tokens.append(token)
+    request.ended = watch(request.tokens)
+    return token
+
+
+def _forward(model: PreTrainedModel, requests: list[_Request], room: int) -> list[torch.Tensor]:
+    """Logits [1, V] after the last token of every request; its KV is appended in place."""
+    parts = []
+    for request in requests:
+        if len(request.tokens) == 1:
+            request.kv.reserve(room)
+        request.kv.grow(1)
+        plan = Plan(torch.tensor([len(request.kv) - 1]), request.sees)
+        parts.append((torch.tensor(request.tokens[-1:]), plan, request.kv))
+    return [step.logits for step in run(model, parts) if step.logits is not None]
+
+
+def check_options(count: int, temperature: float, top_p: float, stops: Sequence[str], tokenizer: Any) -> None:
+    """Refuse options of `decode` that make no sense."""
+    if count < 1:
+        raise BadInput(f"max_new_tokens {count}: it is 1 or more")
+    if not 0 <= temperature < float("inf"):
+        raise BadInput(f"temperature {temperature}: it is 0 (greedy) or a positive number")
+    if not 0 < top_p <= 1:
+        raise BadInput(f"top_p {top_p}: it is above 0 and at most 1")
+    if not all(stops):
+        raise BadInput("a stop string is empty: give at least one character")
+    if stops and tokenizer is None:
+        raise BadInput(f"stop strings {list(stops)} need the tokenizer that turns tokens into text")

@@ -1,0 +1,236 @@
+"""Steps of fixed shape over a pool of pages: static inputs, and the forward pass over them.
+
+Requests are padded to a `Bucket`: batch and rows to the next power of two (rows from 16), pages to the next of 8 … 15
+times a power of two. More than 1,024 rows are not padded: such a step is used once. A padded row stands at -1, sees
+nothing and writes to the pool's scratch page.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.engine.backends import kernel
+from workbench.engine.paged_pool import SCRATCH, PagedPrompt, Pool
+
+ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a step out
+LARGE = 1024  # rows of a request, above which a step is neither padded nor captured
+SHARED = 8  # pages at the front that several requests must have in common to be read together
+PARTS = ("table", "first", "last", "moves", "positions")  # of a `Paged`
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Shape of a step: `batch` requests of `rows` rows and `pages` pages each, and `shared` pages before them that all
+    have in common. `moving`: some keys turn as they are read; `holes`: many pages have slots that nobody sees. `room`:
+    slots for an answer, 0 for a prefill."""
+
+    batch: int
+    rows: int
+    pages: int
+    shared: int
+    moving: bool
+    holes: bool
+    room: int = 0
+
+    @classmethod
+    def of(cls, prompts: Sequence[PagedPrompt], rows: int, room: int = 0) -> "Bucket":
+        tables, shared = [prompt.pages for prompt in prompts], common(prompts, rows)
+        return cls(
+            _power(len(prompts)),
+            1 if room else rows if rows > LARGE else max(16, _power(rows)),
+            _octave(max(pages.table.shape[1] for pages in tables) - shared),
+            shared and _octave(shared),
+            any(pages.moves is not None for pages in tables),
+            any(pages.holes for pages in tables),
+            room and max(64, _power(room)),
+        )
+
+    @property
+    def large(self) -> bool:
+        return self.rows > LARGE
+
+
+def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
+    """How many pages at the front all requests have in common, where it pays to read them together: else 0."""
+    if len(prompts) < 2 or rows > 1:
+        return 0
+    one, least = prompts[0].pages, min(prompt.pages.table.shape[1] for prompt in prompts)
+    same = torch.ones(least, dtype=torch.bool)
+    for other in (prompt.pages for prompt in prompts[1:]):
+        if (one.moves is None) != (other.moves is None):
+            return 0
+        for name in PARTS if one.moves is not None else set(PARTS) - {"moves"}:
+            alike = getattr(one, name)[0, :least] == getattr(other, name)[0, :least]
+            same &= alike.flatten(1).all(1) if alike.ndim > 1 else alike
+    count = int(same.int().cumprod(0).sum())
+    return count if count >= SHARED else 0
+
+
+class Step:
+    """The static inputs of a bucket, and the forward pass over them: a part of a pass (`attention.Part`).
+
+    All inputs are views of one int32 tensor, so a request is one copy to the device.
+    """
+
+    depth = None
+
+    def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket):
+        self.model, self.pool, self.bucket = model, pool, bucket
+        self.skip = 0  # pages that the present requests have in common
+        batch, rows, room = bucket.batch, bucket.rows, bucket.room
+        self.shapes: dict[str, tuple[int, ...]] = {
+            "ids": (batch, rows), "at": (batch, rows), "slots": (batch, rows), "last": (batch,), "live": (batch, 1),
+            "answer": (batch, room),
+        }  # fmt: skip
+        for whose, (count, pages) in self._tables().items():
+            for part in PARTS:
+                size = (pool.size,) if part == "positions" else ()
+                self.shapes[f"{whose} {part}"] = (count, pages, *size)
+        self.host = torch.zeros(sum(map(_aligned, self.shapes.values())), dtype=torch.int32)
+        self.inputs = self.host.to(pool.device, copy=True)
+        self.on_host, self.on_device = self._views(self.host), self._views(self.inputs)
+        self.rows = self.on_device["at"].view(-1)  # what `attention.attend` asks a part for
+        self.far: int = kernel("_pages_triton").FAR
+        self.pages = [self._paged(whose) for whose in self._tables()]
+        self.clear()
+
+    def _tables(self) -> dict[str, tuple[int, int]]:
+        """Requests and pages of every page table."""
+        own = {"own": (self.bucket.batch, self.bucket.pages)}
+        return {"shared": (1, self.bucket.shared)} | own if self.bucket.shared else own
+
+    def _paged(self, whose: str) -> Any:
+        table, first, last, moves, positions = (self.on_device[f"{whose} {part}"] for part in PARTS)
+        length = self.bucket.pages * self.pool.size if not self.bucket.shared else None
+        moving = moves if self.bucket.moving else None
+        return kernel("_pages_triton").Paged(table, positions, first, last, moving, self.bucket.holes, length)
+
+    def _views(self, whole: Tensor) -> dict[str, Tensor]:
+        parts = whole.split(list(map(_aligned, self.shapes.values())))
+        return {
+            name: part[: torch.Size(shape).numel()].view(shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def clear(self, skip: int = 0) -> None:
+        """No request: every row and page is padding. Those to come have `skip` pages in common."""
+        self.skip = skip
+        self.host.zero_()
+        for whose in self._tables():
+            for part in ("positions", "first", "last"):
+                self.on_host[f"{whose} {part}"].fill_(self.far)
+        self.on_host["at"].fill_(-1)
+        for name in ("slots", "answer"):
+            self.on_host[name].fill_(SCRATCH * self.pool.size)
+
+    def put(self, i: int, prompt: PagedPrompt, count: int) -> None:
+        """Request i: its page table, and its next `count` rows."""
+        host, begin = self.on_host, prompt.written
+        if self.bucket.shared and not i:
+            self._fill("shared", 0, prompt.pages, slice(0, self.skip))
+        self._fill("own", i, prompt.pages, slice(self.skip, None))
+        host["at"][i, :count] = prompt.places[begin : begin + count]
+        host["slots"][i, :count] = prompt.own[begin : begin + count]
+        host["last"][i] = i * self.bucket.rows + count - 1
+        host["live"][i] = 1
+        if self.bucket.room:
+            answer = prompt.own[begin : begin + self.bucket.room]
+            host["answer"][i, : len(answer)] = answer
+
+    def _fill(self, whose: str, i: int, pages: Any, which: slice) -> None:
+        for part in PARTS:
+            source = getattr(pages, part)
+            if source is not None:
+                source = source[0, which]
+                self.on_host[f"{whose} {part}"][i, : len(source)] = source
+
+    def send(self) -> None:
+        """What was put, to the device."""
+        self.inputs.copy_(self.host)
+
+    @property
+    def executor(self) -> str:
+        """The kernel that carries the attention out."""
+        if self.bucket.shared:
+            return "shared_attention"
+        config = self.model.config.get_text_config(decoder=True)
+        group = config.num_attention_heads // self.pool.keys[0].shape[0]
+        return "question_attention" if self.bucket.rows * group <= ROWS else "q_sparse_attention"
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, size: int | None, scale: float | None, last: bool
+    ) -> Tensor | None:
+        """q [Hq, B · R, D] over the pages; fresh keys and values [H, B · R, D] go to the requests' own slots."""
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        keys.index_copy_(1, self.now, k)
+        values.index_copy_(1, self.now, v)
+        module = kernel(self.executor)
+        call = module.launch if self.pool.kernels else module.reference
+        freq = self.pool.inv_freq[layer] if self.bucket.moving else None
+        rows = q.unflatten(1, (self.bucket.batch, self.bucket.rows)).transpose(0, 1)
+        out: Tensor = call(rows, keys, values, self.on_device["at"], *self.pages, freq, self.pool.pairing, scale)
+        return out.transpose(0, 1).flatten(1, 2)
+
+    def forward(self) -> Tensor:
+        """Logits [B, V] after the last row of every request."""
+        given = self.on_device
+        self.now = given["slots"].view(-1).long()
+        out = self.model(
+            input_ids=given["ids"].view(1, -1),
+            position_ids=self.rows.clamp(min=0)[None],
+            use_cache=False,
+            logits_to_keep=given["last"].long(),
+            parts=[self],
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+
+class Answer(Step):
+    """A step of decoding: one row a request. It takes the likeliest token itself and makes the next step's inputs, so a
+    step needs nothing from the host. `tokens` [room, B]: the token chosen by each step."""
+
+    def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket):
+        super().__init__(model, pool, bucket)
+        self.tokens = torch.zeros(bucket.room, bucket.batch, dtype=torch.int32, device=pool.device)
+        self.number = torch.zeros(1, dtype=torch.long, device=pool.device)
+        self.taken = torch.zeros(bucket.batch, 1, dtype=torch.int32, device=pool.device)
+        self.turn = 0  # how often answers were begun
+
+    def begin(self, ids: Tensor) -> None:
+        """The first tokens [B] of the answers, on the device."""
+        self.turn += 1
+        self.number.zero_()
+        self.taken.zero_()
+        self.on_device["ids"][: len(ids), 0] = ids
+
+    def forward(self) -> Tensor:
+        given = self.on_device
+        logits = super().forward()
+        ids = logits.argmax(-1)[:, None].int()
+        self.tokens.index_copy_(0, self.number, ids.T)
+        given["ids"].copy_(ids)
+        given["at"].add_(given["live"])
+        self.taken.add_(given["live"])
+        given["slots"].copy_(given["answer"].gather(1, self.taken.clamp(max=self.bucket.room - 1).long()))
+        self.number.add_(1).clamp_(max=self.bucket.room - 1)
+        return logits
+
+
+def _aligned(shape: tuple[int, ...]) -> int:
+    """Elements that an input takes, so that the next begins at a multiple of 128 bytes."""
+    return -(-torch.Size(shape).numel() // 32) * 32
+
+
+def _power(count: int) -> int:
+    return 1 << (max(count, 1) - 1).bit_length()
+
+
+def _octave(count: int) -> int:
+    """The next of 8 … 15 times a power of two, 8 at least."""
+    unit = 1 << max(0, count.bit_length() - 4)
+    return max(8, -(-count // unit) * unit)

@@ -1,0 +1,1 @@
+"""Measured comparisons: trials, sweeps, sessions, times."""

@@ -1,0 +1,221 @@
+"""What is measured of choosing: a choice with the lists that attention takes, beside the attention that it feeds.
+
+Random numbers in bf16, as in `workloads`. How much is kept is set before anything is timed: a dial of the rule is
+turned until the choice has the density asked for, and the attention reads what the choice kept. "ours" is the choice,
+its lists included; in a workload named "choice and attention" it is both.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.tile_grid import Grid
+from workbench.core.tile_selection import Rule
+from workbench.core.tiles import Pages, Tiles, page_table, union_of
+from workbench.experiments.bench import named, peers, workloads
+from workbench.experiments.bench.workloads import DEVICE, Call, Variant, Workload, labelled, numbers
+from workbench.kernels._common import Config
+
+LENGTHS = (32, 128)  # in units, 1024 tokens
+TILED = ((32, 128), (128, 64), (128, 128))  # BFLA: length in units, tile in parts of a unit of 1024
+DENSITY = 0.15  # of the causal tiles
+SHARES = (0.25, 0.10)  # of the pages before a chunk
+STRIDE = 8  # of XAttention
+HALVINGS = 14
+SLOW = 64  # units; XAttention's torch code is not timed beyond
+FEEDS = "the attention it feeds"
+KEPT = "ours, means kept from chunk to chunk"
+NONE: Variant = {}
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """A kernel that chooses on one set of inputs; `shared` neighbouring heads choose alike."""
+
+    kernel: str
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    rows: Tensor
+    options: tuple[int, ...] = ()
+    shared: int = 1
+
+    def kept(self, rule: Rule, variant: Variant = NONE) -> Tensor:
+        launch = named(self.kernel).launch
+        kept: Tensor = launch(self.q, self.keys, self.rows, rule, *self.options, **variant)
+        return kept
+
+    def torch(self, rule: Rule) -> Call:
+        return lambda: named(self.kernel).reference(self.q, self.keys, self.rows, rule, *self.options)
+
+    def density(self, rule: Rule) -> float:
+        """Share of the causal tiles that is kept."""
+        causal = Grid(self.rows[0], self.keys.shape[2], rule.tile).causal
+        return (self.kept(rule).float().mean() / causal.float().mean()).item()
+
+    def lists(self, rule: Rule, variant: Variant = NONE) -> tuple[Tensor, Tensor]:
+        """One list for every group of heads that choose alike, and query tile."""
+        choice = Tiles(self.kept(rule, variant)[0], rule.tile, shared=self.shared)
+        return choice.lists(self.q.shape[2], self.keys.shape[2])
+
+    def attention(self, rule: Rule, indptr: Tensor, indices: Tensor) -> Tensor:
+        inputs = self.q, self.keys, self.values, self.rows
+        out: Tensor = named("tile_attention").launch(*inputs, indptr, indices, rule.tile, rule.tile)
+        return out
+
+    def past(self, rule: Rule) -> float:
+        """Share of the pages before the chunk that some union reads."""
+        chunk = self.q.shape[2] // rule.block
+        return union_of(self.kept(rule), self.group)[..., :-chunk].float().mean().item()
+
+    def pages(self, rule: Rule, variant: Variant = NONE, means: Any = None) -> Pages:
+        """One list for every request and GQA group (CompactAttention); `means` of the keys before the chunk are those
+        that FlashPrefill kept from earlier chunks."""
+        if means is not None:
+            past = self.keys.shape[2] - self.q.shape[2]
+            variant = {"means": named(self.kernel).pooled(self.keys, rule.block, means, past)}
+        union = union_of(self.kept(rule, variant), self.group)
+        return page_table(union, self.keys.shape[1], self.group, self.keys.shape[2] // rule.block, rule.block)
+
+    def paged(self, pages: Pages) -> Tensor:
+        out: Tensor = named("page_attention").launch(self.q, self.keys, self.values, self.rows, pages)
+        return out
+
+    def prompt(self, rule: Rule) -> Tensor:
+        """Choice, lists and attention."""
+        return self.attention(rule, *self.lists(rule))
+
+    def chunk(self, rule: Rule, means: Any = None) -> Tensor:
+        """Choice, page table and attention."""
+        return self.paged(self.pages(rule, NONE, means))
+
+    @property
+    def group(self) -> int:
+        return self.q.shape[1] // self.keys.shape[1]
+
+    def work(self, name: str, rule: Rule, operations: float) -> Workload:
+        """`operations`: multiply-adds that it cannot do without."""
+        shape: dict[str, Any] = {"rows": self.q.shape[2], "keys": self.keys.shape[2], "batch": len(self.q)}
+        shape |= {"heads": (self.q.shape[1], self.keys.shape[1]), "block": rule.block, "tile": rule.tile}
+        shape |= {"mass": rule.mass, "part": rule.part}
+        return Workload(name, shape, 2 * operations, float(self.q.nbytes + self.keys.nbytes))
+
+
+def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+    """Blocks of 256 in flattened groups of 64, the paper's best row."""
+    flat, (heads, kv_heads) = unit // 16, workloads.HEADS
+    for length, parts in TILED:
+        tokens, tile = length * unit, parts * unit // 1024
+        one = _prompt("choose_bfla", tokens, (flat,), heads // kv_heads)
+        rule = Rule(unit // 4, tile, 0.9, local=unit // 2 // tile, sink=1, stride=16)
+        rule = dialled(rule, "mass", one.density, DENSITY)
+        operations = heads * tokens**2 / 2 * workloads.WIDTH / flat
+        yield _tiled(one, f"{length}K, tiles of {tile}", rule, operations, tried, slow=False)
+        operations += heads * tokens**2 / 2 * DENSITY * 2 * workloads.WIDTH
+        yield _together(one, f"{length}K, tiles of {tile}", rule, operations, against)
+
+
+def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+    """Blocks of 128, squares of 8."""
+    for length in LENGTHS:
+        tokens, block = length * unit, unit // 8
+        one = _prompt("choose_xattention", tokens, (STRIDE,), 1)
+        rule = dialled(Rule(block, block, 0.9, first=True), "mass", one.density, DENSITY)
+        operations = workloads.HEADS[0] * tokens**2 / 2 * workloads.WIDTH / STRIDE
+        yield _tiled(one, f"{length}K, stride {STRIDE}", rule, operations, tried, slow=length > SLOW)
+
+
+def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
+    """A chunk of 1024, batch 8, 16/4 heads, 128K tokens in pages of 128 (CompactAttention): choice, union over the
+    chunk and the GQA group, page table."""
+    (batch, heads, kv_heads), tokens, size = workloads.CHUNK, LENGTHS[-1] * unit, unit // 8
+    rows = torch.arange(tokens - unit, tokens, device=DEVICE).expand(batch, -1).contiguous()
+    keys, values = (numbers(batch, kv_heads, tokens, workloads.WIDTH) for _ in range(2))
+    one = Choosing("choose_flash_prefill", numbers(batch, heads, unit, workloads.WIDTH), keys, values, rows)
+    for share in SHARES:
+        rule = Rule(size, size, part=0.5, whole=True, local=3, sink=2)
+        rule = dialled(rule, "part", one.past, share)
+        name = f"chunk of {unit}, {share:.0%} of {LENGTHS[-1]}K pages"
+        work = one.work(name, rule, batch * heads * unit * (tokens / size) * workloads.WIDTH)
+        for who, variant in labelled(tried):
+            work.enter(who, _call, one.pages, rule, variant)
+        means = named(one.kernel).pooled(keys, size)
+        work.enter(KEPT, _call, one.pages, rule, NONE, means)
+        work.enter("torch", one.torch, rule)
+        work.enter(FEEDS, _call, one.paged, one.pages(rule))
+        yield work
+        seen = batch * heads * unit * (share * (tokens - unit) + unit / 2)
+        both = one.work(f"choice and attention, {name}", rule, work.flops / 2 + 2 * seen * workloads.WIDTH)
+        both.enter("ours", _call, one.chunk, rule)
+        both.enter(KEPT, _call, one.chunk, rule, means)
+        _dense(both, against, one, causal=False)
+        yield both
+
+
+def _prompt(kernel: str, tokens: int, options: tuple[int, ...], shared: int) -> Choosing:
+    heads, kv_heads = workloads.HEADS
+    q, keys, values = (numbers(1, n, tokens, workloads.WIDTH) for n in (heads, kv_heads, kv_heads))
+    return Choosing(kernel, q, keys, values, torch.arange(tokens, device=DEVICE)[None], options, shared)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Call:
+    return lambda: function(*arguments)
+
+
+def _tiled(one: Choosing, name: str, rule: Rule, operations: float, tried: Sequence[Variant], slow: bool) -> Workload:
+    """A choice with its lists, the same in torch unless that is too `slow`, and the attention."""
+    work = one.work(name, rule, operations)
+    for who, variant in labelled(tried):
+        work.enter(who, _call, one.lists, rule, variant)
+    if not slow:
+        work.enter("torch", one.torch, rule)
+    work.enter(FEEDS, _call, one.attention, rule, *one.lists(rule))
+    return work
+
+
+def _together(one: Choosing, name: str, rule: Rule, operations: float, against: list[str]) -> Workload:
+    """Choice, lists and attention, beside what computes everything."""
+    work = one.work(f"choice and attention, {name}", rule, operations)
+    work.enter("ours", _call, one.prompt, rule)
+    _dense(work, against, one, causal=True)
+    return work
+
+
+def _dense(work: Workload, against: list[str], one: Choosing, causal: bool) -> None:
+    for who in ("flash", "cudnn"):
+        if who in against:
+            work.enter(f"{who}, dense", peers.torchs, who, one.q, one.keys, one.values, causal)
+    if causal and "flashinfer" in against:
+        work.enter("flashinfer, dense", peers.flashinfer_dense, one.q, one.keys, one.values)
+
+
+def dialled(rule: Rule, dial: str, density: Callable[[Rule], float], wanted: float) -> Rule:
+    """`rule` with its "mass", or its "part" of the best, set so that it keeps the density."""
+
+    def at(value: float) -> Rule:
+        return replace(rule, mass=value) if dial == "mass" else replace(rule, part=1 - value)
+
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if density(at(middle)) < wanted else (low, middle)
+    return at((low + high) / 2)
+
+
+WORKLOADS: Mapping[str, Callable[..., Iterator[Workload]]] = {
+    "choose_bfla": bfla, "choose_flash_prefill": flash_prefill, "choose_xattention": xattention,
+}  # fmt: skip
+
+
+def variants(kernel: str) -> Sequence[Variant]:
+    """Launches that are tried beside the kernel's own."""
+    products = (
+        Config(128, 128, 8, 4, True), Config(128, 128, 8, 3), Config(128, 128, 4, 3, True),
+        Config(128, 256, 8, 3, True), Config(256, 128, 8, 3, True), Config(64, 128, 4, 4, True),
+    )  # fmt: skip
+    scores = Config(128, 128, 8, 2), Config(128, 64, 8, 3), Config(128, 64, 4, 2)
+    found = {"choose_bfla": products, "choose_xattention": products, "choose_flash_prefill": scores}
+    return [{"config": config} for config in found.get(kernel, ())]

@@ -1,0 +1,113 @@
+"""One benchmark: a kernel and its peers on every workload, as one report that is JSON.
+
+A report is {kernel, card, processors, memory_gib, cuda, driver, versions, copy_tbps, product_tflops, command,
+workloads: [{name, shape, flops, bytes, floor_ms, command, versions, contestants: [{who, ms, p5, p95, runs, tflops,
+tbps, share, ratio} or {who, problem}]}]}: times in milliseconds (`ms` is the median), `share` of the roof (floor /
+median), `ratio`: median over that of "ours". The facts of a report are those of its last run; a workload names the
+command and the versions that it was measured with.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from json import JSONDecodeError
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.core.errors import BadInput
+from workbench.experiments.bench import choices, named, workloads
+from workbench.experiments.bench.timing import Roof, Time, measure, roof
+from workbench.experiments.bench.variants import variants
+from workbench.experiments.bench.workloads import Workload
+
+WORKLOADS = {**workloads.WORKLOADS, **choices.WORKLOADS}
+LIBRARIES = ("torch", "triton", "transformers", "flashinfer-python")
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def run(kernel: str, against: list[str], tuning: bool = False, only: str = "") -> Iterator[dict[str, Any]]:
+    """The report as it grows: first the card, then one entry a workload (its `name` holds `only`).
+
+    BadInput where there is no GPU, no such kernel, or nothing is measured of it.
+    """
+    named(kernel)
+    if not torch.cuda.is_available():
+        raise BadInput("kernels are timed on a GPU, and there is none here: --check works on a CPU")
+    if kernel not in WORKLOADS:
+        raise BadInput(f"nothing is measured of {kernel!r} yet: choose one of {', '.join(WORKLOADS)}")
+    torch.manual_seed(0)
+    ceiling = roof()
+    yield card() | {"kernel": kernel, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
+    tried = [*variants(kernel), *choices.variants(kernel)] if tuning else []
+    with torch.inference_mode():
+        for work in WORKLOADS[kernel](against, tried):
+            if only in work.name:
+                yield entry(work, ceiling)
+            work.contestants.clear()
+            torch.cuda.empty_cache()
+
+
+def card() -> dict[str, Any]:
+    """What the figures depend on."""
+    facts = torch.cuda.get_device_properties(0)
+    found = {"card": facts.name, "processors": facts.multi_processor_count}
+    found |= {"memory_gib": round(facts.total_memory / 2**30, 1), "cuda": torch.version.cuda, "driver": driver()}
+    return found | {"versions": {name: _version(name) for name in LIBRARIES}}
+
+
+def driver(path: Path = DRIVER) -> str | None:
+    """Version of the NVIDIA driver; None where the system does not say."""
+    try:
+        found = re.search(r"Module.*?\s(\d+\.[\d.]+)", path.read_text())
+    except OSError:
+        return None
+    return found.group(1) if found else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def entry(work: Workload, ceiling: Roof) -> dict[str, Any]:
+    """Times of all contestants on one workload."""
+    return result(work, measure(work.contestants), ceiling)
+
+
+def result(work: Workload, taken: Mapping[str, Time | str], ceiling: Roof) -> dict[str, Any]:
+    """`share` of the roof, and `ratio`: how many times faster "ours" is."""
+    floor = ceiling.seconds(work.flops, work.moved) * 1e3
+    own = taken.get("ours")
+    found = []
+    for who in work.contestants:
+        time = taken[who]
+        if not isinstance(time, Time):
+            found.append({"who": who, "problem": time})
+            continue
+        rates = {"tflops": work.flops / time.ms / 1e9, "tbps": work.moved / time.ms / 1e9, "share": floor / time.ms}
+        ratio = time.ms / own.ms if isinstance(own, Time) else None
+        found.append({"who": who} | time.to_json() | rates | {"ratio": ratio})
+    facts = {"name": work.name, "shape": work.shape, "flops": work.flops, "bytes": work.moved, "floor_ms": floor}
+    return facts | {"contestants": found}
+
+
+def add(report: dict[str, Any], work: Mapping[str, Any]) -> None:
+    """Put one workload into a report, in place of the one of its name."""
+    new = {**work, "command": report.get("command"), "versions": report.get("versions")}
+    names = [other["name"] for other in report["workloads"]]
+    at = names.index(work["name"]) if work["name"] in names else len(names)
+    report["workloads"][at : at + 1] = [new]
+
+
+def before(path: Path, card: str) -> list[dict[str, Any]]:
+    """The workloads in a report that was written earlier, if it is of the same card; else none."""
+    try:
+        report = json.loads(path.read_text())
+        return list(report["workloads"]) if report["card"] == card else []
+    except (OSError, JSONDecodeError, KeyError, TypeError):
+        return []

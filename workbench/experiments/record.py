@@ -1,0 +1,118 @@
+"""What a trial found: one flat record that is a line of JSON."""
+
+import json
+import platform
+from dataclasses import MISSING, asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.core.errors import BadInput
+from workbench.core.files import whole
+from workbench.metrics.answers import Score
+from workbench.metrics.latency import Quantiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Score):
+    """Scores of a trial with what they cost.
+
+    Tokens, rows, flops and bytes are means per request, up to its first token.
+    """
+
+    trial: dict[str, Any]  # the trial's own fields: model, data, mode, positions, seed, …
+    by_kind: dict[str, Score]  # per kind of question, "" where the data has none
+    ttft_s: Quantiles  # time to first token: one request at a time, after warm-up; block mode: blocks in the store
+    prompt_tokens: float
+    rows_computed: float
+    rows_reused: float
+    flops: float
+    flops_linear: float
+    flops_attention: float
+    bytes: float
+    bytes_loaded: float  # of these, keys and values that come from the store
+    hit_rate: float  # of the store while the answers were computed; 0 in full mode, which asks no store
+    parameters: int
+    seconds: float  # wall time of computing the answers, batched
+    device: str
+    versions: dict[str, str]
+    sparsity: dict[str, Any] | None = None  # what a sparse method keeps and loses (`metrics.sparsity`), else None
+    note: str = ""  # what the model's folder says of it, e.g. that its weights are random
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; `from_json` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "Record":
+        """Raises BadInput that names a missing or unknown field."""
+        known = {field.name for field in fields(cls)}
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
+        if odd := sorted((needed - set(record)) | (set(record) - known)):
+            raise BadInput(f"record field {odd[0]!r} is {'missing' if odd[0] in known else 'unknown'}")
+        return cls(
+            **record
+            | {
+                "by_kind": {kind: Score(**score) for kind, score in record["by_kind"].items()},
+                "ttft_s": Quantiles(**record["ttft_s"]),
+            }
+        )
+
+    @property
+    def way(self) -> str:
+        """What was tried, in words: "full", "block", "block, isolated, query_guided at 15%", …"""
+        trial, said = self.trial, [self.trial["mode"]]
+        said += ["naive positions"] if trial["positions"] == "naive" else []
+        said += [trial["prepare"]] if trial["prepare"] != "alone" else []
+        if trial["select"] != "none":
+            said.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
+        said += [trial["sparse"]] if trial.get("sparse", "none") != "none" else []
+        said += [f"chunks of {trial['chunk']}"] if trial.get("chunk") else []
+        return ", ".join(said)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row of scores a kind of question and one for "all", with the mode they were found in."""
+        mode = self.trial["mode"] if self.trial["positions"] != "naive" else "naive"
+        score = {field.name: getattr(self, field.name) for field in fields(Score)}
+        scores = {"all": score} | {kind: asdict(part) for kind, part in self.by_kind.items()}
+        return [{"mode": mode, "kind": kind} | part for kind, part in scores.items()]
+
+
+def dumps(record: Record) -> str:
+    """The record as one line of JSON."""
+    return json.dumps(record.to_json(), allow_nan=False)
+
+
+def write(text: str, path: str | Path) -> None:
+    """Write a file whole or not at all."""
+    whole(Path(path), lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a measurement depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("cached-block-workbench", "torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a checkout that is not installed
+            found[package] = "not installed"
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    """The accelerator's product name, or the processor with the threads torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,74 @@
+"""What a sweep tries: every combination of lists of a trial's fields, once."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from workbench import models
+from workbench.core.errors import BadInput
+from workbench.experiments.trial import Trial
+from workbench.methods import presets
+from workbench.methods.config import REUSE
+
+FIELDS = tuple(field.name for field in fields(Trial))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trial of a sweep, and the published method it was asked for by, if any."""
+
+    trial: Trial
+    method: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of the trial and of the state of its files, so that nothing stale is taken for finished."""
+        state = [asdict(self.trial), _files(self.trial)]
+        return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def name(self) -> str:
+        """What was asked for, as text."""
+        default, asked = asdict(Trial(self.trial.model)), asdict(self.trial)
+        said = [f"{name}={asked[name]}" for name in FIELDS if asked[name] != default[name]]
+        return ", ".join([self.trial.model, *said])
+
+
+def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[Case]:
+    """The trials of a sweep, each once.
+
+    A field in a list that does not apply (a ratio where nothing is selected, a selector of full attention) is left at
+    its default there, so combinations that come to the same trial are run once.
+    """
+    for name, values in lists.items():
+        if name not in (*FIELDS, "method"):
+            raise BadInput(f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}")
+        if isinstance(values, str) or not len(values):
+            raise BadInput(f"{name} is {values!r}: a list of at least one value is needed")
+    found: dict[Trial, Case] = {}
+    for values in product(*lists.values()):
+        asked = dict(zip(lists, values, strict=True))
+        method = asked.pop("method", None)
+        chosen = {**base, **presets.options(method, asked)}
+        if chosen["mode"] != "block":
+            chosen |= {name: Trial.__dataclass_fields__[name].default for name in REUSE if name in asked}
+        elif chosen["select"] == "none" and "ratio" in asked:
+            chosen["ratio"] = None
+        trial = Trial(**chosen)
+        found.setdefault(trial, Case(trial, method or ""))
+    return list(found.values())
+
+
+def _files(trial: Trial) -> list[list[Any]]:
+    """Name, size and time of the files that a trial reads."""
+    try:
+        read = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())
+    except BadInput:
+        read = []  # a model that is in memory only
+    read += [path for path in map(Path, filter(None, (trial.data, trial.prepared))) if path.exists()]
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in read]

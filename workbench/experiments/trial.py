@@ -1,0 +1,231 @@
+"""A trial: one model, one data set, one way of using cached blocks; what comes out is a Record."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from workbench import data, models
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.data import Sample
+from workbench.data.corpus import Corpus
+from workbench.data.layouts import Layout
+from workbench.engine.support import facts_of, prepare_model
+from workbench.experiments.record import Record, device_name, versions
+from workbench.methods import Method, registry
+from workbench.methods import prepare as preparations
+from workbench.methods.config import Way
+from workbench.methods.generation import Generation, first_token, generate
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.precompute import kind_of
+from workbench.metrics import answers, cost
+from workbench.metrics.latency import Quantiles, measure
+from workbench.metrics.sparsity import measure as measure_sparsity
+from workbench.models.loading import Loaded
+from workbench.store import FolderStore, MemoryStore, Stats
+
+Progress = Callable[[int, int], None]  # (samples answered, of how many)
+BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
+SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
+
+
+@dataclass(frozen=True)
+class Trial(Way):
+    """What is tried: a way to answer (`Way`), on a model and questions.
+
+    Validates itself: BadInput for a value that is not allowed, before anything is loaded.
+
+    model           folder or name (`models.load`)
+    data            file or name (`data.load`)
+    samples, seed, passages   how many questions, which draw, how many passages each (None: as the data has them)
+    batch           requests answered together, at most
+    timed           requests whose time to first token is measured, at most
+    store_gib       budget of the store of cached blocks, GiB
+    """
+
+    model: str
+    data: str = "lab"
+    samples: int = 200
+    seed: int = 0
+    passages: int | None = None
+    device: str = "cpu"
+    dtype: str | None = None
+    batch: int = 16
+    max_new_tokens: int = 32
+    timed: int = 20
+    store_gib: float = 2.0
+
+    def __post_init__(self) -> None:
+        self.check()
+        for name, least in (("samples", 1), ("batch", 1), ("max_new_tokens", 1), ("timed", 1), ("seed", 0)):
+            if not _is_int(value := getattr(self, name)) or value < least:
+                raise BadInput(f"{name} is {value!r}: a whole number of at least {least} is needed")
+        if self.passages is not None and (not _is_int(self.passages) or self.passages < 1):
+            raise BadInput(f"passages is {self.passages!r}: a whole number of at least 1 is needed, or none")
+        if not isinstance(self.store_gib, int | float) or not 0 < self.store_gib < float("inf"):
+            raise BadInput(f"store_gib is {self.store_gib!r}: a positive number is needed")
+
+    def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Record:
+        """Answer every question, measure, score.
+
+        `loaded` is the model where it is in memory already (`models.load`); `progress` is called after every batch.
+        Raises BadInput, before any work, for unknown names, broken files and a prompt over the model's context.
+        """
+        return self.run_each(progress, loaded)[0]
+
+    def run_each(
+        self, progress: Progress | None = None, loaded: Loaded | None = None, store: MemoryStore | None = None
+    ) -> tuple[Record, list[dict[str, Any]]]:
+        """The record, and one row a question: {id, kind, answer, expected, em, f1}, in the order of the data.
+
+        `store` holds blocks that other trials have cached; hit rate and seconds are then those of a warm store.
+        """
+        samples = data.load(self.data, self.samples, self.seed, self.passages)
+        model, tokenizer, layout = loaded or models.load(self.model, self.device, self.dtype)
+        prepare_model(model)
+        prompts = layout.prompts(samples, tokenizer)
+        _check_context(model, samples, prompts)
+        method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
+        if store is None:
+            store = MemoryStore(int(self.store_gib * 2**30), behind=self._folder(model, method))
+        before, begin = store.stats, time.perf_counter()
+        found = self.answer(prompts, (model, tokenizer, layout), store, progress, method)
+        seconds = time.perf_counter() - begin
+        ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
+        record = self._record(model, samples, prompts, found, store.stats.since(before), ttft, seconds)
+        if (tiles := self.tiles()) is not None:
+            kept = measure_sparsity(model, prompts[: min(self.timed, SPARSE_PROMPTS)], tiles.ready(model), self.chunk)
+            record = replace(record, sparsity=kept.record())
+        return record, [_row(sample, answer) for sample, answer in zip(samples, found, strict=True)]
+
+    def _corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
+        """The passages that neighbours come from, where the preparation has any."""
+        policy, _ = registry.found(preparations.__name__, self.prepare, ("corpus",))
+        if not hasattr(policy, "neighbours"):
+            return None
+        return Corpus.of(data.corpus(self.data, self.samples, self.seed, self.passages), layout, tokenizer)
+
+    def _folder(self, model: PreTrainedModel, method: Method) -> FolderStore | None:
+        if self.prepared is None or not isinstance(method, Reuse):
+            return None
+        return FolderStore(self.prepared, kind_of(model, method.prepare))
+
+    def answer(
+        self,
+        prompts: Sequence[Prompt],
+        loaded: Loaded,
+        store: MemoryStore,
+        progress: Progress | None = None,
+        method: Method | None = None,
+    ) -> list[Generation]:
+        """Greedy answers to prompts, in batches; cached blocks come from `store` and stay in it."""
+        model, tokenizer, layout = loaded
+        found: list[Generation] = []
+        for batch in batches([len(prompt) for prompt in prompts], self.batch):
+            found += generate(
+                model,
+                tokenizer,
+                [prompts[i] for i in batch],
+                method or self.method(),
+                store,
+                max_new_tokens=self.max_new_tokens,
+                stop=layout.stop,
+            )
+            if progress:
+                progress(len(found), len(prompts))
+        return found
+
+    def _record(
+        self,
+        model: PreTrainedModel,
+        samples: Sequence[Sample],
+        prompts: Sequence[Prompt],
+        found: Sequence[Generation],
+        stats: Stats,
+        ttft: Quantiles,
+        seconds: float,
+    ) -> Record:
+        texts = [answer.text.strip() for answer in found]
+        aliases = [sample.answers for sample in samples]
+        kinds = sorted({sample.kind for sample in samples})
+        of_kind = {kind: [i for i, sample in enumerate(samples) if sample.kind == kind] for kind in kinds}
+        shape = cost.shape_of(model)
+        costs = [cost.of_passes(shape, answer.passes, answer.rows_reused, model.dtype.itemsize) for answer in found]
+        return Record(
+            **asdict(answers.score(texts, aliases, self.seed)),
+            trial=asdict(self),
+            by_kind={
+                kind: answers.score([texts[i] for i in where], [aliases[i] for i in where], self.seed)
+                for kind, where in of_kind.items()
+            },
+            ttft_s=ttft,
+            prompt_tokens=_mean([len(prompt) for prompt in prompts]),
+            rows_computed=_mean([answer.rows_computed for answer in found]),
+            rows_reused=_mean([answer.rows_reused for answer in found]),
+            flops=_mean([c.flops for c in costs]),
+            flops_linear=_mean([c.linear for c in costs]),
+            flops_attention=_mean([c.attention for c in costs]),
+            bytes=_mean([c.bytes for c in costs]),
+            bytes_loaded=_mean([c.kv_loaded for c in costs]),
+            hit_rate=stats.hit_rate,
+            parameters=shape.stored,
+            seconds=seconds,
+            device=device_name(model.device),
+            versions=versions(),
+            note=models.note_of(self.model),
+        )
+
+
+def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Indices in order, grouped to at most `most` requests and `tokens` tokens (a longer prompt goes alone)."""
+    group: list[int] = []
+    for i, length in enumerate(lengths):
+        if group and (len(group) == most or sum(lengths[j] for j in group) + length > tokens):
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def _first_tokens(model: PreTrainedModel, prompts: Sequence[Prompt], method: Method) -> Iterator[Callable[[], int]]:
+    """One job a prompt: from its token ids to its first new token, with its cached blocks in a store already."""
+    for prompt in prompts:
+        store = MemoryStore(1 << 62)
+        method.begin(model, [prompt], store)
+        yield partial(first_token, model, prompt, method, store)
+
+
+def _row(sample: Sample, answer: Generation) -> dict[str, Any]:
+    said = answer.text.strip()
+    return {
+        "id": sample.id,
+        "kind": sample.kind,
+        "answer": said,
+        "expected": sample.answers[0],
+        "em": answers.exact_match(said, sample.answers),
+        "f1": answers.f1(said, sample.answers),
+    }
+
+
+def _check_context(model: PreTrainedModel, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:
+    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
+    context = facts_of(model).context
+    if context and len(prompts[longest]) >= context:
+        raise BadInput(
+            f"the prompt of sample {samples[longest].id!r} has {len(prompts[longest])} tokens, "
+            f"the model's context is {context}, answer included: ask for fewer passages"
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

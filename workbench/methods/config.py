@@ -1,0 +1,92 @@
+"""A way to answer prompts, as text and numbers: what a person writes down, and the method it names."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
+from workbench.data.corpus import Corpus
+from workbench.engine.chunked import check_chunk
+from workbench.methods import Method, modes, registry
+from workbench.methods import prepare as preparations
+from workbench.methods import select as selectors
+from workbench.methods import sparse as sparse_methods
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.sparse import Sparse
+
+MODES = ("full", "block", "superposition")
+REUSE = ("positions", "prepare", "select", "ratio", "prepared")  # fields that are for mode block
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """Which method, and its choices. Names of policies stand alone or with options: `query_guided(layers=all)`.
+
+    mode            "full": ordinary prefill; "block": every block but the question is cached apart and reused;
+                    "superposition": one path a passage, the best joined, also as superposition(paths=2)
+    positions       of reused keys: "re-encoded" for where the block stands now, or "naive", as cached
+    prepare         what a block saw before it was cached: a file of `workbench.methods.prepare`
+    select, ratio   which tokens of reused blocks are computed again, a file of `methods.select`; and how many, as a
+                    share of the tokens of all passages (None: as many as the selector wants)
+    prepared        folder of `workbench prepare` to take cached blocks from; what it lacks is computed
+    sparse, chunk   a file of `methods.sparse`, "none": all key tiles; and rows of one pass (None: all at once)
+    """
+
+    mode: str = "full"
+    positions: str = "re-encoded"
+    prepare: str = "alone"
+    select: str = "none"
+    ratio: float | None = 0.15
+    prepared: str | None = None
+    sparse: str = "none"
+    chunk: int | None = None
+
+    def check(self) -> None:
+        """BadInput for a choice that is not allowed; loads nothing."""
+        name, _ = registry.parse(self.mode)
+        if name not in MODES:
+            raise BadInput(f"unknown mode {self.mode!r}: allowed are {', '.join(MODES)}")
+        odd = [key for key in REUSE if getattr(self, key) != getattr(Way, key)]
+        if self.mode != "block" and odd:
+            raise BadInput(
+                f"{odd[0]} {getattr(self, odd[0])!r} is for mode block: mode {name} reuses no cached block so"
+            )
+        registry.found(preparations.__name__, self.prepare, ("corpus",))
+        reuse = Reuse(self.positions, select=self._select(), ratio=self.ratio)  # type: ignore[arg-type]  # it checks
+        self._sparse(reuse)
+        if self.mode != "block":
+            self.method()
+        if self.chunk is not None:
+            check_chunk(Plan(torch.arange(1), tiles=self.tiles()), self.chunk)
+
+    def _select(self) -> selectors.Select | None:
+        return None if self.select == "none" else selectors.named(self.select)
+
+    def method(self, corpus: Corpus | None = None, system: bool = True) -> Method:
+        """The method itself; preparations that look for neighbours look in `corpus`.
+
+        Without a `system` block in the layout, the first block of a prompt is a passage like the others.
+        """
+        if self.mode != "block":
+            return self._sparse(registry.made(modes.__name__, self.mode))
+        prepared, chosen = preparations.named(self.prepare, corpus=corpus), self._select()
+        if not system:
+            prepared = replace(prepared, system=0) if hasattr(prepared, "system") else prepared  # type: ignore[type-var]
+            chosen = replace(chosen, system=0) if chosen else None
+        return self._sparse(Reuse(self.positions, prepared, chosen, self.ratio))  # type: ignore[arg-type]
+
+    def _sparse(self, method: Any) -> Method:
+        """The method with its key tiles chosen, and in chunks, where that is asked for."""
+        if self.sparse == "none" and self.chunk is None:
+            return method
+        if not hasattr(method, "sparse"):
+            raise BadInput(
+                f"sparse {self.sparse!r} and chunk {self.chunk} are for modes full and block, not {self.mode}"
+            )
+        return replace(method, sparse=self.tiles(), chunk=self.chunk)
+
+    def tiles(self) -> Sparse | None:
+        """The sparse method, if any."""
+        return None if self.sparse == "none" else sparse_methods.named(self.sparse)

@@ -1,0 +1,96 @@
+"""The whole flow in one call: prompts in, answers out, by any method."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.plan import Pass
+from workbench.engine.decoding import check_options, decode, text_of
+from workbench.engine.forward import check_tokens
+from workbench.engine.support import facts_of
+from workbench.methods import Method, finish
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.superposition import Superposition
+from workbench.store import Store
+
+MODES: dict[str, Method] = {"full": Full(), "block": Reuse(), "superposition": Superposition()}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer: its token ids, its text up to the stop string, how many prompt tokens were computed and reused, and
+    seconds from the call to the first tokens of its batch (answers that differ in nothing else are equal)."""
+
+    tokens: tuple[int, ...]
+    text: str
+    rows_computed: int
+    rows_reused: int
+    ttft: float = field(compare=False)
+    passes: tuple[Pass, ...] = field(repr=False)  # all that was computed up to the first token
+
+
+def generate(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    mode: Method | str = "full",
+    store: Store | None = None,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int | Sequence[int] = 0,
+    stop: str | Sequence[str] = (),
+) -> list[Generation]:
+    """Answers to a batch of prompts of any lengths.
+
+    mode   a method, or the name of one with its defaults. "full": every token of a prompt is computed; "block": every
+           context block is cached alone (in `store`, or for this call only) and reused at its new place;
+           "superposition": one path a document. `Full(sees=block_attention)`, `Reuse(positions="naive")` and others are
+           in `workbench.methods`.
+    The other arguments are those of `decode`.
+    """
+    method = method_of(mode)
+    facts = facts_of(model)
+    check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
+    for prompt in prompts:
+        check_tokens(facts, prompt.tokens)
+    longest = max(map(len, prompts), default=0)
+    room = min(max_new_tokens, facts.context - longest) if facts.context else max_new_tokens
+    ttft, begin = 0.0, perf_counter()
+    starts = method.begin(model, prompts, store, room)
+    works, logits = [start.work for start in starts], finish(model, starts)
+    kvs, rules = [work.kv for work in works], [work.plan.sees for work in works]
+    answers: list[list[int]] = [[] for _ in prompts]
+    for step in decode(model, kvs, logits, max_new_tokens, temperature, top_p, seed, stop, tokenizer, rules):
+        ttft = ttft or perf_counter() - begin
+        for answer, token in zip(answers, step, strict=True):
+            answer += [] if token is None else [token]
+    ttft = ttft or perf_counter() - begin  # all ended at once: nothing was streamed
+    return [
+        Generation(tuple(answer), text_of(tokenizer, answer, stop), start.computed, start.reused, ttft, start.passes)
+        for answer, start in zip(answers, starts, strict=True)
+    ]
+
+
+def method_of(mode: Method | str) -> Method:
+    """The method itself, or the one of that name."""
+    if isinstance(mode, str):
+        if mode not in MODES:
+            raise BadInput(f"mode {mode!r}: it is one of {', '.join(MODES)}, or a method of workbench.methods")
+        return MODES[mode]
+    return mode
+
+
+def first_token(model: PreTrainedModel, prompt: Prompt, mode: Method | str = "full", store: Store | None = None) -> int:
+    """The most likely first token of an answer.
+
+    What a time to first token measures: from token ids (and blocks in a store) to a token id on the host.
+    """
+    (logits,) = finish(model, method_of(mode).begin(model, [prompt], store))
+    return int(logits.argmax())

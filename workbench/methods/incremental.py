@@ -1,0 +1,120 @@
+"""One prompt after another: only the blocks that changed are encoded again.
+
+Block-Attention, section 2.5 and appendix A: between two states of a game, two turns of a chat or two edits of a
+document, most blocks stay as they were. A block is looked up by its content, so it does not matter whether blocks were
+edited, inserted, deleted or put in another order: what the store holds is turned to its new place, the rest is encoded.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block, Prompt
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.engine.forward import Work, assemble, check_tokens
+from workbench.engine.support import facts_of
+from workbench.store import Store, fetch, fingerprint, key_of
+
+Fate = Literal["kept", "moved", "recalled", "encoded"]
+FATES: tuple[Fate, ...] = get_args(Fate)
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A prompt whose context stands in its KV, and what that took.
+
+    fates   of every context block: "kept" where the prompt before had it, "moved" from another place in it, "recalled"
+            from the store although the prompt before did not have it (or a further copy within this prompt), or
+            "encoded" now
+    moves   tokens by which every block moved since the prompt before; None for a block that was not in it
+    prefix  leading tokens equal to those of the prompt before: what a prefix cache would have reused
+    """
+
+    prompt: Prompt
+    kv: KV
+    fates: tuple[Fate, ...]
+    moves: tuple[int | None, ...]
+    prefix: int
+
+    @property
+    def work(self) -> Work:
+        """The request that is left to compute: the question, over the context in place."""
+        return Work(self.prompt.tokens, Plan(self.prompt.question), self.kv)
+
+    def blocks(self, fate: Fate) -> int:
+        """How many context blocks had this fate."""
+        return self.fates.count(fate)
+
+    def tokens(self, fate: Fate) -> int:
+        """How many tokens the blocks of this fate have."""
+        return sum(len(block) for block, had in zip(self.prompt.context, self.fates, strict=True) if had == fate)
+
+    @property
+    def computed(self) -> int:
+        """Tokens that went through the model: the encoded blocks and the question."""
+        return self.tokens("encoded") + len(self.prompt.question)
+
+
+def revise(
+    model: PreTrainedModel, prompt: Prompt, store: Store, before: Prompt | None = None, room: int = 0
+) -> Revision:
+    """Put `prompt` together from `store`, encoding (all at once) only those of its blocks that `store` does not hold.
+
+    `before` is the prompt that came before, of which the report speaks; what is reused depends on the store alone. An
+    evicted block is encoded again. `room` is capacity for new tokens. Raises BadInput before any work.
+    """
+    check_tokens(facts_of(model), prompt.tokens)
+    watched = _Watched(store)
+    cached = fetch(model, prompt.context, watched)
+    kv = assemble(model, prompt, cached, room=room)
+    model_key = fingerprint(model)
+    fresh = [key_of(model_key, model.dtype, block) in watched.stored for block in prompt.context]
+    return Revision(prompt, kv, *_compare(prompt, before, fresh), _prefix(prompt, before))
+
+
+class _Watched:
+    """A store that notes what is put into it."""
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.stored: set[str] = set()
+
+    def get(self, key: str) -> KV | None:
+        return self.store.get(key)
+
+    def put(self, key: str, kv: KV) -> None:
+        self.stored.add(key)
+        self.store.put(key, kv)
+
+
+def _compare(
+    prompt: Prompt, before: Prompt | None, fresh: list[bool]
+) -> tuple[tuple[Fate, ...], tuple[int | None, ...]]:
+    stood: dict[Block, list[int]] = {}
+    for block, start in zip(before.context, before.starts, strict=False) if before else ():
+        stood.setdefault(block, []).append(start)
+    fates: list[Fate] = []
+    moves: list[int | None] = []
+    seen: set[Block] = set()
+    for block, start, new in zip(prompt.context, prompt.starts, fresh, strict=False):
+        nearest = min((start - place for place in stood.get(block, ())), key=abs, default=None)
+        moves.append(nearest)
+        if new and block not in seen:
+            fates.append("encoded")
+        elif nearest is None:
+            fates.append("recalled")
+        else:
+            fates.append("moved" if nearest else "kept")
+        seen.add(block)
+    return tuple(fates), tuple(moves)
+
+
+def _prefix(prompt: Prompt, before: Prompt | None) -> int:
+    """Equal leading tokens; the last token of a prompt is always computed, so it never counts."""
+    if before is None:
+        return 0
+    most = min(len(prompt) - 1, len(before))
+    same = prompt.tokens[:most] == before.tokens[:most]
+    return most if bool(same.all()) else int(same.int().argmin())

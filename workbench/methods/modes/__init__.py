@@ -1,0 +1,1 @@
+"""Methods by the name of their mode: one file is one method."""

@@ -1,0 +1,43 @@
+"""Ordinary prefill: every token of the prompt is computed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.masks import Sees, causal
+from workbench.core.plan import Pass, Plan
+from workbench.engine.chunked import check_chunk
+from workbench.engine.forward import Work, empty
+from workbench.methods import Start
+from workbench.methods.sparse import Sparse
+from workbench.store import Store
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every token is computed, under the rule `sees(prompt)` where one is given (`block_attention`, say).
+
+    sparse   chooses the key tiles that are attended to
+    chunk    rows of one pass; None: all at once
+    """
+
+    sees: Callable[[Prompt], Sees] | None = None
+    sparse: Sparse | None = None
+    chunk: int | None = None
+
+    def begin(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
+    ) -> list[Start]:
+        tiles = self.sparse.ready(model) if self.sparse else None
+        return [self._begin(model, prompt, tiles, room) for prompt in prompts]
+
+    def _begin(self, model: PreTrainedModel, prompt: Prompt, tiles: Sparse | None, room: int) -> Start:
+        length = len(prompt)
+        plan = Plan(torch.arange(length), self.sees(prompt) if self.sees else causal, tiles)
+        if self.chunk is not None:
+            check_chunk(plan, self.chunk)
+        work = Work(prompt.tokens, plan, empty(model, length, room))
+        return Start(work, (Pass(range(length), length),), length, 0, self.chunk)

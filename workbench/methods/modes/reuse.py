@@ -1,0 +1,70 @@
+"""Cached blocks are put in place, some of their tokens are computed again, and the question is computed over them.
+
+What the published systems differ in are the three choices: how blocks are prepared before they are cached, at which
+positions they are reused, and which of their tokens are computed again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass, Plan
+from workbench.engine.chunked import check_chunk
+from workbench.engine.forward import Positions, Work, assemble
+from workbench.methods import Start
+from workbench.methods.prepare import Prepare
+from workbench.methods.prepare.alone import Alone
+from workbench.methods.select import Select, check_budget
+from workbench.methods.sparse import Sparse
+from workbench.store import MemoryStore, Store
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Every context block is cached and reused at its new place; the question is always computed.
+
+    positions   of the reused keys: "re-encoded" for where their block stands now (Block-Attention, Full Reuse), or
+                "naive", as cached (PromptCache, arXiv:2311.04934)
+    prepare     what a block saw before it was cached
+    select      scores the tokens of cached blocks; the best of them are computed again, together with the question
+    ratio       share of the document tokens to compute again, 0 to 1 (the recomputation ratio of CacheBlend and
+                FusionRAG; the question is not in it); None: as many as the selector wants
+    sparse      chooses the key tiles that the computed rows attend to
+    chunk       rows of one pass; None: all at once
+    """
+
+    positions: Positions = "re-encoded"
+    prepare: Prepare = field(default_factory=Alone)
+    select: Select | None = None
+    ratio: float | None = 0.15
+    sparse: Sparse | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.positions not in ("re-encoded", "naive"):
+            raise BadInput(f"unknown positions {self.positions!r}: allowed are re-encoded, naive")
+        check_budget(self.ratio)
+
+    def begin(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
+    ) -> list[Start]:
+        cached = self.prepare(model, prompts, MemoryStore(1 << 62) if store is None else store)
+        kvs = [assemble(model, p, c, self.positions, room) for p, c in zip(prompts, cached, strict=True)]
+        rows = [prompt.question for prompt in prompts]
+        if self.select:
+            chosen = self.select.rows(model, prompts, kvs, self.ratio)
+            rows = [torch.cat(both) for both in zip(chosen, rows, strict=True)]
+        return [self._start(model, *request) for request in zip(prompts, kvs, rows, strict=True)]
+
+    def _start(self, model: PreTrainedModel, prompt: Prompt, kv: KV, rows: torch.Tensor) -> Start:
+        scoring = self.select.passes(model, prompt) if self.select else ()
+        passes = (*scoring, Pass(rows.tolist(), len(prompt), forward=1))
+        plan = Plan(rows, tiles=self.sparse.ready(model) if self.sparse else None)
+        if self.chunk is not None:
+            check_chunk(plan, self.chunk)
+        return Start(Work(prompt.tokens, plan, kv), passes, len(rows), len(prompt) - len(rows), self.chunk)

@@ -1,0 +1,131 @@
+"""Superposition prompting: every document is read with the question on a path of its own; the best paths are joined.
+
+Merth et al., arXiv:2404.06910 (ICML 2024); a baseline of Block-Attention's table 2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass, Plan
+from workbench.core.rope import rotate
+from workbench.engine.forward import Work, check_tokens, empty, prefill_many
+from workbench.engine.support import facts_of
+from workbench.methods import Start
+from workbench.store import MemoryStore, Store, fetch
+
+Placed = tuple[
+    KV, torch.Tensor
+]  # a run of cached tokens and the positions [T], whole or not, where its keys shall stand
+
+
+@dataclass(frozen=True)
+class Superposition:
+    """Paths system → document → question run side by side; the `paths` best of them are joined for the answer.
+
+    A path's question sees the system block and its own document only. Paths are ranked by the posterior of their
+    document, P(d | q) ∝ P(q | d) P(d), probabilities of the model after the system block. P(d) is taken per token, so
+    that a long document is not put behind for its length; `prior=False` leaves it out and saves reading the documents.
+
+    Positions are at equilibrium: every document spans the harmonic mean of all lengths, so all paths end at the same
+    position. A document is encoded at its own length and its keys are stretched afterwards, which keeps it cacheable
+    (the paper encodes it stretched). The last token of the question is held back to join the paths: it sees the system
+    block, the kept documents and their questions, and gives the first token.
+    """
+
+    paths: int = 4
+    prior: bool = True
+
+    def __post_init__(self) -> None:
+        if self.paths < 1:
+            raise BadInput(f"paths is {self.paths}: at least 1 path is kept")
+
+    def begin(
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
+    ) -> list[Start]:
+        for prompt in prompts:
+            if len(prompt.context) < 2 or len(prompt.blocks[-1]) < 2:
+                raise BadInput("superposition needs a system block, a document and a question of at least two tokens")
+        kept = MemoryStore(1 << 62) if store is None else store
+        return [self._begin(model, prompt, kept, room) for prompt in prompts]
+
+    def _begin(self, model: PreTrainedModel, prompt: Prompt, store: Store, room: int) -> Start:
+        system, *documents = prompt.context
+        asked, last = Block(prompt.blocks[-1].tokens[:-1]), prompt.blocks[-1].tokens[-1]
+        first, *cached = fetch(model, prompt.context, store, [(), *[(system,)] * len(documents)])
+        span = len(documents) / sum(1 / len(document) for document in documents)  # harmonic mean of the lengths
+        head = torch.arange(len(system), dtype=torch.float64)
+        bodies = [len(system) + torch.arange(len(d)).double() * span / len(d) for d in documents]
+        works = []
+        for document, kv, body in zip(documents, cached, bodies, strict=True):
+            path = Prompt((system, document, asked))
+            late = len(document) - span  # the question stands so much behind its place at equilibrium
+            placed = _place(model, [(first, head + late), (kv, body + late)], len(asked), room=0)
+            works.append(Work(path.tokens, Plan(path.question), placed))
+        best = self._best(model, system, documents, works)
+        end = len(system) + span + torch.arange(len(asked)).double()
+        length = len(system) + sum(len(documents[i]) + len(asked) for i in best) + 1
+        late = length - 1 - (len(system) + span + len(asked))
+        parts = [(first, head + late)]
+        parts += [(cached[i], bodies[i] + late) for i in best]
+        parts += [(works[i].kv.slice(len(works[i].kv) - len(asked), len(works[i].kv)), end + late) for i in best]
+        tokens = [*system.tokens, *chain.from_iterable(documents[i].tokens for i in best), *asked.tokens * len(best)]
+        check_tokens(facts_of(model), torch.tensor([*tokens, last]))
+        work = Work(torch.tensor([*tokens, last]), Plan(torch.tensor([length - 1])), _place(model, parts, 1, room))
+        return Start(work, *self._counts(system, documents, works, length))
+
+    def _best(
+        self, model: PreTrainedModel, system: Block, documents: Sequence[Block], works: Sequence[Work]
+    ) -> list[int]:
+        """The paths to keep, in reading order; runs every path's question, whose KV the works then hold."""
+        scores = torch.tensor(
+            [_likelihood(s.logits, w) for s, w in zip(prefill_many(model, works), works, strict=True)]
+        )
+        if self.prior:
+            runs = [Prompt((system, document)) for document in documents]
+            alone = [Work(run.tokens, Plan(torch.arange(len(run))), empty(model, len(run))) for run in runs]
+            for i, step in enumerate(prefill_many(model, alone)):
+                assert step.logits is not None
+                about = step.logits[len(system) :]
+                scores[i] += _likelihood(about, alone[i]) / (len(documents[i]) - 1 or 1)
+        return sorted(scores.topk(min(self.paths, len(works))).indices.tolist())
+
+    def _counts(
+        self, system: Block, documents: Sequence[Block], works: Sequence[Work], length: int
+    ) -> tuple[tuple[Pass, ...], int, int]:
+        """Passes, tokens computed and tokens reused."""
+        passes = [Pass(work.plan.rows.tolist(), len(work.tokens), forward=1) for work in works]
+        computed = sum(len(work.plan.rows) for work in works) + 1
+        if self.prior:
+            passes += [Pass(range(len(system) + len(d)), len(system) + len(d)) for d in documents]
+            computed += sum(len(d) for d in documents)
+        passes.append(Pass([length - 1], length, forward=2))
+        return tuple(passes), computed, len(system) + (0 if self.prior else sum(map(len, documents)))
+
+
+def _likelihood(logits: torch.Tensor | None, work: Work) -> float:
+    """Log-probability of the last len(logits) tokens of a request, all but the first of them."""
+    assert logits is not None
+    tokens = work.tokens[len(work.tokens) - len(logits) + 1 :].to(logits.device)
+    return float(logits[:-1].float().log_softmax(-1).gather(1, tokens[:, None]).sum())
+
+
+def _place(model: PreTrainedModel, parts: Sequence[Placed], unwritten: int, room: int) -> KV:
+    """One KV of all parts behind one another, every key turned to its position, and `unwritten` tokens after them."""
+    facts = facts_of(model)
+    kv = empty(model, sum(len(part) for part, _ in parts) + unwritten, room)
+    at = 0
+    for part, positions in parts:
+        distance = positions - (part.start + torch.arange(len(part)))
+        for layer, inv_freq in enumerate(facts.inv_freq):
+            stand = slice(at, at + len(part))
+            kv.keys[layer][:, stand] = rotate(part.keys[layer], distance, inv_freq, facts.pairing)
+            kv.values[layer][:, stand] = part.values[layer]
+        at += len(part)
+    return kv

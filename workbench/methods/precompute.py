@@ -1,0 +1,268 @@
+"""A whole corpus prepared into a folder, once: by several processes, and taken up again where it was interrupted.
+
+<out>/manifest.json, *.safetensors    a `FolderStore`
+      prepared.json                   what it took
+      _SUCCESS                        written last
+      unprepared/                     KV that neighbours are stitched from; removed at the end
+"""
+
+import json
+import multiprocessing
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from workbench import data, models
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.files import whole
+from workbench.core.kv import KV
+from workbench.data.corpus import Corpus
+from workbench.engine.support import prepare_model
+from workbench.methods import prepare, registry
+from workbench.methods.prepare import Prepare
+from workbench.methods.prepare.isolated import Isolated
+from workbench.methods.prepare.similar import Similar
+from workbench.models.loading import Loaded
+from workbench.store import FolderStore, MemoryStore, Store, fingerprint
+
+Progress = Callable[[int, int], None]  # (passages done, of how many)
+Shard = tuple[str, tuple[Block, ...]]  # name of a file, and the passages it holds
+Made = tuple[float, float, int]  # (begin, end, passages) of a shard
+UNPREPARED, SUCCESS = "unprepared", "_SUCCESS"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What came out. `passages_per_second` is of this run, from the first shard's begin to the last one's end."""
+
+    folder: str
+    prepare: str
+    passages: int
+    made: int  # in this run; the others were there
+    tokens: int
+    bytes: int
+    seconds: float
+    passages_per_second: float
+    workers: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Shards that are prepared one way, all before the next stage begins."""
+
+    way: Prepare
+    folder: Path
+    shards: list[Shard]
+
+    @property
+    def passages(self) -> list[Block]:
+        return [block for _, blocks in self.shards for block in blocks]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """All passages of a data set, prepared one way and kept in the folder `out`.
+
+    data, samples, seed, passages   whose passages, as in a trial; of a file, all samples with all of their passages
+    prepare                         a file of `workbench.methods.prepare`, with options in brackets
+    workers                         processes, each with a model of its own; with device "cuda", dealt out over the GPUs
+    shard                           passages a file
+    Raises BadInput before anything is written, also for a folder that another model or preparation has filled.
+    """
+
+    model: str
+    out: Path
+    data: str = "lab"
+    prepare: str = "similar"
+    samples: int | None = None
+    seed: int = 0
+    passages: int | None = None
+    device: str = "cpu"
+    dtype: str | None = None
+    workers: int = 1
+    shard: int = 64
+
+    def __post_init__(self) -> None:
+        registry.found(prepare.__name__, self.prepare, ("corpus", "system"))
+        for name in ("workers", "shard"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int) or value < 1:
+                raise BadInput(f"{name} is {value!r}: a whole number of at least 1 is needed")
+
+    def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Prepared:
+        """Prepare what the folder lacks. `loaded` is the model where it is in memory already."""
+        samples = data.corpus(self.data, self.samples, self.seed, self.passages)
+        model, tokenizer, layout = loaded or models.load(self.model, self.device, self.dtype)
+        prepare_model(model)
+        corpus = Corpus.of(samples, layout, tokenizer)
+        first = layout.prompts(samples[:1], tokenizer)[0]
+        system = first.context[: len(first.context) - len(samples[0].ctxs)]
+        policy = prepare.named(self.prepare, corpus=corpus, system=len(system))
+        FolderStore(self.out, kind_of(model, policy), new=True)  # refuses a folder of another kind
+        for leftover in self.out.rglob(".*.safetensors.*"):
+            leftover.unlink()  # of a run that was killed
+        (self.out / SUCCESS).unlink(missing_ok=True)
+        stages = self._stages(model, policy, corpus)
+        made = len(stages[-1].passages) if stages else 0
+        for stage in stages:
+            if system and not (stage.folder / "system.safetensors").is_file():
+                Bench(model, stage.way, stage.folder, system).make(("system", ()))
+        total, done, seconds = sum(len(stage.passages) for stage in stages), 0, 0.0
+        with self._makers(model, system, stages) as make:
+            for stage in stages:
+                begin, end = float("inf"), 0.0
+                for begun, ended, count in make(stage):
+                    begin, end, done = min(begin, begun), max(end, ended), done + count
+                    if progress:
+                        progress(done, total)
+                seconds += end - begin
+        return self._finish(policy, corpus, made, seconds)
+
+    def _stages(self, model: PreTrainedModel, policy: Prepare, corpus: Corpus) -> list[Stage]:
+        """What is to do: none of it where all shards are written."""
+        cuts = range(0, len(corpus), self.shard)
+        shards = [(f"passages-{i // self.shard:06d}", corpus.blocks[i : i + self.shard]) for i in cuts]
+        ways = [(policy, self.out)]
+        if isinstance(policy, Similar) and policy.n:
+            ways.insert(0, (Isolated(policy.system), self.out / UNPREPARED))
+        stages = [Stage(way, folder, _missing(shards, folder)) for way, folder in ways]
+        if not stages[-1].shards:
+            return []
+        for stage in stages[:-1]:
+            FolderStore(stage.folder, kind_of(model, stage.way), new=True)
+        return [stage for stage in stages if stage.shards]
+
+    @contextmanager
+    def _makers(
+        self, model: PreTrainedModel, system: tuple[Block, ...], stages: list[Stage]
+    ) -> Iterator[Callable[[Stage], Iterator[Made]]]:
+        """A function that prepares a stage: in this process, or in `workers` others that load the model once."""
+
+        def here(stage: Stage) -> Iterator[Made]:
+            bench = Bench(model, stage.way, stage.folder, system)
+            return map(bench.make, stage.shards)
+
+        if self.workers == 1 or all(len(stage.shards) == 1 for stage in stages):
+            yield here
+            return
+        context = multiprocessing.get_context("spawn")
+        places = context.SimpleQueue()
+        for i in range(self.workers):
+            places.put(f"cuda:{i % torch.cuda.device_count()}" if self.device == "cuda" else self.device)
+        ways = {stage.folder: stage.way for stage in stages}
+        given = (places, self.model, self.dtype, max(1, torch.get_num_threads() // self.workers), ways, system)
+        with ProcessPoolExecutor(self.workers, context, _begin, given) as pool:
+
+            def there(stage: Stage) -> Iterator[Made]:
+                futures = [pool.submit(_next, stage.folder, shard) for shard in stage.shards]
+                try:
+                    yield from (future.result() for future in as_completed(futures))
+                except BrokenProcessPool:
+                    raise RuntimeError(
+                        "a worker process ended, perhaps for lack of memory; what is written stays: run again to go on"
+                    ) from None
+                finally:
+                    for future in futures:
+                        future.cancel()
+
+            yield there
+
+    def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float) -> Prepared:
+        shutil.rmtree(self.out / UNPREPARED, ignore_errors=True)
+        found = Prepared(
+            folder=str(self.out),
+            prepare=registry.spec_of(policy),
+            passages=len(corpus),
+            made=made,
+            tokens=sum(map(len, corpus.blocks)),
+            bytes=FolderStore(self.out).bytes,
+            seconds=seconds,
+            passages_per_second=made / seconds if made else 0.0,
+            workers=self.workers,
+        )
+        asked = asdict(self) | {"out": str(self.out)}
+        report = json.dumps({"asked": asked, "found": asdict(found)}, indent=1)
+        whole(self.out / "prepared.json", lambda partial: partial.write_text(report, encoding="utf-8"))
+        whole(self.out / SUCCESS, lambda marker: marker.write_text(""))
+        return found
+
+
+def kind_of(model: PreTrainedModel, policy: Prepare) -> dict[str, Any]:
+    """What the blocks of a folder have in common: `FolderStore(folder, kind_of(model, policy))` refuses other ones."""
+    corpus = getattr(policy, "corpus", None)
+    return {
+        "model": fingerprint(model),
+        "dtype": str(model.dtype),
+        "preparation": registry.spec_of(policy),
+        "corpus": corpus.key if corpus is not None else "any",
+    }
+
+
+def _missing(shards: list[Shard], folder: Path) -> list[Shard]:
+    return [shard for shard in shards if not (folder / f"{shard[0]}.safetensors").is_file()]
+
+
+class _Gathered:
+    """A store that keeps what is put in memory, to be written together, and reads from other stores."""
+
+    def __init__(self, *others: Store):
+        self.made: dict[str, KV] = {}
+        self.others = others
+
+    def get(self, key: str) -> KV | None:
+        if key in self.made:
+            return self.made[key]
+        return next((kv for store in self.others if (kv := store.get(key)) is not None), None)
+
+    def put(self, key: str, kv: KV) -> None:
+        self.made[key] = kv
+
+
+class Bench:
+    """What one process prepares shards with."""
+
+    def __init__(self, model: PreTrainedModel, way: Prepare, folder: Path, system: tuple[Block, ...]):
+        self.model, self.way, self.system = model, way, system
+        self.out, below = FolderStore(folder), folder / UNPREPARED
+        self.below = [MemoryStore(behind=FolderStore(below))] if below.is_dir() else []
+
+    def make(self, shard: Shard) -> Made:
+        """Prepare the passages of one shard and write them."""
+        begin = time.monotonic()
+        name, blocks = shard
+        store = _Gathered(self.out, *self.below) if blocks else _Gathered()
+        last = (blocks or self.system)[0]  # stands for a question, which is not cached
+        self.way(self.model, [Prompt((*self.system, *blocks, last))], store)
+        self.out.write(name, store.made)
+        return begin, time.monotonic(), len(blocks)
+
+
+_HERE: dict[Path, Bench] = {}  # of a worker process, by folder
+_GIVEN: list[Any] = []
+
+
+def _begin(
+    places: Any, name: str, dtype: str | None, threads: int, ways: dict[Path, Prepare], system: tuple[Block, ...]
+) -> None:
+    torch.set_num_threads(threads)
+    logging.disable_progress_bar()
+    model, _, _ = models.load(name, places.get(), dtype)
+    prepare_model(model)
+    _GIVEN[:] = [model, ways, system]
+
+
+def _next(folder: Path, shard: Shard) -> Made:
+    model, ways, system = _GIVEN
+    if folder not in _HERE:
+        _HERE[folder] = Bench(model, ways[folder], folder, system)
+    return _HERE[folder].make(shard)

@@ -1,0 +1,48 @@
+"""What a passage saw before its keys and values were kept: one way a file, found by `names`."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.methods import registry
+from workbench.store import Store
+
+
+class Prepare(Protocol):
+    """A way to cache the context blocks of prompts."""
+
+    def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
+        """KV of every context block of every prompt: from `store`, or made now and kept there.
+
+        Keys cover all that a block saw, so what two preparations made never passes for one another.
+        """
+
+
+def names() -> list[str]:
+    """The preparations there are."""
+    return registry.names(__name__)
+
+
+def named(spec: str, **given: Any) -> Prepare:
+    """A preparation from `isolated` or `similar(n=4)`; `corpus=` is handed to those that need one."""
+    return registry.made(__name__, spec, **given)
+
+
+def check_system(system: int) -> None:
+    if isinstance(system, bool) or not isinstance(system, int) or system < 0:
+        raise BadInput(f"system is {system!r}: how many blocks at the front are no passages, 0 or more")
+
+
+def shaped(prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[list[KV]]:
+    """One list a prompt, from the KV of all context blocks one after the other."""
+    rest = iter(kvs)
+    return [[next(rest) for _ in prompt.context] for prompt in prompts]
+
+
+def before(prompts: Sequence[Prompt], system: int) -> list[tuple[Block, ...]]:
+    """What every context block sees after isolation: a passage the first `system` blocks, those only one another."""
+    return [prompt.blocks[: min(i, system)] for prompt in prompts for i in range(len(prompt.context))]

@@ -1,0 +1,19 @@
+"""Every block on its own: it sees nothing but itself (Block-Attention, section 2.3)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.methods.prepare import shaped
+from workbench.store import Store, fetch
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Every block is encoded at position 0 with nothing before it."""
+
+    def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
+        return shaped(prompts, fetch(model, [block for prompt in prompts for block in prompt.context], store))

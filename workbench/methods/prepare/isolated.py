@@ -1,0 +1,25 @@
+"""Every passage behind the system prompt, without the other passages (FusionRAG, equation 5: Full Reuse; TurboRAG)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.methods.prepare import before, check_system, shaped
+from workbench.store import Store, fetch
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """Each passage is encoded after the first `system` blocks of its prompt, from position |S| on."""
+
+    system: int = 1
+
+    def __post_init__(self) -> None:
+        check_system(self.system)
+
+    def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
+        blocks = [block for prompt in prompts for block in prompt.context]
+        return shaped(prompts, fetch(model, blocks, store, before(prompts, self.system)))

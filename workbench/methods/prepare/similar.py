@@ -1,0 +1,110 @@
+"""Similarity-guided preparation: a passage is cached as it reads behind the passages most like it.
+
+FusionRAG, section 3.1, equation 10: passages that are alike are retrieved together, so what a passage would see of the
+others at request time is given to it beforehand.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.data import embedders
+from workbench.data.corpus import Corpus, nearest
+from workbench.engine.forward import Work, assemble, packs, prefill_many
+from workbench.engine.support import facts_of, prepare_model
+from workbench.methods.prepare import before, check_system, shaped
+from workbench.store import Store, collect, fetch, fingerprint, key_of
+
+TOKENS = 32768  # most tokens, neighbours included, that are in work at one time
+
+
+@dataclass(frozen=True)
+class Similar:
+    """The system blocks and the `n` passages of `corpus` most like a passage, cached one by one (`isolated`), are put
+    one behind the other, the most alike first; then the passage is computed over them, and its own KV is kept.
+
+    It is kept as computed, at its position behind them (`KV.start`), and turned once, when a prompt is assembled.
+    Neighbours come from the whole corpus, never from the passages of the question at hand, and a passage is no
+    neighbour of itself. Raises BadInput for a corpus of n passages or fewer.
+    """
+
+    corpus: Corpus = field(repr=False)
+    n: int = 10
+    embedder: str = "tfidf"
+    search: str = "faiss"
+    system: int = 1
+    table: np.ndarray = field(init=False, repr=False, compare=False)  # [N, n] numbers of every passage's neighbours
+
+    def __post_init__(self) -> None:
+        check_system(self.system)
+        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 0:
+            raise BadInput(f"n is {self.n!r}: how many neighbours a passage is prepared with, 0 or more")
+        embedders.check(self.embedder)
+        object.__setattr__(self, "table", nearest(self.corpus.texts, self.n, self.embedder, self.search))
+
+    def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
+        prepare_model(model)
+        if not self.n:
+            return shaped(prompts, fetch(model, _context(prompts), store, before(prompts, self.system)))
+        model_key = fingerprint(model)
+        system = [block for prompt in prompts for block in prompt.context[: self.system]]
+        ahead = [past for prompt in prompts for past in before([prompt], self.system)[: self.system]]
+        front = iter(fetch(model, system, store, ahead))
+        chunks = [
+            Prompt((*prompt.blocks[: self.system], *self.neighbours(block), block))
+            for prompt in prompts
+            for block in prompt.context[self.system :]
+        ]
+        self._check(model, chunks)
+        keys = [
+            key_of(model_key, model.dtype, c.blocks[-1], c.blocks[: self.system], c.context[self.system :])
+            for c in chunks
+        ]
+        rest = iter(collect(store, keys, lambda missing: self._made(model, [chunks[i] for i in missing], store)))
+        return shaped(
+            prompts,
+            [next(front if i < self.system else rest) for prompt in prompts for i in range(len(prompt.context))],
+        )
+
+    def neighbours(self, block: Block) -> tuple[Block, ...]:
+        """The passages a passage is prepared behind, the most alike first."""
+        if block not in self.corpus.place:
+            raise BadInput(
+                f"passage {block.label!r} is not in the corpus of {len(self.corpus)} passages: "
+                "its neighbours are only known for prompts over passages of the corpus"
+            )
+        return tuple(self.corpus.blocks[i] for i in self.table[self.corpus.place[block]])
+
+    def _made(self, model: PreTrainedModel, chunks: Sequence[Prompt], store: Store) -> list[KV]:
+        """KV of the last block of every chunk, computed over the isolated KV of the blocks before it."""
+        done: list[KV] = []
+        depth = facts_of(model).layers
+        for group in packs([len(chunk) for chunk in chunks], TOKENS):
+            here = [chunks[i] for i in group]
+            isolated = shaped(here, fetch(model, _context(here), store, before(here, self.system)))
+            works = [
+                Work(chunk.tokens, Plan(chunk.question, depth=depth), assemble(model, chunk, cached))
+                for chunk, cached in zip(here, isolated, strict=True)
+            ]
+            prefill_many(model, works)
+            done += [work.kv.slice(int(work.plan.rows[0]), len(work.kv)) for work in works]
+        return done
+
+    def _check(self, model: PreTrainedModel, chunks: Sequence[Prompt]) -> None:
+        context = facts_of(model).context
+        longest = max(map(len, chunks), default=0)
+        if context and longest > context:
+            raise BadInput(
+                f"a passage behind its {self.n} neighbours has {longest} tokens, the model's context is {context}: "
+                "choose a smaller n"
+            )
+
+
+def _context(prompts: Sequence[Prompt]) -> list[Block]:
+    return [block for prompt in prompts for block in prompt.context]

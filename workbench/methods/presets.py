@@ -1,0 +1,71 @@
+"""Published methods by name, each a choice of a trial's fields.
+
+The options of a method are what its paper recommends; METHODS says which paper.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.core.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Published:
+    """`fields` of a trial, the name people know, and where it was published."""
+
+    title: str
+    source: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _block(**fields: Any) -> Mapping[str, Any]:
+    return {"mode": "block", **fields}
+
+
+METHODS = {
+    "full": Published("Full attention", "Vaswani et al., arXiv:1706.03762", {"mode": "full"}),
+    "block": Published("Block-Attention", "arXiv:2409.15355, section 2", _block()),
+    "prompt-cache": Published("PromptCache", "arXiv:2311.04934", _block(positions="naive")),
+    "superposition": Published("Superposition", "arXiv:2404.06910", {"mode": "superposition"}),
+    "full-reuse": Published("Full Reuse", "FusionRAG, section 2.2.1", _block(prepare="isolated")),
+    "cacheblend": Published(
+        "CacheBlend", "arXiv:2405.16444", _block(prepare="isolated", select="kv_deviation", ratio=0.15)
+    ),
+    "cache-craft": Published(
+        "Cache-Craft", "arXiv:2502.15734", _block(prepare="isolated", select="cache_craft", ratio=None)
+    ),
+    "epic": Published("EPIC", "arXiv:2410.15332", _block(prepare="isolated", select="first_k", ratio=0.15)),
+    "fusionrag": Published("FusionRAG", "section 3", _block(prepare="similar", select="query_guided", ratio=0.15)),
+}
+
+
+def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a trial: those of a published method, with what was `given` (as text, from a command line) over them.
+
+    Raises BadInput for an unknown method, and for a ratio that is neither a number nor "own".
+    """
+    if method is not None and method not in METHODS:
+        raise BadInput(f"unknown method {method!r}: allowed are {', '.join(METHODS)}")
+    fields = {**(METHODS[method].fields if method else {}), **given}
+    if isinstance(ratio := fields.get("ratio"), str):
+        fields["ratio"] = None if ratio == "own" else _number(ratio)
+    if fields.get("mode") is None and {"positions", "prepare", "select", "ratio", "prepared"} & set(given):
+        fields["mode"] = "block"
+    return fields
+
+
+def tiles(name: str | None, arguments: str | None) -> str | None:
+    """The spec of a sparse method from its name and its options: bfla and block=256 make bfla(block=256)."""
+    if arguments is None:
+        return name
+    if name is None or "(" in name:
+        raise BadInput(f"options {arguments!r} belong to a sparse method by name, as bfla; given is {name!r}")
+    return f"{name}({arguments})"
+
+
+def _number(ratio: str) -> float:
+    try:
+        return float(ratio)
+    except ValueError:
+        raise BadInput(f"ratio is {ratio!r}: a share from 0 to 1, or own, is needed") from None

@@ -1,0 +1,94 @@
+"""Policies by name: one frozen dataclass a file, found by looking into the folder.
+
+The class carries the name of its file (`first_k.py` holds `FirstK`), and its fields are its options:
+
+    similar                            the file's class with its defaults
+    similar(n=4, embedder=minilm)      … with options; text needs no quotation marks where it is one word
+"""
+
+import ast
+import re
+from collections.abc import Collection
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput
+
+
+def names(package: str) -> list[str]:
+    """What there is in a package: its files."""
+    return sorted(path.stem for path in Path(import_module(package).__path__[0]).glob("[!_]*.py"))
+
+
+def made(package: str, spec: str, **given: Any) -> Any:
+    """The policy that `spec` describes; of `given`, values that a spec cannot say, it takes those it has fields for.
+
+    Raises BadInput for a name that is no file of the package, an option the policy does not have, and one it refuses.
+    """
+    policy, options = found(package, spec, given)
+    takes = [field.name for field in fields(policy) if field.init]
+    return policy(**options, **{option: value for option, value in given.items() if option in takes})
+
+
+def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, dict[str, Any]]:
+    """The class and the options that `spec` describes; options named in `given` are not for a spec to say."""
+    name, options = parse(spec)
+    known, what = names(package), package.rpartition(".")[2]
+    if name not in known:
+        raise BadInput(f"unknown {what} {name!r}: allowed are {', '.join(known)}")
+    policy = getattr(import_module(f"{package}.{name}"), _class(name))
+    allowed = [field.name for field in fields(policy) if field.init and field.name not in given]
+    if unknown := [option for option in options if option not in allowed]:
+        raise BadInput(
+            f"{what} {name!r} has no option {unknown[0]!r}; allowed: {', '.join(allowed) or 'it has no options'}"
+        )
+    return policy, options
+
+
+def parse(spec: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of `name` or `name(option=value, …)`."""
+    try:
+        call = ast.parse(spec.strip(), mode="eval").body
+        if isinstance(call, ast.Name):
+            return call.id, {}
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+            options = {k.arg: _value(k.value, spec.strip()) for k in call.keywords if k.arg}
+            if len(options) == len(call.keywords):
+                return call.func.id, options
+    except SyntaxError:
+        pass
+    raise BadInput(f"{spec!r} is not understood: it is a name or name(option=value, …)")
+
+
+def split(text: str) -> list[str]:
+    """The entries of a list separated by commas, those within brackets left alone."""
+    return [part.strip() for part in re.split(r",(?![^(\[]*[)\]])", text)]
+
+
+def spec_of(policy: Any) -> str:
+    """The spec that describes a policy in full: `similar(n=10, embedder=tfidf)`; fields not shown are left out."""
+    name = type(policy).__module__.rpartition(".")[2]
+    options = [f"{field.name}={_plain(getattr(policy, field.name))}" for field in fields(policy) if field.repr]
+    return f"{name}({', '.join(options)})" if options else name
+
+
+def _class(name: str) -> str:
+    """`first_k` → `FirstK`; a word that Python keeps for itself ends in an underscore: `none` → `None_`."""
+    camel = name.title().replace("_", "")
+    return f"{camel}_" if iskeyword(camel) else camel
+
+
+def _value(node: ast.expr, spec: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:  # a word, or a name with a slash
+        return ast.get_source_segment(spec, node)
+
+
+def _plain(value: Any) -> str:
+    if is_dataclass(value):
+        return spec_of(value)
+    return value if isinstance(value, str) and re.fullmatch(r"\w+", value) else repr(value)

@@ -1,0 +1,131 @@
+"""SeerAttention's gate (arXiv:2410.13276): a small learned model of which key blocks a query block attends to."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.core.rope import Pairing, rotate
+from workbench.core.tile_grid import Grid, folded, means
+from workbench.engine.support import Facts, facts_of
+from workbench.models.families import decoder_config
+
+FILE = "seer_attention.safetensors"  # of the shipped gate, beside the weights of its model
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a gate is made of. `block` tokens are one vector of `width` channels, turned by RoPE of base `theta`."""
+
+    model: str  # identity of the model that it was distilled from
+    block: int
+    width: int
+    theta: float
+    pairing: Pairing
+
+
+class Gate(torch.nn.Module):
+    """Per layer and head, a linear map of pooled queries and one of pooled keys, both from before RoPE.
+
+    Queries are averaged over a block; of keys, maximum, minimum and mean are joined. Both are turned by RoPE as if they
+    stood where their block begins (a query block: where its first row is).
+    """
+
+    def __init__(self, shape: Shape, facts: Facts, heads: int):
+        super().__init__()
+        self.shape, self.inv_freq = shape, [x.detach().cpu() for x in facts.inv_freq]
+        sizes = [((heads, d, shape.width), (h, 3 * d, shape.width)) for h, d in facts.shapes]
+        self.query = torch.nn.ParameterList([_drawn(*q) for q, _ in sizes])
+        self.key = torch.nn.ParameterList([_drawn(*k) for _, k in sizes])
+
+    def forward(self, layer: int, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
+        """[Hq, I, J] fp32 logits from queries [Hq, R, D] and keys [H, T, D] as attention sees them; -inf ahead."""
+        block, freq, pairing = self.shape.block, self.inv_freq[layer], self.shape.pairing
+        positions = torch.arange(keys.shape[1])
+        ours = means(rotate(queries.float(), -grid.rows.cpu(), freq, pairing), block)
+        theirs = pooled(rotate(keys.float(), -positions, freq, pairing), block)
+        turn = self.shape.theta ** -(torch.arange(0, self.shape.width, 2) / self.shape.width)
+        q = _rotated(ours @ self.query[layer], grid.first, turn)
+        k = _rotated(theirs @ self.key[layer], grid.columns * block, turn)
+        logits = (q.unflatten(0, (len(k), -1)) @ k[:, None].mT).flatten(0, 1) * self.shape.width**-0.5
+        return logits.masked_fill(~grid.causal, -torch.inf)
+
+    def save(self, path: Path, training: dict[str, Any] | None = None) -> None:
+        """Write weights, shape and how they were trained (JSON values) to one file, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {name: x.detach().cpu().contiguous() for name, x in self.state_dict().items()}
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        save_file(tensors, partial, {"gate": json.dumps(asdict(self.shape)), "training": json.dumps(training or {})})
+        partial.replace(path)
+
+
+def new(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:
+    """An untrained gate for `model`."""
+    facts, config = facts_of(model), decoder_config(model.config)
+    tables = [x for x in config.rope_parameters.values() if isinstance(x, dict)] or [config.rope_parameters]
+    theta = float(tables[0].get("rope_theta", 10_000.0))
+    if block < 1 or width < 2 or width % 2:
+        raise BadInput(f"a gate of block {block} and width {width}: block is 1 or more, width an even number")
+    shape = Shape(identity(model), block, width, theta, facts.pairing)
+    return Gate(shape, facts, config.num_attention_heads).to(facts.device)
+
+
+def load(path: Path, model: PreTrainedModel) -> Gate:
+    """The gate in a file, on the model's device. BadInput for one that is damaged or was trained for another model."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            shape = Shape(**json.loads((file.metadata() or {})["gate"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise BadInput(f"there is no gate {path}: `workbench sparse distill` makes one") from None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        raise BadInput(f"{path} is no gate, or a damaged one: `workbench sparse distill` makes one") from None
+    if shape.model != identity(model):
+        name = model.config.name_or_path or model.config.model_type
+        raise BadInput(f"the gate {path} was trained for another model than {name}: distil one from it")
+    gate = Gate(shape, facts_of(model), decoder_config(model.config).num_attention_heads)
+    gate.load_state_dict(tensors)
+    return gate.to(model.device).eval().requires_grad_(False)
+
+
+def identity(model: PreTrainedModel) -> str:
+    """Hash of a model's weights that is the same in every number format: up to 4,096 values of each tensor, in bf16."""
+    whole = sha256()
+    for name, x in sorted(model.state_dict().items()):
+        flat = x.detach().reshape(-1)
+        some = flat[:: max(1, len(flat) // 4096)][:4096].to(torch.bfloat16).view(torch.int16).cpu()
+        whole.update(f"{name} {tuple(x.shape)}".encode() + some.numpy().tobytes())
+    return whole.hexdigest()[:32]
+
+
+def pooled(keys: Tensor, size: int) -> Tensor:
+    """[H, J, 3 D]: maximum, minimum and mean of every block of keys [H, T, D]."""
+    blocks = folded(keys, size)
+    beyond = torch.arange(blocks.shape[1] * size, device=keys.device).view(-1, size, 1) >= keys.shape[1]
+    high, low = (blocks.masked_fill(beyond, fill) for fill in (-torch.inf, torch.inf))
+    return torch.cat((high.amax(2), low.amin(2), means(keys, size)), -1)
+
+
+def _rotated(x: Tensor, positions: Tensor, inv_freq: Tensor) -> Tensor:
+    """x [H, N, W] turned to `positions` [N]; gradients pass."""
+    angle = (positions.cpu().double()[:, None] * inv_freq.double()).to(torch.float32).to(x.device)
+    a, b = x.chunk(2, -1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def _drawn(*shape: int) -> torch.nn.Parameter:
+    """Xavier-uniform for each head, as the released code."""
+    weight = torch.empty(shape)
+    for one in weight:
+        torch.nn.init.xavier_uniform_(one)
+    return torch.nn.Parameter(weight)

@@ -1,0 +1,182 @@
+"""Which cached tokens to compute again: one way a file, found by `names`.
+
+A selector scores the context tokens of a prompt; `choose` turns scores into rows. Scores are also how a selector limits
+itself: -inf is never chosen, and without a ratio all other tokens are.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass, Plan
+from workbench.engine.forward import Work, check_cache, prefill_many
+from workbench.engine.support import facts_of
+from workbench.methods import registry
+
+PARTS = ("kv", "k", "v")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Select(ABC):
+    """A way to find the tokens that matter. `system`: blocks at the front that are exact as cached, never chosen."""
+
+    system: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.system, bool) or not isinstance(self.system, int) or self.system < 0:
+            raise BadInput(f"system is {self.system!r}: how many blocks at the front are no passages, 0 or more")
+
+    @abstractmethod
+    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> Sequence[Tensor]:
+        """[T of the context] a prompt, any float dtype and device; the system blocks are masked by the caller."""
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        """What a request computes for the scores, before its tokens are recomputed."""
+        return ()
+
+    def __call__(self, model: PreTrainedModel, prompt: Prompt, kv: KV) -> Tensor:
+        """Scores [T] fp32 (CPU) of the T context tokens: higher is computed again sooner, -inf never, inf always.
+
+        `kv` is the assembled cache of this request. Question rows of it may be written, context rows are only read.
+        """
+        return self.many(model, [prompt], [kv])[0]
+
+    def many(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        """Scores of a batch of requests, their forward passes packed."""
+        facts = facts_of(model)
+        for prompt, kv in zip(prompts, kvs, strict=True):
+            check_cache(facts, kv)
+            if len(kv) != len(prompt):
+                raise BadInput(f"a KV of {len(kv)} tokens for a prompt of {len(prompt)}: assemble it from this prompt")
+        if not prompts:
+            return []
+        return [
+            _without_system(scores.float().cpu(), prompt, self.system)
+            for scores, prompt in zip(self.scores(model, prompts, kvs), prompts, strict=True)
+        ]
+
+    def rows(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Prompt],
+        kvs: Sequence[KV],
+        ratio: float | None = None,
+        tokens: int | None = None,
+    ) -> list[Tensor]:
+        """Rows to compute again, of every request: `choose` on its scores. The question is not among them."""
+        check_budget(ratio, tokens)
+        found = self.many(model, prompts, kvs)
+        return [choose(scores, p, ratio, tokens, self.system) for scores, p in zip(found, prompts, strict=True)]
+
+
+def names() -> list[str]:
+    """The selectors there are."""
+    return registry.names(__name__)
+
+
+def named(spec: str) -> Select:
+    """A selector from `query_guided` or `query_guided(layers=all)`."""
+    return registry.made(__name__, spec)
+
+
+def documents(prompt: Prompt, system: int = 1) -> Tensor:
+    """[N] positions of the document tokens: the context without its first `system` blocks."""
+    return torch.arange(prompt.starts[min(system, len(prompt.context))], prompt.starts[-1])
+
+
+def check_budget(ratio: float | None, tokens: int | None = None) -> None:
+    """Refuse a ratio outside [0, 1], a negative number of tokens, and both at once."""
+    if ratio is not None and tokens is not None:
+        raise BadInput(f"ratio {ratio} and tokens {tokens} are both given: one of them sets the budget")
+    if ratio is not None and not 0 <= ratio <= 1:
+        raise BadInput(f"ratio {ratio}: it is a share of the document tokens, from 0 to 1")
+    if tokens is not None and tokens < 0:
+        raise BadInput(f"tokens {tokens}: it is a number of document tokens, 0 or more")
+
+
+def budget(prompt: Prompt, ratio: float, system: int = 1) -> int:
+    """How many tokens a ratio is: of the document tokens, rounded (FusionRAG, section 3.2: the question is extra)."""
+    check_budget(ratio)
+    return round(ratio * len(documents(prompt, system)))
+
+
+def choose(
+    scores: Tensor, prompt: Prompt, ratio: float | None = None, tokens: int | None = None, system: int = 1
+) -> Tensor:
+    """Rows [R] to compute again, in rising order, from scores [T] of the context tokens.
+
+    The budget is `ratio` of the document tokens or `tokens` of them, and is met exactly unless fewer tokens have a
+    score above -inf; without either, all of those are taken: the selector's own number. Equal scores are taken in the
+    order of their positions. Tokens with score inf are taken in any case and are not counted.
+    """
+    check_budget(ratio, tokens)
+    if scores.shape != (prompt.starts[-1],):
+        raise BadInput(
+            f"scores of {tuple(scores.shape)} for a context of {prompt.starts[-1]} tokens: one each is needed"
+        )
+    if bool(scores.isnan().any()):
+        raise BadInput(f"{int(scores.isnan().sum())} scores are nan: the keys and values of this prompt are damaged")
+    scores = scores.cpu()
+    ranked = scores.masked_fill(scores == torch.inf, -torch.inf).sort(descending=True, stable=True)
+    most = int((ranked.values > -torch.inf).sum())
+    wanted = tokens if ratio is None else budget(prompt, ratio, system)
+    chosen = ranked.indices[: most if wanted is None else min(wanted, most)]
+    return torch.cat((chosen, (scores == torch.inf).nonzero()[:, 0])).sort().values
+
+
+def exact(model: PreTrainedModel, prompts: Sequence[Prompt], depth: int) -> list[KV]:
+    """KV of whole contexts under full attention in layers 0 to depth - 1, from one packed forward pass.
+
+    The layers above are not computed and take no memory of their own.
+    """
+    facts = facts_of(model)
+
+    def new(length: int) -> list[Tensor]:
+        made = []
+        for layer, (heads, width) in enumerate(facts.shapes):
+            stored = length if layer < depth else 1
+            one = torch.zeros(heads, stored, width, dtype=facts.dtype, device=facts.device)
+            made.append(one.expand(-1, length, -1))
+        return made
+
+    ends = [prompt.starts[-1] for prompt in prompts]
+    kvs = [KV(new(end), new(end)) for end in ends]
+    plans = [Plan(torch.arange(end), depth=depth) for end in ends]
+    prefill_many(model, [Work(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)])
+    return kvs
+
+
+def context_pass(prompt: Prompt, depth: int) -> Pass:
+    """What `exact` computes for one request."""
+    return Pass(range(prompt.starts[-1]), prompt.starts[-1], depth)
+
+
+def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:
+    """[T of `truth`] squared distance of keys and values ("kv"), keys or values in one layer, summed over heads and
+    channels (FusionRAG, equation 7)."""
+    pairs = {"k": [(kv.keys, truth.keys)], "v": [(kv.values, truth.values)]}
+    pairs["kv"] = pairs["k"] + pairs["v"]
+    sums = [
+        (ours[layer][:, : len(truth)].float() - theirs[layer].float()).square().sum((0, 2))
+        for ours, theirs in pairs[part]
+    ]
+    return torch.stack(sums).sum(0)
+
+
+def check_part(part: str) -> None:
+    if part not in PARTS:
+        raise BadInput(f"part is {part!r}: allowed are {', '.join(PARTS)} (keys and values, keys, values)")
+
+
+def _without_system(scores: Tensor, prompt: Prompt, system: int) -> Tensor:
+    """Scores with -inf on the system blocks; inf, which stands for everything, is left."""
+    first = prompt.starts[min(system, len(prompt.context))]
+    head = scores[:first]
+    return torch.cat((head.masked_fill(head != torch.inf, -torch.inf), scores[first:]))

@@ -1,0 +1,42 @@
+"""Tokens that the answer is about to be read from: question-guided, asked of the token that gives the answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass
+from workbench.engine.attention_maps import Layers, check_layers, check_softmax, from_question, question_pass
+from workbench.methods.select import Select
+
+
+@dataclass(frozen=True)
+class AnswerGuided(Select):
+    """Attention of the prompt's last `window` tokens, over all layers; costs what FusionRAG's selector costs.
+
+    FusionRAG (section 3.2) sums over all question tokens at the last layer. But most question tokens look nothing up,
+    and the last layer need not be where the model looks things up. The prompt's last token has read the question and is
+    about to give the answer: what it attends to, in whatever layer, is what the answer is made of. Cache compression
+    asks the end of the prompt for the same reason (SnapKV, arXiv:2404.14469).
+    """
+
+    window: int = 1
+    layers: Layers = "all"
+    softmax: str = "block"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers(self.layers, ("last", "all"))
+        check_softmax(self.softmax)
+        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1:
+            raise BadInput(f"window is {self.window!r}: how many tokens at the question's end, 1 or more")
+
+    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        return from_question(model, prompts, kvs, self.layers, self.window, self.softmax)
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        return (question_pass(model, prompt, self.layers),)

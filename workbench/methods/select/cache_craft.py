@@ -1,0 +1,109 @@
+"""Each chunk recomputes as many tokens as its cache lacks context (Cache-Craft, arXiv:2502.15734, section 3)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import ceil
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass
+from workbench.engine.attention_maps import Crossing, Layers, check_layers, crossing, layers_of
+from workbench.engine.support import facts_of
+from workbench.methods.select import Select, context_pass
+
+
+@dataclass(frozen=True)
+class Past:
+    """How a chunk was cached: the chunks it stood behind, in order, with the attention it paid to each, and its CCI."""
+
+    prefix: tuple[tuple[str, float], ...]  # (Block.key, inter-attention)
+    cci: float
+
+
+@dataclass(frozen=True)
+class CacheCraft(Select):
+    """Of every chunk, the ⌈CFO · length⌉ tokens that pay most attention to other chunks.
+
+    CFO = clip(α · CCI · (1 - β'), 0, 1), the share of a chunk that must be computed again
+    CCI = σ(a / b), how much its KV depends on other chunks: inter-attention against intra-attention, per token pair
+    β'  = β (1 - γ), how much of its old context is there again: β by attention, γ by order
+
+    alpha   Cache-Craft's α: what share is recomputed at most
+    layers  that attention is averaged over: "all" or layer numbers
+    before  tells how a chunk was cached (see `pasts`). Without it a chunk was cached alone: β' is 0, and its CCI is
+            that of this prompt; a first chunk lacks nothing.
+
+    Without a ratio these numbers decide; a ratio takes the best of these tokens.
+    """
+
+    alpha: float = 0.5
+    layers: Layers = "all"
+    before: Callable[[Block], Past | None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers(self.layers, ("all", "last"))
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not self.alpha >= 0:
+            raise BadInput(f"alpha is {self.alpha!r}: it is 0 or more")
+
+    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        found = crossing(model, prompts, self.layers)
+        return [self._scores(prompt, each) for prompt, each in zip(prompts, found, strict=True)]
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        return (context_pass(prompt, layers_of(facts_of(model), self.layers)[-1] + 1),)
+
+    def _scores(self, prompt: Prompt, attention: Crossing) -> Tensor:
+        paid = attention.paid.cpu()
+        scores = torch.full((len(paid),), -torch.inf)
+        shares = self.shares(prompt, attention)
+        for i, share in zip(range(self.system, len(prompt.context)), shares, strict=True):
+            here = slice(prompt.starts[i], prompt.starts[i + 1])
+            inter = paid[here, self.system : i].sum(1)
+            best = inter.sort(descending=True, stable=True).indices[: ceil(share * len(inter))]
+            scores[here][best] = inter[best]
+        return scores
+
+    def shares(self, prompt: Prompt, attention: Crossing) -> list[float]:
+        """CFO of every document block."""
+        found = []
+        for i, now in zip(range(self.system, len(prompt.context)), pasts(prompt, attention, self.system), strict=True):
+            then = (self.before(prompt.blocks[i]) if self.before else None) or Past((), now.cci)
+            fit = prefix_fit(then.prefix, [prompt.blocks[j].key for j in range(self.system, i)])
+            found.append(min(max(self.alpha * then.cci * (1 - fit), 0.0), 1.0))
+        return found
+
+
+def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
+    """What there is to remember of every document block of a prompt that was computed in full."""
+    lengths = torch.tensor([float(len(block)) for block in prompt.context])
+    of = prompt.block_of[: prompt.starts[-1]]
+    sums = torch.zeros(len(lengths), len(lengths)).index_add_(0, of, attention.paid.cpu())  # [B, B] row pays column
+    means = sums / (lengths[:, None] * lengths)
+    found = []
+    for i in range(system, len(lengths)):
+        prefix = tuple((prompt.blocks[j].key, float(sums[i, j])) for j in range(system, i))
+        found.append(Past(prefix, float(torch.sigmoid(means[i, system:i].sum() / means[i, i]))))
+    return found
+
+
+def prefix_fit(old: Sequence[tuple[str, float]], new: Sequence[str]) -> float:
+    """β' = β (1 - γ): how well the chunks before a chunk are those it was cached behind. 1 where both are none.
+
+    β is the share of the old inter-attention that went to chunks which are there again; γ the share of pairs of them
+    that have changed their order (Kendall).
+    """
+    if not old:
+        return 0.0 if new else 1.0
+    place = {key: i for i, key in enumerate(new)}
+    kept = [(place[key], value) for key, value in old if key in place]
+    total = sum(value for _, value in old)
+    pairs = list(combinations([position for position, _ in kept], 2))
+    turned = sum(a > b for a, b in pairs) / len(pairs) if pairs else 0.0
+    return sum(value for _, value in kept) / total * (1 - turned) if total else 1.0

@@ -1,0 +1,53 @@
+"""Tokens with most attention across blocks, at a fixed ratio (Cache-Craft as FusionRAG compares it, section 5)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass
+from workbench.engine.attention_maps import Layers, check_layers, crossing, layers_of
+from workbench.engine.support import facts_of
+from workbench.methods.select import Select, context_pass
+
+
+@dataclass(frozen=True)
+class InterAttention(Select):
+    """Attention that a token pays to the passages before its own, or receives from those behind it.
+
+    layers  averaged: "all" (Cache-Craft, arXiv:2502.15734), "last" or layer numbers
+    side    "pays" (Cache-Craft: a token that leans on other chunks is the one reuse falsifies) or "receives"
+
+    Cache-Craft keeps these sums from the requests in which a chunk was computed. Blocks that are cached apart have
+    none, so they are measured on this very prompt, by a prefill up to the deepest of `layers`: the best that its
+    statistics could be.
+    """
+
+    layers: Layers = "all"
+    side: str = "pays"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers(self.layers, ("all", "last"))
+        if self.side not in ("pays", "receives"):
+            raise BadInput(f"side is {self.side!r}: 'pays' or 'receives'")
+
+    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        found = crossing(model, prompts, self.layers)
+        return [self._scores(prompt, each.paid, each.received) for prompt, each in zip(prompts, found, strict=True)]
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        return (context_pass(prompt, layers_of(facts_of(model), self.layers)[-1] + 1),)
+
+    def _scores(self, prompt: Prompt, paid: Tensor, received: Tensor) -> Tensor:
+        if self.side == "receives":
+            return received
+        of = prompt.block_of[: prompt.starts[-1]].to(paid.device)
+        blocks = torch.arange(len(prompt.context), device=paid.device)
+        others = (blocks >= self.system) & (blocks != of[:, None])
+        return (paid * others).sum(1)

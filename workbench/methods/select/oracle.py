@@ -1,0 +1,46 @@
+"""Tokens whose keys and values deviate most in the end: known only after full attention, so a yardstick."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.core.plan import Pass
+from workbench.engine.attention_maps import Layers, check_layers, layers_of
+from workbench.engine.support import facts_of
+from workbench.methods.select import Select, check_part, context_pass, exact, gap
+
+
+@dataclass(frozen=True)
+class Oracle(Select):
+    """Squared distance from the KV of full attention, summed over heads, channels and `layers` (FusionRAG, figure 3a:
+    "the most critical tokens, identified by a postmortem oracle").
+
+    layers  "all", "last" or layer numbers
+    part    "kv", "v" or "k", as for `kv_deviation`
+
+    It is an oracle of deviation, not of answers: a token may deviate much and matter to no question.
+    """
+
+    layers: Layers = "all"
+    part: str = "kv"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers(self.layers, ("all", "last"))
+        check_part(self.part)
+
+    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        chosen = layers_of(facts_of(model), self.layers)
+        truths = exact(model, prompts, chosen[-1] + 1)
+        return [
+            torch.stack([gap(kv, truth, layer, self.part) for layer in chosen]).sum(0)
+            for kv, truth in zip(kvs, truths, strict=True)
+        ]
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        return (context_pass(prompt, layers_of(facts_of(model), self.layers)[-1] + 1),)

@@ -1,0 +1,45 @@
+"""Tokens that the question attends to (FusionRAG, section 3.2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass
+from workbench.engine.attention_maps import Layers, check_layers, check_softmax, from_question, question_pass
+from workbench.methods.select import Select
+
+
+@dataclass(frozen=True)
+class QueryGuided(Select):
+    """The question is prefilled over the stitched cache; a token's score is the attention it gets from the question.
+
+    layers   "last" (the paper; of a model with sliding windows the last layer without one), "all", or layer numbers
+    tokens   of the question: "all" (the paper), or "last", the one that gives the first token of the answer
+    softmax  within each "block" apart, so that no block competes with another (the paper), or over the whole "prompt",
+             as the model itself weighs
+
+    Summed over question tokens, heads and layers.
+    """
+
+    layers: Layers = "last"
+    tokens: str = "all"
+    softmax: str = "block"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers(self.layers, ("last", "all"))
+        check_softmax(self.softmax)
+        if self.tokens not in ("all", "last"):
+            raise BadInput(f"tokens is {self.tokens!r}: 'all' or 'last' of the question")
+
+    def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
+        last = 1 if self.tokens == "last" else None
+        return from_question(model, prompts, kvs, self.layers, last, self.softmax)
+
+    def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
+        return (question_pass(model, prompt, self.layers),)

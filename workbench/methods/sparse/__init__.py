@@ -1,0 +1,127 @@
+"""Which key tiles a query tile attends to: one method a file, found by `names`.
+
+A method is called by the engine once per layer, `Plan(tiles=Bfla(...))`, and answers with `Tiles`. Two rules hold for
+all of them: what no row can see is never kept, and every row keeps the tile that it stands in.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tile_selection import Rule, smallest
+from workbench.core.tiles import Tiles
+from workbench.engine import backends
+from workbench.methods import registry
+
+__all__ = [
+    "HERE", "Sparse", "check_count", "check_divides", "check_share", "fused", "named", "names", "on_card", "smallest",
+]  # fmt: skip
+
+HERE = Site()
+FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a spec
+
+
+@dataclass(frozen=True)
+class Sparse(ABC):
+    """A way to choose key tiles. Logits are queries · keys / sqrt(D), in fp32.
+
+    DIAL is the option by which a method keeps more or less, STEPS are values of it that keep ever more.
+    """
+
+    DIAL: ClassVar[str] = ""
+    STEPS: ClassVar[tuple[float, ...]] = ()
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Tokens of a tile of the choice."""
+
+    @abstractmethod
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        """The choice on tiles of `size`; made with `grid.tiles`."""
+
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> Tiles:
+        """Tiles for queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D] of positions 0 … T - 1."""
+        if len(queries) % len(keys):
+            raise BadInput(f"{len(queries)} query heads cannot share {len(keys)} KV heads")
+        return self.choose(queries, keys, Grid(rows.to(keys.device), keys.shape[1], self.size), site)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it reads something that was fitted to one model: it chooses after `ready` only, and in that model."""
+        return False
+
+    def ready(self, model: PreTrainedModel) -> Self:
+        """This method for `model`: what it was fitted to a model is read, and refused where it is another's."""
+        return self
+
+    @property
+    def dial(self) -> tuple[str, tuple[float, ...]]:
+        """DIAL and STEPS; of a method over another, those of the other."""
+        return self.DIAL, self.STEPS
+
+    def turned(self, value: float) -> Self:
+        """This method with its dial at `value`. BadInput where it has none."""
+        if not self.DIAL:
+            raise BadInput(f"{type(self).__name__} has no option that says how much is kept")
+        return replace(self, **{self.DIAL: value})
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        """Multiply-adds of the choice in one layer: `heads` query heads, `rows` over `length` keys of `width`."""
+        return 0
+
+
+def names() -> list[str]:
+    """The sparse methods there are."""
+    return registry.names(__name__)
+
+
+def named(spec: str) -> Sparse:
+    """A method from `bfla` or `bfla(block=256, mass=0.99)`."""
+    return registry.made(__name__, spec, **FITTED)
+
+
+def fused(kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: Rule, *options: int) -> Tensor | None:
+    """[Hq, I, J] bool: a choice made by one of our kernels, without an N × N tensor and without waiting for the card.
+
+    None on a CPU, and for what the kernel's `takes` leaves out: the method's torch code chooses then, the same tiles up
+    to ties.
+    """
+    if not on_card(keys):
+        return None
+    module = backends.kernel(kernel)
+    arguments = queries[None], keys[None]
+    return (
+        module.launch(*arguments, rows[None], rule, *options)[0] if module.takes(*arguments, rule, *options) else None
+    )
+
+
+def on_card(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+def check_share(what: str, value: Any, zero: bool = False) -> None:
+    """Refuse a share outside (0, 1], or outside [0, 1] where `zero` is allowed."""
+    fits = isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= 1
+    if not fits or (value == 0 and not zero):
+        raise BadInput(f"{what} is {value!r}: it is a share, {'from 0' if zero else 'above 0'} to 1")
+
+
+def check_count(what: str, value: Any, least: int = 0) -> None:
+    """Refuse what is no whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadInput(f"{what} is {value!r}: it is a whole number, {least} or more")
+
+
+def check_divides(part: str, small: int, whole: str, large: int) -> None:
+    """Refuse a `whole` that is no multiple of its `part`."""
+    check_count(part, small, 1)
+    check_count(whole, large, 1)
+    if large % small:
+        raise BadInput(f"{whole} {large} is no multiple of {part} {small}: choose a {part} that divides it")

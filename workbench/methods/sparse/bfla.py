@@ -1,0 +1,108 @@
+"""Block-Filtered Long-Context Attention (BFLA, arXiv:2605.12193)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.core import block_scores, tile_selection
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tile_selection import Rule
+from workbench.core.tiles import Tiles
+from workbench.methods.sparse import HERE, Sparse, check_count, check_divides, check_share, fused
+
+
+@dataclass(frozen=True)
+class Bfla(Sparse):
+    """Blocks that hold `mass` of a softmax over pooled blocks; then local, sink and rescued tiles (section 3).
+
+    Defaults are the paper's recommended row of table 5; it does not say its tile.
+
+    block    tokens of a coarse block, b
+    tile     tokens of an attention tile, T; divides b
+    flat     neighbouring tokens that are flattened to one vector of g · D channels, g; divides b. A block scores the
+             largest product of any two of its vectors with another's; the last block is padded with zeros
+    mass     γ in (0, 1]: fewest blocks of a query block that hold this share, the first to cross it included; a block
+             that one head of a GQA group keeps is kept for all of them
+    local    tiles before a row's own that are kept (eq. 15), by absolute position
+    sink     tiles kept at the front (eq. 16)
+    stride   η: a dropped tile is rescued where (131 i + 17 j + seed) mod η = 0; 0: none (eq. 18)
+    random   ρ: a dropped tile is rescued where ψ(h, i, j; seed) < ρ (eq. 19)
+
+    In both hashes i and j count tiles from the start of the prompt (a query tile that begins inside one counts as it),
+    so that they rescue the same tiles whatever the chunks; h is the KV head.
+    """
+
+    DIAL = "mass"
+    STEPS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
+
+    block: int = 256
+    tile: int = 64
+    flat: int = 64
+    mass: float = 0.99
+    local: int = 8
+    sink: int = 1
+    stride: int = 16
+    random: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_divides("tile", self.tile, "block", self.block)
+        check_divides("flat", self.flat, "block", self.block)
+        check_share("mass", self.mass)
+        check_share("random", self.random, zero=True)
+        for name in ("local", "sink", "stride", "seed"):
+            check_count(name, getattr(self, name))
+
+    @property
+    def size(self) -> int:
+        return self.tile
+
+    @property
+    def rule(self) -> Rule:
+        """What is kept of the scores (eq. 10-20)."""
+        return Rule(
+            self.block, self.tile, self.mass, local=self.local, sink=self.sink,
+            stride=self.stride, random=self.random, seed=self.seed,
+        )  # fmt: skip
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        group = len(queries) // len(keys)
+        kept = fused("choose_bfla", queries, keys, grid.rows, self.rule, self.flat)
+        if kept is None:
+            score = block_scores.bfla(queries, keys, self.block, self.flat)
+            kept = tile_selection.kept(score, grid.rows, grid.length, self.rule, group, logits=True)
+        return Tiles(kept, self.tile, shared=group)
+
+    def causes(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> dict[str, Tensor]:
+        """Why a tile is kept: [Hq, I, J] bool of "mass", "local", "sink", "stride" and "random", causal tiles only.
+
+        They overlap; a rescue is counted only where nothing before it in this order keeps the tile (eq. 17).
+        """
+        grid, found = Grid(rows, keys.shape[1], self.tile), {}
+        before = torch.zeros(1, 1, 1, dtype=torch.bool, device=keys.device)
+        for name, kept in self._causes(queries, keys, grid).items():
+            kept = kept & grid.causal
+            found[name] = (kept & ~before if name in ("stride", "random") else kept).expand(len(keys), -1, -1)
+            before = before | kept
+        return {name: kept.repeat_interleave(len(queries) // len(keys), 0) for name, kept in found.items()}
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        """Equation 24: Hq Nq Nkv C / g."""
+        return heads * rows * length * width // self.flat
+
+    def _causes(self, queries: Tensor, keys: Tensor, grid: Grid) -> dict[str, Tensor]:
+        found = tile_selection.causes(self.blocks(queries, keys, grid.rows), grid, self.rule)
+        return {name: kept for name, kept in found.items() if name != "tail"}
+
+    def blocks(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
+        """[H, Lq, Lkv] bool: coarse blocks kept by mass for any head of the group (eq. 12)."""
+        score = block_scores.bfla(queries, keys, self.block, self.flat)
+        blocks = Grid(rows, keys.shape[1], self.block)
+        return tile_selection.chosen(score, blocks, self.rule, len(queries) // len(keys), logits=True)
+
+    def shares(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
+        """[Hq, Lq, Lkv] fp32: block probabilities 𝒜 (eq. 3-9)."""
+        score = block_scores.bfla(queries, keys, self.block, self.flat)
+        return score.masked_fill_(~Grid(rows, keys.shape[1], self.block).causal, -torch.inf).softmax(-1)

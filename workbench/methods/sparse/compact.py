@@ -1,0 +1,87 @@
+"""CompactAttention: the choice of another method as one list of KV pages for the heads that are executed together."""
+
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.methods.sparse import HERE, Sparse, check_count, named
+
+
+@dataclass(frozen=True)
+class Compact(Sparse):
+    """What any query block of the chunk and any head of the execution group selects is read by all of them (section
+    3.2); the chunk itself is kept in whole. It only ever adds.
+
+    over    the method, or its spec: `compact(over=bfla(mass=0.95))`. It decides per query block and head, first; tokens
+            that it selects count as the page they are in
+    heads   query heads of an execution group: 4 splits larger GQA groups as the paper does; 0: always the GQA group
+
+    `Tiles.pages` and `tiles.pages` write the choice as a table for a paged kernel.
+    """
+
+    over: Sparse | str = field(default="flash_prefill(alpha=0.06)")
+    heads: int = 4
+
+    def __post_init__(self) -> None:
+        check_count("heads", self.heads)
+        if isinstance(self.over, str):
+            object.__setattr__(self, "over", named(self.over))
+
+    @property
+    def inner(self) -> Sparse:
+        assert not isinstance(self.over, str)
+        return self.over
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    @property
+    def dial(self) -> tuple[str, tuple[float, ...]]:
+        return self.inner.dial
+
+    def turned(self, value: float) -> "Compact":
+        return replace(self, over=self.inner.turned(value))
+
+    @property
+    def fitted(self) -> bool:
+        return self.inner.fitted
+
+    def ready(self, model: PreTrainedModel) -> "Compact":
+        return replace(self, over=self.inner.ready(model))
+
+    def group(self, heads: int, kv_heads: int) -> int:
+        """Query heads of an execution group of a model. BadInput where they do not divide its GQA group."""
+        whole = heads // kv_heads
+        group = min(self.heads or whole, whole)
+        if whole % group:
+            raise BadInput(f"heads is {self.heads}: it does not divide the {whole} query heads of a KV head")
+        return group
+
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> Tiles:
+        return self.merged(self.inner(queries, keys, rows, site), len(keys), rows, keys.shape[1])
+
+    def merged(self, choice: Tiles, kv_heads: int, rows: Tensor, length: int) -> Tiles:
+        """The union of `choice`, over `rows` and `length` keys, with the chunk itself."""
+        grid = Grid(rows.to(choice.kept.device), length, choice.size)
+        group = self.group(len(choice.kept), kv_heads)
+        return Tiles(united(choice.paged().kept, group, grid), choice.size, shared=group, alike=True)
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        return self(queries, keys, grid.rows, site)
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        return self.inner.operations(heads, rows, length, width)
+
+
+def united(kept: Tensor, heads: int, grid: Grid) -> Tensor:
+    """[…, Hq, I, J] bool: what any row tile and any of `heads` neighbouring heads keeps, and the tiles of the rows
+    themselves, as far as a row tile can see them."""
+    groups = kept.unflatten(-3, (-1, heads))
+    union = groups.any(-2).any(-2)[..., None, None, :] | grid.own.any(0)  # […, G, 1, 1, J]
+    return (union & grid.causal).expand_as(groups).flatten(-4, -3)

@@ -1,0 +1,70 @@
+"""FlashPrefill: blocks that score near the best block of their row."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.core import block_scores, tile_selection
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tile_selection import Rule
+from workbench.core.tiles import Tiles
+from workbench.methods.sparse import Sparse, check_count, check_share, fused
+
+
+@dataclass(frozen=True)
+class FlashPrefill(Sparse):
+    """A block is kept where its score is at least `alpha` times the largest of its row.
+
+    Every query is scored against the mean key of every block that it sees in whole; scores of a query block are summed.
+
+    block    tokens of a block
+    alpha    published: 0.01 (Llama-3.1-8B) and 0.12 (Qwen3-30B-A3B) alone, 0.06 under CompactAttention
+    sink     blocks kept at the front
+    window   blocks kept that end with a row's own
+    tail     query blocks at the end of the prompt that keep everything
+    """
+
+    DIAL = "alpha"
+    STEPS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
+
+    block: int = 128
+    alpha: float = 0.01
+    sink: int = 2
+    window: int = 4
+    tail: int = 2
+
+    def __post_init__(self) -> None:
+        check_count("block", self.block, 1)
+        check_share("alpha", self.alpha, zero=True)
+        check_count("window", self.window, 1)
+        check_count("sink", self.sink)
+        check_count("tail", self.tail)
+
+    @property
+    def size(self) -> int:
+        return self.block
+
+    def rule(self, length: int) -> Rule:
+        """What is kept of the scores in a prompt of `length` tokens."""
+        tail = (-(-length // self.block) - self.tail) * self.block if self.tail else None
+        return Rule(
+            self.block, self.block, part=self.alpha, whole=True, local=self.window - 1, sink=self.sink, tail=tail
+        )
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        rule = self.rule(grid.length if site.length is None else site.length)
+        kept = fused("choose_flash_prefill", queries, keys, grid.rows, rule)
+        if kept is None:
+            score = block_scores.flash_prefill(queries, keys, grid.rows, self.block)
+            kept = tile_selection.kept(score, grid.rows, grid.length, rule, logits=True)
+        return Tiles(kept, self.block)
+
+    def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
+        """[Hq, I, J] fp32: S normalised over j; -1 where no row of the block sees the key block in whole."""
+        logits = block_scores.flash_prefill(queries, keys, grid.rows, self.block)
+        return logits.softmax(-1).masked_fill_(logits == -torch.inf, -1.0)
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        return heads * rows * -(-length // self.block) * width

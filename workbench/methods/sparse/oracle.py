@@ -1,0 +1,38 @@
+"""Tiles by the attention that they truly get: the best that a choice of tiles can do, at the price of all of it."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workbench.core import tile_grid as grids
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.methods.sparse import Sparse, check_count, check_share, smallest
+
+
+@dataclass(frozen=True)
+class Oracle(Sparse):
+    """Fewest tiles that hold `mass` of the attention of a query tile, for each head apart; a row's own tile is counted
+    first. `block` tokens a tile."""
+
+    DIAL = "mass"
+    STEPS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
+
+    block: int = 64
+    mass: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_count("block", self.block, 1)
+        check_share("mass", self.mass)
+
+    @property
+    def size(self) -> int:
+        return self.block
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        kept = smallest(grids.mass(queries, keys, grid), self.mass, grid.own)
+        return grid.tiles(kept, len(queries))
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        return heads * rows * length * width

@@ -1,0 +1,66 @@
+"""QUOKA: tokens that a few unlike queries of the chunk look at; for chunked prefill."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from workbench.core import tile_grid as grids
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.methods.sparse import Sparse, check_count, check_share
+
+
+@dataclass(frozen=True)
+class Quoka(Sparse):
+    """Per KV head, the share `keep` of the past tokens; the chunk itself is seen in whole.
+
+    Of each head the share `queries` of the chunk's rows with the lowest cosine to their mean query vote: a past token
+    scores the largest cosine that any of them has with its key, averaged over the heads of the GQA group.
+
+    The past is what is not computed now: of a whole prompt nothing, so that only chunked prefill (or cached blocks)
+    is made sparse. `block` tokens are a page, where the choice is carried out in pages.
+    """
+
+    DIAL = "keep"
+    STEPS = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 0.9)
+
+    queries: float = 0.25
+    keep: float = 0.25
+    block: int = 128
+
+    def __post_init__(self) -> None:
+        check_share("queries", self.queries)
+        check_share("keep", self.keep, zero=True)
+        check_count("block", self.block, 1)
+
+    @property
+    def size(self) -> int:
+        return self.block
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        chosen = torch.zeros(len(keys), grid.length, dtype=torch.bool, device=keys.device)
+        past = ~chosen[0].index_fill(0, grid.rows, True)
+        count = round(self.keep * int(past.sum()))
+        score = self.scores(queries, keys).masked_fill(~past, -torch.inf)
+        best = score.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        chosen.scatter_(1, best, True)
+        nothing = torch.zeros(1, *grid.shape, dtype=torch.bool, device=keys.device)
+        return grid.tiles(nothing, len(queries), chosen | ~past)
+
+    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """[H, T] fp32: of every key, the cosine with the best of the voting queries, averaged over the group."""
+        unit, theirs = normalize(queries.float(), dim=-1), normalize(keys.float(), dim=-1)
+        alike = (unit @ normalize(queries.float().mean(1), dim=-1)[..., None])[..., 0]  # [Hq, R]
+        votes = max(1, round(self.queries * queries.shape[1]))
+        unlike = alike.sort(dim=-1, stable=True).indices[:, :votes]
+        ours = unit.gather(1, unlike[..., None].expand(-1, -1, unit.shape[-1])).unflatten(0, (len(keys), -1))
+        best = unit.new_full((*ours.shape[:2], keys.shape[1]), -torch.inf)
+        for some in ours.split(max(1, grids.ELEMENTS // (len(queries) * keys.shape[1])), 2):
+            best = torch.maximum(best, (some @ theirs[:, None].mT).amax(2))
+        return best.mean(1)
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        return heads * width * (rows + round(self.queries * rows) * length)

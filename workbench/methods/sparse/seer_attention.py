@@ -1,0 +1,79 @@
+"""SeerAttention (arXiv:2410.13276): blocks that a learned gate expects attention for."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench import models
+from workbench.core.errors import BadInput
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.methods import seer_gate
+from workbench.methods.seer_gate import Gate
+from workbench.methods.sparse import Sparse, check_count, check_share
+
+
+@dataclass(frozen=True)
+class SeerAttention(Sparse):
+    """Blocks whose gate, a softmax over the key blocks, is at least `threshold`; its weights come with `ready(model)`.
+
+    gate       file of the gate; "" for the one beside the weights of the model
+    threshold  published: 5e-4 to 5e-3
+    top        keep this many blocks of each query block instead; 0: by threshold
+    tail       query blocks at the end of the prompt that keep everything
+    block      tokens of a block: the gate's, 64
+
+    Keys are turned back to before RoPE by their position, so a cache with naive positions is seen as if re-encoded.
+    """
+
+    DIAL = "threshold"
+    STEPS = (0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 1e-4)
+
+    gate: str = ""
+    threshold: float = 5e-4
+    top: int = 0
+    tail: int = 2
+    block: int = 64
+    trained: Gate | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_share("threshold", self.threshold, zero=True)
+        check_count("top", self.top)
+        check_count("tail", self.tail)
+        check_count("block", self.block, 1)
+
+    @property
+    def size(self) -> int:
+        return self.block
+
+    @property
+    def fitted(self) -> bool:
+        return True
+
+    def ready(self, model: PreTrainedModel) -> "SeerAttention":
+        path = Path(self.gate) if self.gate else models.folder(str(model.config.name_or_path)) / seer_gate.FILE
+        found = seer_gate.load(path, model)
+        if found.shape.block != self.block:
+            raise BadInput(f"the gate {path} is for blocks of {found.shape.block} tokens, not of {self.block}")
+        return replace(self, trained=found)
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        if self.trained is None:
+            raise BadInput("SeerAttention has no gate yet: call its ready(model) first")
+        with torch.no_grad():
+            share = self.trained(site.layer, queries, keys, grid).softmax(-1)
+        if self.top:
+            best = share.topk(min(self.top, share.shape[-1]), -1).indices
+            kept = torch.zeros_like(share, dtype=torch.bool).scatter_(-1, best, True)
+        else:
+            kept = share >= self.threshold
+        return grid.tiles(kept | grid.tail(self.tail, site.length), len(queries))
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        inner = self.trained.shape.width if self.trained else 128
+        queries, keys = -(-rows // self.block), -(-length // self.block)
+        return heads * inner * (queries * width + keys * 3 * width + queries * keys)

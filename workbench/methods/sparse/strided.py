@@ -1,0 +1,38 @@
+"""Every so many tiles back (Sparse Transformer, arXiv:1904.10509, section 4.3): a static baseline."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.methods.sparse import Sparse, check_count
+
+
+@dataclass(frozen=True)
+class Strided(Sparse):
+    """Tiles at a distance of a multiple of `stride` tiles from a row's own, and the `local` tiles before its own."""
+
+    DIAL = "stride"
+    STEPS = (64, 32, 16, 12, 8, 6, 4, 3, 2)
+
+    block: int = 64
+    stride: int = 8
+    local: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("block", self.block, 1)
+        check_count("stride", self.stride, 1)
+        check_count("local", self.local)
+
+    @property
+    def size(self) -> int:
+        return self.block
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        found = torch.zeros(grid.shape[0], self.stride, dtype=torch.int32, device=grid.rows.device)
+        found.index_add_(1, grid.columns % self.stride, grid.own.int())  # remainders of a query tile's own tiles
+        kept = found[:, grid.columns % self.stride] > 0
+        return grid.tiles((kept | grid.near(self.local))[None], len(queries))

@@ -1,0 +1,83 @@
+"""MInference's vertical-slash heads (arXiv:2407.02490, section 3): a few columns and a few diagonals."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid, attention
+from workbench.core.tiles import Tiles
+from workbench.methods.sparse import Sparse, check_count
+
+
+@dataclass(frozen=True)
+class VerticalSlash(Sparse):
+    """Columns and diagonals that the last rows attend to most; columns are single keys, diagonals take whole tiles.
+
+    vertical, slash   how many columns and diagonals (the published search: 30 to 3,000 and 200 to 2,048)
+    last              rows at the end that are asked (of every chunk, where a prompt is prefilled in chunks)
+    front, near       columns at the front, and diagonals nearest to the row, that are among them in any case
+    block             tokens of a tile
+    """
+
+    DIAL = "slash"
+    STEPS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+    vertical: int = 1000
+    slash: int = 2048
+    last: int = 64
+    front: int = 30
+    near: int = 100
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        for name, least in (("vertical", 0), ("slash", 0), ("last", 1), ("front", 0), ("near", 0), ("block", 1)):
+            check_count(name, getattr(self, name), least)
+
+    @property
+    def size(self) -> int:
+        return self.block
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        vertical, slash = self.lines(queries, keys, grid)
+        return grid.tiles(self._tiles(slash, grid), len(queries), vertical)
+
+    def lines(self, queries: Tensor, keys: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Columns and diagonals chosen: [Hq, T] bool each; diagonal d holds the keys d positions before their row."""
+        end = Grid(grid.rows[-self.last :], grid.length, self.block)
+        columns = queries.new_zeros(len(queries), grid.length, dtype=torch.float32)
+        diagonals, keyed = columns.clone(), torch.arange(grid.length, device=keys.device)
+        for part, share in attention(queries[:, -self.last :], keys, end):
+            columns += share.sum(1)
+            key = end.rows[part, None] - keyed  # [r, T] of every row, the key on diagonal d
+            lying = share.gather(2, key.clamp(min=0).expand(len(share), -1, -1)).masked_fill_(key < 0, 0.0)
+            diagonals += lying.sum(1)
+        front, near = keyed < self.front, keyed < self.near
+        return _most(columns, self.vertical, front), _most(diagonals, self.slash, near)
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        return heads * min(self.last, rows) * length * width
+
+    def _tiles(self, slash: Tensor, grid: Grid) -> Tensor:
+        """[Hq, I, J]: tiles that a chosen diagonal crosses, for any row of the query tile."""
+        rows, size = grid.rows, self.block
+        begins = torch.ones(len(rows), dtype=torch.bool, device=rows.device)  # runs of neighbours within a query tile
+        begins[1:] = (rows[1:] != rows[:-1] + 1) | (torch.arange(1, len(rows), device=rows.device) % size == 0)
+        at = begins.nonzero()[:, 0]
+        ends = torch.cat((at[1:], at.new_tensor([len(rows)]))) - 1
+        starts = grid.columns * size
+        low = (rows[at][:, None] - starts - size + 1).clamp(0, grid.length)  # nearest and furthest distance of a run
+        high = (rows[ends][:, None] - starts + 1).clamp(0, grid.length)
+        kept = torch.zeros(len(slash), *grid.shape, dtype=torch.bool, device=rows.device)
+        for one, found in zip(kept, pad(slash.int().cumsum(-1), (1, 0)), strict=True):
+            crossed = torch.zeros(grid.shape, dtype=torch.int32, device=rows.device)
+            one |= crossed.index_add_(0, at // size, (found[high] > found[low]).int()) > 0
+        return kept
+
+
+def _most(score: Tensor, count: int, forced: Tensor) -> Tensor:
+    """Bool like `score` [Hq, T]: the `count` highest, those that are `forced` [T] before all others."""
+    order = score.masked_fill(forced, torch.inf).sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    return torch.zeros_like(score, dtype=torch.bool).scatter_(1, order, True)

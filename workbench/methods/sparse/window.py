@@ -1,0 +1,34 @@
+"""Sink and sliding window (StreamingLLM, arXiv:2309.17453): the static baseline."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workbench.core.plan import Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.methods.sparse import Sparse, check_count
+
+
+@dataclass(frozen=True)
+class Window(Sparse):
+    """`sink` tiles at the front, a row's own tile and the `local` tiles before it; `block` tokens a tile."""
+
+    DIAL = "local"
+    STEPS = (0, 1, 2, 4, 8, 12, 16, 24, 32)
+
+    block: int = 64
+    sink: int = 1
+    local: int = 8
+
+    def __post_init__(self) -> None:
+        check_count("block", self.block, 1)
+        check_count("sink", self.sink)
+        check_count("local", self.local)
+
+    @property
+    def size(self) -> int:
+        return self.block
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        return grid.tiles(((grid.columns < self.sink) | grid.near(self.local))[None], len(queries))

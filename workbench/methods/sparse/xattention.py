@@ -1,0 +1,137 @@
+"""XAttention (arXiv:2503.16428): blocks by the sums along their antidiagonals."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core import block_scores, tile_selection
+from workbench.core import tile_grid as grids
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan, Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tile_selection import Rule
+from workbench.core.tiles import Tiles
+from workbench.engine.forward import empty, prefill
+from workbench.methods import seer_gate
+from workbench.methods.sparse import Sparse, check_count, check_divides, check_share, fused, smallest
+
+
+@dataclass(frozen=True)
+class Xattention(Sparse):
+    """Fewest blocks that hold `threshold` of the estimated attention; column 0 and a row's own are counted first.
+
+    Of every `stride` × `stride` square the antidiagonal is summed: query stride - 1 - s times key s. A softmax over the
+    squares of a row of squares, scale 1/(sqrt(D) stride), is summed over the squares of each block.
+
+    block      tokens of a block
+    stride     S; divides block
+    threshold  τ in (0, 1], or a file that `workbench sparse profile` wrote: a τ for every layer and head
+    """
+
+    DIAL = "threshold"
+    STEPS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
+
+    block: int = 128
+    stride: int = 8
+    threshold: float | str = 0.9
+    profiled: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_divides("stride", self.stride, "block", self.block)
+        if not isinstance(self.threshold, str):
+            check_share("threshold", self.threshold)
+
+    @property
+    def size(self) -> int:
+        return self.block
+
+    @property
+    def fitted(self) -> bool:
+        return isinstance(self.threshold, str)
+
+    def ready(self, model: PreTrainedModel) -> "Xattention":
+        return replace(self, profiled=self._read(model)) if isinstance(self.threshold, str) else self
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        if isinstance(self.threshold, str) and not self.profiled:
+            raise BadInput(f"the thresholds in {self.threshold} are not read yet: call ready(model) first")
+        rule = Rule(self.block, self.block, self._share(site.layer, keys.device), first=True)
+        kept = fused("choose_xattention", queries, keys, grid.rows, rule, self.stride)
+        if kept is None:
+            kept = tile_selection.kept(self.scores(queries, keys, grid), grid.rows, grid.length, rule)
+        return Tiles(kept, self.block)
+
+    def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
+        """[Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block."""
+        return block_scores.xattention(queries, keys, grid.rows, self.block, self.stride)
+
+    def _share(self, layer: int, device: torch.device) -> float | Tensor:
+        """τ, or one for every head."""
+        if self.profiled:
+            return _on(self.profiled[layer], device)
+        assert not isinstance(self.threshold, str)
+        return self.threshold
+
+    def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        return heads * rows * length * width // self.stride
+
+    def _read(self, model: PreTrainedModel) -> tuple[tuple[float, ...], ...]:
+        path = Path(str(self.threshold))
+        try:
+            found = json.loads(path.read_text())
+            thresholds = tuple(tuple(float(value) for value in layer) for layer in found["thresholds"])
+            made = found["model"], found["block"], found["stride"]
+        except (OSError, ValueError, TypeError, KeyError):
+            raise BadInput(f"{path} holds no thresholds: `workbench sparse profile` writes them") from None
+        if made[0] != seer_gate.identity(model):
+            raise BadInput(f"the thresholds in {path} are of another model: profile this one")
+        if made[1:] != (self.block, self.stride):
+            raise BadInput(f"the thresholds in {path} are for block {made[1]} and stride {made[2]}, not for {self}")
+        return thresholds
+
+
+@lru_cache(maxsize=256)
+def _on(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Copied to the device once: a copy waits for it."""
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def shares(method: Xattention, queries: Tensor, keys: Tensor, rows: Tensor, cover: float = 0.9) -> Tensor:
+    """[Hq]: the threshold at which a head would have kept what matters (the released profile).
+
+    Of every row of blocks: the fewest that truly hold `cover` of the attention, and the smallest estimate among them.
+    Blocks estimated at that or more hold a share of all estimates; it is taken over all rows together.
+    """
+    grid = Grid(rows, keys.shape[1], method.block)
+    score = method.scores(queries, keys, grid)
+    wanted = smallest(grids.mass(queries, keys, grid), cover)
+    least = score.masked_fill(~wanted, torch.inf).amin(-1, keepdim=True)
+    return (score * (score >= least)).sum((1, 2)) / score.sum((1, 2))
+
+
+def profile(
+    model: PreTrainedModel, prompts: Sequence[Tensor], method: Xattention, cover: float = 0.9
+) -> tuple[tuple[float, ...], ...]:
+    """τ for every layer and head: the largest that any of `prompts` (token ids [T]) asks for."""
+    check_share("cover", cover)
+    check_count("the number of prompts", len(prompts), 1)
+    most: list[Tensor] = []
+    for tokens in prompts:
+        kv, rows = empty(model, len(tokens)), torch.arange(len(tokens))
+        layers = range(len(kv.keys))
+        step = prefill(model, tokens, Plan(rows, watch=tuple(layers), depth=len(layers)), kv)
+        now = [shares(method, step.queries[i], kv.keys[i], rows.to(model.device), cover).cpu() for i in layers]
+        most = [torch.maximum(a, b) for a, b in zip(most, now, strict=True)] if most else now
+    return tuple(tuple(float(value) for value in layer.clamp(max=1.0)) for layer in most)
+
+
+def save(path: Path, model: PreTrainedModel, method: Xattention, thresholds: Sequence[Sequence[float]]) -> None:
+    """Write what `Xattention(threshold=path)` reads."""
+    record = {"model": seer_gate.identity(model), "block": method.block, "stride": method.stride}
+    path.write_text(json.dumps(record | {"thresholds": [list(layer) for layer in thresholds]}) + "\n")

@@ -1,0 +1,196 @@
+"""Models by name or folder, checked before anything is loaded."""
+
+import json
+from json import JSONDecodeError
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from workbench.core.errors import BadInput
+from workbench.data import assets
+from workbench.data.layouts import RELEASED, Layout
+from workbench.models.allocator import keep_freed
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase, Layout]
+
+
+def load(name_or_path: str | Path, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Loaded:
+    """(model, tokenizer, layout) of a shipped model, a checkpoint folder or a model in the local Hugging Face cache.
+
+    `dtype` None: float32 on the CPU, the checkpoint's own on an accelerator. Nothing is downloaded. Raises BadInput,
+    before any weight is read, for an unknown name, device or dtype and for a checkpoint that is not whole. On the CPU,
+    freed memory stays with the process from then on (`freed`).
+    """
+    path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
+    check(path)
+    layout = layout_of(path)
+    if number is None:
+        number = torch.float32 if place.type == "cpu" else "auto"
+    options: dict[str, Any] = {"dtype": number, "local_files_only": True, "output_loading_info": True}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, **options)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as problem:
+        raise BadInput(f"{path} cannot be loaded as a causal language model: {_first_line(problem)}") from problem
+    model, report = loaded
+    lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if lacking:
+        raise BadInput(
+            f"{path} is not whole: {len(lacking)} weights are missing or of the wrong shape, first {lacking[0]}"
+        )
+    if place.type == "cpu":
+        keep_freed()
+    return model.to(place).eval(), tokenizer, layout
+
+
+def names() -> list[str]:
+    """Names of the shipped models."""
+    return assets.models()
+
+
+def folder(name_or_path: str | Path) -> Path:
+    """The checkpoint folder of a path, a shipped name or an `owner/name` in the local Hugging Face cache."""
+    if (path := Path(name_or_path)).is_dir():
+        return path
+    name = str(name_or_path)
+    if name in names():
+        return assets.model_path(name)
+    try:
+        if "/" in name:
+            return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        pass
+    shipped = ", ".join(names()) or "none"
+    raise BadInput(
+        f"unknown model {name!r}: allowed are a checkpoint folder, a shipped model ({shipped}) "
+        "or an owner/name that is already in the local Hugging Face cache"
+    )
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name; BadInput for one that is unknown or not there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"unknown device {name!r}: allowed are cpu, cuda and cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(
+            f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
+        )
+    return device
+
+
+def _dtype(dtype: str | torch.dtype | None) -> Any:
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise BadInput(f"unknown dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
+    return DTYPES[dtype] if isinstance(dtype, str) else dtype
+
+
+def check(path: Path) -> None:
+    """Raises BadInput, naming the file, unless `path` holds a whole checkpoint: config, tokenizer and all weights.
+
+    Weights are safetensors, in one file or in shards; the header of each is read and compared with the file's length.
+    """
+    config = _json(path / "config.json", "a checkpoint folder has config.json, a tokenizer and safetensors weights")
+    if "model_type" not in config:
+        raise BadInput(f"{path / 'config.json'} has no model_type")
+    if not any((path / name).is_file() for name in TOKENIZERS):
+        raise BadInput(f"{path} has no tokenizer: one of {', '.join(TOKENIZERS)} is needed")
+    if (path / "tokenizer.json").is_file():
+        _json(path / "tokenizer.json")
+    for shard in _shards(path):
+        _check_weights(shard)
+
+
+def _shards(path: Path) -> list[Path]:
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
+    if not (path / INDEX).is_file():
+        raise BadInput(f"{path} has no weights: {WEIGHTS} or {INDEX} with its shards is needed")
+    index = _json(path / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise BadInput(f"{path / INDEX} has no weight_map")
+    return [path / name for name in sorted(set(index.values()))]
+
+
+def _check_weights(shard: Path) -> None:
+    if not shard.is_file():
+        raise BadInput(f"{shard} is missing: the checkpoint is not whole")
+    try:
+        with safe_open(shard, framework="pt") as weights:  # maps the file; compares header and length
+            keys = list(weights.keys())
+    except (SafetensorError, OSError) as problem:
+        raise BadInput(f"{shard} is corrupt or half-written: {_first_line(problem)}") from None
+    if not keys:
+        raise BadInput(f"{shard} holds no weights")
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What a checkpoint is, from its files' headers: type, parameters, layers, context and layout."""
+    check(path)
+    config, parameters = _json(path / "config.json"), 0
+    for shard in _shards(path):
+        with safe_open(shard, framework="pt") as weights:
+            parameters += sum(prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118
+    return {
+        "type": config["model_type"],
+        "parameters": parameters,
+        "layers": config.get("num_hidden_layers"),
+        "context": config.get("max_position_embeddings"),
+        "layout": layout_of(path).name,
+        "note": note_of(path),
+        "path": str(path),
+    }
+
+
+def layout_of(path: Path) -> Layout:
+    """The prompt layout a model folder declares in `workbench.json` ({"layout": {…}}), else the released one."""
+    if not (path / "workbench.json").is_file():
+        return RELEASED
+    declared = _json(path / "workbench.json").get("layout")
+    if not isinstance(declared, dict):
+        raise BadInput(f"{path / 'workbench.json'} has no layout object")
+    return Layout.from_json(declared)
+
+
+def note_of(name_or_path: str | Path) -> str:
+    """What a model folder says of itself in `workbench.json` ({"note": "…"}), shown wherever its numbers are; "" else.
+
+    "" also for a model that is in memory only.
+    """
+    try:
+        declared = folder(name_or_path) / "workbench.json"
+    except BadInput:
+        return ""
+    note = _json(declared).get("note", "") if declared.is_file() else ""
+    if not isinstance(note, str):
+        raise BadInput(f"{declared}: note is {json.dumps(note)}, a text is needed")
+    return note
+
+
+def _json(path: Path, hint: str = "the checkpoint is not whole") -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{path} is missing: {hint}") from None
+    except (OSError, UnicodeDecodeError, JSONDecodeError) as problem:
+        raise BadInput(f"{path} is corrupt or half-written: {_first_line(problem)}") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{path} is corrupt: an object is needed, not {type(value).__name__}")
+    return value
+
+
+def _first_line(problem: Exception) -> str:
+    return next(iter(str(problem).splitlines()), type(problem).__name__)

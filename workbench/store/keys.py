@@ -1,0 +1,100 @@
+"""What makes two cached blocks the same: model, dtype, tokens, and what the block saw before it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block
+
+FORMAT_VERSION = (
+    2  # of the keys, and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`
+)
+_CHUNK = 1 << 22
+_IRRELEVANT = {
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "use_cache",
+    "architectures",
+}
+_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[tuple, str]] = WeakKeyDictionary()  # a pure memo, by model object
+
+
+def key_of(
+    fingerprint: str,
+    dtype: torch.dtype,
+    block: Block,
+    after: Sequence[Block] = (),
+    over: Sequence[Block] | None = None,
+) -> str:
+    """Store key of a block that was encoded behind the blocks `after`.
+
+    With `over`, the block was computed over the cached KV of `after` and of the blocks `over`, each of which had itself
+    seen `after` only: another thing than having been encoded behind all of them.
+    """
+    # every block is a hash of one length, so no two chains read the same
+    parts = [str(FORMAT_VERSION), fingerprint, str(dtype), *(other.content for other in after), block.content]
+    if over is not None:
+        parts += ["over", *(other.content for other in over)]
+    return sha256(" ".join(parts).encode()).hexdigest()
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Hash of a model's configuration and of every one of its weights.
+
+    Computed once per model object and kept until a weight is replaced or written in place (optimiser steps and
+    `load_state_dict` count up a tensor's version; writing through `tensor.data` does not, and is not noticed).
+    """
+    state = tuple(_states(model))
+    known = _KNOWN.get(model)
+    if known is None or known[0] != state:
+        known = _KNOWN[model] = (state, _digest(model))
+    return known[1]
+
+
+def _states(module: torch.nn.Module) -> Iterator[tuple]:
+    """Of every weight and saved buffer: where it lies, and how often it was written. Asked by every request, so without
+    names (`state_dict` takes several times as long)."""
+    waiting = [module]
+    while waiting:
+        module = waiting.pop()
+        skipped = module._non_persistent_buffers_set
+        for held in (module._parameters, module._buffers):
+            for name, x in held.items():
+                if x is not None and name not in skipped:
+                    yield x.data_ptr(), x._version, x.dtype, x.device
+        waiting += (child for child in module._modules.values() if child is not None)
+
+
+@torch.no_grad()
+def _digest(model: PreTrainedModel) -> str:
+    config = {k: v for k, v in model.config.to_dict().items() if k not in _IRRELEVANT}
+    whole = sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    seen: dict[int, str] = {}  # tied weights are read once
+    for name, x in model.state_dict(keep_vars=True).items():
+        summary = seen.setdefault(x.data_ptr(), "") or f"{tuple(x.shape)} {x.dtype} {_checksum(x)}"
+        seen[x.data_ptr()] = summary
+        whole.update(f"{name} {summary}\n".encode())
+    return whole.hexdigest()
+
+
+def _checksum(x: torch.Tensor) -> int:
+    """64-bit sum of all elements' bits, each times an odd number of its own place: runs where the weights are.
+
+    Any change of one element changes it, and so do exchanged elements (up to chance, 2^-63).
+    """
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    flat = x.detach().contiguous().view(-1).view(words)
+    total = 0
+    for begin in range(0, len(flat), _CHUNK):
+        part = flat[begin : begin + _CHUNK].to(torch.int64)
+        place = torch.arange(begin, begin + len(part), device=part.device)
+        place = place * 6364136223846793005 + 1442695040888963407  # wraps around, as intended
+        total = (total * 31 + int((part * ((place ^ (place >> 29)) | 1)).sum())) & 0xFFFFFFFFFFFFFFFF
+    return total

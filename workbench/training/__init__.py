@@ -1,0 +1,1 @@
+"""Training: the lab models, block fine-tuning, distillation of gates."""

@@ -1,0 +1,108 @@
+"""SeerAttention's self-distillation (arXiv:2410.13276, section 3.3): a gate learns where its own model attends."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
+from workbench.core.tile_grid import Grid, peaks
+from workbench.engine.forward import Work, check_tokens, empty, prefill_many
+from workbench.engine.support import facts_of
+from workbench.methods import seer_gate
+from workbench.methods.seer_gate import Gate
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """AdamW; the rate rises over `warmup` steps and falls to 0 as a cosine. `batch` prompts a step, drawn by `seed`."""
+
+    steps: int = 400
+    batch: int = 2
+    lr: float = 1e-3
+    warmup: int = 20
+    block: int = 64
+    width: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "block"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} is {getattr(self, name)}: it is 1 or more")
+        if not self.lr > 0 or self.warmup < 0:
+            raise BadInput(f"lr {self.lr} and warmup {self.warmup}: a rate above 0 and a number of steps")
+
+
+def distill(
+    model: PreTrainedModel,
+    prompts: Sequence[Tensor],
+    recipe: Recipe,
+    tell: Callable[[int, float], object] | None = None,
+) -> tuple[Gate, list[float]]:
+    """A gate for `model` from its attention on `prompts` (token ids [T]), and the loss of every step (nats).
+
+    The model is read only. `tell` is called with step and loss. Raises BadInput for prompts shorter than two blocks.
+    """
+    facts = facts_of(model)
+    if not prompts or min(map(len, prompts)) <= recipe.block:
+        raise BadInput(f"a gate of block {recipe.block} learns from prompts of more than {recipe.block} tokens")
+    for tokens in prompts:
+        check_tokens(facts, tokens)
+    with torch.random.fork_rng([facts.device] if facts.device.type == "cuda" else []):
+        torch.manual_seed(recipe.seed)
+        gate = seer_gate.new(model, recipe.block, recipe.width)
+    optimizer = torch.optim.AdamW(gate.parameters(), lr=recipe.lr, weight_decay=0.0)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, recipe))
+    rng, losses = Random(recipe.seed), []
+    for step in range(recipe.steps):
+        loss = losses_of(model, gate, rng.choices(prompts, k=recipe.batch)).mean()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        rate.step()
+        losses.append(float(loss.detach()))
+        if tell:
+            tell(step + 1, losses[-1])
+    return gate.eval().requires_grad_(False), losses
+
+
+def losses_of(model: PreTrainedModel, gate: Gate, prompts: Sequence[Tensor]) -> Tensor:
+    """[L] distillation loss of every layer, mean over `prompts`."""
+    layers = range(len(gate.query))
+    plans = [Plan(torch.arange(len(tokens)), watch=tuple(layers), depth=len(layers)) for tokens in prompts]
+    works = [Work(t, plan, empty(model, len(t))) for t, plan in zip(prompts, plans, strict=True)]
+    found = []
+    for work, step in zip(works, prefill_many(model, works), strict=True):
+        rows = work.plan.rows.to(model.device)
+        grid = Grid(rows, len(rows), gate.shape.block)
+        pairs = [(step.queries[layer], work.kv.keys[layer]) for layer in layers]
+        found.append(
+            torch.stack([divergence(target(q, k, grid), gate(i, q, k, grid)) for i, (q, k) in enumerate(pairs)])
+        )
+    return torch.stack(found).mean(0)
+
+
+@torch.no_grad()
+def target(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
+    """[Hq, I, J] what a gate should say: the largest attention within a tile, over the sum of its row of tiles."""
+    found = peaks(queries, keys, grid)
+    return found / found.sum(-1, keepdim=True)
+
+
+def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
+    """KL(wanted ‖ softmax of logits), mean over heads and query tiles; the first quarter of the tiles is left out."""
+    first = wanted.shape[1] // 4
+    wanted, said = wanted[:, first:], logits[:, first:].log_softmax(-1)
+    gap = wanted * (wanted.clamp(min=1e-30).log() - said)
+    return gap.masked_fill(wanted == 0, 0.0).sum(-1).mean()
+
+
+def _rate(step: int, recipe: Recipe) -> float:
+    if step < recipe.warmup:
+        return (step + 1) / recipe.warmup
+    left = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    return 0.5 + 0.5 * float(torch.cos(torch.tensor(torch.pi * left)))

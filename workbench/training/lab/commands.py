@@ -1,0 +1,131 @@
+"""`workbench lab`: make, measure and look at the lab model and its corpus."""
+
+import json
+import logging
+import sys
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from tqdm import tqdm
+
+from workbench import models
+from workbench.core.errors import BadInput
+from workbench.data import lab
+from workbench.experiments.record import write
+from workbench.training.lab import checkpoint
+from workbench.training.lab.curriculum import STAGES
+from workbench.training.lab.evaluate import SEED, evaluate
+from workbench.training.lab.recipe import Recipe
+from workbench.training.lab.tokenizer import train_tokenizer
+from workbench.training.lab.train import finished, train
+
+LINE_EVERY = 500  # steps
+
+app = typer.Typer(no_args_is_help=True, help="The lab corpus and the lab model: draw, train, evaluate.")
+
+
+@app.command("corpus")
+def corpus(
+    out: Annotated[Path, typer.Option(help="JSON-lines file to write")],
+    samples: Annotated[int, typer.Option(help="Questions")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the worlds")] = 0,
+    passages: Annotated[int, typer.Option(help="Passages a question, 1 to 40")] = 10,
+) -> None:
+    """Write questions of the lab corpus to a file."""
+    if samples < 1:
+        raise BadInput(f"samples is {samples}; at least 1 is needed")
+    drawn = [json.dumps(sample.to_json()) for sample in lab.samples(samples, seed, passages)]
+    write("\n".join(drawn) + "\n", out)
+    typer.echo(f"{len(drawn)} questions in {out}")
+
+
+@app.command("train")
+def train_model(
+    out: Annotated[Path, typer.Option(help="Folder of the run; run again with the same folder to go on")],
+    seed: Annotated[int, typer.Option(help="Of weights and data")] = 0,
+    minutes: Annotated[float, typer.Option(help="Stop after this long, to go on later")] = float("inf"),
+    workers: Annotated[int, typer.Option(help="Processes that draw training text")] = 8,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Recipe setting, e.g. lr=0.002")] = None,
+) -> None:
+    """Train a lab model from nothing; under `accelerate launch` on several GPUs. The model lands in OUT/model."""
+    recipe = _recipe(seed, settings or [])
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
+    tokenizer, begin = train_tokenizer(), time.monotonic()
+    clock = out / "seconds"
+    spent = float(clock.read_text()) if clock.is_file() else 0.0
+    with tqdm(unit="step", disable=not sys.stderr.isatty()) as bar:
+        model, progress = train(
+            recipe, tokenizer, out, report=lambda row: _show(bar, row), workers=workers, minutes=minutes
+        )
+    seconds = spent + time.monotonic() - begin
+    write(f"{seconds}\n", clock)
+    if not finished(recipe, progress):
+        typer.echo(
+            f"stopped at step {progress.step:,}, stage {progress.stage} of {len(STAGES) - 1}: run again to go on"
+        )
+        return
+    checkpoint.save(out / "model", model, tokenizer, recipe, progress, _facts(model, seconds))
+    typer.echo(f"trained in {seconds / 60:.1f} minutes: {out / 'model'}")
+
+
+def _facts(model: torch.nn.Module, seconds: float) -> dict:
+    device = next(model.parameters()).device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    size = sum(p.numel() for p in model.parameters())
+    return {"minutes": seconds / 60, "device": name, "parameters": size, "stages": len(STAGES)}
+
+
+def _show(bar: tqdm, row: dict) -> None:
+    """The bar where a person watches, else a line now and then."""
+    if bar.disable:
+        if row["step"] % LINE_EVERY == 0:
+            typer.echo(json.dumps(row))
+        return
+    bar.update(row["step"] - bar.n)
+    bar.set_postfix({"stage": f"{row['stage']}/{len(STAGES) - 1}", "right": row["answers_right"], "loss": row["loss"]})
+
+
+def _recipe(seed: int, settings: list[str]) -> Recipe:
+    kinds = {field.name: field.type for field in fields(Recipe)}
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name not in kinds or name in ("seed", "betas"):
+            allowed = ", ".join(k for k in kinds if k not in ("seed", "betas"))
+            raise BadInput(f"unknown recipe setting {setting!r}; allowed are NAME=VALUE with {allowed}")
+        try:
+            values[name] = {"int": int, "float": float, "str": str}[str(getattr(kinds[name], "__name__", kinds[name]))](
+                value
+            )
+        except ValueError:
+            raise BadInput(f"recipe setting {name} is {value!r}; a number is needed") from None
+    return replace(Recipe(seed=seed), **values)
+
+
+@app.command("evaluate")
+def evaluate_model(
+    model: Annotated[str, typer.Option(help="Checkpoint folder or name")] = "lab-full",
+    samples: Annotated[int, typer.Option(help="Questions a measurement")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the held-out worlds")] = SEED,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Write the scores to this JSON file")] = None,
+    card: Annotated[bool, typer.Option("--card", help="Put the scores into the model's folder and its card")] = False,
+) -> None:
+    """Score a lab model on held-out worlds: contexts of 1 to 40 passages, Full Reuse, naive positions."""
+    folder = models.folder(model)
+    if card and not (folder / checkpoint.TRAINING).is_file():
+        raise BadInput(
+            f"{folder} has no {checkpoint.TRAINING}: a card is written for models of `workbench lab train` only"
+        )
+    scores = evaluate(model, samples, seed, device, typer.echo)
+    scores["command"] = f"workbench lab evaluate --model {model} --samples {samples} --seed {seed} --device {device}"
+    found = json.dumps(scores, indent=1) + "\n"
+    if out is not None:
+        write(found, out)
+    if card:
+        write(found, folder / checkpoint.SCORES)
+        checkpoint.write_card(folder)

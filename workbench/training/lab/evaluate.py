@@ -1,0 +1,70 @@
+"""How good a lab model is on held-out worlds, and what reuse does to it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from workbench import data, models
+from workbench.core.plan import Plan
+from workbench.engine.forward import assemble, empty, encode_many, prefill, prepare_model
+from workbench.experiments.record import Record, device_name, versions
+from workbench.experiments.trial import Trial
+from workbench.models.loading import Loaded
+
+SEED = 20_000  # of the held-out worlds; training draws its worlds from names no seed can spell
+LENGTHS = (1, 5, 10, 20, 40)  # passages of a context
+
+
+def evaluate(
+    model: str,
+    samples: int = 1000,
+    seed: int = SEED,
+    device: str = "cpu",
+    report: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Scores of a model under full attention over contexts of 1 to 40 passages, and over 10 passages under Full Reuse
+    (passages cached alone, positions re-encoded) and with naive positions; every score with n and a 95% interval.
+
+    `recompute_all` compares logits after recomputing every token of an assembled cache with those of full attention.
+    """
+    loaded = models.load(model, device, "float32")
+    base = Trial(model, samples=samples, seed=seed, passages=10, device=device, timed=1, batch=64)
+    found: dict[str, Any] = {"model": model, "samples": samples, "seed": seed, "device": device_name(loaded[0].device)}
+    for name, trial in _trials(base):
+        record = trial.run(loaded=loaded)
+        found[name] = scores(record)
+        report(f"{name}: exact match {record.em:.3f} over {record.n} questions")
+    found["recompute_all"] = recompute_all(loaded, seed)
+    return found | {"versions": versions()}
+
+
+def _trials(base: Trial) -> Iterator[tuple[str, Trial]]:
+    for passages in LENGTHS:
+        yield f"full, {passages} passages", replace(base, passages=passages)
+    yield "full reuse, 10 passages", replace(base, mode="block")
+    yield "naive positions, 10 passages", replace(base, mode="block", positions="naive")
+
+
+def scores(record: Record) -> dict[str, Any]:
+    """The rows of a record by kind of question: n, exact match and F1 with their intervals."""
+    return {row.pop("kind"): row for row in record.rows() if row.pop("mode")}
+
+
+def recompute_all(loaded: Loaded, seed: int, samples: int = 20) -> dict[str, float]:
+    """Full attention against an assembled cache of which every token is computed again: they must be the same."""
+    model, tokenizer, layout = loaded
+    prepare_model(model)
+    worst, same = 0.0, 0
+    for sample in data.load("lab", samples, seed, 10):
+        prompt = layout.prompt(sample, tokenizer)
+        plan = Plan(torch.arange(len(prompt)))
+        full = prefill(model, prompt.tokens, plan, empty(model, len(prompt))).logits
+        kv = assemble(model, prompt, encode_many(model, prompt.context))
+        for part in kv.tensors():
+            part.fill_(float("nan"))  # nothing of the cache may be read
+        again = prefill(model, prompt.tokens, plan, kv).logits
+        assert full is not None and again is not None
+        worst, same = max(worst, float((full - again).abs().max())), same + bool((full == again).all())
+    return {"samples": samples, "bit_identical": same, "max_difference": worst}

@@ -1,0 +1,67 @@
+"""The settings of a training run."""
+
+from dataclasses import dataclass
+
+from transformers import LlamaConfig
+
+from workbench.core.errors import BadInput
+
+OPTIMIZERS = ("muon", "adamw")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what comes out of the training of a lab model."""
+
+    seed: int = 0
+    hidden: int = 256
+    intermediate: int = 704
+    layers: int = 8
+    heads: int = 8
+    kv_heads: int = 4
+    head_dim: int = 64
+    context: int = 4096
+    rope_theta: float = 10_000.0
+    lr: float = 3e-3
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.98)
+    clip: float = 1.0
+    warmup: int = 200
+    rest_weight: float = 0.3  # of the loss on tokens that are not answers
+    optimizer: str = "muon"  # for the matrices of the layers, AdamW for the rest; or "adamw" for everything
+    last: int = 4_000  # steps on the last stage
+    decay: float = 0.5  # share of them over which the rate falls to zero
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "context", "warmup", "last"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"recipe setting {name} is {getattr(self, name)}: at least 1 is needed")
+        for name in ("lr", "rope_theta", "clip", "decay"):
+            if not getattr(self, name) > 0:
+                raise BadInput(f"recipe setting {name} is {getattr(self, name)}: more than 0 is needed")
+        if self.decay > 1:
+            raise BadInput(f"recipe setting decay is {self.decay}: a share of at most 1 is needed")
+        for whole, name in ((self.hidden, "hidden"), (self.heads, "heads")):
+            part = self.heads if name == "hidden" else self.kv_heads
+            if whole % part:
+                raise BadInput(f"recipe setting {name} is {whole}: a multiple of {part} is needed, one part a head")
+        if self.optimizer not in OPTIMIZERS:
+            raise BadInput(f"unknown optimizer {self.optimizer!r}: allowed are {', '.join(OPTIMIZERS)}")
+
+    def config(self, vocab_size: int) -> LlamaConfig:
+        """The model's configuration in Hugging Face format."""
+        return LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=self.context,
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )

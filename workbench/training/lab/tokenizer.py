@@ -1,0 +1,48 @@
+"""The lab model's tokenizer: byte-level BPE trained on the lab corpus. Any text round-trips, and every word of the lab
+world is one token."""
+
+from collections.abc import Iterator
+from random import Random
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from workbench.data.lab_world import World, passages_of
+from workbench.data.layouts import LAB, Layout
+
+SPECIALS = ("<pad>", "<s>", "</s>")
+
+
+def _texts(worlds: int, layout: Layout) -> Iterator[str]:
+    for index in range(worlds):
+        world = World(Random(f"lab tokenizer {index}"), 10)
+        context = world.context(10)
+        yield layout.system
+        for passage in passages_of(context):
+            yield layout.passage.format(title=passage.title, text=passage.text)
+        for kind, found in world.questions(context).items():
+            for about in world.rng.sample(found, min(len(found), 8)):
+                question = world.ask(kind, about)
+                yield layout.question.format(question=question.text) + layout.answer.format(answer=question.answers[0])
+
+
+def train_tokenizer(vocab_size: int = 2048, worlds: int = 4000, layout: Layout = LAB) -> PreTrainedTokenizerFast:
+    """A tokenizer of at most `vocab_size` tokens; deterministic."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(worlds, layout), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        model_max_length=2560,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,143 @@
+"""Attention of a training step: FlexAttention under a BlockMask on a GPU, torch's own part by part elsewhere.
+
+Registered with transformers as attention "workbench-train"; the masks of a packed sequence, one for every sliding
+window of the model, come as the forward keyword argument `masks`. Nothing of the size of the sequence squared is ever
+kept: a BlockMask holds 128 × 128 tiles, and a part is one block, or the questions over one context.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from workbench.core.errors import BadInput
+from workbench.core.masks import visible
+from workbench.engine.attention import refuse
+from workbench.training.tuning.packing import Packed
+
+NAME = "workbench-train"
+LENGTHS = 64  # most sequence lengths that kernels are compiled for
+TILE = 128  # tokens of a tile of a BlockMask; a packed sequence is a multiple of it long
+
+
+@dataclass(frozen=True)
+class Part:
+    """Neighbouring rows and the neighbouring columns that hold all they may see."""
+
+    rows: slice
+    cols: slice
+    mask: torch.Tensor  # [rows, cols] bool
+
+
+Masks = Mapping[int | None, BlockMask | tuple[Part, ...]]
+
+
+def masks_of(packed: Packed, windows: Iterable[int | None], how: str | None = None) -> Masks:
+    """The mask of a packed sequence for every sliding window of the model.
+
+    how   "tiles": BlockMask, the default on a GPU; "parts": a dense mask for every part, the default elsewhere;
+          "dense": one [T, T] mask, to compare with
+    """
+    if how is None:
+        how = "tiles" if packed.tokens.is_cuda else "parts"
+    return {window: MAKERS[how](packed, window) for window in set(windows)}
+
+
+def _dense(packed: Packed, window: int | None) -> tuple[Part, ...]:
+    return (_part(packed, window, 0, 0, len(packed.tokens)),)
+
+
+def _parts(packed: Packed, window: int | None) -> tuple[Part, ...]:
+    """A context block sees itself; the questions over a context see it and, each, itself."""
+    owner = torch.where(packed.asked, -1 - packed.examples, packed.blocks)
+    parts, context, begin = [], 0, 0
+    owners, lengths = torch.unique_consecutive(owner, return_counts=True)
+    example = None
+    for asked, length in zip((owners < 0).tolist(), lengths.tolist(), strict=True):
+        if (current := int(packed.examples[begin])) != example:
+            example, context = current, begin
+        parts.append(_part(packed, window, begin, context if asked else begin, begin + length))
+        begin += length
+    return tuple(parts)
+
+
+def _part(packed: Packed, window: int | None, begin: int, first: int, end: int) -> Part:
+    """Rows from `begin` and columns from `first`, both up to `end`."""
+    index = torch.arange(first, end, device=packed.tokens.device)
+    return Part(slice(begin, end), slice(first, end), visible(packed.sees(window), index[begin - first :], index))
+
+
+def _block_mask(packed: Packed, window: int | None) -> BlockMask:
+    sees, length = packed.sees(window), len(packed.tokens)
+
+    def mask(batch: torch.Tensor, head: torch.Tensor, row: torch.Tensor, col: torch.Tensor) -> torch.Tensor:
+        return sees(row, col)
+
+    make = _compiled(create_block_mask) if packed.tokens.is_cuda else create_block_mask
+    return make(mask, None, None, length, length, device=packed.tokens.device, BLOCK_SIZE=TILE)
+
+
+MAKERS: Mapping[str, Callable[[Packed, int | None], BlockMask | tuple[Part, ...]]] = {
+    "tiles": _block_mask,
+    "parts": _parts,
+    "dense": _dense,
+}
+
+
+@cache
+def _compiled(function: Any) -> Any:
+    """Compiled when it is first used on a GPU, once for every length; beyond LENGTHS it would silently run unfused."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, LENGTHS)
+    return torch.compile(function, dynamic=False)
+
+
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    *,
+    masks: Masks | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """[1, H, T, D] each -> [1, T, Hq, D]; transformers' attention interface."""
+    if masks is None:
+        raise BadInput(f"attention {NAME!r} is for training: call model.set_attn_implementation('sdpa') for other uses")
+    refuse(module, attention_mask, dropout, others)
+    mask = masks[sliding_window]
+    query, key = query.to(value.dtype), key.to(value.dtype)  # a norm of queries and keys leaves autocast's bf16
+    if isinstance(mask, BlockMask):
+        kernel = _compiled(flex_attention) if query.is_cuda else flex_attention
+        out = kernel(query, key, value, block_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
+        return out.transpose(1, 2).contiguous(), None
+    group = query.shape[1] // key.shape[1]
+    q = query[0].unflatten(0, (-1, group))
+    k, v = (x[0][:, None].expand(-1, group, -1, -1) for x in (key, value))  # heads of a GQA group share keys, no copies
+    out = torch.cat(
+        [
+            scaled_dot_product_attention(
+                q[:, :, part.rows], k[:, :, part.cols], v[:, :, part.cols], part.mask, scale=scaling
+            )
+            for part in mask
+        ],
+        dim=2,
+    )
+    return out.flatten(0, 1).transpose(0, 1)[None].contiguous(), None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """The masks of a packed sequence say who sees whom; transformers need not build one."""
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, _no_mask)

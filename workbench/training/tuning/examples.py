@@ -1,0 +1,228 @@
+"""What is trained on: contexts of blocks with questions and answers, from a file or from fresh lab worlds.
+
+A source gives example `i` as a pure function of its settings and `i`, so the order does not depend on how many
+processes draw, nor on where a run was interrupted.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from workbench import data
+from workbench.core.errors import BadInput
+from workbench.data.lab import MOST_PASSAGES, SHARE_OF
+from workbench.data.lab_world import KINDS, Style, World, passages_of
+from workbench.data.layouts import Layout
+from workbench.data.sample import Sample
+
+GOLDEN = 0.6180339887498949  # its multiples, modulo 1, spread evenly over [0, 1): so do any n neighbours among them
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question and its answer, token ids; `answer` ends as the layout's answers end."""
+
+    question: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    """Context blocks (token ids) and what is asked over them; every question is asked of the context alone."""
+
+    id: str
+    context: tuple[tuple[int, ...], ...]
+    turns: tuple[Turn, ...]
+
+    @cached_property
+    def length(self) -> int:
+        """Tokens of the longest prompt with its answer."""
+        return sum(map(len, self.context)) + max(len(turn.question) + len(turn.answer) for turn in self.turns)
+
+
+class Source(Protocol):
+    """Examples without end."""
+
+    @property
+    def identity(self) -> str: ...  # of all that decides what example i is
+
+    def __getitem__(self, i: int) -> Example: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an example must fit: `length` tokens of prompt and answer, `block` tokens of a block (None: any)."""
+
+    length: int
+    block: int | None = None
+
+    def check(self, example: Example) -> Example:
+        """The example. BadInput that names it, its length and the limit where it does not fit."""
+        if example.length > self.length:
+            raise BadInput(
+                f"sample {example.id!r} has {example.length} tokens with its answer, the limit is {self.length}: raise "
+                "--max-length or leave it out"
+            )
+        longest = max(map(len, example.context))
+        if self.block and longest > self.block:
+            raise BadInput(
+                f"sample {example.id!r} has a block of {longest} tokens, over the model's sliding window of "
+                f"{self.block}: cut it into shorter blocks, or train in mode full"
+            )
+        return example
+
+
+def example(samples: Sequence[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Example:
+    """One example of samples that share their passages. BadInput, naming it, for a sample without an answer."""
+    for sample in samples:
+        if not sample.answers or not sample.answers[0].strip():
+            raise BadInput(f"sample {sample.id!r} has no answer: training needs one")
+    prompts = layout.prompts(samples, tokenizer)
+    answers = tokenizer([layout.answer.format(answer=s.answers[0]) for s in samples], add_special_tokens=False)
+    turns = zip((prompt.blocks[-1].tokens for prompt in prompts), map(tuple, answers["input_ids"]), strict=True)
+    context = tuple(block.tokens for block in prompts[0].context)
+    return Example(samples[0].id, context, tuple(Turn(question, answer) for question, answer in turns))
+
+
+class Files:
+    """Samples of a file, each once an epoch, shuffled anew for every epoch; all are checked when this is made."""
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        layout: Layout,
+        tokenizer: PreTrainedTokenizerBase,
+        limits: Limits,
+        seed: int = 0,
+    ):
+        self.samples, self.layout, self.tokenizer, self.seed = samples, layout, tokenizer, seed
+        whole = hashlib.sha256()
+        for sample in samples:
+            limits.check(example([sample], layout, tokenizer))
+            whole.update(repr(sample).encode())
+        self.identity = f"{len(samples)} samples {whole.hexdigest()[:16]}"
+        self._epoch, self._order = -1, list(range(len(samples)))
+
+    def __getitem__(self, i: int) -> Example:
+        epoch, place = divmod(i, len(self.samples))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(len(self.samples)))
+            Random(f"tune {self.seed} epoch {epoch}").shuffle(self._order)
+        return example([self.samples[self._order[place]]], self.layout, self.tokenizer)
+
+
+class Lab:
+    """Fresh worlds of the lab corpus, each one context with several questions.
+
+    Worlds are drawn by names that no seed of `data.load("lab", seed=…)` can spell, so no question of a trial is ever
+    trained on. The number of passages spreads log-uniformly over `passages` (as many contexts of 1 to 2 as of 20 to
+    40), and evenly within any run of neighbours, so that batches are of about one length.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        tokenizer: PreTrainedTokenizerBase,
+        limits: Limits,
+        seed: int = 0,
+        passages: tuple[int, int] = (1, MOST_PASSAGES),
+        questions: int = 8,
+        kinds: Mapping[str, float] = SHARE_OF,
+        continued: float = Style.continued,
+        shuffled: float = 0.0,
+    ):
+        low, high = passages
+        if not 1 <= low <= high <= MOST_PASSAGES:
+            raise BadInput(f"passages is {low}-{high}: a range within 1 to {MOST_PASSAGES} is needed")
+        if questions < 1:
+            raise BadInput(f"questions is {questions}: at least 1 a context is needed")
+        if unknown := [kind for kind in kinds if kind not in KINDS]:
+            raise BadInput(f"unknown kind of question {unknown[0]!r}: allowed are {', '.join(KINDS)}")
+        if not kinds or min(kinds.values()) <= 0:
+            raise BadInput(f"kinds are {dict(kinds)}: a positive weight for each is needed")
+        if not 0 <= continued <= 1:
+            raise BadInput(f"continued is {continued}: a share from 0 to 1 is needed")
+        if not 0 <= shuffled <= 1:
+            raise BadInput(f"shuffled is {shuffled}: a share from 0 to 1 is needed")
+        if shuffled and set(kinds) == {"order"}:
+            raise BadInput("questions of kind 'order' alone cannot be asked of shuffled contexts: name other kinds")
+        self.kinds, self.style, self.shuffled = dict(kinds), Style(continued=continued), shuffled
+        self.layout, self.tokenizer, self.limits = layout, tokenizer, limits
+        self.seed, self.passages, self.questions = seed, passages, questions
+        self.identity = f"lab, {low}-{high} passages, {questions} questions"
+        if self.kinds != SHARE_OF:
+            self.identity += f", kinds {' '.join(f'{kind} {weight:g}' for kind, weight in self.kinds.items())}"
+        if continued != Style.continued:
+            self.identity += f", {continued:.0%} of documents continued"
+        if shuffled:
+            self.identity += f", {shuffled:.0%} of contexts shuffled"
+        for i in range(4):  # the longest are of one length, nearly
+            limits.check(self._drawn(f"lab-tune-{seed}-probe-{i}", Random(f"lab tune probe {i}"), high))
+
+    def __getitem__(self, i: int) -> Example:
+        rng, (low, high) = Random(f"lab tune {self.seed} {i}"), self.passages
+        share = (GOLDEN * i + Random(f"lab tune {self.seed}").random()) % 1
+        return self.limits.check(self._drawn(f"lab-tune-{self.seed}-{i}", rng, round(low * (high / low) ** share)))
+
+    def _drawn(self, name: str, rng: Random, count: int) -> Example:
+        apart = self.shuffled and rng.random() < self.shuffled
+        kinds = {kind: weight for kind, weight in self.kinds.items() if not (apart and kind == "order")}
+        while True:
+            world = World(rng, count + (count + 1) // 2, self.style)
+            context = world.context(count)
+            passages = passages_of(context)
+            found = {kind: about for kind, about in world.questions(context).items() if about and kind in kinds}
+            if len(passages) == count and found:
+                break
+        if apart:
+            passages = tuple(rng.sample(passages, len(passages)))
+        asked: dict[tuple[str, str], Sample] = {}  # by text and first title: every question once
+        for _ in range(self.questions):
+            kind = rng.choices(list(found), [kinds[kind] for kind in found])[0]
+            question = world.ask(kind, rng.choice(found[kind]))
+            sample = Sample(name, question.text, question.answers, passages, question.titles, kind=kind)
+            asked.setdefault((question.text, question.answers[0]), sample)
+        return example(list(asked.values()), self.layout, self.tokenizer)
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained on: `lab`, a shipped name or a file. For `lab` alone: `passages` and `questions` of a context,
+    weights of the `kinds` of question, the share of documents that are `continued` in a second passage, and the share
+    of contexts that are `shuffled`: their passages come in any order, so that only what they say tells which belong
+    together."""
+
+    name: str = "lab"
+    passages: tuple[int, int] | None = None
+    questions: int | None = None
+    kinds: Mapping[str, float] | None = None
+    continued: float | None = None
+    shuffled: float | None = None
+
+    def source(self, layout: Layout, tokenizer: PreTrainedTokenizerBase, limits: Limits, seed: int) -> Source:
+        """BadInput for unknown data, for a sample that does not fit, and for lab settings of a file."""
+        if self.name == "lab":
+            return Lab(
+                layout,
+                tokenizer,
+                limits,
+                seed,
+                self.passages or (1, MOST_PASSAGES),
+                8 if self.questions is None else self.questions,
+                self.kinds or SHARE_OF,
+                Style.continued if self.continued is None else self.continued,
+                self.shuffled or 0.0,
+            )
+        samples = data.load(self.name)
+        own = (self.passages, self.questions, self.kinds, self.continued, self.shuffled)
+        if any(value is not None for value in own):
+            raise BadInput(
+                "passages, questions, kinds, continued and shuffled are for data 'lab', which is drawn; "
+                f"{self.name} has its own"
+            )
+        return Files(samples, layout, tokenizer, limits, seed)

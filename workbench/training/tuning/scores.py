@@ -1,0 +1,58 @@
+"""Exact match of both modes on held-out samples while a model is tuned (Block-Attention, figure 4)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.core.errors import BadInput
+from workbench.experiments.trial import Trial
+from workbench.models.loading import Loaded
+
+SEED = 40_000  # of the held-out worlds; training worlds have names that no seed can spell
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Which questions are answered, every so many steps. `every` 0: never.
+
+    data       `lab` (held-out worlds), or a file, which should share nothing with what is trained on
+    passages   of a question; None: as the data has them
+    """
+
+    every: int = 0
+    samples: int = 200
+    data: str = "lab"
+    passages: int | None = None
+    batch: int = 64
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise BadInput(f"evaluate_every is {self.every}: 0 (never) or more is needed")
+        if self.samples < 1:
+            raise BadInput(f"evaluate_samples is {self.samples}: at least 1 is needed")
+
+    def due(self, step: int, last: int) -> bool:
+        """At steps 0, every, 2 · every …, and at the last."""
+        return bool(self.every) and (step % self.every == 0 or step == last)
+
+    def trials(self, model: str, positions: str) -> dict[str, Trial]:
+        """One trial a mode; block mode has the positions it is trained with."""
+        common: dict[str, Any] = {
+            "model": model, "data": self.data, "samples": self.samples, "seed": SEED, "passages": self.passages,
+            "batch": self.batch, "timed": 1,
+        }  # fmt: skip
+        return {"full": Trial(**common), "block": Trial(**common, mode="block", positions=positions)}
+
+
+NEVER = Evaluation()
+
+
+def scores(evaluation: Evaluation, loaded: Loaded, name: str, positions: str) -> dict[str, Any]:
+    """{"full": {em, em_low, em_high, n}, "block": {…}} of the model as it is now; it is left in training mode."""
+    model = loaded[0]
+    model.eval()
+    found = {}
+    for mode, trial in evaluation.trials(name, positions).items():
+        record = trial.run(loaded=loaded)
+        found[mode] = {key: getattr(record, key) for key in ("em", "em_low", "em_high", "n")}
+    model.train()
+    return found

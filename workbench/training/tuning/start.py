@@ -1,0 +1,120 @@
+"""Everything that can be wrong is found here, before the first step and before anything is written."""
+
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, set_seed
+from transformers import PreTrainedModel
+
+from workbench import models
+from workbench.core.errors import BadInput
+from workbench.engine.support import Facts, facts_of
+from workbench.store.keys import fingerprint
+from workbench.training.common import check_same, optimizers, saved_record
+from workbench.training.tuning.attention import NAME
+from workbench.training.tuning.examples import Data, Limits, Source
+from workbench.training.tuning.recipe import Recipe
+from workbench.training.tuning.scores import NEVER, Evaluation
+from workbench.training.tuning.train import Run
+
+
+def start(
+    recipe: Recipe,
+    model: str,
+    data: Data,
+    out: Path,
+    evaluation: Evaluation = NEVER,
+    device: str = "cpu",
+) -> tuple[Run, Source]:
+    """A run that is ready for its first step, or for the step behind the last one saved in `out`.
+
+    Raises BadInput for every setting, model, sample or folder that does not fit; nothing is written.
+    """
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
+    if recipe.lora_rank and not find_spec("peft"):
+        raise BadInput("lora_rank needs the package peft: pip install 'cached-block-workbench[lora]'")
+    accelerator = _accelerator(device, recipe, evaluation)
+    set_seed(recipe.seed)
+    fsdp = accelerator.distributed_type == DistributedType.FSDP
+    low = recipe.lora_rank and recipe.precision != "fp32" and accelerator.device.type == "cuda"
+    loaded = models.load(model, "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32")
+    bare, tokenizer, layout = loaded
+    base = {"name": model, "fingerprint": fingerprint(bare)}
+    facts = facts_of(bare)
+    source = data.source(layout, tokenizer, _limits(recipe, bare, facts), recipe.seed)
+    identity = {
+        "recipe": asdict(recipe),
+        "base": base,
+        "data": {"name": data.name, "identity": source.identity},
+        "processes": accelerator.num_processes,
+    }
+    _check_resumed(out, identity)
+    if evaluation.every:
+        evaluation.trials(model, recipe.positions)
+    trained = _trained(bare, recipe)
+    prepared, *optims = accelerator.prepare(trained, *optimizers(trained, recipe))
+    right = torch.zeros(2, 2, device=accelerator.device)
+    return Run(accelerator, prepared, optims, loaded, tuple(facts.windows), recipe, identity, out, right), source
+
+
+def _accelerator(device: str, recipe: Recipe, evaluation: Evaluation) -> Accelerator:
+    place = models.device_of(device)
+    if place.type == "cuda" and place.index is not None:
+        torch.cuda.set_device(place)
+    accelerator = Accelerator(cpu=place.type == "cpu", mixed_precision="no")
+    if accelerator.distributed_type == DistributedType.FSDP:
+        for unfit, reason in (
+            (recipe.optimizer == "muon", "optimizer 'muon' needs whole matrices: use adamw"),
+            (bool(recipe.lora_rank), "lora_rank cannot be merged from shards: launch with --multi_gpu"),
+            (bool(evaluation.every), "evaluate_every needs the whole model on one device: evaluate afterwards"),
+        ):
+            if unfit:
+                raise BadInput(f"under FSDP, {reason}")
+    return accelerator
+
+
+def _limits(recipe: Recipe, model: PreTrainedModel, facts: Facts) -> Limits:
+    if facts.context and recipe.max_length > facts.context:
+        raise BadInput(f"max_length is {recipe.max_length}: the model's context is {facts.context} tokens")
+    if dropout := getattr(model.config, "attention_dropout", 0.0):
+        raise BadInput(f"the model has attention_dropout {dropout}: set it to 0 in its config.json")
+    return Limits(recipe.max_length, facts.window if "block" in recipe.copies else None)
+
+
+def _check_resumed(out: Path, identity: dict) -> None:
+    """BadInput where `out` holds a run of something else."""
+    saved = saved_record(out)
+    if saved is None:
+        return
+    if saved["base"]["fingerprint"] != identity["base"]["fingerprint"]:
+        raise BadInput(
+            f"{out} holds a run from another base model ({saved['base']['name']}, now {identity['base']['name']}); "
+            "choose another folder"
+        )
+    check_same(out, saved["recipe"], identity["recipe"])
+    if saved["data"]["identity"] != identity["data"]["identity"]:
+        raise BadInput(
+            f"{out} holds a run on other data ({saved['data']['identity']}, now {identity['data']['identity']}); "
+            "choose another folder"
+        )
+    if saved["processes"] != identity["processes"]:
+        raise BadInput(f"{out} holds a run of {saved['processes']} processes, now there are {identity['processes']}")
+
+
+def _trained(model: PreTrainedModel, recipe: Recipe) -> torch.nn.Module:
+    """The model with the training attention, under LoRA where it is asked for."""
+    model.set_attn_implementation(NAME)
+    if recipe.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if not recipe.lora_rank:
+        return model.train()
+    from peft import LoraConfig, get_peft_model  # an optional package
+
+    rank = recipe.lora_rank
+    return get_peft_model(
+        model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    ).train()
