@@ -8,7 +8,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from workbench.core.tile_selection import Rule
+from workbench.core.tile_selection import TileRule
 
 try:
     import triton
@@ -19,7 +19,7 @@ except ImportError:  # no Triton on this platform: `workbench.core.tile_selectio
 COLUMNS = 1 << 13  # most blocks of a row that the kernel takes, times the heads of a group
 
 
-def fits(q: Tensor, keys: Tensor, rule: Rule, group: int) -> bool:
+def fits(q: Tensor, keys: Tensor, rule: TileRule, group: int) -> bool:
     """Whether the kernels take heads of this width, tiles that halve a block some times, and rows of this length."""
     wide, blocks = rule.block // rule.tile, -(-keys.shape[2] // rule.block)
     if triton is None or q.shape[-1] % 16 or q.dtype != keys.dtype or wide & wide - 1:
@@ -128,7 +128,7 @@ if triton is not None:
                     tl.store(kept + one * columns + column, keep.to(tl.uint8), mask=column < columns)
 
 
-def carry_out(weights: Tensor, rows: Tensor, length: int, rule: Rule, group: int, logits: bool) -> Tensor:
+def carry_out(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int, logits: bool) -> Tensor:
     """[B, Hq, I, J] bool: `keeping.kept` of fp32 weights [B, Hq, I', J'] of rows [B, R], request by request."""
     batch, heads, coarse, blocks = weights.shape
     count = rows.shape[1]
@@ -149,7 +149,7 @@ def carry_out(weights: Tensor, rows: Tensor, length: int, rule: Rule, group: int
     return kept
 
 
-def _shares(rule: Rule, heads: int, device: torch.device) -> Tensor:
+def _shares(rule: TileRule, heads: int, device: torch.device) -> Tensor:
     """[Hq] fp64"""
     if isinstance(rule.mass, Tensor):
         return rule.mass.double().expand(heads).contiguous()

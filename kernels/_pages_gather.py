@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.rope import Pairing, rotate
-from workbench.kernels._pages_triton import FAR, Paged
+from workbench.kernels._pages_triton import INVALID_POS, Paged
 
 try:
     import triton
@@ -17,7 +17,7 @@ SLOTS = 32  # of a program
 
 
 def reference(
-    keys: Tensor, values: Tensor, pages: Paged, inv_freq: Tensor | None = None, pairing: Pairing = "halves"
+    keys: Tensor, values: Tensor, pages: Paged, inv_freq: Tensor | None = None, pairing: Pairing = "neox"
 ) -> tuple[Tensor, Tensor]:
     """Keys and values [H, T, D] of a pool -> [B, H, L, D] each; L is `pages.length`, the most tokens of a request.
 
@@ -29,11 +29,11 @@ def reference(
     for b in range(batch):
         at = pages.positions[b].flatten().long()
         slots = (pages.table[b, :, None].long() * size + torch.arange(size, device=keys.device)).flatten()
-        used = at != FAR
+        used = at != INVALID_POS
         k, v = keys[:, slots[used]], values[:, slots[used]]
-        if pages.moves is not None:
+        if pages.shifts is not None:
             assert inv_freq is not None
-            k = rotate(k, pages.moves[b].repeat_interleave(size)[used], inv_freq, pairing)
+            k = rotate(k, pages.shifts[b].repeat_interleave(size)[used], inv_freq, pairing)
         for x, part in zip(made, (k, v), strict=True):
             x[b, :, at[used]] = part
     return made[0], made[1]
@@ -43,10 +43,10 @@ if triton is not None:
 
     @triton.jit
     def _straighten(
-        keys, values, new_keys, new_values, table, positions, moves, inv_freq, pages,
+        keys, values, new_keys, new_values, table, positions, shifts, inv_freq, pages,
         key_head, key_token, value_head, value_token, new_batch, new_head, new_token,
         PAGE: tl.constexpr, SLOTS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
-        NEIGHBOURS: tl.constexpr, ROTATE: tl.constexpr,
+        INTERLEAVED: tl.constexpr, ROTATE: tl.constexpr,
     ):  # fmt: skip
         place = tl.program_id(0) // (PAGE // SLOTS)
         within = tl.program_id(0) % (PAGE // SLOTS) * SLOTS + tl.arange(0, SLOTS)
@@ -61,15 +61,15 @@ if triton is not None:
         target = request * new_batch + head * new_head + at.to(tl.int64)[:, None] * new_token + col[None, :]
         k = tl.load(source + col[None, :], mask=inside, other=0.0)
         if ROTATE:
-            move = tl.load(moves + page)
-            if move != 0:
+            shift = tl.load(shifts + page)
+            if shift != 0:
                 turns = col < 2 * HALF
-                second = (col % 2 == 1) if NEIGHBOURS else (col >= HALF)
-                plane = col // 2 if NEIGHBOURS else col % HALF
-                apart = 1 if NEIGHBOURS else HALF
+                second = (col % 2 == 1) if INTERLEAVED else (col >= HALF)
+                plane = col // 2 if INTERLEAVED else col % HALF
+                apart = 1 if INTERLEAVED else HALF
                 other = tl.where(turns, tl.where(second, col - apart, col + apart), col)
                 freq = tl.load(inv_freq + plane, mask=turns, other=0.0).to(tl.float64)
-                angle = move.to(tl.float64) * freq
+                angle = shift.to(tl.float64) * freq
                 angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)
                 sin = tl.where(second, tl.sin(angle), -tl.sin(angle))
                 y = tl.load(source + other[None, :], mask=inside, other=0.0)
@@ -80,7 +80,7 @@ if triton is not None:
 
 
 def straighten(
-    keys: Tensor, values: Tensor, pages: Paged, inv_freq: Tensor | None = None, pairing: Pairing = "halves"
+    keys: Tensor, values: Tensor, pages: Paged, inv_freq: Tensor | None = None, pairing: Pairing = "neox"
 ) -> tuple[Tensor, Tensor]:
     """`reference` by a Triton kernel; what lies behind the tokens of a request may be anything."""
     assert pages.length is not None
@@ -88,11 +88,11 @@ def straighten(
     batch, count, size = pages.positions.shape
     slots = min(SLOTS, size & -size)
     k, v = (torch.empty(batch, heads, pages.length, width, dtype=x.dtype, device=x.device) for x in (keys, values))
-    turn = pages.moves is not None
+    turn = pages.shifts is not None
     _straighten[(count * (size // slots), heads, batch)](
-        keys, values, k, v, pages.table, pages.positions, pages.moves if turn else pages.table,
+        keys, values, k, v, pages.table, pages.positions, pages.shifts if turn else pages.table,
         inv_freq if turn else pages.table, count, *keys.stride()[:2], *values.stride()[:2], *k.stride()[:3],
         PAGE=size, SLOTS=slots, D=width, DP=triton.next_power_of_2(width),
-        HALF=len(inv_freq) if inv_freq is not None else 0, NEIGHBOURS=pairing == "neighbours", ROTATE=turn,
+        HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing == "interleaved", ROTATE=turn,
     )  # fmt: skip
     return k, v

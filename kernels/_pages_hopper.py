@@ -12,7 +12,7 @@ from torch import Tensor
 from workbench.core.rope import Pairing
 from workbench.kernels._common import LOG2E, processors
 from workbench.kernels._pages_triton import Paged, merge
-from workbench.kernels._tiles_hopper import BUFFERS, ROWS, fits_card
+from workbench.kernels._tiles_hopper import BUFFERS, ROWS, fits_gpu
 
 try:
     import triton
@@ -36,7 +36,7 @@ PAGES = (64, 128, 256)  # tokens
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
     """Whether this kernel takes such arguments (of `_paged.launch`): a Hopper card, 16-bit numbers, whole tiles."""
-    return fits_card(q, (keys[None], values[None])) and q.shape[3] in WIDTHS and page in PAGES
+    return fits_gpu(q, (keys[None], values[None])) and q.shape[3] in WIDTHS and page in PAGES
 
 
 def parts_for(q: Tensor, heads: int, slots: int) -> int:
@@ -104,10 +104,10 @@ if gluon is not None:
         return found
 
     @gluon.jit
-    def _angle(move, inv_freq, plane, turns):
+    def _angle(shift, inv_freq, plane, turns):
         """(cosine, sine) of the angle by which a plane turns over `move` positions."""
         freq = gl.load(inv_freq + plane, mask=turns, other=0.0).to(gl.float64)
-        angle = move.to(gl.float64) * freq
+        angle = shift.to(gl.float64) * freq
         angle = (angle - 6.283185307179586 * gl.floor(angle * 0.15915494309189535 + 0.5)).to(gl.float32)
         sin = gl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
         cos = gl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
@@ -115,8 +115,8 @@ if gluon is not None:
 
     @gluon.jit
     def _put_queries(
-        q_tile, q, m, rows, move, inv_freq, q_head, q_token,
-        GROUP: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr, NEIGHBOURS: gl.constexpr, TURN: gl.constexpr,
+        q_tile, q, m, rows, shift, inv_freq, q_head, q_token,
+        GROUP: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, TURN: gl.constexpr,
         FLAT: gl.constexpr,
     ):  # fmt: skip
         """Queries, turned back by `move` positions, into shared memory."""
@@ -126,8 +126,8 @@ if gluon is not None:
         x = gl.load(base + col[None, :], mask=inside, other=0.0)
         if TURN:
             turns = col < 2 * HALF
-            APART: gl.constexpr = 1 if NEIGHBOURS else HALF
-            if NEIGHBOURS:
+            APART: gl.constexpr = 1 if INTERLEAVED else HALF
+            if INTERLEAVED:
                 second = col % 2 == 1
                 plane = col // 2
             else:
@@ -135,19 +135,19 @@ if gluon is not None:
                 plane = col % HALF
             other = gl.where(turns, gl.where(second, col - APART, col + APART), col)
             y = gl.load(base + other[None, :], mask=inside, other=0.0)
-            cos, sin = _angle(move, inv_freq, plane, turns)
+            cos, sin = _angle(shift, inv_freq, plane, turns)
             sin = gl.where(second, -sin, sin)  # of -move, and the sign of the other channel
             x = (x.to(gl.float32) * cos[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype)
         q_tile.store(x)
 
     @gluon.jit
-    def _turn_tile(target, source, move, inv_freq, D: gl.constexpr, SOME: gl.constexpr, BOTH: gl.constexpr):
+    def _turn_tile(target, source, shift, inv_freq, D: gl.constexpr, SOME: gl.constexpr, BOTH: gl.constexpr):
         """Queries of whole heads in halves, turned back by `move` positions, from shared memory to shared memory. In
         layout BOTH a thread holds both channels of a plane."""
         x = source.load(BOTH).reshape([SOME, 2, D // 2]).permute((0, 2, 1))
         low, high = gl.split(x)
         plane = gl.arange(0, D // 2, layout=gl.SliceLayout(0, low.type.layout))
-        cos, sin = _angle(move, inv_freq, plane, plane >= 0)
+        cos, sin = _angle(shift, inv_freq, plane, plane >= 0)
         a, b = low.to(gl.float32), high.to(gl.float32)
         low = (a * cos[None, :] + b * sin[None, :]).to(x.dtype)
         high = (b * cos[None, :] - a * sin[None, :]).to(x.dtype)
@@ -155,9 +155,9 @@ if gluon is not None:
 
     @gluon.jit
     def _turn(
-        q, q_tiles, q_own, q_full, q_empty, first, rows, q_head, q_token, begin, steps, moves, inv_freq, pages,
+        q, q_tiles, q_own, q_full, q_empty, first, rows, q_head, q_token, begin, steps, shifts, inv_freq, pages,
         GROUP: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr,
-        NEIGHBOURS: gl.constexpr, KEPT: gl.constexpr,
+        INTERLEAVED: gl.constexpr, KEPT: gl.constexpr,
     ):  # fmt: skip
         """The group that turns queries, for the next move while those of this one are computed with. KEPT: they stay in
         shared memory as they are given; else they are read again each time."""
@@ -178,28 +178,28 @@ if gluon is not None:
             for part in gl.static_range(128 // SOME):
                 m = first + part * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
                 tile = q_own.index(part * SOME // 64).slice(part * SOME % 64, SOME, dim=0)
-                _put_queries(tile, q, m, rows, 0, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, False, FLAT)
+                _put_queries(tile, q, m, rows, 0, inv_freq, q_head, q_token, GROUP, D, HALF, INTERLEAVED, False, FLAT)
         found = 0
         turned = 0
         for j in range(steps):
             page = (begin + j) * N // PAGE
-            move = gl.load(moves + page, mask=page < pages, other=0)
-            if (j == 0) | (move != turned):
+            shift = gl.load(shifts + page, mask=page < pages, other=0)
+            if (j == 0) | (shift != turned):
                 index = found % 2
                 mbarrier.wait(q_empty.index(index), (found // 2 & 1) ^ 1)
                 for part in gl.static_range(128 // SOME):
                     tile = q_tiles.index(2 * index + part * SOME // 64).slice(part * SOME % 64, SOME, dim=0)
                     if KEPT:
                         own = q_own.index(part * SOME // 64).slice(part * SOME % 64, SOME, dim=0)
-                        _turn_tile(tile, own, move, inv_freq, D, SOME, BOTH)
+                        _turn_tile(tile, own, shift, inv_freq, D, SOME, BOTH)
                     else:
                         m = first + part * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
                         _put_queries(
-                            tile, q, m, rows, move, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, True, FLAT
+                            tile, q, m, rows, shift, inv_freq, q_head, q_token, GROUP, D, HALF, INTERLEAVED, True, FLAT
                         )
                 fence_async_shared()
                 mbarrier.arrive(q_full.index(index), count=1)
-                turned = move
+                turned = shift
                 found += 1
 
     @gluon.jit
@@ -236,9 +236,9 @@ if gluon is not None:
     def _compute(
         half, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
         first, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-        begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
+        begin, steps, lowest, positions, tops, shifts, inv_freq, pages, scale,
         GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-        HALF: gl.constexpr, NEIGHBOURS: gl.constexpr, ROTATE: gl.constexpr,
+        HALF: gl.constexpr, INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr,
     ):  # fmt: skip
         """A group that computes 64 rows."""
         LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -253,11 +253,11 @@ if gluon is not None:
         turned = 0
         found = 0  # moves after the first
         if ROTATE:
-            turned = gl.load(moves + begin * N // PAGE, mask=begin * N // PAGE < pages, other=0)
+            turned = gl.load(shifts + begin * N // PAGE, mask=begin * N // PAGE < pages, other=0)
             mbarrier.wait(q_full.index(0), 0)
         else:
             m = first + half * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, FLAT))
-            _put_queries(q_tile, q, m, rows, 0, inv_freq, q_head, q_token, GROUP, D, HALF, NEIGHBOURS, False, FLAT)
+            _put_queries(q_tile, q, m, rows, 0, inv_freq, q_head, q_token, GROUP, D, HALF, INTERLEAVED, False, FLAT)
             fence_async_shared()
         top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, LOGITS))
         total = gl.zeros([64], gl.float32, gl.SliceLayout(1, LOGITS))
@@ -270,9 +270,9 @@ if gluon is not None:
         mbarrier.arrive(k_empty.index(0), count=1)
         largest = _largest(begin, tops, pages, PAGE, N)
         coming = _largest(begin + 1, tops, pages, PAGE, N)  # asked for a step ahead: it takes long to come
-        move = turned
+        shift = turned
         if ROTATE:
-            move = gl.load(moves + (begin + 1) * N // PAGE, mask=(begin + 1) * N // PAGE < pages, other=0)
+            shift = gl.load(shifts + (begin + 1) * N // PAGE, mask=(begin + 1) * N // PAGE < pages, other=0)
         s = _mask(s, begin, largest, lowest, positions, slots, at_row, N, LOGITS)
         weights, old, top, total = _softmax(s, top, total, scale)
         p = gl.convert_layout(weights.to(q_tile.dtype), WEIGHTS)
@@ -282,13 +282,13 @@ if gluon is not None:
             last, last_phase = (j - 1) % BUFFERS, (j - 1) // BUFFERS & 1
             step = begin + j
             if ROTATE:
-                if move != turned:
+                if shift != turned:
                     mbarrier.arrive(q_empty.index(found % 2), count=1)
-                    turned = move
+                    turned = shift
                     found += 1
                     mbarrier.wait(q_full.index(found % 2), found // 2 & 1)
                     q_tile = q_tiles.index(2 * (found % 2) + half)
-                move = gl.load(moves + (step + 1) * N // PAGE, mask=(step + 1) * N // PAGE < pages, other=0)
+                shift = gl.load(shifts + (step + 1) * N // PAGE, mask=(step + 1) * N // PAGE < pages, other=0)
             mbarrier.wait(k_full.index(index), phase)
             k = k_tiles.index(index).reshape([N, D]).permute((1, 0))
             s = warpgroup_mma(q_tile, k, gl.zeros([64, N], gl.float32, LOGITS), use_acc=False, is_async=True)
@@ -327,10 +327,10 @@ if gluon is not None:
 
     @gluon.jit
     def _attend(
-        q, keys, values, out, lse, at_rows, table, positions, first, tops, moves, inv_freq, scale, count, pages,
+        q, keys, values, out, lse, at_rows, table, positions, first, tops, shifts, inv_freq, scale, count, pages,
         q_batch, q_head, q_token, out_batch, out_head, out_token, out_split, row_tiles, splits,
         GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, HALF: gl.constexpr,
-        NEIGHBOURS: gl.constexpr, ROTATE: gl.constexpr, BUFFERS: gl.constexpr,
+        INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, BUFFERS: gl.constexpr,
     ):  # fmt: skip
         D: gl.constexpr = keys.block_type.shape[2]
         kv_head, tile_m = gl.program_id(0) // row_tiles, gl.program_id(0) % row_tiles
@@ -340,7 +340,7 @@ if gluon is not None:
         table += request * pages
         first += request * pages
         tops += request * pages
-        moves += request * pages
+        shifts += request * pages
         positions += request.to(gl.int64) * pages * PAGE
         flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
         m = begin_row + gl.arange(0, 128, layout=flat)
@@ -356,7 +356,7 @@ if gluon is not None:
         q_tiles = gl.allocate_shared_memory(
             keys.dtype, [4 if ROTATE else 2, 64, D], gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
         )
-        KEPT: gl.constexpr = ROTATE and not NEIGHBOURS and 2 * HALF == D
+        KEPT: gl.constexpr = ROTATE and not INTERLEAVED and 2 * HALF == D
         q_own = q_tiles
         if KEPT:
             q_own = gl.allocate_shared_memory(
@@ -390,22 +390,22 @@ if gluon is not None:
                     (_compute, (
                         0, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
                         v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-                        begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
-                        GROUP, SPLIT, PAGE, N, D, HALF, NEIGHBOURS, ROTATE,
+                        begin, steps, lowest, positions, tops, shifts, inv_freq, pages, scale,
+                        GROUP, SPLIT, PAGE, N, D, HALF, INTERLEAVED, ROTATE,
                     )),
                     (_compute, (
                         1, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
                         v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-                        begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
-                        GROUP, SPLIT, PAGE, N, D, HALF, NEIGHBOURS, ROTATE,
+                        begin, steps, lowest, positions, tops, shifts, inv_freq, pages, scale,
+                        GROUP, SPLIT, PAGE, N, D, HALF, INTERLEAVED, ROTATE,
                     )),
                     (_fetch, (
                         keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
                         kv_head, table, pages, begin, steps, PAGE, N,
                     )),
                     (_turn, (
-                        q, q_tiles, q_own, q_full, q_empty, begin_row, rows, q_head, q_token, begin, steps, moves,
-                        inv_freq, pages, GROUP, PAGE, N, D, HALF, NEIGHBOURS, KEPT,
+                        q, q_tiles, q_own, q_full, q_empty, begin_row, rows, q_head, q_token, begin, steps, shifts,
+                        inv_freq, pages, GROUP, PAGE, N, D, HALF, INTERLEAVED, KEPT,
                     )),
                 ],
                 [4, 4, 4],
@@ -417,14 +417,14 @@ if gluon is not None:
                     (_compute, (
                         0, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
                         v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-                        begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
-                        GROUP, SPLIT, PAGE, N, D, HALF, NEIGHBOURS, ROTATE,
+                        begin, steps, lowest, positions, tops, shifts, inv_freq, pages, scale,
+                        GROUP, SPLIT, PAGE, N, D, HALF, INTERLEAVED, ROTATE,
                     )),
                     (_compute, (
                         1, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
                         v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-                        begin, steps, lowest, positions, tops, moves, inv_freq, pages, scale,
-                        GROUP, SPLIT, PAGE, N, D, HALF, NEIGHBOURS, ROTATE,
+                        begin, steps, lowest, positions, tops, shifts, inv_freq, pages, scale,
+                        GROUP, SPLIT, PAGE, N, D, HALF, INTERLEAVED, ROTATE,
                     )),
                     (_fetch, (
                         keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
@@ -452,7 +452,7 @@ def launch(
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), pages.positions.shape[-1]
     q = q if q.stride(3) == 1 else q.contiguous()
-    group, turn = q_heads // heads, pages.moves is not None
+    group, turn = q_heads // heads, pages.shifts is not None
     splits = splits or parts_for(q, heads, pages.positions[0].numel())
     step = min(size, 128) if turn else 128  # the pages of a step move alike
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -466,11 +466,11 @@ def launch(
     _attend[(tiles * heads, splits, batch)](
         q, *(TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout) for x in (keys, values)),
         parts, lse, rows.contiguous(), pages.table, pages.positions, pages.first, tops,
-        pages.moves if turn else pages.table, inv_freq if turn else pages.table,
+        pages.shifts if turn else pages.table, inv_freq if turn else pages.table,
         (width**-0.5 if scale is None else scale) * LOG2E, count, pages.table.shape[1],
         *q.stride()[:3], *parts.stride()[:3], parts.stride(3) if split else 0, tiles, splits,
         GROUP=group, SPLIT=split, PAGE=size, N=step, HALF=len(inv_freq) if turn and inv_freq is not None else 0,
-        NEIGHBOURS=pairing == "neighbours", ROTATE=turn, BUFFERS=buffers, num_warps=4, maxnreg=128 if turn else 168,
+        INTERLEAVED=pairing == "interleaved", ROTATE=turn, BUFFERS=buffers, num_warps=4, maxnreg=128 if turn else 168,
     )  # fmt: skip
     if split:
         merge(parts, lse, out)

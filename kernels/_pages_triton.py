@@ -28,7 +28,7 @@ try:
 except ImportError:  # no Triton on this platform: `reference` still works
     triton = None
 
-FAR = 2**31 - 1  # position of a slot that nobody sees
+INVALID_POS = 2**31 - 1  # position of a slot that nobody sees
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +50,8 @@ class Paged:
     positions: Tensor
     first: Tensor
     last: Tensor
-    moves: Tensor | None = None
-    holes: bool = True
+    shifts: Tensor | None = None
+    partial_pages: bool = True
     length: int | None = None
     tops: Tensor | None = None
 
@@ -60,8 +60,8 @@ class Paged:
         cls,
         table: Tensor,
         positions: Tensor,
-        moves: Tensor | None = None,
-        holes: bool = True,
+        shifts: Tensor | None = None,
+        partial_pages: bool = True,
         length: int | None = None,
     ) -> "Paged":
         """Put pages in order, on their own device and without waiting for it; pages without a visible slot come last.
@@ -71,14 +71,14 @@ class Paged:
         first, order = positions.amin(-1).sort(dim=-1, stable=True)
         positions = positions.gather(1, order[..., None].expand_as(positions))
         last = (
-            positions.masked_fill(positions == FAR, -1).amax(-1).masked_fill(first == FAR, FAR)
-            if holes
+            positions.masked_fill(positions == INVALID_POS, -1).amax(-1).masked_fill(first == INVALID_POS, INVALID_POS)
+            if partial_pages
             else positions.amax(-1)
         )
         last = last.cummax(-1).values
         table, positions, first, last = (x.int().contiguous() for x in (table.gather(1, order), positions, first, last))
-        moved = None if moves is None else moves.gather(1, order).int().contiguous()
-        return cls(table, positions, first, last, moved, holes, length, positions.amax(-1))
+        moved = None if shifts is None else shifts.gather(1, order).int().contiguous()
+        return cls(table, positions, first, last, moved, partial_pages, length, positions.amax(-1))
 
 
 def reference(
@@ -88,7 +88,7 @@ def reference(
     rows: Tensor,
     pages: Paged,
     inv_freq: Tensor | None = None,
-    pairing: Pairing = "halves",
+    pairing: Pairing = "neox",
     scale: float | None = None,
 ) -> Tensor:
     """q [B, Hq, R, D] at positions `rows` [B, R] (-1: no row), keys and values [H, T, D] -> [B, Hq, R, D].
@@ -99,11 +99,11 @@ def reference(
     for b in range(len(q)):
         at = pages.positions[b].flatten().long()
         slots = (pages.table[b, :, None].long() * size + torch.arange(size, device=q.device)).flatten()
-        used = at != FAR
+        used = at != INVALID_POS
         k, v = keys[:, slots[used]], values[:, slots[used]]
-        if pages.moves is not None:
+        if pages.shifts is not None:
             assert inv_freq is not None
-            k = rotate(k, pages.moves[b].repeat_interleave(size)[used], inv_freq, pairing)
+            k = rotate(k, pages.shifts[b].repeat_interleave(size)[used], inv_freq, pairing)
         out[b] = attend(q[b], k, v, at[used] <= rows[b, :, None], scale)
     return out
 
@@ -139,25 +139,25 @@ def case(
             mine += (start + anew.nonzero()[:, 0]).tolist()
             for i, p in enumerate(home[block]):
                 inside = range(i * page, min((i + 1) * page, blocks[block]))
-                at = [FAR if anew[t] else start + t for t in inside]
-                table.append((p, start, at + [FAR] * (page - len(at))))
+                at = [INVALID_POS if anew[t] else start + t for t in inside]
+                table.append((p, start, at + [INVALID_POS] * (page - len(at))))
             start += blocks[block]
         mine += list(range(start, start + question))
         for i in range(0, len(mine), page):
             part = mine[i : i + page]
-            table.append((number, 0, part + [FAR] * (page - len(part))))
+            table.append((number, 0, part + [INVALID_POS] * (page - len(part))))
             number += 1
         tables.append(table)
         rows.append(mine)
     width_p, width_r = max(map(len, tables)), max(map(len, rows))
     where = torch.randperm(number, generator=draw).tolist()
-    empty = (0, 0, [FAR] * page)
+    empty = (0, 0, [INVALID_POS] * page)
     padded = [table + [empty] * (width_p - len(table)) for table in tables]
     positions = torch.tensor([[at for _, _, at in table] for table in padded])
     table_ = torch.tensor([[where[p] for p, _, _ in table] for table in padded])
-    moves = torch.tensor([[move for _, move, _ in table] for table in padded]) if pairing else None
+    shifts = torch.tensor([[shift for _, shift, _ in table] for table in padded]) if pairing else None
     pool = [torch.full((heads[1], number * page, width), torch.nan) for _ in range(2)]
-    seen = (table_[..., None] * page + torch.arange(page))[positions != FAR].unique()
+    seen = (table_[..., None] * page + torch.arange(page))[positions != INVALID_POS].unique()
     for x in pool:
         x[:, seen] = torch.randn(heads[1], len(seen), width, generator=draw)
     q = torch.randn(len(tables), heads[0], width_r, width, generator=draw)
@@ -165,10 +165,10 @@ def case(
     inv_freq = (1e4 ** (-torch.arange(0, width, 2) / width)).to(device) if pairing else None
     length = 1 + max((max(at) for at in rows if at), default=0)
     pages = Paged.of(
-        table_.to(device), positions.to(device), None if moves is None else moves.to(device), length=length
+        table_.to(device), positions.to(device), None if shifts is None else shifts.to(device), length=length
     )
     keys, values = (x.to(device, dtype) for x in pool)
-    return q.to(device, dtype), keys, values, at_rows.to(device), pages, inv_freq, pairing or "halves"
+    return q.to(device, dtype), keys, values, at_rows.to(device), pages, inv_freq, pairing or "neox"
 
 
 if triton is not None:
@@ -186,8 +186,8 @@ if triton is not None:
 
     @triton.jit
     def _query(
-        q, row, head, token_stride, head_stride, valid, move, inv_freq,
-        D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, NEIGHBOURS: tl.constexpr, TURN: tl.constexpr,
+        q, row, head, token_stride, head_stride, valid, shift, inv_freq,
+        D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, TURN: tl.constexpr,
     ):  # fmt: skip
         """[M, DP] queries; with TURN, turned back by `move` positions."""
         col = tl.arange(0, DP)
@@ -195,12 +195,12 @@ if triton is not None:
         x = tl.load(base + col[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
         if TURN:
             turns = col < 2 * HALF
-            second = (col % 2 == 1) if NEIGHBOURS else (col >= HALF)
-            plane = col // 2 if NEIGHBOURS else col % HALF
-            apart = 1 if NEIGHBOURS else HALF
+            second = (col % 2 == 1) if INTERLEAVED else (col >= HALF)
+            plane = col // 2 if INTERLEAVED else col % HALF
+            apart = 1 if INTERLEAVED else HALF
             other = tl.where(turns, tl.where(second, col - apart, col + apart), col)
             freq = tl.load(inv_freq + plane, mask=turns, other=0.0).to(tl.float64)
-            angle = move.to(tl.float64) * freq
+            angle = shift.to(tl.float64) * freq
             angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)
             sin = tl.where(second, -tl.sin(angle), tl.sin(angle))  # of -move, and the sign of the plane's other channel
             y = tl.load(base + other[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
@@ -211,9 +211,10 @@ if triton is not None:
     def _span(
         acc, top, total, x, turned, begin, end, at_row,
         q, row, head, q_token, q_head, valid, inv_freq,
-        keys, values, key_token, value_token, table, positions, moves, slots, scale,
-        MASKED: tl.constexpr, HOLES: tl.constexpr, ROTATE: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-        D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, NEIGHBOURS: tl.constexpr, PRECISION: tl.constexpr,
+        keys, values, key_token, value_token, table, positions, shifts, slots, scale,
+        MASKED: tl.constexpr, PARTIAL_PAGES: tl.constexpr, ROTATE: tl.constexpr, PAGE: tl.constexpr,
+        BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
+        INTERLEAVED: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
         """Key tiles `begin` to `end`. MASKED: rows see a part of them; HOLES: some slots are nobody's."""
         col = tl.arange(0, DP)
@@ -226,7 +227,7 @@ if triton is not None:
                 token = tl.load(table + slot // PAGE, mask=slot < slots, other=0).to(tl.int64) * PAGE + slot % PAGE
             k_at = keys + token[:, None] * key_token + col[None, :]
             v_at = values + token[:, None] * value_token + col[None, :]
-            if MASKED or HOLES:
+            if MASKED or PARTIAL_PAGES:
                 at = tl.load(positions + slot, mask=slot < slots, other=2147483647)
                 there = (at != 2147483647)[:, None] & (col < D)[None, :]
                 k = tl.load(k_at, mask=there, other=0.0)
@@ -238,26 +239,26 @@ if triton is not None:
                 k = tl.load(k_at)
                 v = tl.load(v_at)
             if ROTATE:
-                move = tl.load(moves + place)
-                if move != turned:
-                    x = _query(q, row, head, q_token, q_head, valid, move, inv_freq, D, DP, HALF, NEIGHBOURS, True)
-                    turned = move
+                shift = tl.load(shifts + place)
+                if shift != turned:
+                    x = _query(q, row, head, q_token, q_head, valid, shift, inv_freq, D, DP, HALF, INTERLEAVED, True)
+                    turned = shift
             s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
             if MASKED:
                 s = tl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
-            elif HOLES:
+            elif PARTIAL_PAGES:
                 s = tl.where((at != 2147483647)[None, :], s, float("-inf"))
-            acc, top, total = step(acc, top, total, s, v, MASKED or HOLES, PRECISION)
+            acc, top, total = step(acc, top, total, s, v, MASKED or PARTIAL_PAGES, PRECISION)
         return acc, top, total, x, turned
 
     @triton.jit
     def _attend(
-        q, keys, values, out, lse, rows, table, positions, first, last, moves, inv_freq, scale, count, pages,
+        q, keys, values, out, lse, rows, table, positions, first, last, shifts, inv_freq, scale, count, pages,
         q_batch, q_head, q_token, key_head, key_token, value_head, value_token,
         out_batch, out_head, out_token, out_split, row_tiles, splits,
         GROUP: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
-        D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, NEIGHBOURS: tl.constexpr, ROTATE: tl.constexpr,
-        HOLES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+        D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, ROTATE: tl.constexpr,
+        PARTIAL_PAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
         PRECISION: tl.constexpr,
     ):  # fmt: skip
         kv_head = (tl.program_id(0) // row_tiles).to(tl.int64)
@@ -269,7 +270,7 @@ if triton is not None:
         head = kv_head * GROUP + m % GROUP
         at_row = tl.load(rows + request * count + row, mask=row < count, other=-1).to(tl.int32)
         valid = at_row >= 0
-        table, positions, moves = table + request * pages, positions + request * pages * PAGE, moves + request * pages
+        table, positions, shifts = table + request * pages, positions + request * pages * PAGE, shifts + request * pages
         seen = _count(first + request * pages, tl.max(at_row, 0), pages, CHUNK)
         lowest = tl.min(tl.where(valid, at_row, 2147483647), 0)
         whole = tl.minimum(_count(last + request * pages, lowest, pages, CHUNK), seen)
@@ -283,20 +284,20 @@ if triton is not None:
         middle = tl.minimum(tl.maximum(clear, begin), end)
         q += request * q_batch
         keys, values = keys + kv_head * key_head, values + kv_head * value_head
-        x = _query(q, row, head, q_token, q_head, valid, 0, inv_freq, D, DP, HALF, NEIGHBOURS, False)
+        x = _query(q, row, head, q_token, q_head, valid, 0, inv_freq, D, DP, HALF, INTERLEAVED, False)
         acc = tl.zeros([BLOCK_M, DP], tl.float32)
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         turned = 0
         acc, top, total, x, turned = _span(
             acc, top, total, x, turned, begin, middle, at_row, q, row, head, q_token, q_head, valid, inv_freq,
-            keys, values, key_token, value_token, table, positions, moves, pages * PAGE, scale,
-            False, HOLES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, NEIGHBOURS, PRECISION,
+            keys, values, key_token, value_token, table, positions, shifts, pages * PAGE, scale,
+            False, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED, PRECISION,
         )  # fmt: skip
         acc, top, total, x, turned = _span(
             acc, top, total, x, turned, middle, end, at_row, q, row, head, q_token, q_head, valid, inv_freq,
-            keys, values, key_token, value_token, table, positions, moves, pages * PAGE, scale,
-            True, HOLES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, NEIGHBOURS, PRECISION,
+            keys, values, key_token, value_token, table, positions, shifts, pages * PAGE, scale,
+            True, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED, PRECISION,
         )  # fmt: skip
         some = valid & (total > 0)
         result = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
@@ -346,7 +347,7 @@ def launch(
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), pages.positions.shape[-1]
     group, wide = q_heads // heads, triton.next_power_of_2(width)
-    rotate_ = pages.moves is not None
+    rotate_ = pages.shifts is not None
     tiles = triton.cdiv(count * group, config.rows)
     table = pages.table
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -355,12 +356,13 @@ def launch(
     lse = torch.empty((batch, q_heads, count, splits), dtype=torch.float32, device=q.device) if split else out
     _attend[(tiles * heads, splits, batch)](
         q, keys, values, parts, lse, rows.contiguous(), table, pages.positions, pages.first, pages.last,
-        pages.moves if rotate_ else table, inv_freq if rotate_ else table,
+        pages.shifts if rotate_ else table, inv_freq if rotate_ else table,
         (width**-0.5 if scale is None else scale) * LOG2E, count, table.shape[1],
         *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *parts.stride()[:3], parts.stride(3) if split else 0,
         tiles, splits, GROUP=group, SPLIT=split, PAGE=size, D=width, DP=wide,
-        HALF=len(inv_freq) if inv_freq is not None else 0, NEIGHBOURS=pairing == "neighbours", ROTATE=rotate_,
-        HOLES=pages.holes, BLOCK_M=config.rows, BLOCK_N=min(config.keys, size) if rotate_ else config.keys,
+        HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing == "interleaved", ROTATE=rotate_,
+        PARTIAL_PAGES=pages.partial_pages, BLOCK_M=config.rows,
+        BLOCK_N=min(config.keys, size) if rotate_ else config.keys,
         CHUNK=min(triton.next_power_of_2(table.shape[1]), 2048),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip

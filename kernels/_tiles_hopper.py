@@ -53,12 +53,12 @@ def keys_of(width: int) -> int:
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, size: int | None, queries: int) -> bool:
     """Whether this kernel takes such arguments (of `_tiled.launch`): a Hopper card, 16-bit numbers, its head widths."""
-    if not fits_card(q, (keys, values)) or q.shape[3] not in WIDTHS or (size is not None and size < 32):
+    if not fits_gpu(q, (keys, values)) or q.shape[3] not in WIDTHS or (size is not None and size < 32):
         return False
     return q.shape[2] <= queries or queries % ROWS == 0 or queries == ROWS // 2
 
 
-def fits_card(q: Tensor, pools: Sequence[Tensor]) -> bool:
+def fits_gpu(q: Tensor, pools: Sequence[Tensor]) -> bool:
     """Whether this is a Hopper card, and these are tensors [B, H, T, D] that its copy engine can fetch tiles of."""
     if gluon is None or q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         return False

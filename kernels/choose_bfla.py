@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import block_scores
-from workbench.core.tile_selection import Rule, kept
+from workbench.core.tile_selection import TileRule, kept
 from workbench.kernels import _choose_vectors
 from workbench.kernels._choose_keep import carry_out, fits
 from workbench.kernels._common import Config, need_triton, rows_first
@@ -41,7 +41,7 @@ def configure(dtype: torch.dtype) -> Config:
     return Config(128, 128, 8, 3, descriptors=True)
 
 
-def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, flat: int) -> Tensor:
+def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int) -> Tensor:
     """Scores in fp32."""
     length, group = keys.shape[2], q.shape[1] // keys.shape[1]
     made = (block_scores.bfla(*one, rule.block, flat) for one in zip(q, keys, strict=True))
@@ -76,14 +76,14 @@ if triton is not None:
             tl.store(score + one[:, None] * key_blocks + j[None, :], best, mask=inside)
 
 
-def takes(q: Tensor, keys: Tensor, rule: Rule, flat: int) -> bool:
+def takes(q: Tensor, keys: Tensor, rule: TileRule, flat: int) -> bool:
     """Whether `launch` carries it out: head widths in sixteens, blocks of 1, 2, 4 … 32 vectors, tiles that halve a
     block some times, up to 8,192 blocks in the row of a group's heads. Elsewhere `reference` does."""
     groups, group = rule.block // flat, q.shape[1] // keys.shape[1]
     return groups <= 32 and groups & groups - 1 == 0 and fits(q, keys, rule, group)
 
 
-def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, flat: int, *, config: Config | None = None) -> Tensor:
+def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int, *, config: Config | None = None) -> Tensor:
     """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
     need_triton("choose_bfla")
     config = config or configure(q.dtype)
@@ -115,10 +115,10 @@ def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, f
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths."""
     for seed, (batch, heads, count, length, width, flat, rule) in enumerate((
-        (1, (4, 2), 300, 300, 64, 16, Rule(64, 16, 0.6, local=1, sink=1)),
-        (2, (2, 1), 90, 165, 128, 16, Rule(32, 32, 0.8, stride=7, random=0.1, seed=3)),
-        (1, (6, 2), 64, 512, 64, 32, Rule(128, 32, 0.5, local=2, sink=1)),
-        (1, (2, 2), 77, 200, 80, 8, Rule(32, 8, 0.9, local=1, sink=2, random=0.02, seed=5)),
+        (1, (4, 2), 300, 300, 64, 16, TileRule(64, 16, 0.6, local=1, sink=1)),
+        (2, (2, 1), 90, 165, 128, 16, TileRule(32, 32, 0.8, stride=7, random=0.1, seed=3)),
+        (1, (6, 2), 64, 512, 64, 32, TileRule(128, 32, 0.5, local=2, sink=1)),
+        (1, (2, 2), 77, 200, 80, 8, TileRule(32, 8, 0.9, local=1, sink=2, random=0.02, seed=5)),
     )):  # fmt: skip
         draw = torch.Generator().manual_seed(seed)
         q, keys = (

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import block_scores
-from workbench.core.tile_selection import Rule, kept
+from workbench.core.tile_selection import TileRule, kept
 from workbench.kernels._choose_keep import carry_out, fits
 from workbench.kernels._common import LOG2E, Config, need_triton, rows_first
 
@@ -52,7 +52,7 @@ def configure(dtype: torch.dtype, block: int) -> Config:
     return Config(rows, 64, 8 if rows >= 128 else 4, 2)
 
 
-def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule) -> Tensor:
+def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule) -> Tensor:
     """Scores in fp32."""
     found = []
     for queries, one, at in zip(q, keys, rows, strict=True):
@@ -114,14 +114,14 @@ if triton is not None:
             tl.store(score + j, (top + tl.log2(tl.maximum(total, 1.0))) * 0.6931471805599453, mask=j < seen)
 
 
-def takes(q: Tensor, keys: Tensor, rule: Rule) -> bool:
+def takes(q: Tensor, keys: Tensor, rule: TileRule) -> bool:
     """Whether `launch` carries it out: blocks of up to 256 tokens, head widths in sixteens up to 256, up to 8,192
     blocks. Elsewhere `reference` does."""
     return rule.block <= MOST and q.shape[-1] <= 256 and fits(q, keys, rule, 1)
 
 
 def launch(
-    q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, *, means: Means | None = None, config: Config | None = None
+    q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, *, means: Means | None = None, config: Config | None = None
 ) -> Tensor:
     """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
 
@@ -170,10 +170,10 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0,
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths and blocks."""
     for seed, (batch, heads, count, length, width, rule) in enumerate((
-        (1, (4, 2), 300, 300, 64, Rule(32, 32, part=0.5, whole=True, local=1, sink=1, tail=288)),
-        (2, (4, 1), 90, 333, 128, Rule(16, 16, part=0.7, whole=True, sink=2)),
-        (1, (3, 3), 40, 500, 80, Rule(24, 24, part=0.8, whole=True, local=3)),
-        (1, (2, 2), 77, 200, 16, Rule(32, 32, part=0.9, whole=True)),
+        (1, (4, 2), 300, 300, 64, TileRule(32, 32, part=0.5, whole=True, local=1, sink=1, tail=288)),
+        (2, (4, 1), 90, 333, 128, TileRule(16, 16, part=0.7, whole=True, sink=2)),
+        (1, (3, 3), 40, 500, 80, TileRule(24, 24, part=0.8, whole=True, local=3)),
+        (1, (2, 2), 77, 200, 16, TileRule(32, 32, part=0.9, whole=True)),
     )):  # fmt: skip
         draw = torch.Generator().manual_seed(seed)
         q, keys = (

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import block_scores
-from workbench.core.tile_selection import Rule, kept
+from workbench.core.tile_selection import TileRule, kept
 from workbench.kernels import _choose_vectors
 from workbench.kernels._choose_keep import carry_out, fits
 from workbench.kernels._common import LOG2E, Config, need_triton, rows_first
@@ -44,7 +44,7 @@ def configure(dtype: torch.dtype) -> Config:
     return Config(128, 128, 8, 3, descriptors=True)
 
 
-def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, stride: int) -> Tensor:
+def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int) -> Tensor:
     """Weights in fp32."""
     found = []
     for queries, one, at in zip(q, keys, rows, strict=True):
@@ -120,14 +120,16 @@ if triton is not None:
             tl.store(weights + j, tl.sum(tl.exp2(x - whole[:, None]), 0), mask=j < seen)
 
 
-def takes(q: Tensor, keys: Tensor, rule: Rule, stride: int) -> bool:
+def takes(q: Tensor, keys: Tensor, rule: TileRule, stride: int) -> bool:
     """Whether `launch` carries it out: blocks of 1, 2, 4 … 128 squares, head widths in sixteens, up to 8,192 blocks.
     Elsewhere `reference` does."""
     per = rule.block // stride
     return per <= 128 and per & per - 1 == 0 and fits(q, keys, rule, 1)
 
 
-def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: Rule, stride: int, *, config: Config | None = None) -> Tensor:
+def launch(
+    q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int, *, config: Config | None = None
+) -> Tensor:
     """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
     need_triton("choose_xattention")
     config = config or configure(q.dtype)
@@ -168,10 +170,10 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     every head."""
     each = torch.tensor([0.4, 0.9, 0.7, 1.0], device=device)
     for seed, (batch, heads, count, length, width, stride, rule) in enumerate((
-        (1, (4, 2), 150, 150, 64, 8, Rule(32, 32, each, first=True)),
-        (2, (2, 1), 50, 133, 128, 4, Rule(16, 16, 0.5, first=True)),
-        (1, (3, 3), 40, 500, 80, 16, Rule(64, 64, 0.6, first=True)),
-        (1, (2, 2), 77, 200, 16, 8, Rule(16, 16, 0.6, first=True)),
+        (1, (4, 2), 150, 150, 64, 8, TileRule(32, 32, each, first=True)),
+        (2, (2, 1), 50, 133, 128, 4, TileRule(16, 16, 0.5, first=True)),
+        (1, (3, 3), 40, 500, 80, 16, TileRule(64, 64, 0.6, first=True)),
+        (1, (2, 2), 77, 200, 16, 8, TileRule(16, 16, 0.6, first=True)),
     )):  # fmt: skip
         draw = torch.Generator().manual_seed(seed)
         q, keys = (

@@ -38,11 +38,11 @@ def configure(width: int, dtype: torch.dtype) -> Config:
 
 
 def reference(
-    q: Tensor, keys: Tensor, values: Tensor, starts: Tensor, longest: int, scale: float | None = None
+    q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float | None = None
 ) -> Tensor:
     """Computed in the dtype of `q`."""
     out = torch.zeros_like(q)
-    for begin, end in pairwise(starts.tolist()):
+    for begin, end in pairwise(cu_seqlens.tolist()):
         seen = torch.ones(end - begin, end - begin, dtype=torch.bool, device=q.device).tril()
         out[:, begin:end] = attend(q[:, begin:end], keys[:, begin:end], values[:, begin:end], seen, scale)
     return out
@@ -78,7 +78,7 @@ if triton is not None:
 
     @triton.jit
     def _encode(
-        q, keys, values, out, starts, scale, q_head, q_token, key_head, key_token, value_head, value_token,
+        q, keys, values, out, cu_seqlens, scale, q_head, q_token, key_head, key_token, value_head, value_token,
         out_head, out_token, row_tiles,
         GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
         BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
@@ -86,8 +86,8 @@ if triton is not None:
         block = tl.program_id(0) // row_tiles
         tile = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
         head = tl.program_id(1).to(tl.int64)
-        first = tl.load(starts + block).to(tl.int64)
-        length = (tl.load(starts + block + 1) - first).to(tl.int32)
+        first = tl.load(cu_seqlens + block).to(tl.int64)
+        length = (tl.load(cu_seqlens + block + 1) - first).to(tl.int32)
         if tile * BLOCK_M >= length:
             return
         row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -118,8 +118,8 @@ def launch(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    starts: Tensor,
-    longest: int,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
     scale: float | None = None,
     *,
     config: Config | None = None,
@@ -131,9 +131,9 @@ def launch(
     config = config or configure(width, q.dtype)
     # [N, Hq, D] in memory, as the projection behind it wants it
     out = torch.empty((q.shape[1], heads, width), dtype=q.dtype, device=q.device).transpose(0, 1)
-    tiles = triton.cdiv(longest, config.rows)
-    _encode[(tiles * (len(starts) - 1), heads)](
-        q, keys, values, out, starts, (width**-0.5 if scale is None else scale) * LOG2E,
+    tiles = triton.cdiv(max_seqlen, config.rows)
+    _encode[(tiles * (len(cu_seqlens) - 1), heads)](
+        q, keys, values, out, cu_seqlens, (width**-0.5 if scale is None else scale) * LOG2E,
         *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2], tiles,
         GROUP=heads // len(keys), D=width, DP=triton.next_power_of_2(width), BLOCK_M=config.rows, BLOCK_N=config.keys,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps, num_stages=config.stages,
@@ -158,6 +158,6 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
             torch.randn(total, n, width, generator=draw).to(device, dtype).transpose(0, 1)
             for n in (heads[0], heads[1], heads[1])
         )
-        starts = torch.tensor((0, *lengths)).cumsum(0).int().to(device)
-        yield q, k, v, starts, max(lengths)
-        yield q.contiguous(), k.contiguous(), v.contiguous(), starts, max(lengths), 0.3
+        cu_seqlens = torch.tensor((0, *lengths)).cumsum(0).int().to(device)
+        yield q, k, v, cu_seqlens, max(lengths)
+        yield q.contiguous(), k.contiguous(), v.contiguous(), cu_seqlens, max(lengths), 0.3

@@ -46,7 +46,7 @@ def launch(
     rows: Tensor,
     pages: Paged,
     inv_freq: Tensor | None = None,
-    pairing: Pairing = "halves",
+    pairing: Pairing = "neox",
     scale: float | None = None,
     *,
     splits: int | None = None,
@@ -67,11 +67,11 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     one = _pages_triton.case
     common: dict[str, Any] = {"device": device, "dtype": dtype}
     yield one(1, contexts=[[0, 1, 2]], blocks=[37, 66, 51], asked=[5], again=0.3, width=128, **common)
-    yield one(2, contexts=[[0, 1], [1, 2]], blocks=[33, 64, 7], asked=[3, 1], again=0.15, pairing="halves", **common)
+    yield one(2, contexts=[[0, 1], [1, 2]], blocks=[33, 64, 7], asked=[3, 1], again=0.15, pairing="neox", **common)
     yield one(3, contexts=[[0]], blocks=[45], asked=[1], again=1.0, width=80, heads=(3, 1), **common)  # all are stale
     yield one(4, contexts=[[0]], blocks=[101], asked=[7], again=0.5, width=96, heads=(10, 2), page=32, **common)
     yield one(
-        5, contexts=[[1, 0]], blocks=[40, 19], asked=[4], again=0.4, width=256, heads=(2, 2), pairing="neighbours",
+        5, contexts=[[1, 0]], blocks=[40, 19], asked=[4], again=0.4, width=256, heads=(2, 2), pairing="interleaved",
         page=64, **common,
     )  # fmt: skip
     yield one(6, contexts=[[], [0]], blocks=[30], asked=[0, 3], again=0.2, page=1, **common)  # a request without rows

@@ -51,7 +51,7 @@ def launch(
     rows: Tensor,
     pages: Paged,
     inv_freq: Tensor | None = None,
-    pairing: Pairing = "halves",
+    pairing: Pairing = "neox",
     scale: float | None = None,
     *,
     splits: int | None = None,
@@ -74,16 +74,18 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     """Arguments on which `launch` must equal `reference`: head widths, groups, odd lengths, shared and single pages."""
     one = _pages_triton.case
     common: dict[str, Any] = {"device": device, "dtype": dtype}
-    yield one(1, contexts=[[0, 1, 2]], blocks=[37, 16, 51], asked=[5], width=128, pairing="halves", **common)
+    yield one(1, contexts=[[0, 1, 2]], blocks=[37, 16, 51], asked=[5], width=128, pairing="neox", **common)
     yield one(2, contexts=[[0, 1], [1, 0, 2], [2]], blocks=[33, 64, 7], asked=[3, 1, 6], width=64, **common)
     yield one(3, contexts=[[]], blocks=[], asked=[1], width=80, heads=(3, 1), **common)  # one page, one row
     yield one(4, contexts=[[0], [0]], blocks=[101], asked=[1, 1], width=96, heads=(10, 2), **common)  # decode
-    yield one(5, contexts=[[1, 0]], blocks=[40, 19], asked=[4], width=256, heads=(2, 2), pairing="neighbours", **common)
-    yield one(6, contexts=[[0, 1]], blocks=[50, 90], asked=[9], width=80, page=64, pairing="halves", **common)
+    yield one(
+        5, contexts=[[1, 0]], blocks=[40, 19], asked=[4], width=256, heads=(2, 2), pairing="interleaved", **common
+    )
+    yield one(6, contexts=[[0, 1]], blocks=[50, 90], asked=[9], width=80, page=64, pairing="neox", **common)
     yield one(7, contexts=[[], [0]], blocks=[77], asked=[0, 2], page=1, width=64, **common)  # a request without rows
     yield one(8, contexts=[[0, 2, 1], [2]], blocks=[200, 64, 333], asked=[40, 7], page=64, width=128, **common)
-    yield one(9, contexts=[[1, 0], [0]], blocks=[300, 129], asked=[35, 9], page=128, pairing="halves", **common)
+    yield one(9, contexts=[[1, 0], [0]], blocks=[300, 129], asked=[35, 9], page=128, pairing="neox", **common)
     yield one(
         10, contexts=[[0, 1], [1, 0]], blocks=[260, 70], asked=[20, 1], again=0.3, page=64, width=128,
-        pairing="neighbours", heads=(6, 2), **common,
+        pairing="interleaved", heads=(6, 2), **common,
     )  # fmt: skip

@@ -6,8 +6,8 @@ written once.
 
     rotate(keys [H, T, D], distance [T] or int, inv_freq [R/2], pairing) -> [H, T, D], same dtype
 
-Only the first R <= D channels turn (partial rotary). `pairing` says which channels form a plane: "halves" (i, i + R/2:
-Llama, Qwen, Gemma) or "neighbours" (2i, 2i + 1: GLM-4). Arithmetic is fp32 whatever the dtype; angles are taken and
+Only the first R <= D channels turn (partial rotary). `pairing` says which channels form a plane: "neox" (i, i + R/2:
+Llama, Qwen, Gemma) or "interleaved" (2i, 2i + 1: GLM-4). Arithmetic is fp32 whatever the dtype; angles are taken and
 reduced to one turn in fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An `attention_scaling` that the model
 folds into cos and sin is already in the cached keys and is not applied again.
 """
@@ -35,7 +35,7 @@ if triton is not None:
         keys, out, distance, inv_freq, tokens,
         key_head, key_token, out_head, out_token,
         HEADS: tl.constexpr, HALF: tl.constexpr, STILL: tl.constexpr,
-        HALF_POW2: tl.constexpr, STILL_POW2: tl.constexpr, NEIGHBOURS: tl.constexpr, TOKENS: tl.constexpr,
+        HALF_POW2: tl.constexpr, STILL_POW2: tl.constexpr, INTERLEAVED: tl.constexpr, TOKENS: tl.constexpr,
     ):  # fmt: skip
         token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]  # [TOKENS, 1]
         plane = tl.arange(0, HALF_POW2)[None, :]  # [1, HALF]
@@ -45,8 +45,8 @@ if triton is not None:
         angle = shift * tl.load(inv_freq + plane, mask=plane < HALF, other=0.0).to(tl.float64)
         angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)  # in [0, 2 pi)
         cos, sin = tl.cos(angle), tl.sin(angle)  # [TOKENS, HALF], shared by the heads
-        first = 2 * plane if NEIGHBOURS else plane
-        second = first + (1 if NEIGHBOURS else HALF)
+        first = 2 * plane if INTERLEAVED else plane
+        second = first + (1 if INTERLEAVED else HALF)
         for head in range(HEADS):
             source = keys + head * key_head + token * key_token
             target = out + head * out_head + token * out_token
@@ -64,7 +64,7 @@ def launch(
     keys: Tensor,
     distance: Tensor | int,
     inv_freq: Tensor,
-    pairing: Pairing = "halves",
+    pairing: Pairing = "neox",
     *,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -86,7 +86,7 @@ def launch(
         keys, out, shift, inv_freq.to(keys.device, torch.float32).contiguous(), tokens,
         keys.stride(0), keys.stride(1), out.stride(0), out.stride(1),
         HEADS=heads, HALF=half, STILL=still, HALF_POW2=triton.next_power_of_2(half),
-        STILL_POW2=triton.next_power_of_2(max(still, 1)), NEIGHBOURS=pairing == "neighbours", TOKENS=TOKENS,
+        STILL_POW2=triton.next_power_of_2(max(still, 1)), INTERLEAVED=pairing == "interleaved", TOKENS=TOKENS,
     )  # fmt: skip
     return out
 
@@ -95,7 +95,7 @@ def cases(
     device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[Tensor, Tensor | int, Tensor, Pairing]]:
     """Arguments on which `launch` must equal `reference`: head widths, odd lengths, partial rotary, both pairings."""
-    pairings: tuple[Pairing, ...] = ("halves", "neighbours")
+    pairings: tuple[Pairing, ...] = ("neox", "interleaved")
     for width, turning in ((64, 64), (80, 80), (96, 96), (128, 128), (128, 64), (80, 32)):
         for heads, tokens in ((1, 1), (2, 33), (3, 101)):
             for pairing in pairings:

@@ -18,7 +18,7 @@ from torch import Tensor
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton
 from workbench.kernels._common import LOG2E, need_triton, rows_first
-from workbench.kernels._pages_triton import FAR, Paged
+from workbench.kernels._pages_triton import INVALID_POS, Paged
 from workbench.kernels.question_attention import RESIDENT, configure
 
 try:
@@ -38,7 +38,7 @@ def reference(
     shared: Paged,
     own: Paged,
     inv_freq: Tensor | None = None,
-    pairing: Pairing = "halves",
+    pairing: Pairing = "neox",
     scale: float | None = None,
 ) -> Tensor:
     """Computed in the dtype of `q`, request by request over both lists of pages."""
@@ -47,11 +47,11 @@ def reference(
         first, second = getattr(shared, name), getattr(own, name)
         return torch.cat((first.expand(len(q), *first.shape[1:]), second), 1)
 
-    moves = None
-    if shared.moves is not None or own.moves is not None:
-        still = [torch.zeros_like(x.table) if x.moves is None else x.moves for x in (shared, own)]
-        moves = torch.cat((still[0].expand(len(q), -1), still[1]), 1)
-    pages = Paged.of(both("table"), both("positions"), moves)
+    shifts = None
+    if shared.shifts is not None or own.shifts is not None:
+        still = [torch.zeros_like(x.table) if x.shifts is None else x.shifts for x in (shared, own)]
+        shifts = torch.cat((still[0].expand(len(q), -1), still[1]), 1)
+    pages = Paged.of(both("table"), both("positions"), shifts)
     return _pages_triton.reference(q, keys, values, rows, pages, inv_freq, pairing, scale)
 
 
@@ -99,7 +99,7 @@ def launch(
     shared: Paged,
     own: Paged,
     inv_freq: Tensor | None = None,
-    pairing: Pairing = "halves",
+    pairing: Pairing = "neox",
     scale: float | None = None,
 ) -> Tensor:
     """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
@@ -133,18 +133,19 @@ def _parts(
     heads, size = len(keys), pages.positions.shape[-1]
     config = configure(count * (q_heads // heads), width, q.dtype)
     splits = _pages_triton.parts_for(config, q, heads, pages, RESIDENT[config.rows])
-    turns = pages.moves is not None
+    turns = pages.shifts is not None
     tiles, table = triton.cdiv(count * (q_heads // heads), config.rows), pages.table
     parts = torch.empty((batch, q_heads, count, splits, width), dtype=torch.float32, device=q.device)
     lse = torch.empty(parts.shape[:4], dtype=torch.float32, device=q.device)
     _pages_triton._attend[(tiles * heads, splits, batch)](
         q, keys, values, parts, lse, rows.contiguous(), table, pages.positions, pages.first, pages.last,
-        pages.moves if turns else table, inv_freq if turns else table,
+        pages.shifts if turns else table, inv_freq if turns else table,
         (width**-0.5 if scale is None else scale) * LOG2E, count, table.shape[1],
         *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *parts.stride()[:4], tiles, splits,
         GROUP=q_heads // heads, SPLIT=True, PAGE=size, D=width, DP=triton.next_power_of_2(width),
-        HALF=len(inv_freq) if inv_freq is not None else 0, NEIGHBOURS=pairing == "neighbours", ROTATE=turns,
-        HOLES=pages.holes, BLOCK_M=config.rows, BLOCK_N=min(config.keys, size) if turns else config.keys,
+        HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing == "interleaved", ROTATE=turns,
+        PARTIAL_PAGES=pages.partial_pages, BLOCK_M=config.rows,
+        BLOCK_N=min(config.keys, size) if turns else config.keys,
         CHUNK=min(triton.next_power_of_2(table.shape[1]), 2048),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
@@ -156,7 +157,7 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     one = _pages_triton.case
     common: dict[str, Any] = {"device": device, "dtype": dtype}
     yield _split(one(1, contexts=[[0, 1]] * 3, blocks=[37, 66], asked=[1, 1, 1], **common), 8)
-    yield _split(one(2, device, dtype, [[1, 0]] * 2, [40, 19], [3, 2], width=128, pairing="halves"), 5)
+    yield _split(one(2, device, dtype, [[1, 0]] * 2, [40, 19], [3, 2], width=128, pairing="neox"), 5)
     yield _split(one(3, contexts=[[0]] * 4, blocks=[101], asked=[1] * 4, width=80, heads=(3, 1), page=32, **common), 4)
     yield _split(one(4, contexts=[[0, 1]], blocks=[16, 33], asked=[2], width=256, heads=(2, 2), **common), 4)
     q, keys, values, rows, *rest = _split(one(5, contexts=[[0]] * 2, blocks=[50], asked=[1, 1], **common), 4)
@@ -168,9 +169,11 @@ def _split(case: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     q, keys, values, rows, pages, inv_freq, pairing = case
     parts = []
     for at in (slice(0, count), slice(count, None)):
-        moves = None if pages.moves is None else pages.moves[:, at]
-        parts.append((pages.table[:, at], pages.positions[:, at], moves))
-    (table, positions, moves), own = parts
-    assert (table == table[:1]).all() and (positions == positions[:1]).all() and not (positions[:, 0] == FAR).any()
-    shared = Paged.of(table[:1], positions[:1], None if moves is None else moves[:1])
+        shifts = None if pages.shifts is None else pages.shifts[:, at]
+        parts.append((pages.table[:, at], pages.positions[:, at], shifts))
+    (table, positions, shifts), own = parts
+    assert (
+        (table == table[:1]).all() and (positions == positions[:1]).all() and not (positions[:, 0] == INVALID_POS).any()
+    )
+    shared = Paged.of(table[:1], positions[:1], None if shifts is None else shifts[:1])
     return q, keys, values, rows, shared, Paged.of(*own), inv_freq, pairing

@@ -80,12 +80,12 @@ def test_check_finds_a_result_that_is_wrong_or_not_written_or_changes():
         out[:, 1:] = x[:, 1:] * 2
         return out
 
-    def moving(x):
+    def shifted(x):
         return x * 2 + torch.rand_like(x) * 1e-7
 
     found = {
         launch: next(check(Broken(launch), DEVICE, [torch.float32]))
-        for launch in (lambda x: x * 2, lambda x: x * 2.001, unwritten, moving)
+        for launch in (lambda x: x * 2, lambda x: x * 2.001, unwritten, shifted)
     }
     right, wrong, empty, race = found.values()
     assert right.right and not wrong.right and wrong.error > wrong.allowed

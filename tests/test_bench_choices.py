@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.core.tile_selection import Rule
+from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Pages
 from workbench.experiments.bench import choices, named, workloads
 from workbench.experiments.bench.run import WORKLOADS
@@ -43,7 +43,7 @@ def test_workloads_can_be_carried_out(kernel):
 
 def test_the_dial_is_turned_to_the_density(monkeypatch):
     monkeypatch.setattr(choices, "HALVINGS", 12)
-    rule = Rule(16, 16, 0.5)
+    rule = TileRule(16, 16, 0.5)
     assert choices.dialled(rule, "mass", lambda rule: rule.mass, 0.3).mass == pytest.approx(0.3, abs=1e-3)
     assert choices.dialled(rule, "part", lambda rule: 1 - rule.part, 0.3).part == pytest.approx(0.7, abs=1e-3)
 

@@ -11,7 +11,7 @@ from workbench.core.masks import block_attention, same_block
 from workbench.core.plan import Plan, Site
 from workbench.engine import chunked
 from workbench.engine.chunked import prefill_chunked, prefill_chunked_many
-from workbench.engine.forward import Work, assemble, empty, encode_many, prefill, prefill_many
+from workbench.engine.forward import PrefillRequest, assemble, empty, encode_many, prefill, prefill_many
 from workbench.methods import sparse
 
 MODEL = model_of("llama")
@@ -33,7 +33,9 @@ def same(step, kv, one, other):
 def test_a_whole_prompt_in_chunks(chunk, tiles):
     kv, other = empty(MODEL, LENGTH), empty(MODEL, LENGTH)
     one = prefill(MODEL, PROMPT.tokens, Plan(ALL), other)
-    step = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(ALL, tiles=tiles and sparse.named(tiles)), kv), chunk)
+    step = prefill_chunked(
+        MODEL, PrefillRequest(PROMPT.tokens, Plan(ALL, sparse=tiles and sparse.named(tiles)), kv), chunk
+    )
     same(step, kv, one, other)
 
 
@@ -47,7 +49,7 @@ def test_scattered_rows_over_cached_blocks_in_chunks(data):
     kv = assemble(MODEL, PROMPT, CACHED)
     other = kv.clone()
     one = prefill(MODEL, PROMPT.tokens, Plan(rows), other)
-    step = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(rows), kv), data.draw(st.integers(1, 40)))
+    step = prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, Plan(rows), kv), data.draw(st.integers(1, 40)))
     same(step, kv, one, other)
 
 
@@ -58,7 +60,9 @@ def test_blocks_before_the_chunks_may_be_cached():
     other = kv.clone()
     one = prefill(MODEL, PROMPT.tokens, Plan(rows), other)
     same(
-        prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(rows, tiles=sparse.named("dense(block=8)")), kv), 16),
+        prefill_chunked(
+            MODEL, PrefillRequest(PROMPT.tokens, Plan(rows, sparse=sparse.named("dense(block=8)")), kv), 16
+        ),
         kv,
         one,
         other,
@@ -71,7 +75,7 @@ def test_the_rule_of_a_plan_holds_across_chunks(name):
     plan = Plan(ALL, sees=block_attention(PROMPT))
     kv, other = empty(model, LENGTH), empty(model, LENGTH)
     one = prefill(model, PROMPT.tokens, plan, other)
-    same(prefill_chunked(model, Work(PROMPT.tokens, plan, kv), 19), kv, one, other)
+    same(prefill_chunked(model, PrefillRequest(PROMPT.tokens, plan, kv), 19), kv, one, other)
 
 
 def test_every_chunk_asks_the_sparse_method_with_its_own_rows():
@@ -83,7 +87,7 @@ def test_every_chunk_asks_the_sparse_method_with_its_own_rows():
 
     rows = torch.tensor([2, 3, 30, 31, 32, 110])
     kv = assemble(MODEL, PROMPT, CACHED)
-    prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(rows, tiles=notes), kv), 4)
+    prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, Plan(rows, sparse=notes), kv), 4)
     expected = [([2, 3, 30, 31], 32, Site(layer, LENGTH)) for layer in range(3)]
     assert asked == expected + [([32, 110], 111, Site(layer, LENGTH)) for layer in range(3)]
 
@@ -91,10 +95,10 @@ def test_every_chunk_asks_the_sparse_method_with_its_own_rows():
 @pytest.mark.parametrize("spec", ["xattention(block=8, stride=4, threshold=0.5)", "flash_prefill(block=8, alpha=0.5)"])
 def test_a_method_that_decides_by_query_block_gives_one_result_for_all_aligned_chunks(spec):
     """Choices of a query block depend on its own rows: aligned chunks compute what one pass computes."""
-    plan = Plan(ALL, tiles=sparse.named(spec))
+    plan = Plan(ALL, sparse=sparse.named(spec))
     kv, other = empty(MODEL, LENGTH), empty(MODEL, LENGTH)
     one = prefill(MODEL, PROMPT.tokens, plan, other)
-    same(prefill_chunked(MODEL, Work(PROMPT.tokens, plan, kv), 24), kv, one, other)
+    same(prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, plan, kv), 24), kv, one, other)
 
 
 def test_compact_attention_by_chunks_is_its_page_table():
@@ -117,8 +121,8 @@ def test_compact_attention_by_chunks_is_its_page_table():
         return out
 
     kv = lambda: empty(MODEL, LENGTH)  # noqa: E731
-    masked = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(ALL, tiles=choice), kv()), 16)
-    read = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(ALL, tiles=choice, kernel=paged), kv()), 16)
+    masked = prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, Plan(ALL, sparse=choice), kv()), 16)
+    read = prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, Plan(ALL, sparse=choice, backend=paged), kv()), 16)
     torch.testing.assert_close(read.logits, masked.logits, **CLOSE)
     assert min(len(indices) / (2 * -(-length // 8)) for _, indices, length in tables) < 0.9, "pages are left out"
 
@@ -126,13 +130,13 @@ def test_compact_attention_by_chunks_is_its_page_table():
 def test_a_batch_goes_chunk_by_chunk_together():
     prompts = [PROMPT, prompt_of(5, 6), prompt_of(30, 20)]
     plans = [
-        Plan(ALL, watch=(1,)),
-        Plan(torch.arange(11), depth=2),
-        Plan(torch.arange(50), tiles=sparse.named("dense(block=8)")),
+        Plan(ALL, return_queries=(1,)),
+        Plan(torch.arange(11), num_layers=2),
+        Plan(torch.arange(50), sparse=sparse.named("dense(block=8)")),
     ]
-    works = [Work(p.tokens, plan, empty(MODEL, len(p))) for p, plan in zip(prompts, plans, strict=True)]
-    alone = prefill_many(MODEL, [Work(w.tokens, w.plan, w.kv.clone()) for w in works])
-    steps = prefill_chunked_many(MODEL, works, 16)
+    requests = [PrefillRequest(p.tokens, plan, empty(MODEL, len(p))) for p, plan in zip(prompts, plans, strict=True)]
+    alone = prefill_many(MODEL, [PrefillRequest(w.tokens, w.plan, w.kv.clone()) for w in requests])
+    steps = prefill_chunked_many(MODEL, requests, 16)
     assert steps[1].logits is None
     for step, one in zip((steps[0], steps[2]), (alone[0], alone[2]), strict=True):
         torch.testing.assert_close(step.logits, one.logits, **CLOSE)
@@ -142,19 +146,21 @@ def test_a_batch_goes_chunk_by_chunk_together():
 @pytest.mark.parametrize("keep", [0, 1, 5, 20, 500])
 def test_logits_of_the_last_rows(keep):
     one = prefill(MODEL, PROMPT.tokens, Plan(ALL), empty(MODEL, LENGTH), keep)
-    step = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(ALL, watch=(0, 2)), empty(MODEL, LENGTH)), 16, keep)
+    step = prefill_chunked(
+        MODEL, PrefillRequest(PROMPT.tokens, Plan(ALL, return_queries=(0, 2)), empty(MODEL, LENGTH)), 16, keep
+    )
     torch.testing.assert_close(step.logits, one.logits, **CLOSE)
     assert step.queries[2].shape == (4, LENGTH, 16)
 
 
 def test_chunks_that_do_not_fit():
-    work = lambda **plan: Work(PROMPT.tokens, Plan(ALL, **plan), empty(MODEL, LENGTH))  # noqa: E731
+    request = lambda **plan: PrefillRequest(PROMPT.tokens, Plan(ALL, **plan), empty(MODEL, LENGTH))  # noqa: E731
     for chunk in (0, -3, 2.5, True):
         with pytest.raises(BadInput, match="it is a number of rows, 1 or more"):
-            prefill_chunked(MODEL, work(), chunk)
+            prefill_chunked(MODEL, request(), chunk)
     with pytest.raises(BadInput, match="chunk 63 is smaller than a tile of the sparse method: choose 64 or more"):
-        prefill_chunked(MODEL, work(tiles=sparse.named("bfla")), 63)
-    asked = work(sees=same_block(PROMPT))
+        prefill_chunked(MODEL, request(sparse=sparse.named("bfla")), 63)
+    asked = request(sees=same_block(PROMPT))
     with pytest.raises(BadInput, match="row 9 may see row 30 of a later chunk: prefill in one pass"):
         prefill_chunked(MODEL, asked, 30)
     assert not asked.kv.keys[0].any(), "before any work"
@@ -179,8 +185,8 @@ def test_reuse_recomputed_rows_sparse_tiles_and_chunks_at_once():
 
     rows = torch.cat((torch.arange(12, 31, 3), torch.arange(70, 80), PROMPT.question))
     kv, other = assemble(MODEL, PROMPT, CACHED), assemble(MODEL, PROMPT, CACHED)
-    step = prefill_chunked(MODEL, Work(PROMPT.tokens, Plan(rows, tiles=choice), kv), 8)
-    plan = Plan(rows, tiles=choice, kernel=slow)
-    same(step, kv, prefill_chunked(MODEL, Work(PROMPT.tokens, plan, other), 8), other)
+    step = prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, Plan(rows, sparse=choice), kv), 8)
+    plan = Plan(rows, sparse=choice, backend=slow)
+    same(step, kv, prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, plan, other), 8), other)
     dense = prefill(MODEL, PROMPT.tokens, Plan(rows), assemble(MODEL, PROMPT, CACHED)).logits
     assert (step.logits - dense).abs().max() > 1e-3

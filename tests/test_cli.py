@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import tiny
-from workbench import models
 from workbench.app import cli
+from workbench.data import assets
 from workbench.experiments.record import Record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -137,8 +137,8 @@ def test_an_unknown_command_is_named(run):
 
 
 def test_models_are_listed(folder, run, monkeypatch):
-    monkeypatch.setattr(models.assets, "models", lambda: ["lab-tiny"])
-    monkeypatch.setattr(models.assets, "model_path", lambda name: folder)
+    monkeypatch.setattr(assets, "models", lambda: ["lab-tiny"])
+    monkeypatch.setattr(assets, "model_path", lambda name: folder)
     assert "lab-tiny" in run("models").stdout
     (row,) = json.loads(run("models", "--json").stdout)
     assert row["layers"] == 2 and row["layout"] == "lab" and row["parameters"] > 10000

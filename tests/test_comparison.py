@@ -7,17 +7,17 @@ from workbench.core.errors import BadInput
 from workbench.plots.sweep_curves import against, by_neighbours, by_preparation, curves, levels
 
 
-def row(trial, mode="block", prepare="isolated", select="none", ratio=None, em=0.5, kind="all", flops=1.0):
+def row(trial, mode="block", prepare="after_system", select="none", ratio=None, em=0.5, kind="all", flops=1.0):
     return {
         "trial": trial, "mode": mode, "prepare": prepare, "select": select, "ratio": ratio, "kind": kind, "em": em,
         "em_low": em - 0.1, "em_high": em + 0.1, "flops": flops,
     }  # fmt: skip
 
 
-TEN = "similar(n=10, search=exact)"
+TEN = "with_neighbours(n=10, search=exact)"
 SWEPT = pd.DataFrame(
     [
-        row("full", "full", "alone", em=1.0),
+        row("full", "full", "independent", em=1.0),
         row("reuse", em=0.25, flops=1.0),
         row("a15", select="first_k", ratio=0.15, em=0.5, flops=3.0),
         row("a30", select="first_k", ratio=0.3, em=0.75, flops=5.0),
@@ -40,7 +40,7 @@ def test_a_curve_begins_at_full_reuse_and_rises_with_the_ratio():
     assert [(r["name"], r["at"]) for r in curves(SWEPT, ["none", "first_k"], only=0.15)] == [
         ("Full Reuse", 0), ("first tokens (EPIC)", 0.15)
     ]  # fmt: skip
-    with pytest.raises(BadInput, match="no trial of 'oracle' on passages cached 'isolated', kind 'order'"):
+    with pytest.raises(BadInput, match="no trial of 'oracle' on passages cached 'after_system', kind 'order'"):
         curves(SWEPT, ["oracle"], kind="order", only=0.15)
 
 
@@ -56,14 +56,14 @@ def test_levels_are_those_of_full_attention_and_full_reuse():
 
 
 def test_selectors_are_compared_on_the_same_questions_the_best_first():
-    best, other = against(SWEPT, ANSWERS, "random", "isolated", 0.15)
+    best, other = against(SWEPT, ANSWERS, "random", "after_system", 0.15)
     assert (best["select"], other["select"]) == ("first_k", "random")
     assert best["difference"] == 0.25 and other["difference"] == other["difference_low"] == 0
     assert best["normalised"] == pytest.approx((0.5 - 0.25) / (1 - 0.25)) and other["normalised"] == 0
 
 
 def test_preparations_are_compared_on_the_same_questions():
-    reuse, drawn = by_preparation(SWEPT, ANSWERS, ["none", "random"], "isolated", TEN, 0.15)
+    reuse, drawn = by_preparation(SWEPT, ANSWERS, ["none", "random"], "after_system", TEN, 0.15)
     assert (reuse["one"], reuse["other"], reuse["gain"]) == (0.25, 0.5, 0.25)
     assert drawn["gain"] == 0.5 and drawn["gain_low"] <= 0.5 <= drawn["gain_high"]
 

@@ -96,7 +96,7 @@ def test_the_sparsest_setting_that_keeps_enough():
         cheapest(swept, "error", 0.95)
 
 
-def test_the_dial_is_turned_until_the_mass_is_kept(tmp_path):
+def test_the_threshold_is_moved_until_the_mass_is_kept(tmp_path):
     model, tokenizer, layout = models.load(str(tiny.checkpoint(tmp_path / "tiny")))
     prompts = layout.prompts(data.load("lab", 2, 3, 3), tokenizer)
     specs = ["window(block=16, sink=0)", "oracle(block=16)", "bfla(block=32, tile=16, flat=16, local=0)"]
@@ -105,11 +105,11 @@ def test_the_dial_is_turned_until_the_mass_is_kept(tmp_path):
     for r in found:
         if r["value"] is None:
             continue
-        method, steps = sparse.named(r["method"]), sparse.named(r["method"]).dial[1]
-        mass = [measure(model, [p], method.turned(r["value"]), 64).mean("mass") for p in prompts]
+        method, steps = sparse.named(r["method"]), sparse.named(r["method"]).threshold_steps[1]
+        mass = [measure(model, [p], method.with_threshold(r["value"]), 64).mean("mass") for p in prompts]
         assert r["mass"] >= 0.7 and r["mass"] == pytest.approx(sum(mass) / 2, abs=1e-5)
         if (before := steps.index(r["value"])) > 0:
-            less = [measure(model, [p], method.turned(steps[before - 1]), 64).mean("mass") for p in prompts]
+            less = [measure(model, [p], method.with_threshold(steps[before - 1]), 64).mean("mass") for p in prompts]
             assert sum(less) / 2 < 0.7
     with pytest.raises(BadInput, match="keep is 0"):
         search(model, prompts, {}, 0)

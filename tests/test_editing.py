@@ -57,7 +57,7 @@ def edited(draw) -> list[Prompt]:
 def check_equal(model, revision, **tolerance) -> None:
     """KV and logits of the question are those of the same prompt with every block encoded anew."""
     anew = revise(model, revision.prompt, MemoryStore())
-    one, other = prefill_many(model, [revision.work]), prefill_many(model, [anew.work])
+    one, other = prefill_many(model, [revision.request]), prefill_many(model, [anew.request])
     torch.testing.assert_close(one[0].logits, other[0].logits, **tolerance)
     for x, y in zip(revision.kv.tensors(), anew.kv.tensors(), strict=True):
         torch.testing.assert_close(x, y, **tolerance)
@@ -70,7 +70,7 @@ def test_any_edits_encode_exactly_the_new_blocks_and_equal_encoding_everything_a
     for prompt in prompts:
         revision = revise(model, prompt, store, before)
         new = set(prompt.context) - seen
-        encoded = [b for b, fate in zip(prompt.context, revision.fates, strict=True) if fate == "encoded"]
+        encoded = [b for b, status in zip(prompt.context, revision.statuses, strict=True) if status == "encoded"]
         assert len(encoded) == len(set(encoded)) and set(encoded) == new
         assert revision.computed == sum(map(len, new)) + len(prompt.question)
         check_equal(model, revision, atol=2e-5, rtol=0)
@@ -86,7 +86,7 @@ def test_a_store_that_evicts_costs_encoding_and_no_exactness(llama, prompts, tok
         key = lambda block: key_of(fingerprint(llama), llama.dtype, block)  # noqa: E731
         gone = {block for block in prompt.context if key(block) not in store}
         revision = revise(llama, prompt, store, before)
-        encoded = {b for b, fate in zip(prompt.context, revision.fates, strict=True) if fate == "encoded"}
+        encoded = {b for b, status in zip(prompt.context, revision.statuses, strict=True) if status == "encoded"}
         assert encoded == gone
         check_equal(llama, revision, atol=2e-5, rtol=0)
         before = prompt
@@ -127,21 +127,21 @@ def revisions(model, *contexts, store=None):
         ([A], [A, D, D], ["kept", "encoded", "recalled"], [0, None, None]),
     ],
 )
-def test_every_block_has_one_fate(llama, old, new, expected, moves):
+def test_every_block_has_one_fate(llama, old, new, expected, shifts):
     revision = revisions(llama, old, new)[-1]
-    assert (list(revision.fates), list(revision.moves)) == (expected, moves)
+    assert (list(revision.statuses), list(revision.shifts)) == (expected, shifts)
     assert revision.blocks("encoded") == expected.count("encoded")
 
 
 def test_a_block_of_an_earlier_prompt_is_recalled(llama):
     revision = revisions(llama, [A, B], [A], [A, B])[-1]
-    assert revision.fates == ("kept", "recalled") and revision.computed == len(Q)
+    assert revision.statuses == ("kept", "recalled") and revision.computed == len(Q)
 
 
 def test_a_block_that_was_evicted_is_encoded_again(llama):
     first, second = revisions(llama, [A, B], [A, B], store=room_for(llama, len(A)))
-    assert first.fates == ("encoded", "encoded")
-    assert second.fates == ("encoded", "kept"), "B came last, so B is what the store still held"
+    assert first.statuses == ("encoded", "encoded")
+    assert second.statuses == ("encoded", "kept"), "B came last, so B is what the store still held"
 
 
 def test_a_prefix_cache_keeps_what_stands_before_the_first_change(llama):

@@ -165,7 +165,7 @@ def test_an_answer_ends_at_the_end_of_the_context():
 def test_a_shared_cached_block_is_untouched_by_the_answers_made_from_it():
     cached = encode_many(MODEL, PROMPTS[0].context)
     before = [kv.clone() for kv in cached]
-    kvs = [assemble(MODEL, PROMPTS[0], cached, room=4) for _ in range(2)]
+    kvs = [assemble(MODEL, PROMPTS[0], cached, reserve=4) for _ in range(2)]
     logits = [prefill(MODEL, PROMPTS[0].tokens, Plan(PROMPTS[0].question), kv).logits for kv in kvs]
     list(decode(MODEL, kvs, logits, 9))
     for kv, copy in zip(cached, before, strict=True):

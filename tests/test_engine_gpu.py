@@ -10,7 +10,7 @@ from workbench.core.plan import Plan
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
 from workbench.engine import backends
-from workbench.engine.attention import Request
+from workbench.engine.attention import PlannedRequest
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.forward import assemble, empty, encode_many, prefill
 from workbench.engine.paged_pool import Pool
@@ -88,12 +88,12 @@ def test_kernels_compute_what_torch_computes(rows, tiles, monkeypatch):
     kv = assemble(model, LONG, encode_many(model, LONG.context))
     everything = torch.arange(len(LONG))
     at = {"question": LONG.question, "whole": everything, "scattered": everything[everything % 2 == 1]}[rows]
-    step = prefill(model, LONG.tokens, Plan(at, tiles=tiles), kv.clone())
+    step = prefill(model, LONG.tokens, Plan(at, sparse=tiles), kv.clone())
     monkeypatch.setattr(backends, "on_card", lambda device: False)
-    plain = prefill(model, LONG.tokens, Plan(at, tiles=tiles), kv)
+    plain = prefill(model, LONG.tokens, Plan(at, sparse=tiles), kv)
     expected = "tile_attention" if tiles or rows == "whole" else "question_attention"
-    assert set(step.executors.values()) == {expected}
-    assert set(plain.executors.values()) == {"torch"}
+    assert set(step.backends.values()) == {expected}
+    assert set(plain.backends.values()) == {"torch"}
     near(step.logits, plain.logits)
 
 
@@ -125,7 +125,7 @@ def test_a_graph_computes_what_its_step_computes(dtype, shared):
             found.append((logits, list(runner.decode(held, logits, 20))))
             for one in held:
                 pool.close(one)
-        ran = [captured.step.executor for captured in runner.captured.values()]
+        ran = [captured.step.backend for captured in runner.captured.values()]
         assert ran == ["question_attention", "shared_attention" if shared else "question_attention"]
     for logits, tokens in found[1:]:
         torch.testing.assert_close(logits, found[0][0], atol=1e-5, rtol=1e-5)
@@ -164,7 +164,7 @@ def test_nothing_in_a_forward_pass_waits_for_the_device():
     list(runner.decode([held], logits, 2))
     kv, rows = empty(model, len(LONG)), torch.arange(1, len(LONG), 2)
     for tiles in (None, tiles_of):
-        request = Request(Plan(rows, tiles=tiles), kv, model.device)
+        request = PlannedRequest(Plan(rows, sparse=tiles), kv, model.device)
         ids = LONG.tokens[rows].cuda()[None]
         for mode in ("default", "error"):  # kernels are compiled the first time
             torch.cuda.set_sync_debug_mode(mode)

@@ -20,9 +20,9 @@ from workbench.core.rope import rotate
 TABLE = 1e4 ** (-torch.arange(0, 16, 2) / 16)
 
 
-def kv_of(length: int, room: int = 0) -> KV:
+def kv_of(length: int, reserve: int = 0) -> KV:
     torch.manual_seed(length)
-    kv = KV.zeros([(2, 4), (1, 6)], length, room)
+    kv = KV.zeros([(2, 4), (1, 6)], length, reserve)
     for x in kv.tensors():
         x.normal_()
     return kv
@@ -65,8 +65,8 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(make, sentence):
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.lists(st.integers(1, 5), max_size=5))
-def test_growing_keeps_what_is_there_and_adds_zeros(length, room, steps):
-    kv = kv_of(length, room)
+def test_growing_keeps_what_is_there_and_adds_zeros(length, reserve, steps):
+    kv = kv_of(length, reserve)
     before = [x.clone() for x in kv.tensors()]
     for step in steps:
         kv.grow(step)
@@ -85,7 +85,7 @@ def test_growing_within_the_capacity_copies_nothing():
 
 
 def test_growing_after_somebody_put_other_tensors_in():
-    kv = kv_of(5, room=7)
+    kv = kv_of(5, reserve=7)
     kv.keys[0] = torch.ones(2, 5, 4)
     kv.grow(2)
     assert torch.equal(kv.keys[0][:, :5], torch.ones(2, 5, 4)) and len(kv) == kv.keys[1].shape[1] == 7
@@ -93,7 +93,7 @@ def test_growing_after_somebody_put_other_tensors_in():
 
 def test_slices_clones_and_locks_share_nothing():
     kv = kv_of(6).lock()
-    part, copy = kv.slice(2, 5), kv.clone(room=3)
+    part, copy = kv.slice(2, 5), kv.clone(reserve=3)
     before = kv.keys[0].clone()
     part.keys[0].zero_()
     copy.grow(1)
@@ -102,7 +102,7 @@ def test_slices_clones_and_locks_share_nothing():
     assert kv.to("cpu") is kv and not copy.read_only and not part.read_only
 
 
-@given(st.integers(-300, 300), st.integers(-300, 300), st.sampled_from(["halves", "neighbours"]), st.booleans())
+@given(st.integers(-300, 300), st.integers(-300, 300), st.sampled_from(["neox", "interleaved"]), st.booleans())
 def test_rotations_add_up_and_leave_still_channels_alone(first, second, pairing, per_token):
     torch.manual_seed(0)
     keys = torch.randn(2, 3, 24)
@@ -117,7 +117,7 @@ def test_rotation_is_the_complex_product():
     keys = torch.randn(1, 4, 16)
     turned = torch.view_as_complex(keys.unflatten(-1, (8, 2)).double())
     expected = torch.view_as_real(turned * torch.polar(torch.ones(8).double(), 777 * TABLE.double())).flatten(-2)
-    torch.testing.assert_close(rotate(keys, 777, TABLE, "neighbours").double(), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(rotate(keys, 777, TABLE, "interleaved").double(), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_every_token_may_move_by_its_own_distance():

@@ -13,7 +13,7 @@ from workbench.core.masks import block_attention, causal, sink, visible, window
 from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
 from workbench.engine import attention
-from workbench.engine.forward import Work, assemble, empty, encode, encode_many, prefill, prefill_many
+from workbench.engine.forward import PrefillRequest, assemble, empty, encode, encode_many, prefill, prefill_many
 
 MODEL = model_of("llama")
 PROMPT = prompt_of(13, 7, 11, 5)
@@ -129,20 +129,20 @@ def test_requests_of_a_batch_are_computed_as_if_alone():
     rows = [prompts[0].question, torch.arange(4), torch.tensor([0, 3, 9, 20])]
     depths = [None, 2, None]
 
-    def works():
-        for prompt, rule, chosen, depth in zip(prompts, rules, rows, depths, strict=True):
+    def requests():
+        for prompt, rule, chosen, num_layers in zip(prompts, rules, rows, depths, strict=True):
             kv = assemble(MODEL, prompt, encode_many(MODEL, prompt.context))
-            yield Work(prompt.tokens, Plan(chosen, rule, watch=(1,), depth=depth), kv)
+            yield PrefillRequest(prompt.tokens, Plan(chosen, rule, return_queries=(1,), num_layers=num_layers), kv)
 
-    together, alone = list(works()), list(works())
+    together, alone = list(requests()), list(requests())
     steps = prefill_many(MODEL, together)
-    for step, batched, work in zip(steps, together, alone, strict=True):
-        single = prefill(MODEL, work.tokens, work.plan, work.kv)
-        assert (step.logits is None) == (single.logits is None) == (work.plan.depth is not None)
+    for step, batched, request in zip(steps, together, alone, strict=True):
+        single = prefill(MODEL, request.tokens, request.plan, request.kv)
+        assert (step.logits is None) == (single.logits is None) == (request.plan.num_layers is not None)
         if step.logits is not None:
             torch.testing.assert_close(step.logits, single.logits, **CLOSE)
         torch.testing.assert_close(step.queries[1], single.queries[1], **CLOSE)
-        for a, b in zip(batched.kv.tensors(), work.kv.tensors(), strict=True):
+        for a, b in zip(batched.kv.tensors(), request.kv.tensors(), strict=True):
             torch.testing.assert_close(a, b, **CLOSE)
 
 
@@ -169,20 +169,23 @@ def test_a_block_encoded_after_its_neighbours_is_that_part_of_the_whole():
 def test_a_partial_depth_writes_the_first_layers_and_stops():
     whole, kv = empty(MODEL, len(TOKENS)), poisoned(MODEL, len(TOKENS))
     prefill(MODEL, TOKENS, Plan(ALL), whole)
-    for depth in (1, 2, 3):
-        step = prefill(MODEL, TOKENS, Plan(ALL, depth=depth, watch=(depth - 1,)), kv)
-        assert step.logits is None and list(step.queries) == [depth - 1]
-        torch.testing.assert_close(kv.keys[depth - 1], whole.keys[depth - 1])
-        torch.testing.assert_close(kv.values[depth - 1], whole.values[depth - 1])
-        assert all(x.isnan().all() for x in kv.keys[depth:])
+    for num_layers in (1, 2, 3):
+        step = prefill(MODEL, TOKENS, Plan(ALL, num_layers=num_layers, return_queries=(num_layers - 1,)), kv)
+        assert step.logits is None and list(step.queries) == [num_layers - 1]
+        torch.testing.assert_close(kv.keys[num_layers - 1], whole.keys[num_layers - 1])
+        torch.testing.assert_close(kv.values[num_layers - 1], whole.values[num_layers - 1])
+        assert all(x.isnan().all() for x in kv.keys[num_layers:])
 
 
 def test_watched_queries_give_the_attention_that_was_used():
     kv = empty(MODEL, len(TOKENS))
     step = prefill(
-        MODEL, TOKENS, Plan(PROMPT.question, watch=(0, 2)), assemble(MODEL, PROMPT, encode_many(MODEL, PROMPT.context))
+        MODEL,
+        TOKENS,
+        Plan(PROMPT.question, return_queries=(0, 2)),
+        assemble(MODEL, PROMPT, encode_many(MODEL, PROMPT.context)),
     )
-    full = prefill(MODEL, TOKENS, Plan(ALL, watch=(0,)), kv)
+    full = prefill(MODEL, TOKENS, Plan(ALL, return_queries=(0,)), kv)
     assert sorted(step.queries) == [0, 2] and step.queries[2].shape == (4, 5, 16)
     torch.testing.assert_close(step.queries[0], full.queries[0][:, PROMPT.question], **CLOSE)
 
@@ -208,8 +211,8 @@ def test_tiles_hide_keys_per_head(rows, elements, monkeypatch):
         k, v = (x.repeat_interleave(2, 0) for x in (k, v))
         return ((q @ k.mT * scale).masked_fill(~mask, float("-inf")).softmax(-1) @ v).nan_to_num()
 
-    ours = prefill(MODEL, TOKENS, Plan(rows, tiles=choose), kv.clone()).logits
-    kernel = prefill(MODEL, TOKENS, Plan(rows, tiles=choose, kernel=dense), kv.clone()).logits
+    ours = prefill(MODEL, TOKENS, Plan(rows, sparse=choose), kv.clone()).logits
+    kernel = prefill(MODEL, TOKENS, Plan(rows, sparse=choose, backend=dense), kv.clone()).logits
     assert seen["called"]
     torch.testing.assert_close(ours, kernel, **CLOSE)
 
@@ -217,7 +220,7 @@ def test_tiles_hide_keys_per_head(rows, elements, monkeypatch):
 def test_tiles_that_keep_everything_change_nothing():
     everything = lambda q, k, rows, site: Tiles(torch.ones(4, 10, 10, dtype=torch.bool), 4)  # noqa: E731
     plain = prefill(MODEL, TOKENS, Plan(ALL), empty(MODEL, len(TOKENS))).logits
-    tiled = prefill(MODEL, TOKENS, Plan(ALL, tiles=everything), empty(MODEL, len(TOKENS))).logits
+    tiled = prefill(MODEL, TOKENS, Plan(ALL, sparse=everything), empty(MODEL, len(TOKENS))).logits
     torch.testing.assert_close(tiled, plain, **CLOSE)
 
 
@@ -225,8 +228,8 @@ def test_logits_only_of_the_last_rows():
     kv = lambda: empty(MODEL, len(TOKENS))  # noqa: E731
     every = prefill(MODEL, TOKENS, Plan(ALL), kv()).logits
     torch.testing.assert_close(prefill(MODEL, TOKENS, Plan(ALL), kv(), logits_to_keep=2).logits, every[-2:])
-    works = [Work(TOKENS, Plan(ALL[:n]), kv()) for n in (1, 20)]
-    assert [len(step.logits) for step in prefill_many(MODEL, works, logits_to_keep=3)] == [1, 3]
+    requests = [PrefillRequest(TOKENS, Plan(ALL[:n]), kv()) for n in (1, 20)]
+    assert [len(step.logits) for step in prefill_many(MODEL, requests, logits_to_keep=3)] == [1, 3]
     assert prefill_many(MODEL, []) == []
 
 
@@ -263,7 +266,7 @@ def test_edited_prompts_made_of_cached_blocks_equal_prompts_computed_anew(edits)
 def test_assembling_twice_reads_the_cached_copy_and_never_writes_it():
     cached = encode_many(MODEL, PROMPT.context)
     before = [kv.clone() for kv in cached]
-    first, second = assemble(MODEL, PROMPT, cached), assemble(MODEL, PROMPT, cached, room=9)
+    first, second = assemble(MODEL, PROMPT, cached), assemble(MODEL, PROMPT, cached, reserve=9)
     prefill(MODEL, TOKENS, Plan(ALL), first)
     for kv, copy in zip(cached, before, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(kv.tensors(), copy.tensors(), strict=True))
@@ -272,6 +275,7 @@ def test_assembling_twice_reads_the_cached_copy_and_never_writes_it():
 
 LONG = torch.randint(1, 90, (513,))
 CACHED, BEHIND = encode_many(MODEL, PROMPT.context), encode(MODEL, block_of(3), [block_of(2)])
+CACHE = empty(MODEL, 36)
 HALF = KV.zeros([(2, 16)] * 3, len(PROMPT), dtype=torch.float16)
 OTHER = model_of("llama", num_key_value_heads=4)
 BAD = {
@@ -294,8 +298,11 @@ BAD = {
         lambda: prefill(MODEL, TOKENS, Plan(ALL[:3]), BEHIND), "starts at position 2",
     ),
     "a shared KV written": (lambda: prefill(MODEL, TOKENS, Plan(ALL), empty(MODEL, 36).lock()), "read-only"),
-    "depth": (lambda: prefill(MODEL, TOKENS, Plan(ALL, depth=4), empty(MODEL, 36)), "depth 4: the model has 3 layers"),
-    "watch": (lambda: prefill(MODEL, TOKENS, Plan(ALL, watch=(2,), depth=2), empty(MODEL, 36)), r"watch layers \[2\]"),
+    "num_layers": (lambda: prefill(MODEL, TOKENS, Plan(ALL, num_layers=4), CACHE), "num_layers 4: the model has 3"),
+    "return_queries": (
+        lambda: prefill(MODEL, TOKENS, Plan(ALL, return_queries=(2,), num_layers=2), CACHE),
+        r"return queries of layers \[2\]",
+    ),
     "dtype": (lambda: prefill(MODEL, TOKENS, Plan(ALL), HALF), "KV is .*float16.*computes in torch.float32"),
     "after": (lambda: encode_many(MODEL, PROMPT.blocks, [[]]), "1 entries for 4 blocks"),
 }  # fmt: skip

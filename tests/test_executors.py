@@ -14,9 +14,9 @@ from workbench.core.masks import window
 from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
 from workbench.engine import backends
-from workbench.engine.backends import Ask, executor_for, named
+from workbench.engine.backends import AttentionProblem, backend_for, named
 from workbench.engine.chunked import prefill_chunked
-from workbench.engine.forward import Work, assemble, empty, encode_many, prefill
+from workbench.engine.forward import PrefillRequest, assemble, empty, encode_many, prefill
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.random import Random as BigBird
 
@@ -27,9 +27,9 @@ CLOSE = dict.fromkeys(("atol", "rtol"), 1e-4 if DEVICE == "cpu" else 1e-3)
 CUDA = torch.device("cuda")
 
 
-def asked(**changes) -> Ask:
+def asked(**changes) -> AttentionProblem:
     usual = {"rows": 50, "length": 32768, "heads": (32, 8), "width": 128, "dtype": torch.bfloat16, "device": CUDA}
-    return Ask(**{**usual, **changes})
+    return AttentionProblem(**{**usual, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def card(monkeypatch):
     ids=str,
 )
 def test_the_choice_by_device_and_shape(changes, name):
-    assert executor_for(asked(**changes)).name == name
+    assert backend_for(asked(**changes)).name == name
 
 
 def reused():
@@ -70,9 +70,9 @@ def test_kernels_compute_what_torch_computes(kernel, again):
     """The question over cached blocks, some of whose tokens are computed again."""
     rows, kv = torch.cat((torch.tensor(sorted(again), dtype=torch.long), PROMPT.question)), reused()
     expected = prefill(MODEL, PROMPT.tokens, Plan(rows), kv.clone())
-    got = prefill(MODEL, PROMPT.tokens, Plan(rows, kernel=named(kernel)), kv)
+    got = prefill(MODEL, PROMPT.tokens, Plan(rows, backend=named(kernel)), kv)
     torch.testing.assert_close(got.logits, expected.logits, **CLOSE)
-    assert set(got.executors.values()) == {kernel} and set(expected.executors.values()) == {"torch"}
+    assert set(got.backends.values()) == {kernel} and set(expected.backends.values()) == {"torch"}
 
 
 def chosen(q, k, rows, site):
@@ -89,15 +89,15 @@ COMPACT = Compact(over=BigBird(block=16, share=0.2), heads=2)
 @pytest.mark.parametrize("rows", [torch.arange(69), torch.arange(3, 69, 5)], ids=["whole", "scattered"])
 def test_tiles_are_carried_out_by_a_kernel(rows, chosen):
     kv = reused()
-    expected = prefill(MODEL, PROMPT.tokens, Plan(rows, tiles=chosen), kv.clone()).logits
-    step = prefill(MODEL, PROMPT.tokens, Plan(rows, tiles=chosen, kernel=named("tile_attention")), kv)
+    expected = prefill(MODEL, PROMPT.tokens, Plan(rows, sparse=chosen), kv.clone()).logits
+    step = prefill(MODEL, PROMPT.tokens, Plan(rows, sparse=chosen, backend=named("tile_attention")), kv)
     torch.testing.assert_close(step.logits, expected, **CLOSE)
 
 
 def test_chunks_say_what_ran():
-    plan = Plan(torch.arange(len(PROMPT)), kernel=named("tile_attention"))
-    step = prefill_chunked(MODEL, Work(PROMPT.tokens, plan, empty(MODEL, len(PROMPT))), 30, logits_to_keep=1)
-    assert step.executors == dict.fromkeys(range(3), "tile_attention")
+    plan = Plan(torch.arange(len(PROMPT)), backend=named("tile_attention"))
+    step = prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, plan, empty(MODEL, len(PROMPT))), 30, logits_to_keep=1)
+    assert step.backends == dict.fromkeys(range(3), "tile_attention")
     expected = prefill(MODEL, PROMPT.tokens, Plan(plan.rows), empty(MODEL, len(PROMPT)), logits_to_keep=1).logits
     torch.testing.assert_close(step.logits, expected, **CLOSE)
 
@@ -110,21 +110,21 @@ def quoka(q, k, rows, site):
     ("kernel", "plan", "words"),
     [
         ("tile_attention", {"sees": window(5)}, "no other mask rule"),
-        ("tile_attention", {"tiles": quoka}, "no single columns"),
-        ("question_attention", {"tiles": chosen}, "no tiles"),
-        ("tile_attention", {"tiles": lambda q, k, rows, site: Tiles(torch.ones(4, 30, 30).bool(), 5)}, "5 tokens"),
+        ("tile_attention", {"sparse": quoka}, "no single columns"),
+        ("question_attention", {"sparse": chosen}, "no tiles"),
+        ("tile_attention", {"sparse": lambda q, k, rows, site: Tiles(torch.ones(4, 30, 30).bool(), 5)}, "5 tokens"),
     ],
 )
 def test_a_kernel_that_cannot_do_what_is_asked_is_refused(kernel, plan, words):
     with pytest.raises(BadInput, match=words):
-        prefill(MODEL, PROMPT.tokens, Plan(torch.arange(69), **plan, kernel=named(kernel)), empty(MODEL, 69))
+        prefill(MODEL, PROMPT.tokens, Plan(torch.arange(69), **plan, backend=named(kernel)), empty(MODEL, 69))
 
 
 def test_a_sliding_window_is_refused_before_any_work():
     model, kv = model_of("mistral-window").to(DEVICE), None
     kv = empty(model, 69)
     with pytest.raises(BadInput, match="sliding window"):
-        prefill(model, PROMPT.tokens, Plan(torch.arange(69), kernel=named("tile_attention")), kv)
+        prefill(model, PROMPT.tokens, Plan(torch.arange(69), backend=named("tile_attention")), kv)
     assert not kv.keys[0].any()
 
 
@@ -142,12 +142,12 @@ def test_what_a_gpu_does_by_itself(monkeypatch):
         kv = assemble(model, PROMPT, encode_many(model, PROMPT.context))
         rows = torch.cat((torch.tensor([3, 17, 40]), PROMPT.question))
         question = prefill(model, PROMPT.tokens, Plan(PROMPT.question), kv.clone())
-        again = prefill(model, PROMPT.tokens, Plan(rows, tiles=chosen), kv)
+        again = prefill(model, PROMPT.tokens, Plan(rows, sparse=chosen), kv)
         return question, again
 
     expected = answer()
     monkeypatch.setattr(backends, "on_card", lambda device: True)
     got = answer()
     for mine, theirs, name in zip(got, expected, ("question_attention", "tile_attention"), strict=True):
-        assert set(mine.executors.values()) == {name} and set(theirs.executors.values()) == {"torch"}
+        assert set(mine.backends.values()) == {name} and set(theirs.backends.values()) == {"torch"}
         torch.testing.assert_close(mine.logits, theirs.logits, atol=0.1, rtol=0.02)

@@ -9,7 +9,7 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention
 from workbench.core.plan import Plan
 from workbench.engine.forward import assemble, empty, encode, encode_many, prefill, prepare_model
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.models.families import check
 
 PROMPT = prompt_of(13, 7, 11, 5)
@@ -73,7 +73,7 @@ def test_blocks_encoded_far_behind_others_move_back_to_where_they_stand(model):
 def test_naive_positions_leave_keys_as_they_were_cached(model):
     cached = encode_many(model, PROMPT.context)
     kv = assemble(model, PROMPT, cached, positions="naive")
-    for layer in range(facts_of(model).layers):
+    for layer in range(attach(model).layers):
         assert torch.equal(kv.keys[layer][:, : PROMPT.starts[-1]], torch.cat([c.keys[layer] for c in cached], 1))
 
 
@@ -81,7 +81,7 @@ def test_a_move_never_changes_the_length_of_a_key(model):
     """So no attention scaling (YaRN) is applied a second time."""
     cached = encode_many(model, PROMPT.context)
     kv = assemble(model, PROMPT, cached)
-    for layer in range(facts_of(model).layers):
+    for layer in range(attach(model).layers):
         before = torch.cat([c.keys[layer] for c in cached], 1).norm(dim=-1)
         torch.testing.assert_close(kv.keys[layer][:, : PROMPT.starts[-1]].norm(dim=-1), before)
 
@@ -220,4 +220,4 @@ def test_a_prepared_model_without_a_plan_says_what_to_do():
 
 def test_head_counts_and_widths_are_read_from_the_model_itself():
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **{**SHAPE, "head_dim": 24})).eval()
-    assert facts_of(model).shapes == [(2, 24)] * 3
+    assert attach(model).shapes == [(2, 24)] * 3

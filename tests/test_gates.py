@@ -15,10 +15,10 @@ from workbench.core.plan import Plan, Site
 from workbench.core.rope import rotate
 from workbench.core.tile_grid import Grid
 from workbench.engine.chunked import prefill_chunked
-from workbench.engine.forward import Work, empty, prefill
+from workbench.engine.forward import PrefillRequest, empty, prefill
 from workbench.methods import seer_gate, sparse
 from workbench.methods.sparse.seer_attention import SeerAttention
-from workbench.training.distill import Recipe, distill, divergence, losses_of, target
+from workbench.training.distill import GateConfig, distill, divergence, losses_of, target
 
 MODEL = model_of("llama")
 ROWS = [torch.arange(75), torch.arange(37, 70), torch.tensor([0, 3, 4, 17, 18, 40, 41, 42, 43, 66, 74])]
@@ -36,7 +36,7 @@ def test_a_gate_pools_what_stood_there_before_rope(gate, rows):
     """Mean queries; maximum, minimum and mean of keys; a linear map a head; RoPE where the block begins; 1/√width."""
     torch.manual_seed(1)
     raw_q, raw_k = torch.randn(4, len(rows), 16), torch.randn(2, int(rows[-1]) + 1, 16)
-    freq = seer_gate.facts_of(MODEL).inv_freq[1]
+    freq = seer_gate.attach(MODEL).inv_freq[1]
     queries, keys = rotate(raw_q, rows, freq), rotate(raw_k, torch.arange(raw_k.shape[1]), freq)
     ours = gate(1, queries, keys, Grid(rows, raw_k.shape[1], 8))
     own = 10_000.0 ** -(torch.arange(0, 16, 2) / 16)
@@ -71,12 +71,12 @@ def test_the_loss_is_kl_without_the_first_quarter():
 
 
 def test_a_gate_learns_and_is_repeatable():
-    recipe = Recipe(steps=25, batch=1, lr=3e-3, warmup=2, block=8, width=16)
+    config = GateConfig(steps=25, batch=1, lr=3e-3, warmup=2, block=8, width=16)
     prompts = [prompt_of(30, 60, seed=seed).tokens for seed in range(6)]
     before = {name: x.clone() for name, x in MODEL.state_dict().items()}
     told = []
-    gate, losses = distill(MODEL, prompts[:5], recipe, lambda step, loss: told.append((step, loss)))
-    again, _ = distill(MODEL, prompts[:5], recipe)
+    gate, losses = distill(MODEL, prompts[:5], config, lambda step, loss: told.append((step, loss)))
+    again, _ = distill(MODEL, prompts[:5], config)
     assert told == list(enumerate(losses, 1)) and all(
         torch.equal(a, b) for a, b in zip(gate.state_dict().values(), again.state_dict().values(), strict=True)
     )
@@ -114,8 +114,8 @@ def test_a_saved_gate_is_read_back_for_its_model_alone(gate, tmp_path):
         assert torch.equal(a, b)
     ready = SeerAttention(gate=str(path), block=8).ready(MODEL)
     prompt = prompt_of(40, 30)
-    work = Work(prompt.tokens, Plan(torch.arange(70), tiles=ready), empty(MODEL, 70))
-    assert prefill_chunked(MODEL, work, 16).logits is not None
+    request = PrefillRequest(prompt.tokens, Plan(torch.arange(70), sparse=ready), empty(MODEL, 70))
+    assert prefill_chunked(MODEL, request, 16).logits is not None
     assert sparse.named(f"compact(over=seer_attention(gate='{path}', block=8))").ready(MODEL).inner.trained is not None
     with pytest.raises(BadInput, match="was trained for another model than llama"):
         seer_gate.load(path, model_of("llama", seed=1))
@@ -139,12 +139,12 @@ def test_a_model_keeps_its_identity_in_another_number_format():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Recipe(steps=0), "steps is 0"),
-        (lambda: Recipe(lr=0), "lr 0"),
+        (lambda: GateConfig(steps=0), "steps is 0"),
+        (lambda: GateConfig(lr=0), "lr 0"),
         (lambda: seer_gate.new(MODEL, 8, 7), "width 7"),
-        (lambda: distill(MODEL, [torch.arange(9), torch.arange(8)], Recipe(block=8)), "more than 8 tokens"),
-        (lambda: distill(MODEL, [], Recipe()), "more than 64 tokens"),
-        (lambda: distill(MODEL, [torch.arange(5, 200)], Recipe(block=8)), "not all in the model's vocabulary"),
+        (lambda: distill(MODEL, [torch.arange(9), torch.arange(8)], GateConfig(block=8)), "more than 8 tokens"),
+        (lambda: distill(MODEL, [], GateConfig()), "more than 64 tokens"),
+        (lambda: distill(MODEL, [torch.arange(5, 200)], GateConfig(block=8)), "not all in the model's vocabulary"),
     ],
 )
 def test_a_training_that_cannot_be(make, sentence):
@@ -166,7 +166,7 @@ def test_the_command_line_fits_and_the_methods_read(tmp_path):
     tokens = torch.arange(5, 105)
     for spec in (f"seer_attention(gate='{tmp_path}/gate', block=16)", f"xattention(16, 4, '{tmp_path}/taus')"):
         spec = spec.replace("(16, 4, ", "(block=16, stride=4, threshold=")
-        plan = Plan(torch.arange(100), tiles=sparse.named(spec).ready(model))
+        plan = Plan(torch.arange(100), sparse=sparse.named(spec).ready(model))
         assert prefill(model, tokens, plan, empty(model, 100)).logits is not None
     assert set(run("names").stdout.split()) == set(sparse.names())
     for words, sentence in (

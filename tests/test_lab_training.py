@@ -16,11 +16,11 @@ from workbench.data.lab_world import Style
 from workbench.training.lab import checkpoint
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
 from workbench.training.lab.evaluate import recompute_all
-from workbench.training.lab.recipe import Recipe
+from workbench.training.lab.recipe import PretrainConfig
 from workbench.training.lab.tokenizer import train_tokenizer
 from workbench.training.lab.train import Order, Progress, train
 
-SMALL = Recipe(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
+SMALL = PretrainConfig(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
 EASY = tuple(
     Stage((2, n), Style(facts=1, continued=0, asides=0), {"single-hop": 1.0}, batch=4, questions=2, most=20)
     for n in (2, 3)

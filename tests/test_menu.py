@@ -31,7 +31,7 @@ def test_lists_within_brackets_stay_whole():
     assert registry.parse(spec) == ("query_guided", {"layers": [0, 1], "tokens": "last"})
 
 
-@pytest.mark.parametrize("spec", ["alone", "isolated(system=2)", "similar(n=3, search=exact)"])
+@pytest.mark.parametrize("spec", ["independent", "after_system(system=2)", "with_neighbours(n=3, search=exact)"])
 def test_the_spec_of_a_policy_makes_it_again(spec):
     policy = prepare.named(spec, corpus=CORPUS)
     again = prepare.named(registry.spec_of(policy), corpus=CORPUS)

@@ -6,16 +6,16 @@ import torch
 from tests.random_models import Letters, model_of, prompt_of
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.core.masks import Rule
+from workbench.core.masks import MaskRule
 from workbench.core.plan import Plan
 from workbench.core.rope import rotate
-from workbench.engine.forward import Work, empty, encode_many, prefill, prefill_many
-from workbench.engine.support import facts_of
+from workbench.engine.forward import PrefillRequest, empty, encode_many, prefill, prefill_many
+from workbench.engine.support import attach
 from workbench.methods.generation import first_token, generate
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
-from workbench.methods.prepare.isolated import Isolated
+from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.select.all import All
 from workbench.methods.select.random import Random
 from workbench.store import MemoryStore
@@ -27,7 +27,7 @@ EVEN = prompt_of(6, 7, 7, 7, 4, seed=3)  # documents of one length: equilibrium 
 
 @torch.no_grad()
 def logits_of(start):
-    (step,) = prefill_many(MODEL, [start.work], logits_to_keep=1)
+    (step,) = prefill_many(MODEL, [start.request], logits_to_keep=1)
     return step.logits[-1]
 
 
@@ -40,7 +40,7 @@ def test_recomputing_everything_is_full_attention_to_the_bit():
 
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 1.0])
 def test_a_ratio_counts_document_tokens_and_the_question_is_extra(ratio):
-    (start,) = Reuse(prepare=Isolated(), select=Random(), ratio=ratio).begin(MODEL, [PROMPT])
+    (start,) = Reuse(prepare=AfterSystem(), select=Random(), ratio=ratio).begin(MODEL, [PROMPT])
     documents = len(PROMPT) - len(PROMPT.question) - len(PROMPT.blocks[0])
     assert start.computed == round(ratio * documents) + len(PROMPT.question)
     assert start.computed + start.reused == len(PROMPT)
@@ -108,10 +108,10 @@ def test_documents_of_different_lengths_end_at_one_position():
     prompt = prompt_of(4, 3, 9, 3, seed=5)
     short, long = prompt.context[1:]
     (start,) = Superposition(paths=2, prior=False).begin(MODEL, [prompt])
-    kv, span = start.work.kv, 2 / (1 / 3 + 1 / 9)
+    kv, span = start.request.kv, 2 / (1 / 3 + 1 / 9)
     cached = encode_many(MODEL, [short, long], [[prompt.blocks[0]]] * 2)
-    end = len(start.work.tokens) - 1 - (len(prompt.blocks[-1]) - 1)  # where the questions begin
-    facts = facts_of(MODEL)
+    end = len(start.request.tokens) - 1 - (len(prompt.blocks[-1]) - 1)  # where the questions begin
+    facts = attach(MODEL)
     for block, alone, at in ((short, cached[0], 4), (long, cached[1], 4 + len(short))):
         step = span / len(block)
         move = end - span + step * torch.arange(len(block)).double() - (4 + torch.arange(len(block)))
@@ -132,7 +132,7 @@ def test_answers_of_every_method_begin_with_its_first_token():
         "full",
         "block",
         "superposition",
-        Full(lambda prompt: Rule(lambda r, c: (c <= r) & (r - c < 9), "near")),
+        Full(lambda prompt: MaskRule(lambda r, c: (c <= r) & (r - c < 9), "near")),
     ):
         (answer,) = generate(MODEL, LETTERS, [PROMPT], mode, max_new_tokens=1)
         assert answer.tokens == (first_token(MODEL, PROMPT, mode),)
@@ -159,8 +159,8 @@ def test_bad_input_is_one_sentence(what):
 
 def test_work_of_a_superposition_can_be_batched_with_others():
     starts = [*Superposition().begin(MODEL, [PROMPT, EVEN]), *Full().begin(MODEL, [PROMPT])]
-    together = [step.logits[-1] for step in prefill_many(MODEL, [s.work for s in starts], logits_to_keep=1)]
+    together = [step.logits[-1] for step in prefill_many(MODEL, [s.request for s in starts], logits_to_keep=1)]
     again = [*Superposition().begin(MODEL, [PROMPT, EVEN]), *Full().begin(MODEL, [PROMPT])]
     for packed, start in zip(together, again, strict=True):
-        assert isinstance(start.work, Work)
+        assert isinstance(start.request, PrefillRequest)
         torch.testing.assert_close(packed, logits_of(start), atol=1e-5, rtol=1e-4)

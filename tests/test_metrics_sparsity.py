@@ -98,7 +98,7 @@ def test_the_answer_is_that_of_a_prefill_under_the_choice(chunk):
     for prompt, kl, agree, answer in zip(PROMPTS, found.kl, found.agree, found.answer, strict=True):
         rows, length = torch.arange(len(prompt)), len(prompt)
         a, b = (
-            prefill(MODEL, prompt.tokens, Plan(rows, tiles=tiles), empty(MODEL, length)).logits[prompt.question]
+            prefill(MODEL, prompt.tokens, Plan(rows, sparse=tiles), empty(MODEL, length)).logits[prompt.question]
             for tiles in (method, None)
         )
         p, q = a.softmax(-1), b.softmax(-1)
@@ -118,7 +118,7 @@ def test_more_mass_means_less_error():
 
 def test_layers_with_a_window_and_the_scale_of_the_model():
     model = model_of("gemma3", query_pre_attn_scalar=64)
-    full = [layer for layer, size in enumerate(sparsity.facts_of(model).windows) if not size]
+    full = [layer for layer, size in enumerate(sparsity.attach(model).windows) if not size]
     found = measure(model, PROMPTS[:1], sparse.named("oracle(block=8, mass=0.9)"))
     assert sorted({head.layer for head in found.heads}) == full
     assert all(head.mass >= 0.9 - 1e-5 for head in found.heads)

@@ -6,6 +6,7 @@ import torch
 from tests import tiny
 from workbench import models
 from workbench.core.errors import BadInput
+from workbench.data import assets
 from workbench.data.layouts import LAB, RELEASED
 
 
@@ -34,8 +35,8 @@ def test_a_sharded_checkpoint_loads(tmp_path):
 
 
 def test_shipped_models_load_by_name(whole, monkeypatch):
-    monkeypatch.setattr(models.assets, "models", lambda: ["lab-tiny"])
-    monkeypatch.setattr(models.assets, "model_path", lambda name: whole)
+    monkeypatch.setattr(assets, "models", lambda: ["lab-tiny"])
+    monkeypatch.setattr(assets, "model_path", lambda name: whole)
     assert models.names() == ["lab-tiny"]
     assert models.load("lab-tiny")[0].config.hidden_size == 32
 

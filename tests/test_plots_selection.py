@@ -14,7 +14,7 @@ from workbench import data, models
 from workbench.app.explore import critical, repair
 from workbench.engine.forward import assemble, encode_many
 from workbench.methods import select
-from workbench.methods.prepare.isolated import Isolated
+from workbench.methods.prepare.after_system import AfterSystem
 from workbench.plots import agreement, coloured, deviation, profiles, ratios, selectors
 from workbench.plots.coloured import Choice
 from workbench.plots.ratios import Outcome
@@ -120,13 +120,13 @@ def test_packed_answers_are_those_of_each_choice_alone(loaded):
 def test_explorers_redraw(loaded):
     model, tokenizer, layout = loaded
     samples = data.load("lab", 2, 0, 3)
-    box = critical.critical_explorer(loaded, samples, Isolated(), 2)
+    box = critical.critical_explorer(loaded, samples, AfterSystem(), 2)
     number, menu, percent = box.children[0].children
     number.value, menu.value, percent.value = 1, "first_k", 50
     widget = box.children[-1]
     assert sum(width > 0 for width in widget.data[0].marker.line.width) > 20
-    cached = Isolated()(model, layout.prompts(samples, tokenizer), MemoryStore())
-    box = repair.repair_explorer(loaded, samples, {"isolated": cached})
+    cached = AfterSystem()(model, layout.prompts(samples, tokenizer), MemoryStore())
+    box = repair.repair_explorer(loaded, samples, {"after_system": cached})
     *_, menu, percent = box.children[0].children
     before = json.loads(box.children[-1].to_json())["layout"]["annotations"]
     menu.value, percent.value = "all", 0

@@ -6,20 +6,21 @@ import numpy as np
 import pytest
 
 from workbench.app.explore.editing import EDITS, edited
-from workbench.plots.fates import FATES
 from workbench.plots.frames import frames
 from workbench.plots.history import history
+from workbench.plots.statuses import REUSE_STATUSES
 from workbench.plots.theme import TEMPLATE, WIDTH
 from workbench.plots.turnover import turnover
 
 SAID = {"caption": "n = 2, seed 0, CPU", "notice": "Look here."}
 
 
-def record(step: int, fates: list[str], **more) -> dict:
-    count = {f"blocks_{fate}": fates.count(fate) for fate in FATES}
+def record(step: int, statuses: list[str], **more) -> dict:
+    count = {f"blocks_{status}": statuses.count(status) for status in REUSE_STATUSES}
     return {
-        "step": step, "label": "a <move>", "fates": fates, "moves": [3 if fate == "moved" else 0 for fate in fates],
-        "sizes": [4, 2, 6][: len(fates)], "labels": ["rules", "<one>", "two"][: len(fates)], "question": 5,
+        "step": step, "label": "a <move>", "fates": statuses,
+        "moves": [3 if status == "moved" else 0 for status in statuses],
+        "sizes": [4, 2, 6][: len(statuses)], "labels": ["rules", "<one>", "two"][: len(statuses)], "question": 5,
         "tokens": 17, "computed": 11, "after_prefix": 13, "ttft": 0.01, "ttft_anew": 0.05, "ttft_full": 0.1,
         **count, **more,
     }  # fmt: skip
@@ -48,7 +49,7 @@ def test_history_draws_every_block_once_at_its_place():
     }
     for at in (0, 1):
         places = [(at, 0, 4), (at, 4, 2), (at, 6, 6), (at, 12, 5)]
-        colours = [FATES[fate] for fate in RECORDS[at]["fates"]]
+        colours = [REUSE_STATUSES[status] for status in RECORDS[at]["fates"]]
         assert [bars[place] for place in places[:3]] == colours and places[3] in bars
     assert len(bars) == 8
     assert any("moved: keys turned by +3" in text for trace in fig.data for text in trace.customdata)
@@ -60,11 +61,11 @@ def test_frames_have_one_step_each_and_a_colour_for_every_fate():
     (slider,) = fig.layout.sliders
     assert [step.args[0][0] for step in slider.steps] == [frame.name for frame in fig.frames] == ["0", "1"]
     assert slider.active == 1 and slider.steps[1].label.startswith("2: a &lt;move>")
-    order = list(FATES)
+    order = list(REUSE_STATUSES)
     assert np.array_equal(fig.data[0].z, [[order.index("encoded"), order.index("moved")]])
     assert np.array_equal(fig.frames[0].data[0].z, [[order.index("encoded")] * 2])
     scale = {colour for _, colour in fig.data[0].colorscale}
-    assert scale == set(FATES.values()) and len(json.loads(text)["frames"]) == 2
+    assert scale == set(REUSE_STATUSES.values()) and len(json.loads(text)["frames"]) == 2
 
 
 def test_turnover_leaves_out_what_was_not_measured():

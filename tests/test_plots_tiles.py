@@ -62,8 +62,8 @@ def test_a_tile_is_dropped_kept_or_missed_and_darker_with_attention():
     causal, needed = np.tri(4, dtype=bool), mass > 0.25
     kept = np.eye(4, dtype=bool)
     found = tiles.cells(mass, kept, needed, causal)
-    fate = found.z // LEVELS
-    assert fate.tolist() == [[2, 0, 0, 0], [3, 2, 0, 0], [3, 1, 2, 0], [1, 1, 3, 2]]
+    status = found.z // LEVELS
+    assert status.tolist() == [[2, 0, 0, 0], [3, 2, 0, 0], [3, 1, 2, 0], [1, 1, 3, 2]]
     assert found.z[2, 0] > found.z[1, 0] and found.z[3, 1] > found.z[3, 0]
     assert found.percent[3].tolist() == [2, 8, 30, 60]
     small = tiles.cells(mass, kept, needed, causal, most=2)
@@ -93,7 +93,7 @@ def test_the_slider_turns_the_threshold():
     oracle = sparse.named("oracle(block=8)")
     turns, points = [], []
     for value in (0.3, 0.6, 0.9):
-        one = misses.chosen(STATES, 1, oracle.turned(value))
+        one = misses.chosen(STATES, 1, oracle.with_threshold(value))
         points.append(one.record())
         turns.append(turning.Turn(tiles.of_head(one, 0), f"mass {value}", points[-1]["density"], points[-1]["mass"]))
     x, y = [p["density"] for p in points], [p["mass"] for p in points]
@@ -134,10 +134,10 @@ def test_the_union_is_drawn_step_by_step():
     assert np.array_equal(second >= 2, found[1].heads[2:].numpy())
     assert np.array_equal(third[0] >= 2, found[1].groups[1].numpy())
     assert np.array_equal(fourth[0] == 4, found[1].own.numpy()) and second[0, 0] == 2, "the sink, asked for by all"
-    fates, numbers = union.page_lists(found[1])
+    statuses, numbers = union.page_lists(found[1])
     listed = numbers[1][numbers[1] >= 0]
     assert listed.tolist() == found[1].pages[1].nonzero()[:, 0].tolist()
-    assert np.array_equal(fates[1][: len(listed)], fourth[0][listed]) and not fates[1][len(listed) :].any()
+    assert np.array_equal(statuses[1][: len(listed)], fourth[0][listed]) and not statuses[1][len(listed) :].any()
     check(fig := union.union(found, layers=STATES.layers, layer=1, group=1, **SAID))
     assert [trace.visible for trace in fig.data[:8]] == [False] * 4 + [True] * 4
     assert fig.layout.sliders[0].steps[1].label.startswith("1: ")
@@ -199,14 +199,14 @@ def test_the_explorer_of_tiles_follows_its_controls():
 
 
 def test_a_method_without_a_threshold_has_nothing_to_turn():
-    assert explored.dial_of("dense") == ([("–", None)], None)
-    labels, own = explored.dial_of("compact(over=flash_prefill(alpha=0.06))")
+    assert explored.thresholds_of("dense") == ([("–", None)], None)
+    labels, own = explored.thresholds_of("compact(over=flash_prefill(alpha=0.06))")
     assert (
         own == 0.06
         and ("alpha = 0.06", 0.06) in labels
         and [v for _, v in labels] == sorted((v for _, v in labels), reverse=True)
     )
-    assert explored.dial_of("xattention(threshold=taus.json)")[1] in sparse.named("xattention").dial[1]
+    assert explored.thresholds_of("xattention(threshold=taus.json)")[1] in sparse.named("xattention").threshold_steps[1]
 
 
 def test_the_explorer_of_a_long_prompt_moves_its_frame():

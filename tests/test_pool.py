@@ -22,21 +22,21 @@ BLOCKS = [block_of(n, seed=n) for n in (19, 7, 33, 16)]
 CLOSE = dict.fromkeys(("atol", "rtol"), 1e-4 if DEVICE == "cpu" else 1e-3)
 
 
-def expected(prompt, again=(), positions="re-encoded"):
+def expected(prompt, recompute=(), positions="re-encoded"):
     """Logits of the last row, and the KV, by an assembled copy."""
-    kv = assemble(MODEL, prompt, encode_many(MODEL, prompt.context), positions, room=16)
-    rows = torch.cat((torch.tensor(sorted(again), dtype=torch.long), prompt.question))
+    kv = assemble(MODEL, prompt, encode_many(MODEL, prompt.context), positions, reserve=16)
+    rows = torch.cat((torch.tensor(sorted(recompute), dtype=torch.long), prompt.question))
     return prefill(MODEL, prompt.tokens, Plan(rows), kv, logits_to_keep=1).logits[-1], kv
 
 
-def opened(pool, cached, prompt, room=16, again=()):
+def opened(pool, cached, prompt, reserve=16, recompute=()):
     which = [BLOCKS.index(block) for block in prompt.context]
     question = len(prompt.question)
-    return pool.open([cached[i] for i in which], question + room, torch.tensor(sorted(again), dtype=torch.long))
+    return pool.open([cached[i] for i in which], question + reserve, torch.tensor(sorted(recompute), dtype=torch.long))
 
 
-def asked(prompt, again=()):
-    return prompt.tokens[torch.cat((torch.tensor(sorted(again), dtype=torch.long), prompt.question))]
+def asked(prompt, recompute=()):
+    return prompt.tokens[torch.cat((torch.tensor(sorted(recompute), dtype=torch.long), prompt.question))]
 
 
 def made(*which, question=5, seed=50):
@@ -76,13 +76,13 @@ def test_requests_over_shared_pages_are_those_over_their_own_copies(filled):
 
 
 @settings(max_examples=4)
-@given(again=st.sets(st.integers(0, 58), min_size=1, max_size=30))
-def test_tokens_computed_again_hide_their_cached_entries(again):
+@given(recompute=st.sets(st.integers(0, 58), min_size=1, max_size=30))
+def test_tokens_computed_again_hide_their_cached_entries(recompute):
     pool = Pool(MODEL, 30, 16)
     cached, prompt = pool.encode(MODEL, BLOCKS), made(0, 1, 2)
-    held = opened(pool, cached, prompt, again=again)
-    got = Runner(MODEL, pool).prefill([held], [asked(prompt, again)])[0]
-    torch.testing.assert_close(got, expected(prompt, again)[0], **CLOSE)
+    held = opened(pool, cached, prompt, recompute=recompute)
+    got = Runner(MODEL, pool).prefill([held], [asked(prompt, recompute)])[0]
+    torch.testing.assert_close(got, expected(prompt, recompute)[0], **CLOSE)
 
 
 def test_answers_over_shared_pages_are_those_of_decode(filled):
@@ -115,7 +115,7 @@ def test_a_context_that_all_requests_share_is_read_once_for_all():
         starts = [expected(prompt) for prompt in prompts]
         theirs = decode(MODEL, [kv for _, kv in starts], [row for row, _ in starts], count)
         assert got == list(theirs)
-        ran = [captured.step.executor for captured in runner.captured.values()]
+        ran = [captured.step.backend for captured in runner.captured.values()]
         assert ran == ["question_attention", "shared_attention"]
 
 
@@ -135,10 +135,10 @@ def test_an_answer_ends_at_its_end_token_and_goes_on_after_a_pause():
     cached, prompt = pool.encode(MODEL, BLOCKS), made(1, 3)
     runner, held = Runner(MODEL, pool), opened(pool, cached, prompt)
     whole = [step[0] for step in runner.decode([held], runner.prefill([held], [asked(prompt)]), 10)]
-    again = opened(pool, cached, prompt)
-    logits = runner.prefill([again], [asked(prompt)])
+    recompute = opened(pool, cached, prompt)
+    logits = runner.prefill([recompute], [asked(prompt)])
     first = whole.index(whole[4])
-    assert list(runner.decode([again], logits, 10, frozenset(whole[4:5]))) == [[token] for token in whole[:first]]
+    assert list(runner.decode([recompute], logits, 10, frozenset(whole[4:5]))) == [[token] for token in whole[:first]]
     third = opened(pool, cached, prompt)
     logits = runner.prefill([third], [asked(prompt)])
     half = [step[0] for step in runner.decode([third], logits, 4)]
@@ -162,7 +162,7 @@ def test_naive_positions_leave_keys_as_they_were_cached():
     pool, prompt = Pool(MODEL, 40, 16), made(2, 0, 1)
     cached = pool.encode(MODEL, prompt.context)
     held = pool.open(cached, 5, positions="naive")
-    assert held.pages.moves is None
+    assert held.pages.shifts is None
     got = Runner(MODEL, pool).prefill([held], [asked(prompt)])[0]
     torch.testing.assert_close(got, expected(prompt, positions="naive")[0], **CLOSE)
 
@@ -196,7 +196,7 @@ def test_a_run_of_tokens_is_put_into_a_pool():
 
 
 def test_pages_come_back():
-    pool = pools.of(MODEL, made(0, 1), room=20, size=16)
+    pool = pools.of(MODEL, made(0, 1), reserve=20, size=16)
     cached = pool.encode(MODEL, BLOCKS[:2])
     assert pool.free == 2
     held = pool.open(cached, 20)
@@ -243,8 +243,8 @@ def test_a_bucket_holds_what_it_is_made_for(filled):
     pool, cached = filled
     held = [pool.open(cached[:2], 9), pool.open(cached[2:], 3)]
     bucket = Bucket.of(held, 17)
-    assert (bucket.batch, bucket.rows, bucket.moving, bucket.room) == (2, 32, True, 0)
-    assert Bucket.of(held, 1, room=70).room == 128 and Bucket.of(held, 1, room=70).rows == 1
+    assert (bucket.batch, bucket.rows, bucket.shifted, bucket.reserve) == (2, 32, True, 0)
+    assert Bucket.of(held, 1, reserve=70).reserve == 128 and Bucket.of(held, 1, reserve=70).rows == 1
     assert Bucket.of(held, 3000).rows == 3000 and Bucket.of(held, 3000).large
     for one in held:
         pool.close(one)
@@ -256,6 +256,6 @@ def test_pages_in_order_are_made_as_the_kernels_make_them():
     cached = [pools.Cached(torch.tensor(pool.take(n)), n) for n in (19, 16, 33, 5)]
     for which in ([0, 1, 2], [1, 1], [3, 0], [2]):
         pages = pool.open([cached[i] for i in which], 7).pages
-        same = type(pages).of(pages.table, pages.positions, pages.moves, pages.holes)
+        same = type(pages).of(pages.table, pages.positions, pages.shifts, pages.partial_pages)
         for field in ("table", "positions", "first", "last"):
             assert torch.equal(getattr(pages, field), getattr(same, field)), (which, field)

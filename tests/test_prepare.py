@@ -10,19 +10,20 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from tests.random_models import block_of, model_of, prompt_of
-from workbench import data, engine
+from workbench import data
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.rope import rotate
-from workbench.data import corpus as corpora
 from workbench.data import layouts
-from workbench.data.corpus import Corpus, nearest
+from workbench.data import retrieval_corpus as corpora
+from workbench.data.retrieval_corpus import Corpus, nearest
+from workbench.engine import forward as engine
 from workbench.engine.forward import assemble, encode
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.methods import prepare
-from workbench.methods.prepare.alone import Alone
-from workbench.methods.prepare.isolated import Isolated
-from workbench.methods.prepare.similar import Similar
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.prepare.independent import Independent
+from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.store import MemoryStore, fetch
 
 PASSAGES = [block_of(length, 40 + length) for length in (7, 4, 9, 5, 8, 6)]
@@ -66,27 +67,27 @@ def directly(model, system: Block, neighbours, block: Block) -> list[torch.Tenso
 
 
 def test_preparations_are_the_files_of_their_folder():
-    assert prepare.names() == ["alone", "isolated", "similar"]
-    assert prepare.named("isolated") == Isolated() and prepare.named("alone") == Alone()
-    made = prepare.named("similar(n=2, search=exact)", corpus=CORPUS)
+    assert prepare.names() == ["after_system", "independent", "with_neighbours"]
+    assert prepare.named("after_system") == AfterSystem() and prepare.named("independent") == Independent()
+    made = prepare.named("with_neighbours(n=2, search=exact)", corpus=CORPUS)
     assert (made.n, made.search, made.embedder) == (2, "exact", "tfidf") and made.corpus is CORPUS
 
 
 @pytest.mark.parametrize(
     "spec, message",
     [
-        ("fused", "unknown prepare 'fused': allowed are alone, isolated, similar"),
-        ("alone(n=3)", "prepare 'alone' has no option 'n'; allowed: it has no options"),
-        ("similar(m=3)", "has no option 'm'; allowed: n, embedder, search, system"),
-        ("similar(corpus=3)", "has no option 'corpus'"),
-        ("similar(3)", r"'similar\(3\)' is not understood"),
-        ("similar(", "is not understood"),
-        ("similar(n=-1)", "n is -1"),
-        ("similar(n=2.5)", "n is 2.5"),
-        ("isolated(system=-1)", "system is -1"),
-        ("similar(n=6)", "n is 6: a corpus of 6 passages has 0 to 5 neighbours each"),
-        ("similar(n=2, search=fast)", "unknown search 'fast': allowed are faiss, exact"),
-        ("similar(n=2, embedder=no/such-model)", "embedder 'no/such-model'"),
+        ("fused", "unknown prepare 'fused': allowed are after_system, independent, with_neighbours"),
+        ("independent(n=3)", "prepare 'independent' has no option 'n'; allowed: it has no options"),
+        ("with_neighbours(m=3)", "has no option 'm'; allowed: n, embedder, search, system"),
+        ("with_neighbours(corpus=3)", "has no option 'corpus'"),
+        ("with_neighbours(3)", r"'with_neighbours\(3\)' is not understood"),
+        ("with_neighbours(", "is not understood"),
+        ("with_neighbours(n=-1)", "n is -1"),
+        ("with_neighbours(n=2.5)", "n is 2.5"),
+        ("after_system(system=-1)", "system is -1"),
+        ("with_neighbours(n=6)", "n is 6: a corpus of 6 passages has 0 to 5 neighbours each"),
+        ("with_neighbours(n=2, search=fast)", "unknown search 'fast': allowed are faiss, exact"),
+        ("with_neighbours(n=2, embedder=no/such-model)", "embedder 'no/such-model'"),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_sentence(spec, message):
@@ -96,7 +97,7 @@ def test_what_is_not_there_is_refused_in_one_sentence(spec, message):
 
 def test_alone_sees_nothing_else():
     model = model_of()
-    (kvs,) = Alone()(model, [PROMPT], MemoryStore())
+    (kvs,) = Independent()(model, [PROMPT], MemoryStore())
     for kv, block in zip(kvs, PROMPT.context, strict=True):
         assert kv.start == 0
         near(kv, encode(model, block))
@@ -104,7 +105,7 @@ def test_alone_sees_nothing_else():
 
 def test_isolated_passages_see_the_system_block_and_stand_behind_it():
     model = model_of()
-    (kvs,) = Isolated()(model, [PROMPT], MemoryStore())
+    (kvs,) = AfterSystem()(model, [PROMPT], MemoryStore())
     assert [kv.start for kv in kvs] == [0, 5, 5, 5]
     near(kvs[0], encode(model, SYSTEM))
     for kv, block in zip(kvs[1:], PROMPT.context[1:], strict=True):
@@ -113,7 +114,7 @@ def test_isolated_passages_see_the_system_block_and_stand_behind_it():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_similar_is_what_the_explicit_mask_gives(family):
-    model, policy = model_of(family), Similar(CORPUS, n=3)
+    model, policy = model_of(family), WithNeighbours(CORPUS, n=3)
     (kvs,) = policy(model, [PROMPT], MemoryStore())
     for kv, block in zip(kvs[1:], PROMPT.context[1:], strict=True):
         neighbours = policy.neighbours(block)
@@ -124,15 +125,15 @@ def test_similar_is_what_the_explicit_mask_gives(family):
 
 def test_without_neighbours_similar_is_isolated():
     model, store = model_of(), MemoryStore()
-    (isolated,) = Isolated()(model, [PROMPT], store)
-    (similar,) = Similar(CORPUS, n=0)(model, [PROMPT], store)
+    (isolated,) = AfterSystem()(model, [PROMPT], store)
+    (similar,) = WithNeighbours(CORPUS, n=0)(model, [PROMPT], store)
     assert all(a is b for a, b in zip(isolated, similar, strict=True))
 
 
 def test_neighbours_change_what_is_kept_and_never_what_is_kept_of_other_preparations():
     model, store = model_of(), MemoryStore()
     found = {}
-    for name in ("alone", "isolated", "similar(n=1)", "similar(n=2)"):
+    for name in ("independent", "after_system", "with_neighbours(n=1)", "with_neighbours(n=2)"):
         (found[name],) = prepare.named(name, corpus=CORPUS)(model, [PROMPT], store)
     for name, kvs in found.items():
         (again,) = prepare.named(name, corpus=CORPUS)(model, [PROMPT], store)
@@ -146,7 +147,7 @@ def test_neighbours_change_what_is_kept_and_never_what_is_kept_of_other_preparat
 
 def test_a_passage_computed_over_others_is_not_one_encoded_behind_them():
     model, store = model_of(), MemoryStore()
-    policy = Similar(CORPUS, n=2)
+    policy = WithNeighbours(CORPUS, n=2)
     (kvs,) = policy(model, [PROMPT], store)
     past = [SYSTEM, *policy.neighbours(PASSAGES[2])]
     (behind,) = fetch(model, [PASSAGES[2]], store, [past])
@@ -154,12 +155,12 @@ def test_a_passage_computed_over_others_is_not_one_encoded_behind_them():
     assert not torch.allclose(behind.keys[1], kvs[1].keys[1])
 
 
-@pytest.mark.parametrize("spec", ["alone", "isolated", "similar(n=2)"])
+@pytest.mark.parametrize("spec", ["independent", "after_system", "with_neighbours(n=2)"])
 def test_a_batch_gives_what_single_prompts_give(spec, monkeypatch):
     model, policy = model_of(), prepare.named(spec, corpus=CORPUS)
     prompts = [PROMPT, Prompt((SYSTEM, PASSAGES[1], PASSAGES[2], QUESTION)), Prompt((SYSTEM, PASSAGES[3], QUESTION))]
     together = policy(model, prompts, MemoryStore())
-    monkeypatch.setattr("workbench.methods.prepare.similar.TOKENS", 20)
+    monkeypatch.setattr("workbench.methods.prepare.with_neighbours.TOKENS", 20)
     for prompt, kvs in zip(prompts, together, strict=True):
         (alone,) = policy(model, [prompt], MemoryStore())
         for a, b in zip(kvs, alone, strict=True):
@@ -169,8 +170,8 @@ def test_a_batch_gives_what_single_prompts_give(spec, monkeypatch):
 
 def test_what_is_prepared_is_turned_to_where_its_passage_stands():
     model = model_of()
-    (kvs,) = Similar(CORPUS, n=2)(model, [PROMPT], MemoryStore())
-    kv, facts = assemble(model, PROMPT, kvs), facts_of(model)
+    (kvs,) = WithNeighbours(CORPUS, n=2)(model, [PROMPT], MemoryStore())
+    kv, facts = assemble(model, PROMPT, kvs), attach(model)
     for start, held in zip(PROMPT.starts[1:-1], kvs[1:], strict=True):
         turned = rotate(held.keys[0], start - held.start, facts.inv_freq[0], facts.pairing)
         torch.testing.assert_close(kv.keys[0][:, start : start + len(held)], turned, rtol=1e-5, atol=1e-5)
@@ -180,7 +181,7 @@ def test_work_is_shared_and_a_second_request_computes_nothing(monkeypatch):
     model, store, rows = model_of(), MemoryStore(), []
     run = engine.run
     monkeypatch.setattr(engine, "run", lambda m, parts, *a: rows.extend(len(p[0]) for p in parts) or run(m, parts, *a))
-    policy = Similar(CORPUS, n=5)
+    policy = WithNeighbours(CORPUS, n=5)
     policy(model, [PROMPT, PROMPT], store)
     once = len(SYSTEM) + sum(len(SYSTEM) + len(block) for block in PASSAGES) + sum(map(len, PROMPT.context[1:]))
     assert sum(rows) == once
@@ -189,12 +190,12 @@ def test_work_is_shared_and_a_second_request_computes_nothing(monkeypatch):
 
 
 def test_a_passage_outside_the_corpus_and_a_context_too_small_are_refused():
-    model, policy = model_of(), Similar(CORPUS, n=2)
+    model, policy = model_of(), WithNeighbours(CORPUS, n=2)
     with pytest.raises(BadInput, match="is not in the corpus of 6 passages"):
         policy(model, [prompt_of(3, 4, 2, seed=9)], MemoryStore())
     store = MemoryStore()
     with pytest.raises(BadInput, match=r"behind its 5 neighbours has .* the model's context is 32: choose a smaller n"):
-        Similar(CORPUS, n=5)(model_of(max_position_embeddings=32), [PROMPT], store)
+        WithNeighbours(CORPUS, n=5)(model_of(max_position_embeddings=32), [PROMPT], store)
 
 
 @pytest.mark.parametrize("search", ["faiss", "exact"])
@@ -240,7 +241,7 @@ def test_an_embedder_that_is_not_installed_is_named_with_its_install_line(monkey
 
     monkeypatch.setattr(corpora.embedders, "import_module", missing)
     with pytest.raises(BadInput, match="'minilm' needs the package sentence-transformers: pip install sentence-trans"):
-        prepare.named("similar(n=2, embedder=minilm)", corpus=CORPUS)
+        prepare.named("with_neighbours(n=2, embedder=minilm)", corpus=CORPUS)
 
 
 def test_minilm_finds_meaning_that_shares_no_word():

@@ -19,13 +19,13 @@ from workbench import data, models
 from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.data.corpus import Corpus
+from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.trial import Trial
 from workbench.methods import precompute, prepare
 from workbench.methods.precompute import Preparation, kind_of
 from workbench.store import FolderStore, MemoryStore, fetch
 
-DATA = {"samples": 16, "passages": 3, "prepare": "similar(n=2)", "shard": 2}
+DATA = {"samples": 16, "passages": 3, "prepare": "with_neighbours(n=2)", "shard": 2}
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +90,14 @@ def test_folders_that_are_something_else_are_refused(tmp_path):
         FolderStore(tmp_path, new=True)
     with pytest.raises(BadInput, match=r"notes.txt is no folder of cached blocks"):
         FolderStore(tmp_path / "notes.txt", {})
-    store = FolderStore(tmp_path / "a", {"model": "one", "preparation": "alone"}, new=True)
+    store = FolderStore(tmp_path / "a", {"model": "one", "preparation": "independent"}, new=True)
     for kind, message in (
-        ({"model": "two", "preparation": "alone"}, "blocks of another model: one, and not two"),
-        ({"model": "one", "preparation": "isolated"}, "blocks of another preparation: alone, and not isolated"),
-        ({"model": "one"}, "another preparation: alone, and not null"),
+        ({"model": "two", "preparation": "independent"}, "blocks of another model: one, and not two"),
+        (
+            {"model": "one", "preparation": "after_system"},
+            "blocks of another preparation: independent, and not after_system",
+        ),
+        ({"model": "one"}, "another preparation: independent, and not null"),
     ):
         with pytest.raises(BadInput, match=message):
             FolderStore(tmp_path / "a", kind)
@@ -118,7 +121,7 @@ def test_what_lies_in_the_folder_is_what_a_request_would_make(whole, loaded):
     model, tokenizer, layout = loaded
     samples = data.load("lab", 16, 0, 3)
     corpus = Corpus.of(samples, layout, tokenizer)
-    policy = prepare.named("similar(n=2)", corpus=corpus)
+    policy = prepare.named("with_neighbours(n=2)", corpus=corpus)
     store = MemoryStore(behind=FolderStore(whole.folder, kind_of(model, policy)))
     prompts = layout.prompts(samples, tokenizer)
     found = policy(model, prompts, store)
@@ -196,7 +199,7 @@ def test_workers_make_what_one_process_makes(whole, folder, loaded, tmp_path, mo
     "change, message",
     [
         ({"prepare": "fused"}, "unknown prepare 'fused'"),
-        ({"prepare": "similar(n=500)"}, "n is 500: a corpus of"),
+        ({"prepare": "with_neighbours(n=500)"}, "n is 500: a corpus of"),
         ({"workers": 0}, "workers is 0"),
         ({"shard": True}, "shard is True"),
         ({"data": "nothing.json"}, "no such file"),
@@ -211,7 +214,7 @@ def test_bad_input_writes_nothing(change, message, folder, tmp_path):
 
 def test_another_preparation_corpus_or_model_is_refused_and_the_folder_kept(whole, folder, loaded, tmp_path):
     before = held(whole.folder)
-    for change, name in (({"prepare": "isolated"}, "preparation"), ({"samples": 8}, "corpus")):
+    for change, name in (({"prepare": "after_system"}, "preparation"), ({"samples": 8}, "corpus")):
         with pytest.raises(BadInput, match=f"blocks of another {name}"):
             Preparation(str(folder), Path(whole.folder), **{**DATA, **change}).run(loaded=loaded)
     other = tiny.checkpoint(tmp_path / "other", rms_norm_eps=1e-3)
@@ -227,11 +230,11 @@ def test_the_command_prepares_and_says_how_fast(folder, tmp_path):
     ended = CliRunner().invoke(cli.app, [*command, "--json"])
     assert ended.exit_code == 0, ended.output
     found = json.loads(ended.stdout)
-    assert found["prepare"].startswith("similar(n=2, embedder=tfidf") and found["passages_per_second"] > 0
+    assert found["prepare"].startswith("with_neighbours(n=2, embedder=tfidf") and found["passages_per_second"] > 0
     ended = CliRunner().invoke(cli.app, command)
     assert ended.exit_code == 0 and "0 made" in ended.stdout
-    ended = CliRunner().invoke(cli.app, [*command, "--embedder", "tfidf", "--prepare", "alone"])
-    assert ended.exit_code == 2 and "prepare 'alone' has no option" in ended.stderr
+    ended = CliRunner().invoke(cli.app, [*command, "--embedder", "tfidf", "--prepare", "independent"])
+    assert ended.exit_code == 2 and "prepare 'independent' has no option" in ended.stderr
 
 
 def test_a_worker_process_that_dies_is_reported(folder, loaded, tmp_path, monkeypatch):
@@ -253,10 +256,10 @@ def test_a_worker_process_that_dies_is_reported(folder, loaded, tmp_path, monkey
 
 def test_a_trial_takes_from_the_folder_what_it_would_compute(whole, folder, loaded):
     asked = {"model": str(folder), "mode": "block", "samples": 16, "passages": 3, "max_new_tokens": 4, "timed": 1}
-    ways = [{"prepare": "similar(n=2)"}, {"prepare": "similar(n=2)", "prepared": whole.folder}]
+    ways = [{"prepare": "with_neighbours(n=2)"}, {"prepare": "with_neighbours(n=2)", "prepared": whole.folder}]
     (fresh, said), (found, again) = (Trial(**asked, **way).run_each(loaded=loaded) for way in ways)
     assert said == again and found.hit_rate == 1 > fresh.hit_rate
-    with pytest.raises(BadInput, match=r"blocks of another preparation: .*and not isolated"):
-        Trial(**asked, prepare="isolated", prepared=whole.folder).run(loaded=loaded)
+    with pytest.raises(BadInput, match=r"blocks of another preparation: .*and not after_system"):
+        Trial(**asked, prepare="after_system", prepared=whole.folder).run(loaded=loaded)
     with pytest.raises(BadInput, match="prepared 'x' is for mode block"):
         Trial(str(folder), prepared="x")

@@ -24,8 +24,8 @@ def loaded(folder):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_published_method_answers_and_accounts_for_its_tokens(folder, loaded, name):
     fields = dict(METHODS[name].fields)
-    if fields.get("prepare") == "similar":
-        fields["prepare"] = "similar(n=2, search=exact)"
+    if fields.get("prepare") == "with_neighbours":
+        fields["prepare"] = "with_neighbours(n=2, search=exact)"
     record = Trial(str(folder), **fields, **QUESTIONS).run(loaded=loaded)
     assert record.n == 4 and record.flops > 0 and record.ttft_s.n == 1
     assert (record.rows_reused > 0) == (name != "full")
@@ -42,7 +42,7 @@ def test_what_a_method_computes_grows_with_what_it_recomputes(folder, loaded):
 
 
 def test_flops_count_what_the_selector_computes(folder, loaded):
-    common = {"mode": "block", "prepare": "isolated", "ratio": 0.2} | QUESTIONS
+    common = {"mode": "block", "prepare": "after_system", "ratio": 0.2} | QUESTIONS
     flops = {
         select: Trial(str(folder), select=select, **common).run(loaded=loaded).flops
         for select in ("random", "query_guided", "kv_deviation")

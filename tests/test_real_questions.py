@@ -41,20 +41,20 @@ def loaded(model):
 def test_a_real_file_is_prepared_and_tried(name, model, loaded, tmp_path):
     questions = tmp_path / Path(name).name
     questions.write_text("".join((REAL / name).read_text().splitlines(keepends=True)[:2]))
-    found = Preparation(model, tmp_path / "out", str(questions), "similar(n=2)").run(loaded=loaded)
+    found = Preparation(model, tmp_path / "out", str(questions), "with_neighbours(n=2)").run(loaded=loaded)
     assert found.passages == len({passage for sample in data.load(questions) for passage in sample.ctxs})
     trial = Trial(
         model=model,
         data=str(questions),
         mode="block",
-        prepare="similar(n=2)",
+        prepare="with_neighbours(n=2)",
         select="query_guided",
         prepared=found.folder,
         **ASKED,
     )
     record, answers = trial.run_each(loaded=loaded)
     assert record.n == 2 and record.hit_rate == 1 and record.note == random_init.NOTE
-    full = replace(trial, mode="full", prepare="alone", select="none", prepared=None).run(loaded=loaded)
+    full = replace(trial, mode="full", prepare="independent", select="none", prepared=None).run(loaded=loaded)
     assert record.rows_computed < full.rows_computed == full.prompt_tokens == record.prompt_tokens
     assert [row["id"] for row in answers] == [sample.id for sample in data.load(questions)]
 

@@ -12,7 +12,7 @@ from tests.random_models import FAMILIES, model_of, prompt_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
-from workbench.engine.forward import Work, assemble, empty, encode_many, prefill, prefill_many
+from workbench.engine.forward import PrefillRequest, assemble, empty, encode_many, prefill, prefill_many
 from workbench.methods import select
 from workbench.methods.select import budget, choose, documents
 from workbench.store import MemoryStore, fetch
@@ -231,7 +231,7 @@ def test_packed_recomputation_is_that_of_each_request(model):
     rows = select.named("query_guided").rows(model, prompts, kvs, ratio=0.4)
     plans = [Plan(torch.cat((r, p.question))) for r, p in zip(rows, prompts, strict=True)]
     together = prefill_many(
-        model, [Work(p.tokens, plan, stitched(model, p)) for p, plan in zip(prompts, plans, strict=True)]
+        model, [PrefillRequest(p.tokens, plan, stitched(model, p)) for p, plan in zip(prompts, plans, strict=True)]
     )
     for prompt, plan, kv, step in zip(prompts, plans, kvs, together, strict=True):
         alone = prefill(model, prompt.tokens, plan, kv)

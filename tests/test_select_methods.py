@@ -90,10 +90,10 @@ def test_every_block_gets_the_same_mass(model, kv):
 
 def test_the_last_layer_is_one_that_sees_the_whole_prompt():
     mixed = model_of("gemma3")
-    windows = [layer for layer, size in enumerate(attention_maps.facts_of(mixed).windows) if not size]
-    assert attention_maps.layers_of(attention_maps.facts_of(mixed), "last") == [max(windows)]
+    windows = [layer for layer, size in enumerate(attention_maps.attach(mixed).windows) if not size]
+    assert attention_maps.layers_of(attention_maps.attach(mixed), "last") == [max(windows)]
     sliding = model_of("mistral-window")
-    assert attention_maps.layers_of(attention_maps.facts_of(sliding), "last") == [2]
+    assert attention_maps.layers_of(attention_maps.attach(sliding), "last") == [2]
 
 
 def test_what_a_sliding_window_hides_scores_nothing():
@@ -133,9 +133,9 @@ def test_nothing_deviates_in_the_first_layer_nor_in_the_first_passage(model, kv)
 
 def test_kv_deviation_computes_no_more_than_it_needs(model, kv):
     (done,) = select.named("kv_deviation").passes(model, PROMPT)
-    assert (list(done.rows), done.length, done.depth) == (list(range(END)), END, 2)
+    assert (list(done.rows), done.length, done.num_layers) == (list(range(END)), END, 2)
     (done,) = select.named("query_guided").passes(model, PROMPT)
-    assert (list(done.rows), done.length, done.depth) == (PROMPT.question.tolist(), len(PROMPT), 3)
+    assert (list(done.rows), done.length, done.num_layers) == (PROMPT.question.tolist(), len(PROMPT), 3)
     assert select.named("random").passes(model, PROMPT) == ()
 
 

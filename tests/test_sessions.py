@@ -90,7 +90,7 @@ def test_following_a_game_encodes_what_changed_and_equals_encoding_all_anew(load
     for record, frame in zip(records, frames, strict=True):
         assert record["blocks_encoded"] == len({game.RULES, *frame.pieces()} - known)
         known |= {game.RULES, *frame.pieces()}
-        assert sum(record[f"tokens_{fate}"] for fate in ("kept", "moved", "recalled", "encoded")) == sum(
+        assert sum(record[f"tokens_{status}"] for status in ("kept", "moved", "recalled", "encoded")) == sum(
             record["sizes"]
         )
         assert record["computed"] == record["tokens_encoded"] + record["question"] <= record["tokens"]

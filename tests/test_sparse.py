@@ -12,7 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import window
 from workbench.core.plan import Plan, Site
 from workbench.core.tiles import Tiles
-from workbench.engine.forward import Work, assemble, empty, encode_many, prefill, prefill_many
+from workbench.engine.forward import PrefillRequest, assemble, empty, encode_many, prefill, prefill_many
 from workbench.methods import registry, seer_gate, sparse
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.seer_attention import SeerAttention
@@ -108,7 +108,7 @@ def test_a_method_that_keeps_everything_is_dense_attention(name, rows):
     kv = empty(MODEL, LENGTH)
     prefill(MODEL, PROMPT.tokens, Plan(torch.arange(LENGTH)), kv)
     dense, ours = (
-        prefill(MODEL, PROMPT.tokens, Plan(ROWS[rows], tiles=tiles), kv.clone()).logits
+        prefill(MODEL, PROMPT.tokens, Plan(ROWS[rows], sparse=tiles), kv.clone()).logits
         for tiles in (None, method(ALL[name]))
     )
     torch.testing.assert_close(ours, dense, atol=1e-5, rtol=1e-4)
@@ -170,8 +170,8 @@ def test_a_choice_composes_with_cached_blocks_and_recomputed_rows():
         k, v = (x.repeat_interleave(2, 0) for x in (k, v))
         return (q @ k.mT * scale).masked_fill(~mask, -torch.inf).softmax(-1) @ v
 
-    ours = prefill(MODEL, PROMPT.tokens, Plan(rows, tiles=tiles), kv.clone()).logits
-    theirs = prefill(MODEL, PROMPT.tokens, Plan(rows, tiles=tiles, kernel=slow), kv.clone()).logits
+    ours = prefill(MODEL, PROMPT.tokens, Plan(rows, sparse=tiles), kv.clone()).logits
+    theirs = prefill(MODEL, PROMPT.tokens, Plan(rows, sparse=tiles, backend=slow), kv.clone()).logits
     dense = prefill(MODEL, PROMPT.tokens, Plan(rows), kv.clone()).logits
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
     assert (ours - dense).abs().max() > 1e-3
@@ -186,9 +186,9 @@ def test_layers_with_a_window_are_left_alone_and_the_scale_of_the_model_is_used(
         return Tiles(torch.ones(4, 1, 1, dtype=torch.bool), 512)
 
     model = model_of("gemma3", query_pre_attn_scalar=64)  # head width 16; logits are scaled by 1/8, not by 1/4
-    windows = [layer for layer, size in enumerate(seer_gate.facts_of(model).windows) if size]
+    windows = [layer for layer, size in enumerate(seer_gate.attach(model).windows) if size]
     kv = empty(model, LENGTH)
-    step = prefill(model, PROMPT.tokens, Plan(torch.arange(LENGTH), tiles=notes, watch=(0, 1, 2)), kv)
+    step = prefill(model, PROMPT.tokens, Plan(torch.arange(LENGTH), sparse=notes, return_queries=(0, 1, 2)), kv)
     assert windows and not set(asked) & set(windows) and asked
     for layer, queries in asked.items():
         torch.testing.assert_close(queries, step.queries[layer] / 2)
@@ -198,16 +198,18 @@ def test_other_rules_hold_inside_the_tiles():
     rule = window(5)
     rows = torch.arange(LENGTH)
     plain = prefill(MODEL, PROMPT.tokens, Plan(rows, sees=rule), empty(MODEL, LENGTH)).logits
-    tiled = Plan(rows, sees=rule, tiles=sparse.named("window(block=8, sink=0, local=1)"))
+    tiled = Plan(rows, sees=rule, sparse=sparse.named("window(block=8, sink=0, local=1)"))
     torch.testing.assert_close(prefill(MODEL, PROMPT.tokens, tiled, empty(MODEL, LENGTH)).logits, plain)
 
 
 def test_requests_of_a_batch_choose_apart():
     short = prompt_of(20, 31)
     prompts, plan = (PROMPT, short), method(SPECS["xattention"])
-    works = [Work(p.tokens, Plan(torch.arange(len(p)), tiles=plan), empty(MODEL, len(p))) for p in prompts]
-    for work, step in zip(works, prefill_many(MODEL, works), strict=True):
-        alone = prefill(MODEL, work.tokens, work.plan, empty(MODEL, len(work.tokens)))
+    requests = [
+        PrefillRequest(p.tokens, Plan(torch.arange(len(p)), sparse=plan), empty(MODEL, len(p))) for p in prompts
+    ]
+    for request, step in zip(requests, prefill_many(MODEL, requests), strict=True):
+        alone = prefill(MODEL, request.tokens, request.plan, empty(MODEL, len(request.tokens)))
         torch.testing.assert_close(step.logits, alone.logits, atol=1e-5, rtol=1e-4)
 
 
@@ -298,17 +300,17 @@ def test_the_fewest_that_hold_a_share():
 
 
 @pytest.mark.parametrize("name", sparse.names())
-def test_every_step_of_the_dial_keeps_more(name):
+def test_every_step_of_the_threshold_keeps_more(name):
     choose = method(SPECS[name])
     if name == "dense":
         with pytest.raises(BadInput, match="Dense has no option"):
-            choose.turned(0.5)
+            choose.with_threshold(0.5)
         return
     choose = replace(choose, top=0) if isinstance(choose, SeerAttention) else choose
-    option, steps = choose.dial
-    assert len(steps) >= 8 and f"{option}=" in registry.spec_of(choose.turned(steps[0]))
+    option, steps = choose.threshold_steps
+    assert len(steps) >= 8 and f"{option}=" in registry.spec_of(choose.with_threshold(steps[0]))
     rows = torch.arange(104 if name in ("quoka", "compact") else 0, LENGTH)  # they keep the chunk in whole
     queries, keys = states(rows)
-    kept = [choose.turned(step)(queries, keys, rows, Site(0, LENGTH)) for step in steps]
+    kept = [choose.with_threshold(step)(queries, keys, rows, Site(0, LENGTH)) for step in steps]
     shares = [choice.visible(len(rows), LENGTH).float().mean().item() for choice in kept]
     assert shares == sorted(shares) and shares[0] < shares[-1]

@@ -84,7 +84,7 @@ def test_a_union_chunk_by_chunk_stays_within_the_keys():
     """One-shot, the union over all query blocks is nearly everything; by chunks it is not."""
     model, prompt = model_of("llama"), prompt_of(30, 50)
     choice = Compact("window(block=4, sink=1, local=1)")
-    whole = prefill(model, prompt.tokens, Plan(torch.arange(80), tiles=choice), empty(model, 80)).logits
+    whole = prefill(model, prompt.tokens, Plan(torch.arange(80), sparse=choice), empty(model, 80)).logits
     dense = prefill(model, prompt.tokens, Plan(torch.arange(80)), empty(model, 80)).logits
     torch.testing.assert_close(whole, dense, atol=1e-5, rtol=1e-4)
 

@@ -14,7 +14,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.engine.forward import assemble, encode, encode_many, prefill
-from workbench.store import MemoryStore, fetch, fingerprint, identity, key_of
+from workbench.store import MemoryStore, fetch, fingerprint, key_of, keys
 
 PROMPT = prompt_of(6, 4, 9, 3)
 
@@ -142,9 +142,9 @@ def test_keys_are_equal_for_equal_chains_only(first, second):
 
 def test_keys_cover_model_dtype_and_format(monkeypatch):
     block = block_of(3)
-    keys = {key_of("a", torch.float32, block), key_of("b", torch.float32, block), key_of("a", torch.bfloat16, block)}
-    monkeypatch.setattr(identity, "FORMAT_VERSION", 99)
-    assert len(keys | {key_of("a", torch.float32, block)}) == 4
+    made = {key_of("a", torch.float32, block), key_of("b", torch.float32, block), key_of("a", torch.bfloat16, block)}
+    monkeypatch.setattr(keys, "FORMAT_VERSION", 99)
+    assert len(made | {key_of("a", torch.float32, block)}) == 4
 
 
 def test_equal_models_have_equal_fingerprints_and_every_weight_counts():
@@ -178,8 +178,8 @@ def test_a_fingerprint_sees_exchanged_weights_and_configuration_but_not_names():
 
 def test_a_fingerprint_is_computed_once_until_weights_change(monkeypatch):
     model, counted = model_of(), []
-    digest = identity._digest
-    monkeypatch.setattr(identity, "_digest", lambda *a: counted.append(1) or digest(*a))
+    digest = keys._digest
+    monkeypatch.setattr(keys, "_digest", lambda *a: counted.append(1) or digest(*a))
     for _ in range(3):
         fingerprint(model)
     model.load_state_dict(model_of(seed=1).state_dict())
@@ -222,8 +222,8 @@ def test_a_fingerprint_notices_every_way_to_change_a_model(change):
 
 def test_a_fingerprint_asks_for_weights_again_where_they_moved_and_not_for_tables_of_positions(monkeypatch):
     model, counted = model_of(), []
-    digest = identity._digest
-    monkeypatch.setattr(identity, "_digest", lambda model: counted.append(1) or digest(model))
+    digest = keys._digest
+    monkeypatch.setattr(keys, "_digest", lambda model: counted.append(1) or digest(model))
     fingerprint(model)
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.clone()  # as dynamic scaling does
     model.model.rotary_emb.inv_freq.mul_(1)
@@ -237,13 +237,13 @@ def test_a_fingerprint_asks_for_weights_again_where_they_moved_and_not_for_table
 def test_threads_share_a_store_without_losing_count():
     store = MemoryStore(160)
 
-    def work(offset):
+    def request(offset):
         for i in range(200):
             key = str((i * 7 + offset) % 13)
             if store.get(key) is None:
                 store.put(key, kv_of(1 + i % 4))
 
-    threads = [Thread(target=work, args=(n,)) for n in range(4)]
+    threads = [Thread(target=request, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -20,7 +20,7 @@ from workbench.experiments.sweep import Failed, cases, difference, sweep
 from workbench.experiments.trial import Trial
 
 QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 3, "timed": 1}
-LISTS = {"prepare": ["alone", "isolated"], "select": ["none", "first_k"], "ratio": [0.1, 0.5]}
+LISTS = {"prepare": ["independent", "after_system"], "select": ["none", "first_k"], "ratio": [0.1, 0.5]}
 MEASURED = ["seconds", "ttft_p5", "ttft_p50", "ttft_p95"]
 
 
@@ -69,8 +69,10 @@ def test_full_attention_stands_beside_what_only_reuse_has(base):
 
 def test_the_table_has_a_row_a_trial_and_kind_and_says_what_the_trials_say(whole, base):
     _, table = whole
-    row = table[(table["select"] == "first_k") & (table.ratio == 0.5) & (table.prepare == "isolated")]
-    record = Trial(**asdict(base) | {"mode": "block", "prepare": "isolated", "select": "first_k", "ratio": 0.5}).run()
+    row = table[(table["select"] == "first_k") & (table.ratio == 0.5) & (table.prepare == "after_system")]
+    record = Trial(
+        **asdict(base) | {"mode": "block", "prepare": "after_system", "select": "first_k", "ratio": 0.5}
+    ).run()
     assert row.kind.tolist() == ["all", *record.by_kind]
     assert row.n.tolist() == [6, *(score.n for score in record.by_kind.values())]
     assert row.em.tolist() == [record.em, *(score.em for score in record.by_kind.values())]
@@ -93,7 +95,7 @@ def test_what_is_finished_is_not_run_again(whole, base, monkeypatch):
     out, table = whole
     monkeypatch.setattr(Trial, "run_each", None)
     pd.testing.assert_frame_equal(sweep(base, out, **LISTS), table)
-    part = sweep(base, out, select=["first_k"], ratio=[0.1], prepare=["alone"])
+    part = sweep(base, out, select=["first_k"], ratio=[0.1], prepare=["independent"])
     assert set(part.trial) < set(table.trial)
 
 
@@ -137,8 +139,8 @@ def test_processes_find_what_one_process_finds(whole, base, tmp_path, monkeypatc
     pool = sweeps._pool
     monkeypatch.setattr(sweeps, "_pool", lambda jobs: pool(1))  # one starts faster
     _, table = whole
-    found = sweep(base, tmp_path, jobs=2, **LISTS | {"prepare": ["alone"]})
-    same(found, table[table.prepare == "alone"].reset_index(drop=True))
+    found = sweep(base, tmp_path, jobs=2, **LISTS | {"prepare": ["independent"]})
+    same(found, table[table.prepare == "independent"].reset_index(drop=True))
 
 
 def test_a_failure_is_told_and_the_others_go_on(base, tmp_path, monkeypatch):
@@ -233,7 +235,7 @@ def test_the_command_takes_lists_of_anything(folder, tmp_path):
         "--select",
         "none,first_k(system=1)",
         "--prepare",
-        "isolated,similar(n=1, search=exact)",
+        "isolated,with_neighbours(n=1, search=exact)",
         "--ratio",
         "0.1,0.3",
     ]
@@ -242,7 +244,7 @@ def test_the_command_takes_lists_of_anything(folder, tmp_path):
     rows = [json.loads(line) for line in ended.stdout.splitlines()]
     assert len({row["trial"] for row in rows}) == 6 and {row["ratio"] for row in rows} == {None, 0.1, 0.3}
     ended = CliRunner().invoke(cli.app, [*command, "--out", str(tmp_path)])
-    assert ended.exit_code == 0 and ended.stdout.count("similar(n=1, search=exact)") == 3
+    assert ended.exit_code == 0 and ended.stdout.count("with_neighbours(n=1, search=exact)") == 3
 
 
 def test_the_command_ends_with_one_where_a_trial_failed_and_with_two_where_it_was_asked_wrongly(

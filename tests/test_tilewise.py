@@ -64,5 +64,5 @@ def test_on_a_cpu_the_engine_computes_kept_tiles_alone(spec, monkeypatch):
     monkeypatch.setattr(block_sparse, "attention", lambda *given: called.append(len(given)) or attention(*given))
     model = models.load("lab-full", "cpu")[0]
     tokens = torch.randint(3, 1700, (300,), generator=torch.Generator().manual_seed(0))
-    prefill(model, tokens, Plan(torch.arange(300), tiles=named(spec).ready(model)), empty(model, 300))
+    prefill(model, tokens, Plan(torch.arange(300), sparse=named(spec).ready(model)), empty(model, 300))
     assert len(called) == model.config.num_hidden_layers

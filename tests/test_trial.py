@@ -158,7 +158,7 @@ def test_a_trial_on_the_accelerator_agrees_with_the_cpu(folder, records):
 
 
 def test_without_a_system_block_the_first_passage_is_a_passage(loaded):
-    trial = Trial("tiny", mode="block", prepare="isolated", select="first_k", ratio=0.5)
+    trial = Trial("tiny", mode="block", prepare="after_system", select="first_k", ratio=0.5)
     assert (trial.method().prepare.system, trial.method().select.system) == (1, 1)
     method = trial.method(system=False)
     assert (method.prepare.system, method.select.system) == (0, 0)
@@ -183,12 +183,13 @@ def test_chunks_and_a_sparse_method_that_keeps_everything_change_no_answer(folde
 
 def test_reuse_recomputation_sparse_tiles_and_chunks_go_together(folder, loaded):
     trial = Trial(
-        str(folder), mode="block", prepare="isolated", select="first_k", ratio=0.5, sparse="window(block=16, local=1)",
+        str(folder), mode="block", prepare="after_system", select="first_k", ratio=0.5,
+        sparse="window(block=16, local=1)",
         chunk=32, **QUESTIONS,
     )  # fmt: skip
     record = trial.run(loaded=loaded)
     assert 0 < record.sparsity["density"] < 1 and record.rows_reused > 0
-    assert record.way == "block, isolated, first_k at 50%, window(block=16, local=1), chunks of 32"
+    assert record.way == "block, after_system, first_k at 50%, window(block=16, local=1), chunks of 32"
     assert Record.from_json(json.loads(dumps(record))) == record
 
 

@@ -20,12 +20,12 @@ from workbench.core.errors import BadInput
 from workbench.training.tuning import train as loop
 from workbench.training.tuning.examples import Data
 from workbench.training.tuning.output import TUNING, save_model
-from workbench.training.tuning.recipe import Recipe
+from workbench.training.tuning.recipe import TuneConfig
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
 from workbench.training.tuning.train import train
 
-RECIPE = Recipe(steps=6, batch=2, lr=3e-3, warmup=2, max_length=2000)
+RECIPE = TuneConfig(steps=6, batch=2, lr=3e-3, warmup=2, max_length=2000)
 QUESTIONS = 6
 FSDP = {
     "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
@@ -239,7 +239,7 @@ def test_a_failing_step_says_what_to_lower_and_the_last_state_stays(
 
 
 def test_the_rate_rises_and_falls_linearly():
-    recipe = Recipe(steps=10, warmup=4, lr=1.0 - 1e-9)
+    recipe = TuneConfig(steps=10, warmup=4, lr=1.0 - 1e-9)
     rates = [recipe.rate(step) for step in range(10)]
     assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert rates[4:] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])

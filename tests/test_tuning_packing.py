@@ -11,7 +11,7 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import visible
 from workbench.core.plan import Plan
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.training.tuning.attention import NAME, masks_of
 from workbench.training.tuning.examples import Example, Turn
 from workbench.training.tuning.packing import BLOCK, FULL, pack, padded
@@ -45,7 +45,7 @@ def of_inference(model, example: Example, turn: Turn, mode: str, positions: str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_logits_are_those_of_inference_over_cached_blocks(family, positions):
     model = model_of(family)
-    windows = tuple(facts_of(model).windows)
+    windows = tuple(attach(model).windows)
     packed = pack(EXAMPLES, ("full", "block"), positions == "naive")
     model.set_attn_implementation(NAME)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_training_logits_are_those_of_inference_over_cached_blocks(family, posit
 
 def test_block_mode_and_naive_positions_are_told_apart():
     model = model_of("llama")
-    windows = tuple(facts_of(model).windows)
+    windows = tuple(attach(model).windows)
     model.set_attn_implementation(NAME)
     copies = [(("full",), False), (("block",), False), (("block",), True)]
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_block_mode_and_naive_positions_are_told_apart():
 @pytest.mark.parametrize("family", ["llama", "mistral-window"])
 def test_tiles_and_parts_give_what_a_dense_mask_gives(family):
     model = model_of(family)
-    windows = tuple(facts_of(model).windows)
+    windows = tuple(attach(model).windows)
     model.set_attn_implementation(NAME)
     packed = pack([example_of(1, 90, 130, 4), example_of(2, 60, turns=1)], ("full", "block"), multiple=128)
     with torch.no_grad():

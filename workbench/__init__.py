@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from workbench.data.layouts import Layout
     from workbench.engine.cuda_graphs import Runner
     from workbench.engine.decoding import decode
-    from workbench.engine.forward import Step, Work, assemble, encode, encode_many, prefill, prefill_many
+    from workbench.engine.forward import (
+        PrefillOutput,
+        PrefillRequest,
+        assemble,
+        encode,
+        encode_many,
+        prefill,
+        prefill_many,
+    )
     from workbench.engine.paged_pool import Pool
     from workbench.engine.support import prepare_model
     from workbench.experiments.trial import Trial
@@ -35,7 +43,7 @@ _HOME = {
     "block_attention": "core.masks", "causal": "core.masks",
     "Layout": "data.layouts", "Sample": "data", "load": "models",
     "prepare_model": "engine.support",
-    "Step": "engine.forward", "Work": "engine.forward", "assemble": "engine.forward",
+    "PrefillOutput": "engine.forward", "PrefillRequest": "engine.forward", "assemble": "engine.forward",
     "encode": "engine.forward", "encode_many": "engine.forward",
     "prefill": "engine.forward", "prefill_many": "engine.forward",
     "Pool": "engine.paged_pool", "Runner": "engine.cuda_graphs", "decode": "engine.decoding",
@@ -54,14 +62,14 @@ __all__ = [
     "MemoryStore",
     "Plan",
     "Pool",
+    "PrefillOutput",
+    "PrefillRequest",
     "Prompt",
     "Revision",
     "Runner",
     "Sample",
-    "Step",
     "Tiles",
     "Trial",
-    "Work",
     "assemble",
     "block_attention",
     "causal",

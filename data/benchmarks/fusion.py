@@ -30,29 +30,29 @@ CHEAP = [
     "query_guided(tokens=last)", "answer_guided",
 ]  # fmt: skip
 WHOLE = ["oracle", "inter_attention"]  # selectors that compute the whole context to score it
-TEN = "similar(n=10, search=exact)"
+TEN = "with_neighbours(n=10, search=exact)"
 
 
 def grids(part: str) -> Iterator[dict[str, list[Any]]]:
     """Lists of fields, the most wanted first."""
     block = {"mode": ["block"]}
     if part != "heavy":
-        yield block | {"prepare": ["isolated", TEN, "alone"], "select": ["none"]}
-        yield block | {"prepare": ["isolated"], "select": CHEAP, "ratio": RATIOS}
+        yield block | {"prepare": ["after_system", TEN, "independent"], "select": ["none"]}
+        yield block | {"prepare": ["after_system"], "select": CHEAP, "ratio": RATIOS}
         yield block | {"prepare": [TEN], "select": ["query_guided", "answer_guided"], "ratio": RATIOS}
         similar = ["random", "first_k", "kv_deviation", "query_guided(layers=all)"]
         yield block | {"prepare": [TEN], "select": similar, "ratio": [0.15]}
         few = ["answer_guided", "query_guided", "random"]
-        yield block | {"prepare": ["isolated"], "select": few, "ratio": [0.01, 0.02]}
-        more = [f"similar(n={n}, search=exact)" for n in (1, 2, 5, 20)]
+        yield block | {"prepare": ["after_system"], "select": few, "ratio": [0.01, 0.02]}
+        more = [f"with_neighbours(n={n}, search=exact)" for n in (1, 2, 5, 20)]
         yield block | {"prepare": more, "select": ["none", "query_guided"], "ratio": [0.15]}
-        yield block | {"prepare": ["alone"], "select": ["query_guided", "answer_guided"], "ratio": [0.15]}
+        yield block | {"prepare": ["independent"], "select": ["query_guided", "answer_guided"], "ratio": [0.15]}
     if part != "light":
         yield {"mode": ["full"]}
-        yield block | {"prepare": ["isolated"], "select": ["all"], "ratio": [1.0]}
-        yield block | {"prepare": ["isolated"], "select": ["cache_craft"], "ratio": [None]}
-        yield block | {"prepare": ["isolated"], "select": WHOLE, "ratio": RATIOS}
-        yield block | {"prepare": ["isolated"], "select": ["query_guided"], "ratio": [1.0]}
+        yield block | {"prepare": ["after_system"], "select": ["all"], "ratio": [1.0]}
+        yield block | {"prepare": ["after_system"], "select": ["cache_craft"], "ratio": [None]}
+        yield block | {"prepare": ["after_system"], "select": WHOLE, "ratio": RATIOS}
+        yield block | {"prepare": ["after_system"], "select": ["query_guided"], "ratio": [1.0]}
         yield block | {"prepare": [TEN], "select": WHOLE, "ratio": [0.15]}
 
 

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--question", type=int, default=50)
     parser.add_argument("--ratio", type=float, default=0.15, help="share of the document tokens computed again")
     parser.add_argument("--sparse", default="bfla(block=256, tile=128, flat=64)")
-    parser.add_argument("--dial", type=float, nargs="*", default=[0.1, 0.3, 0.5, 0.9])
+    parser.add_argument("--threshold", type=float, nargs="*", default=[0.1, 0.3, 0.5, 0.9])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     asked = parser.parse_args()
@@ -70,7 +70,7 @@ def main() -> None:
         "cached blocks": Reuse(),
         f"blocks, {asked.ratio:.0%} computed again": Reuse(select=QueryGuided(), ratio=asked.ratio),
     }
-    ways |= {f"{asked.sparse} at {value:g}": Full(sparse=method.turned(value)) for value in asked.dial}
+    ways |= {f"{asked.sparse} at {value:g}": Full(sparse=method.with_threshold(value)) for value in asked.threshold}
     facts: dict[str, Any] = {
         "command": shlex.join(["python", "data/benchmarks/stages.py", *without(sys.argv[1:], "--out")]),
         "model": asked.model,

@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench import models
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.experiments.record import device_name, versions, write
 from workbench.training.tuning.attention import NAME, TILE, Part, masks_of
 from workbench.training.tuning.examples import Example, Turn
@@ -96,7 +96,7 @@ def resident() -> int:
 def row_of(shape: str, tokens: int, mask: str, device: str) -> dict:
     """One row of the file; on a CPU nothing but the size of a mask of "tiles", which trains on GPUs only."""
     model = model_of(shape, device)
-    windows = facts_of(model).windows
+    windows = attach(model).windows
     model.set_attn_implementation(NAME)
     model.train()
     batch = sample_of(tokens, model.config.vocab_size).to(model.device)

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core import block_scores, tile_selection
 from workbench.core.plan import Site
-from workbench.core.tile_selection import Rule
+from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles, page_table, pages, union_of
 from workbench.engine import backends
 from workbench.kernels import (
@@ -61,7 +61,7 @@ def launched(monkeypatch):
     return found
 
 
-def off_card(method, *arguments):
+def off_gpu(method, *arguments):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sparse, "on_card", lambda x: False)
         return method(*arguments)
@@ -71,7 +71,7 @@ def off_card(method, *arguments):
 @pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
 def test_a_kernel_chooses_what_the_method_chooses_in_torch(spec, rows, launched):
     method, (q, k) = sparse.named(spec), states(rows, heads=(2, 1))
-    expected = off_card(method, q, k, rows.to(DEVICE), Site(0, LENGTH))
+    expected = off_gpu(method, q, k, rows.to(DEVICE), Site(0, LENGTH))
     assert not launched
     found = method(q, k, rows.to(DEVICE), Site(0, LENGTH))
     assert len(launched) == 1
@@ -85,7 +85,7 @@ def test_a_kernel_chooses_what_the_method_chooses_in_torch(spec, rows, launched)
 def test_any_group_of_heads_and_any_width(name, heads, width, launched):
     rows = ROWS["unaligned chunk"]
     method, (q, k) = sparse.named(METHODS[name]), states(rows, heads, width, seed=1)
-    expected = off_card(method, q, k, rows.to(DEVICE))
+    expected = off_gpu(method, q, k, rows.to(DEVICE))
     assert torch.equal(method(q, k, rows.to(DEVICE)).kept, expected.kept) and launched
 
 
@@ -93,7 +93,7 @@ def test_every_head_may_have_a_threshold_of_its_own(launched):
     rows, method = ROWS["unaligned chunk"], Xattention(16, 4, "a file", profiled=((0.9,) * 4, (0.2, 0.5, 0.8, 1.0)))
     q, k = states(rows)
     found = method(q, k, rows.to(DEVICE), Site(1, LENGTH))
-    assert torch.equal(found.kept, off_card(method, q, k, rows.to(DEVICE), Site(1, LENGTH)).kept) and launched
+    assert torch.equal(found.kept, off_gpu(method, q, k, rows.to(DEVICE), Site(1, LENGTH)).kept) and launched
     shares = found.kept.float().mean((1, 2))
     assert (shares[1:] > shares[:-1]).all()
 
@@ -111,7 +111,7 @@ def test_every_head_may_have_a_threshold_of_its_own(launched):
 def test_what_a_kernel_does_not_take_is_chosen_in_torch(spec, width, launched):
     rows = ROWS["chunk"]
     method, (q, k) = sparse.named(spec), states(rows, width=width)
-    assert torch.equal(method(q, k, rows.to(DEVICE)).kept, off_card(method, q, k, rows.to(DEVICE)).kept)
+    assert torch.equal(method(q, k, rows.to(DEVICE)).kept, off_gpu(method, q, k, rows.to(DEVICE)).kept)
     assert not launched
 
 
@@ -186,7 +186,7 @@ def test_the_fewest_blocks_that_hold_the_mass_ties_and_zeros_included(mass, firs
         weights = torch.randint(0, 4, (1, group, 2, blocks), generator=draw).float().to(DEVICE)
         rows = torch.arange(blocks * 4 - min(8, blocks * 4), blocks * 4, device=DEVICE)[None]
         weights = weights[:, :, : -(-rows.shape[1] // 4)].contiguous()
-        rule = Rule(4, 4, mass, first=first)
+        rule = TileRule(4, 4, mass, first=first)
         found = _choose_keep.carry_out(weights, rows, blocks * 4, rule, group, logits=False)
         assert torch.equal(found[0], tile_selection.kept(weights[0], rows[0], blocks * 4, rule, group))
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.kernels import _pages_gather, _pages_triton, q_sparse_attention, question_attention
 from workbench.kernels._common import Config
-from workbench.kernels._pages_triton import FAR, Paged
+from workbench.kernels._pages_triton import INVALID_POS, Paged
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = (question_attention, q_sparse_attention)
@@ -35,12 +35,12 @@ def test_any_number_of_parts_and_any_tile_give_the_same(splits, keys, rows, seed
 
 
 @settings(max_examples=4)
-@given(seed=st.integers(0, 10_000), moving=st.booleans())
-def test_the_order_of_pages_changes_nothing(seed, moving):
-    q, keys, values, rows, pages, inv_freq, pairing = example(1, pairing="halves" if moving else None)
+@given(seed=st.integers(0, 10_000), shifted=st.booleans())
+def test_the_order_of_pages_changes_nothing(seed, shifted):
+    q, keys, values, rows, pages, inv_freq, pairing = example(1, pairing="neox" if shifted else None)
     order = torch.randperm(pages.table.shape[1], generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-    moves = None if pages.moves is None else pages.moves[:, order]
-    other = Paged.of(pages.table[:, order], pages.positions[:, order], moves)
+    shifts = None if pages.shifts is None else pages.shifts[:, order]
+    other = Paged.of(pages.table[:, order], pages.positions[:, order], shifts)
     expected = question_attention.launch(q, keys, values, rows, pages, inv_freq, pairing)
     close(question_attention.launch(q, keys, values, rows, other, inv_freq, pairing), expected)
 
@@ -66,9 +66,9 @@ def test_stale_entries_are_never_read(kernel):
     copied = torch.cat((keys, keys[:, pages.table[0, 0] * 16 :][:, :16]), 1)
     copied_values = torch.cat((values, values[:, pages.table[0, 0] * 16 :][:, :16]), 1)
     own = torch.full((2, 1), keys.shape[1] // 16, device=DEVICE)
-    mine = torch.stack((stale, torch.full_like(stale, FAR)))[:, None]
+    mine = torch.stack((stale, torch.full_like(stale, INVALID_POS)))[:, None]
     positions = torch.cat((pages.positions, mine), 1)
-    positions[0, 0] = FAR
+    positions[0, 0] = INVALID_POS
     again = Paged.of(torch.cat((pages.table, own), 1), positions)
     close(kernel.launch(q, copied, copied_values, rows, again), expected)
 
@@ -85,20 +85,20 @@ def test_a_request_is_served_as_if_it_were_alone(kernel):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_pages_without_holes_need_not_be_searched_for_them(kernel):
     q, keys, values, rows, pages, *_ = example(5)
-    dense = Paged.of(pages.table, pages.positions, holes=False)
+    dense = Paged.of(pages.table, pages.positions, partial_pages=False)
     close(kernel.launch(q, keys, values, rows, dense), _pages_triton.reference(q, keys, values, rows, pages))
 
 
 def test_turning_queries_back_is_turning_keys_on():
-    q, keys, values, rows, pages, inv_freq, pairing = example(6, pairing="halves", again=0.0, asked=[2, 2])
-    assert pages.moves.any()
-    still = dataclasses.replace(pages, moves=torch.zeros_like(pages.moves))
+    q, keys, values, rows, pages, inv_freq, pairing = example(6, pairing="neox", again=0.0, asked=[2, 2])
+    assert pages.shifts.any()
+    still = dataclasses.replace(pages, shifts=torch.zeros_like(pages.shifts))
     moved = question_attention.launch(q, keys, values, rows, pages, inv_freq, pairing)
     assert (moved - question_attention.launch(q, keys, values, rows, still, inv_freq, pairing)).abs().max() > 0.01
 
 
 def test_partial_rotation_turns_the_first_channels_only():
-    q, keys, values, rows, pages, inv_freq, pairing = example(7, pairing="halves", width=64)
+    q, keys, values, rows, pages, inv_freq, pairing = example(7, pairing="neox", width=64)
     some = inv_freq[::2].contiguous()  # 32 of 64 channels
     arguments = (q, keys, values, rows, pages, some, pairing)
     close(question_attention.launch(*arguments), _pages_triton.reference(*arguments))
@@ -107,7 +107,7 @@ def test_partial_rotation_turns_the_first_channels_only():
 def test_a_row_before_every_key_and_a_missing_row_are_zero():
     q, keys, values, rows, pages, *_ = example(8)
     shifted = dataclasses.replace(pages)
-    late = Paged.of(shifted.table, torch.where(pages.positions == FAR, FAR, pages.positions + 10_000))
+    late = Paged.of(shifted.table, torch.where(pages.positions == INVALID_POS, INVALID_POS, pages.positions + 10_000))
     assert not question_attention.launch(q, keys, values, rows, late).any()
     assert not question_attention.launch(q, keys, values, torch.full_like(rows, -1), pages).any()
 
@@ -118,7 +118,7 @@ def test_a_scale_of_the_model_is_used():
     close(question_attention.launch(*arguments), _pages_triton.reference(*arguments))
 
 
-@pytest.mark.parametrize("pairing", [None, "halves", "neighbours"])
+@pytest.mark.parametrize("pairing", [None, "neox", "interleaved"])
 def test_pages_are_copied_out_in_the_order_of_their_positions(pairing):
     _, keys, values, rows, pages, inv_freq, turn = example(3, pairing=pairing, again=0.4)
     for own, expected in zip(

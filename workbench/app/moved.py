@@ -15,7 +15,7 @@ from typing import Any
 _ROOMS = {
     "core": "blocks errors kv masks plan rope tiles rules=mask_rules grid=tile_grid keeping=tile_selection "
     "scores=block_scores whole=files",
-    "data": "assets corpus embedders layouts segment reading=prompt_view",
+    "data": "assets corpus=retrieval_corpus embedders layouts segment reading=prompt_view",
     "models": "families untrained=random_init freed=allocator",
     "engine": "attention executors=backends probing=support chunked decoding weights=attention_maps "
     "tilewise=block_sparse packed=packed_encoding fused=compile graphs=cuda_graphs pool=paged_pool steps=static_batch",

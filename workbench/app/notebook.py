@@ -42,29 +42,29 @@ WORDS: dict[Any, str] = {
 
 
 @dataclass(frozen=True)
-class Rule:
+class Check:
     """What a value must satisfy beyond its type, and how to say it. Applied to every element of a list."""
 
     allowed: str
     holds: Callable[[Any], bool]
 
 
-def between(low: float, high: float) -> Rule:
+def between(low: float, high: float) -> Check:
     """low <= value <= high."""
-    return Rule(f"between {low:,} and {high:,}", lambda value: low <= value <= high)
+    return Check(f"between {low:,} and {high:,}", lambda value: low <= value <= high)
 
 
-def at_least(low: float) -> Rule:
+def at_least(low: float) -> Check:
     """low <= value."""
-    return Rule(f"at least {low:,}", lambda value: low <= value)
+    return Check(f"at least {low:,}", lambda value: low <= value)
 
 
-def one_of(*choices: object) -> Rule:
+def one_of(*choices: object) -> Check:
     """value in choices."""
-    return Rule(f"one of {', '.join(map(str, choices))}", lambda value: value in choices)
+    return Check(f"one of {', '.join(map(str, choices))}", lambda value: value in choices)
 
 
-def validate(namespace: MutableMapping[str, Any], **rules: Rule) -> None:
+def validate(namespace: MutableMapping[str, Any], **rules: Check) -> None:
     """Check every annotated name of `namespace` against its annotation, and against its rule if it has one.
 
     Values are replaced by what the annotation asks for: a number written 1e-3 (text, in YAML) becomes a float, a list
@@ -81,7 +81,7 @@ def validate(namespace: MutableMapping[str, Any], **rules: Rule) -> None:
         namespace[name] = value
 
 
-def _hold(name: str, value: object, rule: Rule | None) -> None:
+def _hold(name: str, value: object, rule: Check | None) -> None:
     if rule is None or value is None:
         return
     for item in value if isinstance(value, list | tuple) else (value,):

@@ -29,14 +29,14 @@ class KV:
         cls,
         shapes: list[tuple[int, int]],
         length: int,
-        room: int = 0,
+        reserve: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "KV":
         """Unwritten KV of `length` tokens with capacity for `room` more; `shapes` is (heads, head width) per layer."""
 
         def new() -> Tensors:
-            return [torch.zeros(heads, length + room, width, dtype=dtype, device=device) for heads, width in shapes]
+            return [torch.zeros(heads, length + reserve, width, dtype=dtype, device=device) for heads, width in shapes]
 
         return cls.within(new(), new(), length)
 
@@ -69,9 +69,9 @@ class KV:
             self.start + begin,
         )
 
-    def clone(self, room: int = 0) -> "KV":
+    def clone(self, reserve: int = 0) -> "KV":
         """A writable copy, with capacity for `room` more tokens."""
-        return self._copy(len(self) + room)
+        return self._copy(len(self) + reserve)
 
     def grow(self, count: int) -> None:
         """Append `count` unwritten tokens in place; existing tokens are copied only where the capacity is used up."""
@@ -83,11 +83,11 @@ class KV:
         self.keys = [x[:, :length] for x in self._backing[0]]
         self.values = [x[:, :length] for x in self._backing[1]]
 
-    def reserve(self, room: int) -> None:
+    def reserve(self, reserve: int) -> None:
         """Set capacity for `room` more tokens aside: at most one copy."""
         self._check_writable()
-        if self._capacity() < len(self) + room:
-            bigger = self._copy(len(self) + room)
+        if self._capacity() < len(self) + reserve:
+            bigger = self._copy(len(self) + reserve)
             self.keys, self.values, self._backing = bigger.keys, bigger.values, bigger._backing
 
     def to(self, device: torch.device | str) -> "KV":

@@ -36,7 +36,7 @@ _COMPARE = {
 _MOST = 1 << 31  # numbers beyond this are a slip, not a position
 
 
-def parse(sentence: str, prompt: Prompt) -> masks.Rule:
+def parse(sentence: str, prompt: Prompt) -> masks.MaskRule:
     """The rule that `sentence` describes, on the blocks of `prompt`; BadInput where the sentence is not understood."""
     probe = torch.arange(2)
     try:
@@ -46,7 +46,7 @@ def parse(sentence: str, prompt: Prompt) -> masks.Rule:
         raise BadInput(
             f"mask rule {sentence[:80]!r} is not a sentence: try 'causal & (same_block | window(64))'"
         ) from None
-    return masks.Rule(sees, sentence.strip())
+    return masks.MaskRule(sees, sentence.strip())
 
 
 def check(sentence: str) -> None:

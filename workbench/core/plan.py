@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.masks import Sees, causal
 from workbench.core.tiles import Tiles
@@ -12,7 +13,7 @@ from workbench.core.tiles import Tiles
 # (queries [Hq, R, D], keys [H, T, D], rows [R], site) -> Tiles, for logits of queries · keys / sqrt(D)
 Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Site"], Tiles]
 # (queries [Hq, R, D], keys [H, T, D], values [H, T, D], rows [R], sees, tiles or None, scale) -> [Hq, R, D]
-Kernel = Callable[..., torch.Tensor]
+Backend = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,24 +24,25 @@ class Site:
     length: int | None = None  # tokens of the whole prompt, of which rows and keys may be a part; None: they are all
 
 
+@renamed.fields(tiles="sparse", kernel="backend", watch="return_queries", depth="num_layers")
 @dataclass(frozen=True, eq=False)
 class Plan:
     """`rows` [R] are computed now, in rising order; every other position is read from the cache.
 
     sees    rule of who may see whom, over positions (the model's own sliding window is joined to it)
-    tiles   a sparse method, asked once per layer with that layer's queries, keys and rows; not asked where the layer's
+    sparse  a sparse method, asked once per layer with that layer's queries, keys and rows; not asked where the layer's
             sliding window is narrower than the prompt
-    kernel  carries out the attention in place of torch's `scaled_dot_product_attention`
-    watch   layers whose queries are wanted back
-    depth   stop after this many layers: their KV is written, there are no logits
+    backend carries out the attention in place of torch's `scaled_dot_product_attention`
+    return_queries  layers whose queries are returned
+    num_layers      stop after this many layers: their KV is written, there are no logits
     """
 
     rows: torch.Tensor
     sees: Sees = causal
-    tiles: Choose | None = None
-    kernel: Kernel | None = None
-    watch: tuple[int, ...] = ()
-    depth: int | None = None
+    sparse: Choose | None = None
+    backend: Backend | None = None
+    return_queries: tuple[int, ...] = ()
+    num_layers: int | None = None
 
     def __post_init__(self) -> None:
         rows = torch.as_tensor(self.rows)
@@ -62,5 +64,5 @@ class Pass:
 
     rows: Sequence[int]
     length: int
-    depth: int | None = None  # None: all layers
+    num_layers: int | None = None  # None: all layers
     forward: int = 0

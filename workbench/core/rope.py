@@ -8,11 +8,11 @@ from typing import Literal
 
 import torch
 
-Pairing = Literal["halves", "neighbours"]
+Pairing = Literal["neox", "interleaved"]
 
 
 def rotate(
-    keys: torch.Tensor, distance: int | torch.Tensor, inv_freq: torch.Tensor, pairing: Pairing = "halves"
+    keys: torch.Tensor, distance: int | torch.Tensor, inv_freq: torch.Tensor, pairing: Pairing = "neox"
 ) -> torch.Tensor:
     """`keys` [H, T, D] turned to `distance` positions later: a new tensor of the same dtype.
 
@@ -38,7 +38,7 @@ def rotate_by(
     keys: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pairing: Pairing = "halves",
+    pairing: Pairing = "neox",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`keys` [H, T, D] turned by the angles that `turn` gave, written to `out` (of any dtype, apart from `keys`)."""
@@ -60,6 +60,6 @@ def rotate_by(
 
 def _planes(keys: torch.Tensor, half: int, pairing: Pairing) -> tuple[torch.Tensor, torch.Tensor]:
     """Two views [H, T, R/2]: first and second channel of every plane."""
-    if pairing == "halves":
+    if pairing == "neox":
         return keys[..., :half], keys[..., half : 2 * half]
     return keys[..., : 2 * half : 2], keys[..., 1 : 2 * half : 2]

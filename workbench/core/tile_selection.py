@@ -12,7 +12,7 @@ from workbench.core.tile_grid import Grid
 
 
 @dataclass(frozen=True, eq=False)
-class Rule:
+class TileRule:
     """Which tiles of `tile` tokens are kept, given a weight for every pair of blocks of `block` tokens.
 
     mass     fewest blocks that hold this share of the weights of a row, the one that crosses it included: a number, or
@@ -55,7 +55,7 @@ def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None
     return kept if first is None else kept | first
 
 
-def kept(weights: Tensor, rows: Tensor, length: int, rule: Rule, group: int = 1, logits: bool = False) -> Tensor:
+def kept(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
     """[Hq, I, J] bool: what `rule` keeps by weights [Hq, I', J'] of the blocks of rows [R] over `length` keys.
 
     weights   at least 0, or any where they are `logits`; where no row sees the block they are not read
@@ -66,7 +66,7 @@ def kept(weights: Tensor, rows: Tensor, length: int, rule: Rule, group: int = 1,
     return grid.tiles(torch.stack(torch.broadcast_tensors(*found.values())).any(0), len(weights)).kept
 
 
-def chosen(weights: Tensor, blocks: Grid, rule: Rule, group: int = 1, logits: bool = False) -> Tensor:
+def chosen(weights: Tensor, blocks: Grid, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
     """[H, I', J'] bool: blocks that any head of a group keeps for their weight."""
     seen = (blocks.columns + 1) * rule.block - 1 <= blocks.last[:, None] if rule.whole else blocks.causal
     if logits:
@@ -80,7 +80,7 @@ def chosen(weights: Tensor, blocks: Grid, rule: Rule, group: int = 1, logits: bo
     return found.unflatten(0, (-1, group)).any(1)
 
 
-def causes(found: Tensor, grid: Grid, rule: Rule) -> dict[str, Tensor]:
+def causes(found: Tensor, grid: Grid, rule: TileRule) -> dict[str, Tensor]:
     """Why tiles of `grid` are kept: [H, I, J] bool each, or what broadcasts to it; `found` [H, I', J'] are blocks."""
     wide = rule.block // rule.tile
     fine = found.repeat_interleave(wide, 1).repeat_interleave(wide, 2)
@@ -94,7 +94,7 @@ def causes(found: Tensor, grid: Grid, rule: Rule) -> dict[str, Tensor]:
     }
 
 
-def _strided(grid: Grid, rule: Rule) -> Tensor:
+def _strided(grid: Grid, rule: TileRule) -> Tensor:
     """[I, J]"""
     if not rule.stride:
         return torch.zeros(grid.shape, dtype=torch.bool, device=grid.rows.device)
@@ -102,7 +102,7 @@ def _strided(grid: Grid, rule: Rule) -> Tensor:
     return (131 * i + 17 * grid.columns + rule.seed) % rule.stride == 0
 
 
-def _drawn(grid: Grid, rule: Rule, heads: int) -> Tensor:
+def _drawn(grid: Grid, rule: TileRule, heads: int) -> Tensor:
     """[H, I, J]"""
     if not rule.random:
         return torch.zeros(1, *grid.shape, dtype=torch.bool, device=grid.rows.device)

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.core.masks import Rule, causal, visible, window
+from workbench.core.masks import MaskRule, causal, visible, window
 from workbench.core.plan import Plan, Site
 from workbench.core.tiles import Tiles
 from workbench.engine import backends, block_sparse
@@ -33,15 +33,15 @@ PASSED_ON = {  # arguments of a decoder layer that reach its attention function 
 }  # fmt: skip
 
 
-class Enough(Exception):
+class StopForward(Exception):
     """Raised inside a forward pass when all that was asked for is computed."""
 
 
-class Part(Protocol):
+class PackedRequest(Protocol):
     """One request of a packed forward pass."""
 
     rows: torch.Tensor  # [R] positions
-    depth: int | None  # stop after this many layers
+    num_layers: int | None  # stop after this many layers
 
     def attend(
         self,
@@ -63,7 +63,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: Any,
     *,
-    parts: Sequence[Part] = (),
+    parts: Sequence[PackedRequest] = (),
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -77,16 +77,18 @@ def attend(
             "or model.set_attn_implementation('sdpa') for the stock model"
         )
     refuse(module, attention_mask, dropout, {**others, "is_causal": False if is_causal is False else None})
-    layer, depths = module.layer_idx, [part.depth for part in parts]
+    layer, depths = module.layer_idx, [part.num_layers for part in parts]
     stop = None if None in depths else max(d for d in depths if d)
     lengths = [len(part.rows) for part in parts]
     results = []
     for part, q, k, v in zip(parts, *(x[0].split(lengths, 1) for x in (query, key, value)), strict=True):
-        deep_enough = part.depth is not None and layer >= part.depth
-        out = None if deep_enough else part.attend(layer, q, k, v, sliding_window, scaling, part.depth == layer + 1)
+        deep_enough = part.num_layers is not None and layer >= part.num_layers
+        out = (
+            None if deep_enough else part.attend(layer, q, k, v, sliding_window, scaling, part.num_layers == layer + 1)
+        )
         results.append(v.new_zeros(q.shape[0], q.shape[1], v.shape[-1]) if out is None else out)
     if stop == layer + 1:
-        raise Enough
+        raise StopForward
     out = results[0] if len(results) == 1 else torch.cat(results, 1)
     return out.transpose(0, 1)[None].contiguous(), None
 
@@ -113,20 +115,20 @@ class Piece:
     blind: torch.Tensor | None = None  # [r] or [Hq, r] bool, rows that see nothing: their result is 0
 
 
-class Request:
+class PlannedRequest:
     """A plan carried out on one KV: lives for one forward pass and keeps its masks from layer to layer.
 
     kept   how many of the last rows get logits; in the last layer the others only write their keys and values
     """
 
     def __init__(self, plan: Plan, kv: KV, device: torch.device, kept: int | None = None):
-        self.plan, self.kv, self.depth = plan, kv, plan.depth
-        self._tail: Request | None = None
-        if kept and kept < len(plan.rows) and not (plan.tiles or plan.kernel or plan.depth):
-            self._tail = Request(replace(plan, rows=plan.rows[-kept:], watch=()), kv, device)
+        self.plan, self.kv, self.num_layers = plan, kv, plan.num_layers
+        self._tail: PlannedRequest | None = None
+        if kept and kept < len(plan.rows) and not (plan.sparse or plan.backend or plan.num_layers):
+            self._tail = PlannedRequest(replace(plan, rows=plan.rows[-kept:], return_queries=()), kv, device)
         self.rows = plan.rows.to(device)
         self.queries: dict[int, torch.Tensor] = {}
-        self.executors: dict[int, str] = {}  # what carried out the attention of a layer
+        self.backends: dict[int, str] = {}  # what carried out the attention of a layer
         self._first, self._end = int(plan.rows[0]), int(plan.rows[-1]) + 1
         self._whole = self._end - self._first == len(plan.rows)  # a run without gaps
         self._pieces: dict[tuple[int | None, torch.device], list[Piece]] = {}
@@ -144,14 +146,14 @@ class Request:
         keys, values = self.kv.keys[layer], self.kv.values[layer]
         self._write(keys, k)
         self._write(values, v)
-        if layer in self.plan.watch:
+        if layer in self.plan.return_queries:
             self.queries[layer] = q
         if last:
             return None
         if self._tail and layer == len(self.kv.keys) - 1:
             out = v.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
             out[:, -len(self._tail.rows) :] = self._tail.over(layer, q[:, -len(self._tail.rows) :], size, scale)
-            self.executors |= self._tail.executors
+            self.backends |= self._tail.backends
             return out
         return self.over(layer, q, size, scale)
 
@@ -161,13 +163,13 @@ class Request:
         rows, sees = self.rows.to(q.device), self.plan.sees
         end = self._end if sees is causal else len(self.kv)
         tiles = self._tiles(layer, q, keys[:, :end], rows, size, scale)
-        asked = backends.ask(q, keys[:, :end], sees, size, self._whole and not self._first, tiles)
-        executor: Any = self.plan.kernel or backends.executor_for(asked)
-        self.executors[layer] = backends.name_of(executor)
-        if executor is not backends.TORCH:
-            backends.check(executor, asked)
-            rule = Rule(sees, "plan") & window(size) if size and asked.windowed else sees
-            return executor(q, keys[:, :end], values[:, :end], rows, rule, tiles, scale)
+        asked = backends.problem_of(q, keys[:, :end], sees, size, self._whole and not self._first, tiles)
+        backend: Any = self.plan.backend or backends.backend_for(asked)
+        self.backends[layer] = backends.name_of(backend)
+        if backend is not backends.TORCH:
+            backends.check(backend, asked)
+            rule = MaskRule(sees, "plan") & window(size) if size and asked.windowed else sees
+            return backend(q, keys[:, :end], values[:, :end], rows, rule, tiles, scale)
         if tiles is not None and sees is causal and not asked.windowed and not q.is_cuda:
             return block_sparse.attention(q, keys[:, :end], values[:, :end], rows, tiles, scale)
         if tiles is not None:
@@ -181,11 +183,11 @@ class Request:
         self, layer: int, q: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor, size: int | None, scale: float | None
     ) -> Tiles | None:
         """The plan's sparse choice. It weighs by 1/sqrt(D): a model's own scale is put into the queries."""
-        if not self.plan.tiles or (size and size < len(self.kv)):
+        if not self.plan.sparse or (size and size < len(self.kv)):
             return None
         own = 1.0 if scale is None else scale * q.shape[-1] ** 0.5
         asked = q if abs(own - 1) < 1e-6 else q * own
-        return self.plan.tiles(asked, keys, rows, Site(layer, len(self.kv)))
+        return self.plan.sparse(asked, keys, rows, Site(layer, len(self.kv)))
 
     def _write(self, cached: torch.Tensor, fresh: torch.Tensor) -> None:
         if self._whole:

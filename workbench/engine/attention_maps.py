@@ -12,8 +12,8 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal, visible, window
 from workbench.core.plan import Pass, Plan
-from workbench.engine.forward import Work, empty, prefill_many
-from workbench.engine.support import Facts, facts_of
+from workbench.engine.forward import PrefillRequest, empty, prefill_many
+from workbench.engine.support import ModelSpec, attach
 
 ELEMENTS = 1 << 26  # most logits in memory at a time
 Layers = str | tuple[int, ...]
@@ -27,16 +27,16 @@ def check_layers(layers: Layers, words: tuple[str, ...]) -> None:
         raise BadInput(f"layers is {layers!r}: it is {', '.join(words)} or layer numbers in brackets, as in (0, -1)")
 
 
-def layers_of(facts: Facts, layers: Layers) -> list[int]:
+def layers_of(spec: ModelSpec, layers: Layers) -> list[int]:
     """Layer numbers of "all", of "last" (the last layer that sees the whole prompt: without a sliding window, where the
     model has one) or of a list, which may count from the end."""
     if layers == "all":
-        return list(range(facts.layers))
+        return list(range(spec.layers))
     if layers == "last":
-        return [max((i for i, size in enumerate(facts.windows) if not size), default=facts.layers - 1)]
-    chosen = sorted({layer + facts.layers if layer < 0 else layer for layer in layers if isinstance(layer, int)})
-    if chosen[0] < 0 or chosen[-1] >= facts.layers:
-        raise BadInput(f"layers {layers}: the model has layers 0 to {facts.layers - 1}, or -{facts.layers} to -1")
+        return [max((i for i, size in enumerate(spec.windows) if not size), default=spec.layers - 1)]
+    chosen = sorted({layer + spec.layers if layer < 0 else layer for layer in layers if isinstance(layer, int)})
+    if chosen[0] < 0 or chosen[-1] >= spec.layers:
+        raise BadInput(f"layers {layers}: the model has layers 0 to {spec.layers - 1}, or -{spec.layers} to -1")
     return chosen
 
 
@@ -47,13 +47,13 @@ def logits(
 
     Yields (which rows, [Hq, r, T] fp32), -inf where a row does not see: by `sees` and by the layer's sliding window.
     """
-    size = facts_of(model).windows[layer]
+    size = attach(model).windows[layer]
     scale = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None) or queries.shape[-1] ** -0.5
     rows, cols = rows.to(keys.device), torch.arange(keys.shape[1], device=keys.device)
     grouped, wide = queries.float().unflatten(0, (keys.shape[0], -1)), keys.float()[:, None].mT  # GQA without copies
-    step = max(1, ELEMENTS // (queries.shape[0] * keys.shape[1]))
-    for at in range(0, len(rows), step):
-        part = slice(at, min(at + step, len(rows)))
+    output = max(1, ELEMENTS // (queries.shape[0] * keys.shape[1]))
+    for at in range(0, len(rows), output):
+        part = slice(at, min(at + output, len(rows)))
         seen = visible(sees, rows[part], cols)
         if size:
             seen = seen & visible(window(size), rows[part], cols)
@@ -86,19 +86,19 @@ class Crossing:
 
 def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers = "all") -> list[Crossing]:
     """Attention between blocks under full attention: a prefill of the contexts up to the deepest of `layers`."""
-    chosen = layers_of(facts_of(model), layers)
-    works = []
+    chosen = layers_of(attach(model), layers)
+    requests = []
     for prompt in prompts:
-        plan = Plan(torch.arange(prompt.starts[-1]), watch=tuple(chosen), depth=chosen[-1] + 1)
-        works.append(Work(prompt.tokens, plan, empty(model, len(prompt))))
+        plan = Plan(torch.arange(prompt.starts[-1]), return_queries=tuple(chosen), num_layers=chosen[-1] + 1)
+        requests.append(PrefillRequest(prompt.tokens, plan, empty(model, len(prompt))))
     found = []
-    for prompt, work, step in zip(prompts, works, prefill_many(model, works), strict=True):
+    for prompt, request, output in zip(prompts, requests, prefill_many(model, requests), strict=True):
         end, of = prompt.starts[-1], prompt.block_of[: prompt.starts[-1]].to(model.device)
         member = torch.nn.functional.one_hot(of, len(prompt.context)).float()  # [T, B]
         paid, received = torch.zeros_like(member), torch.zeros_like(member[:, 0])
         for layer in chosen:
-            keys = work.kv.keys[layer][:, :end]
-            for rows, scores in logits(model, layer, step.queries[layer], keys, work.plan.rows):
+            keys = request.kv.keys[layer][:, :end]
+            for rows, scores in logits(model, layer, output.queries[layer], keys, request.plan.rows):
                 share = softmax(scores).mean(0) / len(chosen)  # [r, T]
                 paid[rows] += share @ member
                 received += share.masked_fill(of[rows, None] == of, 0).sum(0)
@@ -124,16 +124,16 @@ def from_question(
     Summed over layers, heads and the `last` question tokens (None: all). Softmax within each "block" apart or over the
     whole "prompt". Writes the question rows of `kvs`.
     """
-    chosen = layers_of(facts_of(model), layers)
-    plans = [Plan(prompt.question, watch=tuple(chosen), depth=chosen[-1] + 1) for prompt in prompts]
-    works = [Work(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)]
+    chosen = layers_of(attach(model), layers)
+    plans = [Plan(prompt.question, return_queries=tuple(chosen), num_layers=chosen[-1] + 1) for prompt in prompts]
+    requests = [PrefillRequest(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)]
     found = []
-    for work, prompt, step in zip(works, prompts, prefill_many(model, works), strict=True):
+    for request, prompt, output in zip(requests, prompts, prefill_many(model, requests), strict=True):
         lengths, first = [len(block) for block in prompt.blocks], -(last or len(prompt.question))
         total = torch.zeros(len(prompt), device=model.device)
         for layer in chosen:
-            queries, rows = step.queries[layer][:, first:], prompt.question[first:]
-            for _, scores in logits(model, layer, queries, work.kv.keys[layer][:, : len(prompt)], rows):
+            queries, rows = output.queries[layer][:, first:], prompt.question[first:]
+            for _, scores in logits(model, layer, queries, request.kv.keys[layer][:, : len(prompt)], rows):
                 total += (softmax(scores) if over == "prompt" else within_blocks(scores, lengths)).sum((0, 1))
         found.append(total[: prompt.starts[-1]])
     return found
@@ -141,4 +141,4 @@ def from_question(
 
 def question_pass(model: PreTrainedModel, prompt: Prompt, layers: Layers) -> Pass:
     """What `from_question` computes for one prompt."""
-    return Pass(prompt.question.tolist(), len(prompt), layers_of(facts_of(model), layers)[-1] + 1)
+    return Pass(prompt.question.tolist(), len(prompt), layers_of(attach(model), layers)[-1] + 1)

@@ -6,7 +6,7 @@ keeps what they do not do (other mask rules, sliding windows, single columns bes
 short prompts from their start; on a CPU it does everything, kept tiles query tile by query tile (`tilewise`).
 `Step.executors` tells what ran in each layer.
 
-`Plan(kernel=executors.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's
+`Plan(backend=backends.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's
 interpreter), or refused in a sentence.
 """
 
@@ -32,7 +32,7 @@ SHORT = 1024  # a whole prompt below it is torch's: one launch is all it takes
 
 
 @dataclass(frozen=True)
-class Ask:
+class AttentionProblem:
     """The attention of one layer: all that a choice depends on. `rows` are computed over `length` keys."""
 
     rows: int
@@ -54,25 +54,25 @@ class Torch:
 
     name = "torch"
 
-    def refuses(self, ask: Ask) -> str:
+    def refuses(self, problem: AttentionProblem) -> str:
         return ""
 
 
 class _Kernel:
     name = ""
 
-    def refuses(self, ask: Ask) -> str:
+    def refuses(self, problem: AttentionProblem) -> str:
         """Why it cannot do what is asked, in words; "" if it can."""
-        if not ask.causal:
+        if not problem.causal:
             return "it knows plain causal attention, no other mask rule"
-        if ask.windowed:
+        if problem.windowed:
             return "it knows no sliding window"
-        if ask.columns:
+        if problem.columns:
             return "it knows whole tiles, no single columns"
-        if not WIDTHS[0] <= ask.width <= WIDTHS[1]:
-            return f"heads are {ask.width} wide, it takes {WIDTHS[0]} to {WIDTHS[1]}"
-        if ask.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"it takes bf16, fp16 and fp32, not {ask.dtype}"
+        if not WIDTHS[0] <= problem.width <= WIDTHS[1]:
+            return f"heads are {problem.width} wide, it takes {WIDTHS[0]} to {WIDTHS[1]}"
+        if problem.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return f"it takes bf16, fp16 and fp32, not {problem.dtype}"
         return "" if _triton() else "Triton is not installed here"
 
 
@@ -82,8 +82,8 @@ class QuestionAttention(_Kernel):
 
     name = "question_attention"
 
-    def refuses(self, ask: Ask) -> str:
-        return "it knows no tiles: name tile_attention" if ask.tile else super().refuses(ask)
+    def refuses(self, problem: AttentionProblem) -> str:
+        return "it knows no tiles: name tile_attention" if problem.tile else super().refuses(problem)
 
     def __call__(
         self,
@@ -106,10 +106,10 @@ class TileAttention(_Kernel):
 
     name = "tile_attention"
 
-    def refuses(self, ask: Ask) -> str:
-        if ask.tile and ask.tile not in TILES:
-            return f"tiles are {ask.tile} tokens, it takes {', '.join(map(str, TILES))}"
-        return super().refuses(ask)
+    def refuses(self, problem: AttentionProblem) -> str:
+        if problem.tile and problem.tile not in TILES:
+            return f"tiles are {problem.tile} tokens, it takes {', '.join(map(str, TILES))}"
+        return super().refuses(problem)
 
     def __call__(
         self,
@@ -144,33 +144,35 @@ def named(name: str) -> QuestionAttention | TileAttention:
     raise BadInput(f"no executor is named {name!r}: it is one of {', '.join(one.name for one in KERNELS)}")
 
 
-def executor_for(ask: Ask) -> Torch | QuestionAttention | TileAttention:
+def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAttention:
     """What carries out `ask` where the plan names no kernel; the rule at the head of this file."""
-    if not on_card(ask.device) or ask.dtype == torch.float32:
+    if not on_gpu(problem.device) or problem.dtype == torch.float32:
         return TORCH
-    if ask.whole and ask.rows < SHORT and not ask.tile:
+    if problem.whole and problem.rows < SHORT and not problem.tile:
         return TORCH
-    few = -(-ask.rows // ROWS) * ask.heads[0] < 2 * _processors(ask.device)
-    chosen = KERNELS[0] if few and not ask.tile else KERNELS[1]
-    return TORCH if chosen.refuses(ask) else chosen
+    few = -(-problem.rows // ROWS) * problem.heads[0] < 2 * _processors(problem.device)
+    chosen = KERNELS[0] if few and not problem.tile else KERNELS[1]
+    return TORCH if chosen.refuses(problem) else chosen
 
 
-def check(asked: Any, ask: Ask) -> None:
+def check(asked: Any, problem: AttentionProblem) -> None:
     """BadInput where a kernel that the user names cannot do what is asked."""
     refuses = getattr(asked, "refuses", None)  # a callable of the user's own has none
-    if refuses and (reason := refuses(ask)):
+    if refuses and (reason := refuses(problem)):
         raise BadInput(f"{name_of(asked)} cannot carry out this plan: {reason}")
 
 
-def name_of(executor: Any) -> str:
+def name_of(backend: Any) -> str:
     """The name of an executor, or of any callable in its place."""
-    return str(getattr(executor, "name", None) or getattr(executor, "__name__", type(executor).__name__))
+    return str(getattr(backend, "name", None) or getattr(backend, "__name__", type(backend).__name__))
 
 
-def ask(q: Tensor, keys: Tensor, sees: Sees, window: int | None, whole: bool, tiles: Tiles | None = None) -> Ask:
+def problem_of(
+    q: Tensor, keys: Tensor, sees: Sees, window: int | None, whole: bool, tiles: Tiles | None = None
+) -> AttentionProblem:
     """What q [Hq, R, D] over keys [H, T, D] asks for, under a rule, a sliding window and a choice of tiles."""
     length = keys.shape[1]
-    return Ask(
+    return AttentionProblem(
         q.shape[1], length, (q.shape[0], keys.shape[0]), q.shape[2], q.dtype, q.device, sees is causal,
         bool(window and window < length), whole, None if tiles is None else tiles.size,
         tiles is not None and tiles.columns is not None,
@@ -186,7 +188,7 @@ def turned(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, o
         out.copy_(module.reference(keys, distance, inv_freq, pairing))
 
 
-def on_card(device: torch.device) -> bool:
+def on_gpu(device: torch.device) -> bool:
     """Whether kernels run there without being asked for by name."""
     return device.type == "cuda" and _triton()
 
@@ -199,8 +201,10 @@ def identity(length: int, device: torch.device) -> Any:
     at = torch.arange(count * PAGE, dtype=torch.int32, device=device)
     pages = torch.arange(count, dtype=torch.int32, device=device)[None]
     first, last = pages * PAGE, pages * PAGE + PAGE - 1
-    positions = at.masked_fill(at >= length, paged.FAR).view(1, count, PAGE)
-    return paged.Paged(pages, positions, first, last.masked_fill(last >= length, paged.FAR), holes=False)
+    positions = at.masked_fill(at >= length, paged.INVALID_POS).view(1, count, PAGE)
+    return paged.Paged(
+        pages, positions, first, last.masked_fill(last >= length, paged.INVALID_POS), partial_pages=False
+    )
 
 
 @cache

@@ -10,43 +10,45 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.masks import causal, visible
 from workbench.core.plan import Plan
-from workbench.engine.forward import Step, Work, prefill_many
-from workbench.engine.support import facts_of
+from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
+from workbench.engine.support import attach
 
 ELEMENTS = 1 << 24  # most pairs of rows that are asked at a time whether one sees the other
 
 
-def prefill_chunked(model: PreTrainedModel, work: Work, chunk: int, logits_to_keep: int = 0) -> Step:
+def prefill_chunked(
+    model: PreTrainedModel, request: PrefillRequest, chunk: int, logits_to_keep: int = 0
+) -> PrefillOutput:
     """What `prefill` computes, in passes of `chunk` rows; a sparse method is asked anew in each, with its own rows.
 
     Without one, or with one that keeps everything, the result is that of one pass. Rows may be scattered, and blocks
     may be cached before them. Raises BadInput for a chunk below 1 or below the method's tile, and for a rule by which
     a row sees rows of later chunks.
     """
-    return prefill_chunked_many(model, [work], chunk, logits_to_keep)[0]
+    return prefill_chunked_many(model, [request], chunk, logits_to_keep)[0]
 
 
 def prefill_chunked_many(
-    model: PreTrainedModel, works: Sequence[Work], chunk: int, logits_to_keep: int = 0
-) -> list[Step]:
+    model: PreTrainedModel, requests: Sequence[PrefillRequest], chunk: int, logits_to_keep: int = 0
+) -> list[PrefillOutput]:
     """Chunk by chunk for a batch: chunks of the same number of all requests are packed into one forward pass."""
-    for work in works:
-        check_chunk(work.plan, chunk)
-    layers, parts = facts_of(model).layers, [_Part(work, chunk, logits_to_keep) for work in works]
+    for request in requests:
+        check_chunk(request.plan, chunk)
+    layers, parts = attach(model).layers, [_Part(request, chunk, logits_to_keep) for request in requests]
     for number in range(max((part.count for part in parts), default=0)):
         now = [part for part in parts if number < part.count]
         most = max(part.wanted(number) for part in now)
-        asked = [part.work(number, layers, most) for part in now]
-        for part, step in zip(now, prefill_many(model, asked, most or 1), strict=True):
-            part.take(number, step)
-    return [part.step() for part in parts]
+        asked = [part.request(number, layers, most) for part in now]
+        for part, output in zip(now, prefill_many(model, asked, most or 1), strict=True):
+            part.take(number, output)
+    return [part.output() for part in parts]
 
 
 def check_chunk(plan: Plan, chunk: int) -> None:
     """Refuse a chunk that is no number of rows, is smaller than a tile, or would hide later rows from earlier ones."""
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
         raise BadInput(f"chunk is {chunk!r}: it is a number of rows, 1 or more")
-    tile = getattr(plan.tiles, "size", 1)  # a function has none
+    tile = getattr(plan.sparse, "size", 1)  # a function has none
     if chunk < tile:
         raise BadInput(f"chunk {chunk} is smaller than a tile of the sparse method: choose {tile} or more")
     if plan.sees is not causal and (ahead := _sees_ahead(plan, chunk)):
@@ -57,8 +59,8 @@ def _sees_ahead(plan: Plan, chunk: int) -> tuple[int, int] | None:
     rows = plan.rows
     for at in range(0, len(rows), chunk):
         later = rows[at + chunk :]
-        step = max(1, ELEMENTS // max(1, len(later)))
-        for part in rows[at : at + chunk].split(step):
+        output = max(1, ELEMENTS // max(1, len(later)))
+        for part in rows[at : at + chunk].split(output):
             if len(later) and len(found := visible(plan.sees, part, later).nonzero()):
                 return int(part[found[0, 0]]), int(later[found[0, 1]])
     return None
@@ -68,15 +70,15 @@ def _sees_ahead(plan: Plan, chunk: int) -> tuple[int, int] | None:
 class _Part:
     """One request on its way through its chunks."""
 
-    asked: Work
+    asked: PrefillRequest
     chunk: int
     keep: int  # rows at the end that get logits; 0: all
 
     def __post_init__(self) -> None:
         self.rows = self.asked.plan.rows.split(self.chunk)
         self.logits: list[Tensor] = []
-        self.queries: dict[int, list[Tensor]] = {layer: [] for layer in self.asked.plan.watch}
-        self.executors: dict[int, str] = {}  # of the last chunk
+        self.queries: dict[int, list[Tensor]] = {layer: [] for layer in self.asked.plan.return_queries}
+        self.backends: dict[int, str] = {}  # of the last chunk
 
     @property
     def count(self) -> int:
@@ -84,24 +86,26 @@ class _Part:
 
     def wanted(self, number: int) -> int:
         """How many of the last rows of a chunk get logits."""
-        if self.asked.plan.depth is not None:
+        if self.asked.plan.num_layers is not None:
             return 0
         total, end = len(self.asked.plan.rows), min((number + 1) * self.chunk, len(self.asked.plan.rows))
         first = total - self.keep if self.keep else 0
         return max(0, min(end - first, len(self.rows[number])))
 
-    def work(self, number: int, layers: int, most: int) -> Work:
+    def request(self, number: int, layers: int, most: int) -> PrefillRequest:
         """A chunk whose logits nobody wants ends with the KV of the last layer, if no request of the pass goes on."""
-        depth = self.asked.plan.depth if most else self.asked.plan.depth or layers
-        return replace(self.asked, plan=replace(self.asked.plan, rows=self.rows[number], depth=depth))
+        num_layers = self.asked.plan.num_layers if most else self.asked.plan.num_layers or layers
+        return replace(self.asked, plan=replace(self.asked.plan, rows=self.rows[number], num_layers=num_layers))
 
-    def take(self, number: int, step: Step) -> None:
-        if (wanted := self.wanted(number)) and step.logits is not None:
-            self.logits.append(step.logits[-wanted:])
-        self.executors |= step.executors
-        for layer, queries in step.queries.items():
+    def take(self, number: int, output: PrefillOutput) -> None:
+        if (wanted := self.wanted(number)) and output.logits is not None:
+            self.logits.append(output.logits[-wanted:])
+        self.backends |= output.backends
+        for layer, queries in output.queries.items():
             self.queries[layer].append(queries)
 
-    def step(self) -> Step:
+    def output(self) -> PrefillOutput:
         logits = torch.cat(self.logits) if self.logits else None
-        return Step(logits, {layer: torch.cat(parts, 1) for layer, parts in self.queries.items()}, self.executors)
+        return PrefillOutput(
+            logits, {layer: torch.cat(parts, 1) for layer, parts in self.queries.items()}, self.backends
+        )

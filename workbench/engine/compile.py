@@ -13,7 +13,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from workbench.engine.attention import NAME, attend
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 
 SHAPES = 64  # numbers of rows that are compiled for
 
@@ -22,7 +22,7 @@ SHAPES = 64  # numbers of rows that are compiled for
 def fused(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> Iterator[PreTrainedModel]:
     """Within it, layers run compiled: for each number of rows anew, which takes seconds. A CUDA graph that is captured
     within it stays fused."""
-    facts_of(model)
+    attach(model)
     layers = model.get_decoder().layers
     AttentionInterface.register(NAME, torch.compiler.disable(attend))
     try:

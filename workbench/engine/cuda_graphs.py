@@ -2,8 +2,8 @@
 
 A forward pass of an 8B model over 50 rows is some 1,400 short kernels; started one by one, they take longer to start
 than to run. A CUDA graph starts them all at once, if nothing but the contents of its inputs changes: that is what a
-step is (`engine.static_batch`). What was captured is kept by bucket; `Runner.captured` says in how many seconds.
-Elsewhere than on CUDA, and for large steps, whose kernels run longer than they take to start, the same steps run without a graph.
+`StaticBatch` is for. What was captured is kept by bucket; `Runner.captured` says in how many seconds. Elsewhere than on
+CUDA, and for large batches, whose kernels run longer than they take to start, the same batches run without a graph.
 """
 
 import time
@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.engine.compile import fused
 from workbench.engine.paged_pool import PagedPrompt, Pool
-from workbench.engine.static_batch import Answer, Bucket, Step, common
-from workbench.engine.support import facts_of
+from workbench.engine.static_batch import Bucket, DecodeBatch, StaticBatch, common
+from workbench.engine.support import attach
 
 WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries choose theirs
 
@@ -28,7 +28,7 @@ WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries 
 class Captured:
     """A step, its graph (None: it runs as it is), its result, and the seconds that warming up and capturing took."""
 
-    step: Step
+    batch: StaticBatch
     graph: "torch.cuda.CUDAGraph | None" = None
     logits: Tensor | None = None
     warm_up: float = 0.0
@@ -36,7 +36,7 @@ class Captured:
 
     def run(self) -> Tensor:
         if self.graph is None:
-            return self.step.forward()
+            return self.batch.forward()
         self.graph.replay()
         assert self.logits is not None
         return self.logits
@@ -73,13 +73,13 @@ class Runner:
         the first time the context's tokens that are computed again, then the question."""
         _check(prompts, tokens)
         ready = self._ready(Bucket.of(prompts, max(map(len, tokens))))
-        step = ready.step
-        step.clear(common(prompts, max(map(len, tokens))))
+        batch = ready.batch
+        batch.clear(common(prompts, max(map(len, tokens))))
         for i, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True)):
-            step.put(i, prompt, len(ids))
-            step.on_host["ids"][i, : len(ids)] = ids
+            batch.put(i, prompt, len(ids))
+            batch.on_host["ids"][i, : len(ids)] = ids
             prompt.written += len(ids)
-        step.send()
+        batch.send()
         return ready.run()[: len(prompts)].clone()
 
     @torch.no_grad()
@@ -89,33 +89,33 @@ class Runner:
         """Stream greedy answers: one list of token ids a step, None for a request that has ended with one of `eos` (it
         is not streamed; its rows are computed on). The device is one step ahead of the reader. Answers are read to
         their end before others of the same bucket are begun."""
-        if count < 1 or any(prompt.room < count - 1 for prompt in prompts):
-            raise BadInput(f"{count} tokens for prompts with room for {[prompt.room for prompt in prompts]}")
+        if count < 1 or any(prompt.reserve < count - 1 for prompt in prompts):
+            raise BadInput(f"{count} tokens for prompts with room for {[prompt.reserve for prompt in prompts]}")
         ready = self._ready(Bucket.of(prompts, 1, max(1, count)))
-        step = ready.step
-        assert isinstance(step, Answer)
-        step.clear(common(prompts, 1))
+        batch = ready.batch
+        assert isinstance(batch, DecodeBatch)
+        batch.clear(common(prompts, 1))
         for i, prompt in enumerate(prompts):
-            step.put(i, prompt, min(1, prompt.room))
-        step.send()
+            batch.put(i, prompt, min(1, prompt.reserve))
+        batch.send()
         first = logits.argmax(-1).int()
-        step.begin(first)
-        return self._stream(ready, step, step.turn, prompts, first, count, eos)
+        batch.begin(first)
+        return self._stream(ready, batch, batch.turn, prompts, first, count, eos)
 
     def _stream(
-        self, ready: Captured, step: Answer, turn: int, prompts: Sequence[PagedPrompt], first: Tensor, count: int,
+        self, ready: Captured, batch: DecodeBatch, turn: int, prompts: Sequence[PagedPrompt], first: Tensor, count: int,
         eos: frozenset[int],
     ) -> Iterator[list[int | None]]:  # fmt: skip
-        fetch = _Fetch(count, len(prompts), step.tokens.device)
+        fetch = _Fetch(count, len(prompts), batch.tokens.device)
         fetch.start(0, first)
         ended = [False] * len(prompts)
         for number in range(count):
-            if step.turn != turn:
+            if batch.turn != turn:
                 raise BadInput("other answers of the same shape were begun: read one decode() to its end first")
             if number + 1 < count:
                 with torch.no_grad():
                     ready.run()
-                fetch.start(number + 1, step.tokens[number, : len(prompts)])
+                fetch.start(number + 1, batch.tokens[number, : len(prompts)])
                 for prompt in prompts:
                     prompt.written += 1
             tokens = fetch.wait(number)
@@ -125,32 +125,32 @@ class Runner:
             yield [None if done else token for done, token in zip(ended, tokens, strict=True)]
 
     def _ready(self, bucket: Bucket) -> Captured:
-        facts_of(self.model)  # the workbench's attention, if somebody has switched to another in between
+        attach(self.model)  # the workbench's attention, if somebody has switched to another in between
         if bucket.large:
-            return Captured(Step(self.model, self.pool, bucket))
+            return Captured(StaticBatch(self.model, self.pool, bucket))
         if bucket not in self.captured:
-            step = (Answer if bucket.room else Step)(self.model, self.pool, bucket)
-            step.send()
+            batch = (DecodeBatch if bucket.reserve else StaticBatch)(self.model, self.pool, bucket)
+            batch.send()
             with fused(self.model) if self.compile else nullcontext():
-                self.captured[bucket] = self._capture(step) if self.graphs else Captured(step)
+                self.captured[bucket] = self._capture(batch) if self.graphs else Captured(batch)
         return self.captured[bucket]
 
     @torch.no_grad()
-    def _capture(self, step: Step) -> Captured:
+    def _capture(self, batch: StaticBatch) -> Captured:
         """Warm up and capture on padding only: nothing is written but the scratch page."""
         begin = time.perf_counter()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                step.forward()
+                batch.forward()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         middle, graph = time.perf_counter(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
-            logits = step.forward()
+            logits = batch.forward()
         torch.cuda.synchronize()
-        return Captured(step, graph, logits, middle - begin, time.perf_counter() - middle)
+        return Captured(batch, graph, logits, middle - begin, time.perf_counter() - middle)
 
 
 class _Fetch:
@@ -177,5 +177,5 @@ def _check(prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor]) -> None:
     if not prompts or len(prompts) != len(tokens):
         raise BadInput(f"{len(tokens)} lists of tokens for {len(prompts)} prompts: give one for each, at least one")
     for prompt, ids in zip(prompts, tokens, strict=True):
-        if not 1 <= len(ids) <= prompt.room:
-            raise BadInput(f"{len(ids)} tokens for a prompt with room for {prompt.room}")
+        if not 1 <= len(ids) <= prompt.reserve:
+            raise BadInput(f"{len(ids)} tokens for a prompt with room for {prompt.reserve}")

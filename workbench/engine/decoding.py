@@ -12,7 +12,7 @@ from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Plan
 from workbench.engine.forward import check_cache, run
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 
 Tokens = list[int | None]  # one entry per request; None: this request has ended
 
@@ -42,7 +42,7 @@ def decode(
     A request ends at the end-of-text token (not streamed), at a stop string, at the model's context or after
     `max_new_tokens`. BadInput where the parts do not fit, when called and before any work.
     """
-    facts = facts_of(model)
+    spec = attach(model)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     check_options(max_new_tokens, temperature, top_p, stops, tokenizer)
     rules = list(sees) if isinstance(sees, Sequence) else [sees] * len(kvs)
@@ -53,7 +53,7 @@ def decode(
     if len({id(kv) for kv in kvs}) < len(kvs):
         raise BadInput("two requests share one KV: each request of a batch appends to its own (KV.clone)")
     for kv in kvs:
-        check_cache(facts, kv)
+        check_cache(spec, kv)
     requests = [
         _Request(kv, rule, torch.Generator().manual_seed(number))
         for kv, rule, number in zip(kvs, rules, seeds, strict=True)
@@ -61,7 +61,7 @@ def decode(
     choose = _Choice(temperature, top_p)
     watch = _Stop(stops, tokenizer)
     return _stream(
-        model, requests, list(logits), max_new_tokens, choose, watch, facts.context, eos_ids(model, tokenizer)
+        model, requests, list(logits), max_new_tokens, choose, watch, spec.context, eos_ids(model, tokenizer)
     )
 
 
@@ -141,8 +141,8 @@ def _stream(
         if not live or not left:
             return
         latest = [None] * len(requests)
-        room = left if context is None else min(left, context - min(len(requests[i].kv) for i in live))
-        for i, row in zip(live, _forward(model, [requests[i] for i in live], room), strict=True):
+        reserve = left if context is None else min(left, context - min(len(requests[i].kv) for i in live))
+        for i, row in zip(live, _forward(model, [requests[i] for i in live], reserve), strict=True):
             latest[i] = row
 
 
@@ -156,12 +156,12 @@ def _next(request: _Request, row: torch.Tensor, choose: _Choice, watch: _Stop, e
     return token
 
 
-def _forward(model: PreTrainedModel, requests: list[_Request], room: int) -> list[torch.Tensor]:
+def _forward(model: PreTrainedModel, requests: list[_Request], reserve: int) -> list[torch.Tensor]:
     """Logits [1, V] after the last token of every request; its KV is appended in place."""
     parts = []
     for request in requests:
         if len(request.tokens) == 1:
-            request.kv.reserve(room)
+            request.kv.reserve(reserve)
         request.kv.grow(1)
         plan = Plan(torch.tensor([len(request.kv) - 1]), request.sees)
         parts.append((torch.tensor(request.tokens[-1:]), plan, request.kv))

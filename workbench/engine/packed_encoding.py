@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.engine.attention import Enough
+from workbench.engine.attention import StopForward
 from workbench.engine.backends import kernel
 
 Write = Callable[[int, Tensor, Tensor], None]  # (layer, keys [H, N, D], values [H, N, D]) of all blocks
@@ -19,9 +19,9 @@ class Packed:
     """
 
     def __init__(self, lengths: Sequence[int], layers: int, device: torch.device, write: Write, kernels: bool):
-        self.depth, self.longest, self.write = layers, max(lengths), write
+        self.num_layers, self.max_seqlen, self.write = layers, max(lengths), write
         self.rows = torch.cat([torch.arange(n) for n in lengths]).to(device)
-        self.starts = torch.tensor((0, *lengths)).cumsum(0).int().to(device)
+        self.cu_seqlens = torch.tensor((0, *lengths)).cumsum(0).int().to(device)
         module = kernel("encode_blocks")
         self.encode = module.launch if kernels else module.reference
 
@@ -30,7 +30,7 @@ class Packed:
     ) -> Tensor | None:
         """No block is longer than the sliding window `size`: that is refused before."""
         self.write(layer, k, v)
-        return None if last else self.encode(q, k, v, self.starts, self.longest, scale)
+        return None if last else self.encode(q, k, v, self.cu_seqlens, self.max_seqlen, scale)
 
 
 @torch.no_grad()
@@ -40,5 +40,5 @@ def encode(model: PreTrainedModel, tokens: Sequence[Tensor], layers: int, write:
     ids = torch.cat([run.to(model.device) for run in tokens])
     try:
         model(input_ids=ids[None], position_ids=part.rows[None], use_cache=False, logits_to_keep=1, parts=[part])
-    except Enough:
+    except StopForward:
         return

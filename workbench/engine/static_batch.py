@@ -32,21 +32,21 @@ class Bucket:
     rows: int
     pages: int
     shared: int
-    moving: bool
-    holes: bool
-    room: int = 0
+    shifted: bool
+    partial_pages: bool
+    reserve: int = 0
 
     @classmethod
-    def of(cls, prompts: Sequence[PagedPrompt], rows: int, room: int = 0) -> "Bucket":
+    def of(cls, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0) -> "Bucket":
         tables, shared = [prompt.pages for prompt in prompts], common(prompts, rows)
         return cls(
             _power(len(prompts)),
-            1 if room else rows if rows > LARGE else max(16, _power(rows)),
+            1 if reserve else rows if rows > LARGE else max(16, _power(rows)),
             _octave(max(pages.table.shape[1] for pages in tables) - shared),
             shared and _octave(shared),
-            any(pages.moves is not None for pages in tables),
-            any(pages.holes for pages in tables),
-            room and max(64, _power(room)),
+            any(pages.shifts is not None for pages in tables),
+            any(pages.partial_pages for pages in tables),
+            reserve and max(64, _power(reserve)),
         )
 
     @property
@@ -61,30 +61,30 @@ def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
     one, least = prompts[0].pages, min(prompt.pages.table.shape[1] for prompt in prompts)
     same = torch.ones(least, dtype=torch.bool)
     for other in (prompt.pages for prompt in prompts[1:]):
-        if (one.moves is None) != (other.moves is None):
+        if (one.shifts is None) != (other.shifts is None):
             return 0
-        for name in PARTS if one.moves is not None else set(PARTS) - {"moves"}:
+        for name in PARTS if one.shifts is not None else set(PARTS) - {"moves"}:
             alike = getattr(one, name)[0, :least] == getattr(other, name)[0, :least]
             same &= alike.flatten(1).all(1) if alike.ndim > 1 else alike
     count = int(same.int().cumprod(0).sum())
     return count if count >= SHARED else 0
 
 
-class Step:
+class StaticBatch:
     """The static inputs of a bucket, and the forward pass over them: a part of a pass (`attention.Part`).
 
     All inputs are views of one int32 tensor, so a request is one copy to the device.
     """
 
-    depth = None
+    num_layers = None
 
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket):
         self.model, self.pool, self.bucket = model, pool, bucket
         self.skip = 0  # pages that the present requests have in common
-        batch, rows, room = bucket.batch, bucket.rows, bucket.room
+        batch, rows, reserve = bucket.batch, bucket.rows, bucket.reserve
         self.shapes: dict[str, tuple[int, ...]] = {
             "ids": (batch, rows), "at": (batch, rows), "slots": (batch, rows), "last": (batch,), "live": (batch, 1),
-            "answer": (batch, room),
+            "answer": (batch, reserve),
         }  # fmt: skip
         for whose, (count, pages) in self._tables().items():
             for part in PARTS:
@@ -94,7 +94,7 @@ class Step:
         self.inputs = self.host.to(pool.device, copy=True)
         self.on_host, self.on_device = self._views(self.host), self._views(self.inputs)
         self.rows = self.on_device["at"].view(-1)  # what `attention.attend` asks a part for
-        self.far: int = kernel("_pages_triton").FAR
+        self.far: int = kernel("_pages_triton").INVALID_POS
         self.pages = [self._paged(whose) for whose in self._tables()]
         self.clear()
 
@@ -104,10 +104,10 @@ class Step:
         return {"shared": (1, self.bucket.shared)} | own if self.bucket.shared else own
 
     def _paged(self, whose: str) -> Any:
-        table, first, last, moves, positions = (self.on_device[f"{whose} {part}"] for part in PARTS)
+        table, first, last, shifts, positions = (self.on_device[f"{whose} {part}"] for part in PARTS)
         length = self.bucket.pages * self.pool.size if not self.bucket.shared else None
-        moving = moves if self.bucket.moving else None
-        return kernel("_pages_triton").Paged(table, positions, first, last, moving, self.bucket.holes, length)
+        shifted = shifts if self.bucket.shifted else None
+        return kernel("_pages_triton").Paged(table, positions, first, last, shifted, self.bucket.partial_pages, length)
 
     def _views(self, whole: Tensor) -> dict[str, Tensor]:
         parts = whole.split(list(map(_aligned, self.shapes.values())))
@@ -137,8 +137,8 @@ class Step:
         host["slots"][i, :count] = prompt.own[begin : begin + count]
         host["last"][i] = i * self.bucket.rows + count - 1
         host["live"][i] = 1
-        if self.bucket.room:
-            answer = prompt.own[begin : begin + self.bucket.room]
+        if self.bucket.reserve:
+            answer = prompt.own[begin : begin + self.bucket.reserve]
             host["answer"][i, : len(answer)] = answer
 
     def _fill(self, whose: str, i: int, pages: Any, which: slice) -> None:
@@ -153,7 +153,7 @@ class Step:
         self.inputs.copy_(self.host)
 
     @property
-    def executor(self) -> str:
+    def backend(self) -> str:
         """The kernel that carries the attention out."""
         if self.bucket.shared:
             return "shared_attention"
@@ -168,9 +168,9 @@ class Step:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         keys.index_copy_(1, self.now, k)
         values.index_copy_(1, self.now, v)
-        module = kernel(self.executor)
+        module = kernel(self.backend)
         call = module.launch if self.pool.kernels else module.reference
-        freq = self.pool.inv_freq[layer] if self.bucket.moving else None
+        freq = self.pool.inv_freq[layer] if self.bucket.shifted else None
         rows = q.unflatten(1, (self.bucket.batch, self.bucket.rows)).transpose(0, 1)
         out: Tensor = call(rows, keys, values, self.on_device["at"], *self.pages, freq, self.pool.pairing, scale)
         return out.transpose(0, 1).flatten(1, 2)
@@ -190,13 +190,13 @@ class Step:
         return logits
 
 
-class Answer(Step):
+class DecodeBatch(StaticBatch):
     """A step of decoding: one row a request. It takes the likeliest token itself and makes the next step's inputs, so a
     step needs nothing from the host. `tokens` [room, B]: the token chosen by each step."""
 
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket):
         super().__init__(model, pool, bucket)
-        self.tokens = torch.zeros(bucket.room, bucket.batch, dtype=torch.int32, device=pool.device)
+        self.tokens = torch.zeros(bucket.reserve, bucket.batch, dtype=torch.int32, device=pool.device)
         self.number = torch.zeros(1, dtype=torch.long, device=pool.device)
         self.taken = torch.zeros(bucket.batch, 1, dtype=torch.int32, device=pool.device)
         self.turn = 0  # how often answers were begun
@@ -216,8 +216,8 @@ class Answer(Step):
         given["ids"].copy_(ids)
         given["at"].add_(given["live"])
         self.taken.add_(given["live"])
-        given["slots"].copy_(given["answer"].gather(1, self.taken.clamp(max=self.bucket.room - 1).long()))
-        self.number.add_(1).clamp_(max=self.bucket.room - 1)
+        given["slots"].copy_(given["answer"].gather(1, self.taken.clamp(max=self.bucket.reserve - 1).long()))
+        self.number.add_(1).clamp_(max=self.bucket.reserve - 1)
         return logits
 
 

@@ -26,7 +26,7 @@ from workbench.models.families import (
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelSpec:
     """What the engine needs to know of a model, per layer."""
 
     dtype: torch.dtype
@@ -48,7 +48,7 @@ class Facts:
         return min((w for w in self.windows if w), default=None)
 
 
-_KNOWN: WeakKeyDictionary[PreTrainedModel, Facts] = WeakKeyDictionary()  # a pure memo, by model object
+_KNOWN: WeakKeyDictionary[PreTrainedModel, ModelSpec] = WeakKeyDictionary()  # a pure memo, by model object
 
 
 def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
@@ -56,11 +56,11 @@ def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
 
     Idempotent, called by every verb of the engine. `model.set_attn_implementation("sdpa")` gives the stock model back.
     """
-    facts_of(model)
+    attach(model)
     return model
 
 
-def facts_of(model: PreTrainedModel) -> Facts:
+def attach(model: PreTrainedModel) -> ModelSpec:
     """Facts of a model that is prepared by this call, measured anew where it has changed its dtype or device."""
     known = _KNOWN.get(model)
     if known is None or (known.dtype, known.device) != (model.dtype, model.device):
@@ -70,7 +70,7 @@ def facts_of(model: PreTrainedModel) -> Facts:
     return known
 
 
-def _measure(model: PreTrainedModel) -> Facts:
+def _measure(model: PreTrainedModel) -> ModelSpec:
     check(model.config)
     check_modules(model)
     before = model.config._attn_implementation
@@ -87,7 +87,7 @@ def _measure(model: PreTrainedModel) -> Facts:
 class _Alone:
     """A part of a forward pass whose rows each see themselves only; keeps the keys and values of every layer."""
 
-    depth = None
+    num_layers = None
 
     def __init__(self, rows: torch.Tensor):
         self.rows = rows
@@ -113,7 +113,7 @@ class _Alone:
 
 
 @torch.no_grad()
-def _probe(model: PreTrainedModel) -> Facts:
+def _probe(model: PreTrainedModel) -> ModelSpec:
     decoder = decoder_config(model.config)
     layers, vocabulary = decoder.num_hidden_layers, decoder.vocab_size
     context = getattr(decoder, "max_position_embeddings", None)
@@ -132,7 +132,7 @@ def _probe(model: PreTrainedModel) -> Facts:
     if sorted(part.keys) != list(range(layers)):
         missing = sorted(set(range(layers)) - set(part.keys))
         raise unsupported(model.config, f"its layers {missing} do not go through the registered attention function")
-    facts = Facts(
+    spec = ModelSpec(
         model.dtype,
         model.device,
         [(part.keys[i].shape[0], part.keys[i].shape[-1]) for i in range(layers)],
@@ -143,14 +143,16 @@ def _probe(model: PreTrainedModel) -> Facts:
         vocabulary,
     )
     for layer in range(layers):
-        _check_layer(model, facts, layer, part.keys[layer], part.values[layer], far)
-    return facts
+        _check_layer(model, spec, layer, part.keys[layer], part.values[layer], far)
+    return spec
 
 
-def _check_layer(model: PreTrainedModel, facts: Facts, layer: int, k: torch.Tensor, v: torch.Tensor, far: int) -> None:
-    near, tolerance = slice(0, 3), 1e-3 if facts.dtype == torch.float32 else 0.1
+def _check_layer(
+    model: PreTrainedModel, spec: ModelSpec, layer: int, k: torch.Tensor, v: torch.Tensor, far: int
+) -> None:
+    near, tolerance = slice(0, 3), 1e-3 if spec.dtype == torch.float32 else 0.1
     declared = declared_window(model.config, layer)
-    if declared and facts.windows[layer] != declared:
+    if declared and spec.windows[layer] != declared:
         raise unsupported(
             model.config, f"the sliding window of its layer {layer} is not passed to its attention function"
         )
@@ -160,10 +162,10 @@ def _check_layer(model: PreTrainedModel, facts: Facts, layer: int, k: torch.Tens
         raise unsupported(
             model.config, f"values of its layer {layer} depend on the position, so a cached block cannot be moved"
         )
-    moved = rotate(k[:, near], far, facts.inv_freq[layer], facts.pairing)
+    moved = rotate(k[:, near], far, spec.inv_freq[layer], spec.pairing)
     if not _close(moved, k[:, 3:], tolerance):
         raise unsupported(
-            model.config, f"keys of its layer {layer} do not move by one {facts.pairing} rotation of its table"
+            model.config, f"keys of its layer {layer} do not move by one {spec.pairing} rotation of its table"
         )
 
 

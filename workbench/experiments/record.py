@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.files import whole
 from workbench.metrics.answers import Score
@@ -62,10 +63,10 @@ class Record(Score):
 
     @property
     def way(self) -> str:
-        """What was tried, in words: "full", "block", "block, isolated, query_guided at 15%", …"""
+        """What was tried, in words: "full", "block", "block, after_system, query_guided at 15%", …"""
         trial, said = self.trial, [self.trial["mode"]]
         said += ["naive positions"] if trial["positions"] == "naive" else []
-        said += [trial["prepare"]] if trial["prepare"] != "alone" else []
+        said += [trial["prepare"]] if renamed.spec(trial["prepare"]) != "independent" else []
         if trial["select"] != "none":
             said.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
         said += [trial["sparse"]] if trial.get("sparse", "none") != "none" else []

@@ -12,11 +12,11 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine.forward import prefill_many
 from workbench.engine.support import prepare_model
-from workbench.experiments.sessions import Step, prompts
+from workbench.experiments.sessions import SessionPrompt, prompts
 from workbench.experiments.trial import Progress, batches
 from workbench.methods import Method
 from workbench.methods.generation import first_token, generate
-from workbench.methods.incremental import FATES, Revision, revise
+from workbench.methods.incremental import REUSE_STATUSES, Revision, revise
 from workbench.metrics.answers import exact_match, score
 from workbench.metrics.latency import measure
 from workbench.models.loading import Loaded
@@ -25,7 +25,7 @@ from workbench.store import MemoryStore, Store, fingerprint
 
 def follow(
     loaded: Loaded,
-    steps: Sequence[Step],
+    steps: Sequence[SessionPrompt],
     store: Store | None = None,
     max_new_tokens: int = 8,
     repeats: int = 3,
@@ -66,7 +66,7 @@ def follow(
 
 def scores(
     loaded: Loaded,
-    steps: Sequence[Step],
+    steps: Sequence[SessionPrompt],
     modes: Sequence[str] = ("full", "block"),
     max_new_tokens: int = 24,
     batch: int = 16,
@@ -116,23 +116,23 @@ def _counted(revision: Revision) -> dict[str, Any]:
         "question": len(prompt.question),
         "computed": revision.computed,
         "after_prefix": len(prompt) - revision.prefix,
-        "fates": list(revision.fates),
-        "moves": list(revision.moves),
+        "fates": list(revision.statuses),
+        "moves": list(revision.shifts),
         "sizes": [len(block) for block in prompt.context],
         "labels": [block.label for block in prompt.context],
     }
-    for fate in FATES:
-        record |= {f"blocks_{fate}": revision.blocks(fate), f"tokens_{fate}": revision.tokens(fate)}
+    for status in REUSE_STATUSES:
+        record |= {f"blocks_{status}": revision.blocks(status), f"tokens_{status}": revision.tokens(status)}
     return record
 
 
-def _answered(loaded: Loaded, step: Step, revision: Revision, store: Store, most: int) -> dict[str, Any]:
+def _answered(loaded: Loaded, step: SessionPrompt, revision: Revision, store: Store, most: int) -> dict[str, Any]:
     """The answer with the store, and how it compares with encoding everything anew."""
     model, prompt = loaded[0], revision.prompt
     empty = MemoryStore(1 << 62)
     seconds = measure([partial(first_token, model, prompt, "block", empty)], model.device, warm_up=0).p50
     anew = revise(model, prompt, empty)
-    one, other = (prefill_many(model, [each.work])[0].logits for each in (revision, anew))
+    one, other = (prefill_many(model, [each.request])[0].logits for each in (revision, anew))
     assert one is not None and other is not None
     (mine,), (theirs,) = (_generated(loaded, [prompt], "block", each, most) for each in (store, empty))
     return {
@@ -145,7 +145,7 @@ def _answered(loaded: Loaded, step: Step, revision: Revision, store: Store, most
     }
 
 
-def _in_full(loaded: Loaded, step: Step, prompt: Prompt, most: int, skip: bool) -> dict[str, Any]:
+def _in_full(loaded: Loaded, step: SessionPrompt, prompt: Prompt, most: int, skip: bool) -> dict[str, Any]:
     if skip:
         return {"ttft_full": None, "answer_full": None, "right_full": None}
     model, tokenizer, layout = loaded

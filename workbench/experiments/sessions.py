@@ -13,12 +13,12 @@ from workbench.data.demonstrations import Request
 from workbench.data.game import RULES, Frame
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.models.loading import Loaded
 
 
 @dataclass(frozen=True)
-class Step:
+class SessionPrompt:
     """One prompt of a session in pieces, the question last, with the aliases of its answer and what happened."""
 
     pieces: tuple[str, ...]
@@ -27,16 +27,18 @@ class Step:
     label: str
 
 
-def of_game(frames: Sequence[Frame], layout: Layout) -> list[Step]:
+def of_game(frames: Sequence[Frame], layout: Layout) -> list[SessionPrompt]:
     """The rules, then one block a leaf group of the state, then the question."""
     return [
-        Step((RULES, *frame.pieces(), layout.question.format(question=frame.question)), frame.answers, frame.kind,
-             frame.event)
+        SessionPrompt(
+            (RULES, *frame.pieces(), layout.question.format(question=frame.question)),
+            frame.answers, frame.kind, frame.event,
+        )
         for frame in frames
     ]  # fmt: skip
 
 
-def of_chat(turns: Sequence[Sample], layout: Layout, memory: int = 8) -> list[Step]:
+def of_chat(turns: Sequence[Sample], layout: Layout, memory: int = 8) -> list[SessionPrompt]:
     """The system block, the last `memory` turns with their (right) replies, one block each, then the question."""
     if memory < 1:
         raise BadInput(f"memory is {memory}; at least 1 turn is remembered")
@@ -50,11 +52,11 @@ def of_chat(turns: Sequence[Sample], layout: Layout, memory: int = 8) -> list[St
     for at, turn in enumerate(turns):
         past = [message for pair in messages[max(0, at - memory) : at] for message in pair]
         pieces = segment.turns([system, *past, messages[at][0]], template="{content}")
-        steps.append(Step(tuple(pieces), turn.answers, turn.kind, turn.question))
+        steps.append(SessionPrompt(tuple(pieces), turn.answers, turn.kind, turn.question))
     return steps
 
 
-def of_demonstrations(requests: Sequence[Request], layout: Layout) -> list[Step]:
+def of_demonstrations(requests: Sequence[Request], layout: Layout) -> list[SessionPrompt]:
     """The system block, one block a demonstration, then the question with its passage."""
     steps = []
     for request in requests:
@@ -63,15 +65,15 @@ def of_demonstrations(requests: Sequence[Request], layout: Layout) -> list[Step]
             for shot in request.demonstrations
         ]
         pieces = [layout.system or "\n", *segment.examples(shown, "{asked}{answer}"), _asked(request.asked, layout)]
-        steps.append(Step(tuple(pieces), request.asked.answers, request.asked.kind, request.asked.question))
+        steps.append(SessionPrompt(tuple(pieces), request.asked.answers, request.asked.kind, request.asked.question))
     return steps
 
 
-def prompts(steps: Sequence[Step], loaded: Loaded, max_new_tokens: int = 0) -> list[Prompt]:
+def prompts(steps: Sequence[SessionPrompt], loaded: Loaded, max_new_tokens: int = 0) -> list[Prompt]:
     """The prompts of all steps; BadInput where one leaves no room for its answer in the model's context."""
     model, tokenizer, layout = loaded
     found = layouts.prompts([step.pieces for step in steps], tokenizer, bos=layout.bos)
-    context, longest = facts_of(model).context, max(map(len, found), default=0)
+    context, longest = attach(model).context, max(map(len, found), default=0)
     if context and longest + max_new_tokens > context:
         raise BadInput(
             f"a prompt of {longest} tokens and an answer of {max_new_tokens} are over the model's context of {context} "

@@ -13,13 +13,13 @@ from workbench import data, models
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.data import Sample
-from workbench.data.corpus import Corpus
 from workbench.data.layouts import Layout
-from workbench.engine.support import facts_of, prepare_model
+from workbench.data.retrieval_corpus import Corpus
+from workbench.engine.support import attach, prepare_model
 from workbench.experiments.record import Record, device_name, versions
 from workbench.methods import Method, registry
 from workbench.methods import prepare as preparations
-from workbench.methods.config import Way
+from workbench.methods.config import MethodConfig
 from workbench.methods.generation import Generation, first_token, generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
@@ -35,7 +35,7 @@ SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attenti
 
 
 @dataclass(frozen=True)
-class Trial(Way):
+class Trial(MethodConfig):
     """What is tried: a way to answer (`Way`), on a model and questions.
 
     Validates itself: BadInput for a value that is not allowed, before anything is loaded.
@@ -215,7 +215,7 @@ def _row(sample: Sample, answer: Generation) -> dict[str, Any]:
 
 def _check_context(model: PreTrainedModel, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:
     longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
-    context = facts_of(model).context
+    context = attach(model).context
     if context and len(prompts[longest]) >= context:
         raise BadInput(
             f"the prompt of sample {samples[longest].id!r} has {len(prompts[longest])} tokens, "

@@ -15,15 +15,15 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.plan import Pass
 from workbench.engine.chunked import prefill_chunked_many
-from workbench.engine.forward import Work, prefill_many
+from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.store import Store
 
 
 @dataclass(frozen=True)
-class Start:
+class ReadyRequest:
     """One request, ready for its last forward pass, and what it takes to get there."""
 
-    work: Work  # the logits of its last row give the first token
+    request: PrefillRequest  # the logits of its last row give the first token
     passes: tuple[Pass, ...]  # all that is computed up to the first token, the last pass included
     computed: int  # tokens of the prompt that some pass computes for the answer
     reused: int  # tokens whose keys and values come from cached blocks
@@ -34,14 +34,14 @@ class Method(Protocol):
     """A way to carry out prompts."""
 
     def begin(
-        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
-    ) -> list[Start]:
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
+    ) -> list[ReadyRequest]:
         """`store` keeps cached blocks between calls (None: for this call only); `room` is left for new tokens."""
 
 
-def finish(model: PreTrainedModel, starts: Sequence[Start]) -> list[Tensor]:
+def finish(model: PreTrainedModel, starts: Sequence[ReadyRequest]) -> list[Tensor]:
     """Logits [V] behind the prompt of every request of one method: the last forward pass, or its chunks."""
-    works = [start.work for start in starts]
+    requests = [start.request for start in starts]
     chunk = starts[0].chunk if starts else None
-    steps = prefill_many(model, works, 1) if chunk is None else prefill_chunked_many(model, works, chunk, 1)
-    return [step.logits[-1] for step in steps if step.logits is not None]
+    steps = prefill_many(model, requests, 1) if chunk is None else prefill_chunked_many(model, requests, chunk, 1)
+    return [output.logits[-1] for output in steps if output.logits is not None]

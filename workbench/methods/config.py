@@ -7,7 +7,7 @@ import torch
 
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
-from workbench.data.corpus import Corpus
+from workbench.data.retrieval_corpus import Corpus
 from workbench.engine.chunked import check_chunk
 from workbench.methods import Method, modes, registry
 from workbench.methods import prepare as preparations
@@ -21,7 +21,7 @@ REUSE = ("positions", "prepare", "select", "ratio", "prepared")  # fields that a
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class MethodConfig:
     """Which method, and its choices. Names of policies stand alone or with options: `query_guided(layers=all)`.
 
     mode            "full": ordinary prefill; "block": every block but the question is cached apart and reused;
@@ -36,7 +36,7 @@ class Way:
 
     mode: str = "full"
     positions: str = "re-encoded"
-    prepare: str = "alone"
+    prepare: str = "independent"
     select: str = "none"
     ratio: float | None = 0.15
     prepared: str | None = None
@@ -48,7 +48,7 @@ class Way:
         name, _ = registry.parse(self.mode)
         if name not in MODES:
             raise BadInput(f"unknown mode {self.mode!r}: allowed are {', '.join(MODES)}")
-        odd = [key for key in REUSE if getattr(self, key) != getattr(Way, key)]
+        odd = [key for key in REUSE if getattr(self, key) != getattr(MethodConfig, key)]
         if self.mode != "block" and odd:
             raise BadInput(
                 f"{odd[0]} {getattr(self, odd[0])!r} is for mode block: mode {name} reuses no cached block so"
@@ -59,7 +59,7 @@ class Way:
         if self.mode != "block":
             self.method()
         if self.chunk is not None:
-            check_chunk(Plan(torch.arange(1), tiles=self.tiles()), self.chunk)
+            check_chunk(Plan(torch.arange(1), sparse=self.tiles()), self.chunk)
 
     def _select(self) -> selectors.Select | None:
         return None if self.select == "none" else selectors.named(self.select)

@@ -12,7 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
 from workbench.engine.decoding import check_options, decode, text_of
 from workbench.engine.forward import check_tokens
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.methods import Method, finish
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
@@ -56,16 +56,16 @@ def generate(
     The other arguments are those of `decode`.
     """
     method = method_of(mode)
-    facts = facts_of(model)
+    spec = attach(model)
     check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
     for prompt in prompts:
-        check_tokens(facts, prompt.tokens)
+        check_tokens(spec, prompt.tokens)
     longest = max(map(len, prompts), default=0)
-    room = min(max_new_tokens, facts.context - longest) if facts.context else max_new_tokens
+    reserve = min(max_new_tokens, spec.context - longest) if spec.context else max_new_tokens
     ttft, begin = 0.0, perf_counter()
-    starts = method.begin(model, prompts, store, room)
-    works, logits = [start.work for start in starts], finish(model, starts)
-    kvs, rules = [work.kv for work in works], [work.plan.sees for work in works]
+    starts = method.begin(model, prompts, store, reserve)
+    requests, logits = [start.request for start in starts], finish(model, starts)
+    kvs, rules = [request.kv for request in requests], [request.plan.sees for request in requests]
     answers: list[list[int]] = [[] for _ in prompts]
     for step in decode(model, kvs, logits, max_new_tokens, temperature, top_p, seed, stop, tokenizer, rules):
         ttft = ttft or perf_counter() - begin

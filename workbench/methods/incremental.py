@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Block, Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.engine.forward import Work, assemble, check_tokens
-from workbench.engine.support import facts_of
+from workbench.engine.forward import PrefillRequest, assemble, check_tokens
+from workbench.engine.support import attach
 from workbench.store import Store, fetch, fingerprint, key_of
 
-Fate = Literal["kept", "moved", "recalled", "encoded"]
-FATES: tuple[Fate, ...] = get_args(Fate)
+ReuseStatus = Literal["kept", "moved", "recalled", "encoded"]
+REUSE_STATUSES: tuple[ReuseStatus, ...] = get_args(ReuseStatus)
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,22 @@ class Revision:
 
     prompt: Prompt
     kv: KV
-    fates: tuple[Fate, ...]
-    moves: tuple[int | None, ...]
+    statuses: tuple[ReuseStatus, ...]
+    shifts: tuple[int | None, ...]
     prefix: int
 
     @property
-    def work(self) -> Work:
+    def request(self) -> PrefillRequest:
         """The request that is left to compute: the question, over the context in place."""
-        return Work(self.prompt.tokens, Plan(self.prompt.question), self.kv)
+        return PrefillRequest(self.prompt.tokens, Plan(self.prompt.question), self.kv)
 
-    def blocks(self, fate: Fate) -> int:
+    def blocks(self, status: ReuseStatus) -> int:
         """How many context blocks had this fate."""
-        return self.fates.count(fate)
+        return self.statuses.count(status)
 
-    def tokens(self, fate: Fate) -> int:
+    def tokens(self, status: ReuseStatus) -> int:
         """How many tokens the blocks of this fate have."""
-        return sum(len(block) for block, had in zip(self.prompt.context, self.fates, strict=True) if had == fate)
+        return sum(len(block) for block, had in zip(self.prompt.context, self.statuses, strict=True) if had == status)
 
     @property
     def computed(self) -> int:
@@ -58,17 +58,17 @@ class Revision:
 
 
 def revise(
-    model: PreTrainedModel, prompt: Prompt, store: Store, before: Prompt | None = None, room: int = 0
+    model: PreTrainedModel, prompt: Prompt, store: Store, before: Prompt | None = None, reserve: int = 0
 ) -> Revision:
     """Put `prompt` together from `store`, encoding (all at once) only those of its blocks that `store` does not hold.
 
     `before` is the prompt that came before, of which the report speaks; what is reused depends on the store alone. An
     evicted block is encoded again. `room` is capacity for new tokens. Raises BadInput before any work.
     """
-    check_tokens(facts_of(model), prompt.tokens)
+    check_tokens(attach(model), prompt.tokens)
     watched = _Watched(store)
     cached = fetch(model, prompt.context, watched)
-    kv = assemble(model, prompt, cached, room=room)
+    kv = assemble(model, prompt, cached, reserve=reserve)
     model_key = fingerprint(model)
     fresh = [key_of(model_key, model.dtype, block) in watched.stored for block in prompt.context]
     return Revision(prompt, kv, *_compare(prompt, before, fresh), _prefix(prompt, before))
@@ -91,24 +91,24 @@ class _Watched:
 
 def _compare(
     prompt: Prompt, before: Prompt | None, fresh: list[bool]
-) -> tuple[tuple[Fate, ...], tuple[int | None, ...]]:
+) -> tuple[tuple[ReuseStatus, ...], tuple[int | None, ...]]:
     stood: dict[Block, list[int]] = {}
     for block, start in zip(before.context, before.starts, strict=False) if before else ():
         stood.setdefault(block, []).append(start)
-    fates: list[Fate] = []
-    moves: list[int | None] = []
+    statuses: list[ReuseStatus] = []
+    shifts: list[int | None] = []
     seen: set[Block] = set()
     for block, start, new in zip(prompt.context, prompt.starts, fresh, strict=False):
         nearest = min((start - place for place in stood.get(block, ())), key=abs, default=None)
-        moves.append(nearest)
+        shifts.append(nearest)
         if new and block not in seen:
-            fates.append("encoded")
+            statuses.append("encoded")
         elif nearest is None:
-            fates.append("recalled")
+            statuses.append("recalled")
         else:
-            fates.append("moved" if nearest else "kept")
+            statuses.append("moved" if nearest else "kept")
         seen.add(block)
-    return tuple(fates), tuple(moves)
+    return tuple(statuses), tuple(shifts)
 
 
 def _prefix(prompt: Prompt, before: Prompt | None) -> int:

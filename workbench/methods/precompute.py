@@ -27,12 +27,12 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.files import whole
 from workbench.core.kv import KV
-from workbench.data.corpus import Corpus
+from workbench.data.retrieval_corpus import Corpus
 from workbench.engine.support import prepare_model
 from workbench.methods import prepare, registry
 from workbench.methods.prepare import Prepare
-from workbench.methods.prepare.isolated import Isolated
-from workbench.methods.prepare.similar import Similar
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.models.loading import Loaded
 from workbench.store import FolderStore, MemoryStore, Store, fingerprint
 
@@ -84,7 +84,7 @@ class Preparation:
     model: str
     out: Path
     data: str = "lab"
-    prepare: str = "similar"
+    prepare: str = "with_neighbours"
     samples: int | None = None
     seed: int = 0
     passages: int | None = None
@@ -133,8 +133,8 @@ class Preparation:
         cuts = range(0, len(corpus), self.shard)
         shards = [(f"passages-{i // self.shard:06d}", corpus.blocks[i : i + self.shard]) for i in cuts]
         ways = [(policy, self.out)]
-        if isinstance(policy, Similar) and policy.n:
-            ways.insert(0, (Isolated(policy.system), self.out / UNPREPARED))
+        if isinstance(policy, WithNeighbours) and policy.n:
+            ways.insert(0, (AfterSystem(policy.system), self.out / UNPREPARED))
         stages = [Stage(way, folder, _missing(shards, folder)) for way, folder in ways]
         if not stages[-1].shards:
             return []

@@ -2,8 +2,8 @@
 
 The class carries the name of its file (`first_k.py` holds `FirstK`), and its fields are its options:
 
-    similar                            the file's class with its defaults
-    similar(n=4, embedder=minilm)      … with options; text needs no quotation marks where it is one word
+    with_neighbours                    the file's class with its defaults
+    with_neighbours(n=4, embedder=minilm)      … with options; text needs no quotation marks where it is one word
 """
 
 import ast
@@ -15,6 +15,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
+from workbench.core import renamed
 from workbench.core.errors import BadInput
 
 
@@ -51,11 +52,11 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
     """Name and options of `name` or `name(option=value, …)`."""
     try:
-        call = ast.parse(spec.strip(), mode="eval").body
+        call = ast.parse(renamed.spec(spec.strip()), mode="eval").body
         if isinstance(call, ast.Name):
             return call.id, {}
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
-            options = {k.arg: _value(k.value, spec.strip()) for k in call.keywords if k.arg}
+            options = {k.arg: _value(k.value, renamed.spec(spec.strip())) for k in call.keywords if k.arg}
             if len(options) == len(call.keywords):
                 return call.func.id, options
     except SyntaxError:
@@ -69,7 +70,7 @@ def split(text: str) -> list[str]:
 
 
 def spec_of(policy: Any) -> str:
-    """The spec that describes a policy in full: `similar(n=10, embedder=tfidf)`; fields not shown are left out."""
+    """The spec of a policy in full: `with_neighbours(n=10, embedder=tfidf)`; fields not shown are left out."""
     name = type(policy).__module__.rpartition(".")[2]
     options = [f"{field.name}={_plain(getattr(policy, field.name))}" for field in fields(policy) if field.repr]
     return f"{name}({', '.join(options)})" if options else name

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.rope import Pairing, rotate
 from workbench.core.tile_grid import Grid, folded, means
-from workbench.engine.support import Facts, facts_of
+from workbench.engine.support import ModelSpec, attach
 from workbench.models.families import decoder_config
 
 FILE = "seer_attention.safetensors"  # of the shipped gate, beside the weights of its model
@@ -40,10 +40,10 @@ class Gate(torch.nn.Module):
     stood where their block begins (a query block: where its first row is).
     """
 
-    def __init__(self, shape: Shape, facts: Facts, heads: int):
+    def __init__(self, shape: Shape, spec: ModelSpec, heads: int):
         super().__init__()
-        self.shape, self.inv_freq = shape, [x.detach().cpu() for x in facts.inv_freq]
-        sizes = [((heads, d, shape.width), (h, 3 * d, shape.width)) for h, d in facts.shapes]
+        self.shape, self.inv_freq = shape, [x.detach().cpu() for x in spec.inv_freq]
+        sizes = [((heads, d, shape.width), (h, 3 * d, shape.width)) for h, d in spec.shapes]
         self.query = torch.nn.ParameterList([_drawn(*q) for q, _ in sizes])
         self.key = torch.nn.ParameterList([_drawn(*k) for _, k in sizes])
 
@@ -70,13 +70,13 @@ class Gate(torch.nn.Module):
 
 def new(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:
     """An untrained gate for `model`."""
-    facts, config = facts_of(model), decoder_config(model.config)
+    spec, config = attach(model), decoder_config(model.config)
     tables = [x for x in config.rope_parameters.values() if isinstance(x, dict)] or [config.rope_parameters]
     theta = float(tables[0].get("rope_theta", 10_000.0))
     if block < 1 or width < 2 or width % 2:
         raise BadInput(f"a gate of block {block} and width {width}: block is 1 or more, width an even number")
-    shape = Shape(identity(model), block, width, theta, facts.pairing)
-    return Gate(shape, facts, config.num_attention_heads).to(facts.device)
+    shape = Shape(identity(model), block, width, theta, spec.pairing)
+    return Gate(shape, spec, config.num_attention_heads).to(spec.device)
 
 
 def load(path: Path, model: PreTrainedModel) -> Gate:
@@ -92,7 +92,7 @@ def load(path: Path, model: PreTrainedModel) -> Gate:
     if shape.model != identity(model):
         name = model.config.name_or_path or model.config.model_type
         raise BadInput(f"the gate {path} was trained for another model than {name}: distil one from it")
-    gate = Gate(shape, facts_of(model), decoder_config(model.config).num_attention_heads)
+    gate = Gate(shape, attach(model), decoder_config(model.config).num_attention_heads)
     gate.load_state_dict(tensors)
     return gate.to(model.device).eval().requires_grad_(False)
 

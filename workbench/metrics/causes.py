@@ -41,7 +41,7 @@ def causes(
 def computed(model: PreTrainedModel, prompt: Prompt) -> KV:
     """KV of a whole prompt under full attention."""
     kv = empty(model, len(prompt))
-    prefill(model, prompt.tokens, Plan(torch.arange(len(prompt)), depth=len(kv.keys)), kv)
+    prefill(model, prompt.tokens, Plan(torch.arange(len(prompt)), num_layers=len(kv.keys)), kv)
     return kv
 
 

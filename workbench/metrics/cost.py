@@ -128,12 +128,12 @@ def of_passes(shape: Shape, passes: Sequence[Pass], reused: int, itemsize: int =
     last = passes[-1]
     linear = attention = written = read = 0.0
     for part in passes:
-        share = (part.depth or layers) / layers
+        share = (part.num_layers or layers) / layers
         found = first_token(shape, part.rows, part.length, itemsize)
         linear += share * (found.linear - 2.0 * shape.head) + (2.0 * shape.head if part is last else 0.0)
         attention, written = attention + share * found.attention, written + share * found.kv_written
         read += share * found.kv_read
-    forwards = {part.forward: (part.depth or layers) / layers for part in passes}
+    forwards = {part.forward: (part.num_layers or layers) / layers for part in passes}
     weights = shape.stored * itemsize * sum(forwards.values())
     loaded = float(reused * sum(shape.kv_width) * itemsize)
     return Cost(linear, attention, weights, written, read, loaded)

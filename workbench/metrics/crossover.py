@@ -56,13 +56,13 @@ class Operations:
 
 def forced(method: Sparse, length: int, chunk: int | None = None) -> float:
     """Share of the causal pairs that is kept whatever the scores: what 8 heads of random states all keep, with the
-    dial at its sparsest where there is a choice to make (a window is what it is).
+    threshold at its sparsest where there is a choice to make (a window is what it is).
 
     Tokens of a tile are alike and tiles far apart, so that scores are. Choices that see all pairs (the oracle) take
     memory of length² / 4 here.
     """
-    if method.dial[0] and method.operations(1, length, length, 1):
-        method = method.turned(method.dial[1][0])
+    if method.threshold_steps[0] and method.operations(1, length, length, 1):
+        method = method.with_threshold(method.threshold_steps[1][0])
     draw, kept, pairs = torch.Generator().manual_seed(0), 0, 0
     tiles = 6 * torch.randn(2, 8, -(-length // method.size), 8, generator=draw)
     queries, keys = tiles.repeat_interleave(method.size, 2)[:, :, :length]

@@ -48,9 +48,9 @@ def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict]
 
 def _answer(model: PreTrainedModel, prompt: Prompt, kv: KV, rows: torch.Tensor) -> tuple[KV, torch.Tensor]:
     """The KV after the prefill and the log-probabilities [V] of the first token."""
-    step = prefill(model, prompt.tokens, Plan(rows), kv, logits_to_keep=1)
-    assert step.logits is not None
-    return kv, step.logits[-1].float().log_softmax(-1)
+    output = prefill(model, prompt.tokens, Plan(rows), kv, logits_to_keep=1)
+    assert output.logits is not None
+    return kv, output.logits[-1].float().log_softmax(-1)
 
 
 def _errors(kv: KV, truth: KV, begin: int) -> list[float]:

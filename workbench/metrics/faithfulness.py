@@ -13,7 +13,7 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.data import Sample, lab_facts
-from workbench.engine.forward import Work, empty, prefill_many
+from workbench.engine.forward import PrefillRequest, empty, prefill_many
 from workbench.methods.generation import generate
 from workbench.metrics.answers import bootstrap, normalise
 
@@ -145,11 +145,11 @@ class ModelJudge:
         found: list[bool] = []
         prompts = self._prompts(asked)
         for begin in range(0, len(prompts), self.batch):
-            works = [
-                Work(prompt.tokens, Plan(torch.arange(len(prompt))), empty(self.model, len(prompt)))
+            requests = [
+                PrefillRequest(prompt.tokens, Plan(torch.arange(len(prompt))), empty(self.model, len(prompt)))
                 for prompt in prompts[begin : begin + self.batch]
             ]
-            for step in prefill_many(self.model, works, logits_to_keep=1):
+            for step in prefill_many(self.model, requests, logits_to_keep=1):
                 assert step.logits is not None  # a plan without `depth` has logits
                 last = step.logits[-1].float()
                 found.append(bool(last[yes].logsumexp(0) > last[no].logsumexp(0)))

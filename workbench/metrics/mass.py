@@ -55,17 +55,17 @@ def reused(model: PreTrainedModel, prompt: Prompt, positions: str, cached: list[
 
 def _measure(model: PreTrainedModel, prompt: Prompt, rows: Tensor, kv: KV, sees: Sees) -> Mass:
     layers = range(len(kv.keys))
-    step = prefill(model, prompt.tokens, Plan(rows, sees=sees, watch=tuple(layers)), kv, logits_to_keep=1)
-    assert step.logits is not None
+    output = prefill(model, prompt.tokens, Plan(rows, sees=sees, return_queries=tuple(layers)), kv, logits_to_keep=1)
+    assert output.logits is not None
     of, count = prompt.block_of.to(model.device), len(prompt.blocks)
     sizes = torch.bincount(of[rows.to(model.device)], minlength=count).clamp(min=1)
     tokens, blocks = [], []
-    for share in softmax(model, step.queries, kv, rows, sees):  # [Hq, R, T] of one layer
+    for share in softmax(model, output.queries, kv, rows, sees):  # [Hq, R, T] of one layer
         wide = share.new_zeros(*share.shape[:2], count).index_add_(2, of, share)
         square = share.new_zeros(share.shape[0], count, count).index_add_(1, of[rows.to(of.device)], wide)
         tokens.append(share[:, -1].cpu())
         blocks.append((square / sizes[:, None]).cpu())
-    return Mass(torch.stack(tokens), torch.stack(blocks), step.logits[-1].float().cpu(), kv)
+    return Mass(torch.stack(tokens), torch.stack(blocks), output.logits[-1].float().cpu(), kv)
 
 
 def softmax(model: PreTrainedModel, queries: dict[int, Tensor], kv: KV, rows: Tensor, sees: Sees) -> Iterator[Tensor]:

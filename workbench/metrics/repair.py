@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.engine.forward import Work, prefill_many
+from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.metrics.deviation import squared
 
 
@@ -45,10 +45,10 @@ def repair(model: PreTrainedModel, prompt: Prompt, kv: KV, choices: Sequence[Ten
 
     `truth` is the KV of the whole prompt under full attention.
     """
-    plans = [Plan(torch.cat((rows, prompt.question)), depth=len(kv.keys)) for rows in (choices[0][:0], *choices)]
-    works = [Work(prompt.tokens, plan, kv.clone()) for plan in plans]
-    prefill_many(model, works)
-    before, *after = (squared(work.kv, truth) for work in works)
+    plans = [Plan(torch.cat((rows, prompt.question)), num_layers=len(kv.keys)) for rows in (choices[0][:0], *choices)]
+    requests = [PrefillRequest(prompt.tokens, plan, kv.clone()) for plan in plans]
+    prefill_many(model, requests)
+    before, *after = (squared(request.kv, truth) for request in requests)
     start = prompt.starts[-1]
     return [Repair(before, left, rows, start) for left, rows in zip(after, choices, strict=True)]
 

@@ -14,8 +14,8 @@ from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.engine.chunked import check_chunk, prefill_chunked_many
 from workbench.engine.decoding import decode, text_of
-from workbench.engine.forward import Step, Work, empty, prefill_many
-from workbench.engine.support import facts_of
+from workbench.engine.forward import PrefillOutput, PrefillRequest, empty, prefill_many
+from workbench.engine.support import attach
 from workbench.methods.sparse import Sparse
 from workbench.metrics.counts import Counts, Head, of_layer
 from workbench.metrics.sparsity import compared, scaled
@@ -77,33 +77,36 @@ def compare_many(
         return [{} for _ in prompts]
     largest = max(method.size for method in methods.values())
     for method in methods.values():
-        check_chunk(Plan(torch.arange(1), tiles=method), chunk or largest)
+        check_chunk(Plan(torch.arange(1), sparse=method), chunk or largest)
     dense = _dense(model, prompts, heads)
     counts = [_counts(model, *states, methods, chunk) if heads else {} for states in dense]
     found: list[dict[str, Found]] = [{} for _ in prompts]
     left = iter([(i, name) for i in range(len(prompts)) for name in methods])
     while some := list(islice(left, together)):
-        works = [(prompts[i], methods[name]) for i, name in some]
-        steps, texts = _answered(loaded, works, chunk, max_new_tokens)
+        requests = [(prompts[i], methods[name]) for i, name in some]
+        steps, texts = _answered(loaded, requests, chunk, max_new_tokens)
         for (i, name), step, text in zip(some, steps, texts, strict=True):
             found[i][name] = _found(dense[i][0], counts[i].get(name, {}), step, text, heads)
     return found
 
 
-def _dense(model: PreTrainedModel, prompts: Sequence[Prompt], heads: bool) -> list[tuple[Step, KV]]:
+def _dense(model: PreTrainedModel, prompts: Sequence[Prompt], heads: bool) -> list[tuple[PrefillOutput, KV]]:
     """Dense attention: logits of the question's rows, and the states of all layers where `heads` are asked for."""
-    layers = tuple(range(facts_of(model).layers if heads else 0))
-    works = [Work(p.tokens, Plan(torch.arange(len(p)), watch=layers), empty(model, len(p))) for p in prompts]
-    steps = prefill_many(model, works, max(len(p.question) for p in prompts))
-    return [(_cut(step, prompt), work.kv) for step, prompt, work in zip(steps, prompts, works, strict=True)]
+    layers = tuple(range(attach(model).layers if heads else 0))
+    requests = [
+        PrefillRequest(p.tokens, Plan(torch.arange(len(p)), return_queries=layers), empty(model, len(p)))
+        for p in prompts
+    ]
+    steps = prefill_many(model, requests, max(len(p.question) for p in prompts))
+    return [(_cut(step, prompt), request.kv) for step, prompt, request in zip(steps, prompts, requests, strict=True)]
 
 
-def _cut(step: Step, prompt: Prompt) -> Step:
+def _cut(step: PrefillOutput, prompt: Prompt) -> PrefillOutput:
     """Only the logits of the question's rows."""
     return step if step.logits is None else replace(step, logits=step.logits[-len(prompt.question) :])
 
 
-def _found(dense: Step, counts: Mapping[int, Counts], step: Step, text: str, heads: bool) -> Found:
+def _found(dense: PrefillOutput, counts: Mapping[int, Counts], step: PrefillOutput, text: str, heads: bool) -> Found:
     parts = tuple(head for layer, count in counts.items() for head in count.heads(layer))
     spent = sum(count.seconds for count in counts.values()) if heads else None
     assert dense.logits is not None
@@ -111,11 +114,11 @@ def _found(dense: Step, counts: Mapping[int, Counts], step: Step, text: str, hea
 
 
 def _counts(
-    model: PreTrainedModel, dense: Step, kv: KV, methods: Mapping[str, Sparse], chunk: int | None
+    model: PreTrainedModel, dense: PrefillOutput, kv: KV, methods: Mapping[str, Sparse], chunk: int | None
 ) -> dict[str, dict[int, Counts]]:
     """What every method keeps, by layer."""
     found: dict[str, dict[int, Counts]] = {name: {} for name in methods}
-    for layer, size in enumerate(facts_of(model).windows):
+    for layer, size in enumerate(attach(model).windows):
         if not size or size >= len(kv):
             counts = of_layer(scaled(model, layer, dense), kv, layer, list(methods.values()), chunk)
             for name, count in zip(methods, counts, strict=True):
@@ -125,18 +128,18 @@ def _counts(
 
 def _answered(
     loaded: Loaded, asked: Sequence[tuple[Prompt, Sparse]], chunk: int | None, count: int
-) -> tuple[list[Step], list[str]]:
+) -> tuple[list[PrefillOutput], list[str]]:
     """Logits of the question's rows, and the text of the answer, of each prompt under its method."""
     model, tokenizer, layout = loaded
-    context, works = facts_of(model).context, []
+    context, requests = attach(model).context, []
     for prompt, method in asked:
         room = min(count, context - len(prompt)) if context else count
         kv = empty(model, len(prompt), max(0, room))
-        works.append(Work(prompt.tokens, Plan(torch.arange(len(prompt)), tiles=method), kv))
+        requests.append(PrefillRequest(prompt.tokens, Plan(torch.arange(len(prompt)), sparse=method), kv))
     longest = max(len(prompt) + method.size for prompt, method in asked)  # one chunk for all
-    steps = prefill_chunked_many(model, works, chunk or longest, max(len(prompt.question) for prompt, _ in asked))
-    kvs: list[Any] = [work.kv for work in works]
-    answers: list[list[int]] = [[] for _ in works]
+    steps = prefill_chunked_many(model, requests, chunk or longest, max(len(prompt.question) for prompt, _ in asked))
+    kvs: list[Any] = [request.kv for request in requests]
+    answers: list[list[int]] = [[] for _ in requests]
     logits = [step.logits for step in steps if step.logits is not None]
     for tokens in decode(model, kvs, logits, count, stop=layout.stop, tokenizer=tokenizer):
         for answer, token in zip(answers, tokens, strict=True):

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.plan import Plan
 from workbench.engine.chunked import check_chunk, prefill_chunked
-from workbench.engine.forward import Step, Work, empty, prefill
-from workbench.engine.support import facts_of
+from workbench.engine.forward import PrefillOutput, PrefillRequest, empty, prefill
+from workbench.engine.support import attach
 from workbench.methods.sparse import Sparse
 from workbench.metrics.answers import wilson
 from workbench.metrics.counts import Counts, Head, of_layer
@@ -57,26 +57,26 @@ def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, c
     gaps: list[tuple[float, float, bool]] = []
     seconds: list[float] = []
     for prompt in prompts:
-        plan = Plan(torch.arange(len(prompt)), tiles=method)
+        plan = Plan(torch.arange(len(prompt)), sparse=method)
         step = len(prompt) + method.size if chunk is None else chunk  # one chunk for all
         check_chunk(plan, step)
         kv = empty(model, len(prompt))
-        dense = prefill(model, prompt.tokens, Plan(plan.rows, watch=tuple(range(len(kv.keys)))), kv)
+        dense = prefill(model, prompt.tokens, Plan(plan.rows, return_queries=tuple(range(len(kv.keys)))), kv)
         seconds.append(0.0)
-        for layer, size in enumerate(facts_of(model).windows):
+        for layer, size in enumerate(attach(model).windows):
             if not size or size >= len(prompt):
                 (found,) = of_layer(scaled(model, layer, dense), kv, layer, [method], chunk)
                 counts[layer] = counts[layer] + found if layer in counts else found
                 seconds[-1] += found.seconds
-        work = Work(prompt.tokens, plan, empty(model, len(prompt)))
-        ours = prefill_chunked(model, work, step, len(prompt.question))
+        request = PrefillRequest(prompt.tokens, plan, empty(model, len(prompt)))
+        ours = prefill_chunked(model, request, step, len(prompt.question))
         gaps.append(compared(ours, dense, len(prompt.question)))
     heads = tuple(head for layer, count in sorted(counts.items()) for head in count.heads(layer))
     kl, agree, answer = (tuple(gap[i] for gap in gaps) for i in range(3))
     return Sparsity(heads, kl, agree, answer, tuple(seconds))  # type: ignore[arg-type]
 
 
-def compared(ours: Step, dense: Step, rows: int) -> tuple[float, float, bool]:
+def compared(ours: PrefillOutput, dense: PrefillOutput, rows: int) -> tuple[float, float, bool]:
     """Of the last `rows`: mean KL(dense ‖ ours) in nats, share of equal next tokens; is the last one equal?"""
     assert ours.logits is not None and dense.logits is not None
     a, b = (step.logits[-rows:].float().log_softmax(-1) for step in (ours, dense))  # type: ignore[index]
@@ -85,7 +85,7 @@ def compared(ours: Step, dense: Step, rows: int) -> tuple[float, float, bool]:
     return max(0.0, float(gap.mean())), float(same.float().mean()), bool(same[-1])
 
 
-def scaled(model: PreTrainedModel, layer: int, step: Step) -> Tensor:
+def scaled(model: PreTrainedModel, layer: int, step: PrefillOutput) -> Tensor:
     """Watched queries [Hq, R, D], so that logits are queries · keys / sqrt(D) whatever the model's own scale."""
     queries = step.queries[layer]
     own = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None)

@@ -11,7 +11,7 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.core.tile_grid import Grid, mass
 from workbench.engine.forward import empty, prefill
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.metrics.sparsity import scaled
 
 
@@ -63,12 +63,12 @@ class States:
 
 def of_prompt(model: PreTrainedModel, tokens: Tensor) -> States:
     """One dense pass over token ids [T]. Layers with a sliding window narrower than the prompt are left out."""
-    layers = tuple(i for i, size in enumerate(facts_of(model).windows) if not size or size >= len(tokens))
+    layers = tuple(i for i, size in enumerate(attach(model).windows) if not size or size >= len(tokens))
     if not layers:
         raise BadInput(f"every layer has a sliding window narrower than the {len(tokens)} tokens: nothing to choose")
     kv = empty(model, len(tokens))
-    step = prefill(model, tokens, Plan(torch.arange(len(tokens)), watch=layers), kv, logits_to_keep=1)
-    return States({i: scaled(model, i, step) for i in layers}, {i: kv.keys[i] for i in layers})
+    output = prefill(model, tokens, Plan(torch.arange(len(tokens)), return_queries=layers), kv, logits_to_keep=1)
+    return States({i: scaled(model, i, output) for i in layers}, {i: kv.keys[i] for i in layers})
 
 
 def synthetic(length: int, seed: int = 0, topics: int = 12) -> States:

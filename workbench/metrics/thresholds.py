@@ -53,23 +53,23 @@ def search(
     keep: float,
     chunk: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The sparsest step of every method's dial that keeps the share `keep` of the attention mass of prompts of one's
-    own, mean over layers, heads and prompts: {method, option, value, density, mass, steps}.
+    """Find the sparsest threshold of every method that keeps the share `keep` of the attention mass of the prompts,
+    mean over layers, heads and prompts: {method, option, value, density, mass, steps}.
 
-    Found by halving the dial, on the states of dense attention; `steps` of it were tried. `value` is None where even
-    the last keeps less. Single columns count as the tiles that they are in. BadInput for a chunk of no whole tiles.
+    Found by bisection, on the states of dense attention; `steps` values were tried. `value` is None where even the last
+    keeps less. Single columns count as the tiles that they are in. BadInput for a chunk of no whole tiles.
     """
     if not 0 < keep <= 1:
         raise BadInput(f"keep is {keep}: it is a share, above 0 to 1")
     states, found = [of_prompt(model, prompt.tokens) for prompt in prompts], []
     for name, method in methods.items():
-        option, values = method.dial
+        option, values = method.threshold_steps
         low, high, known = 0, len(values) - 1, {}
         while low < high:
             middle = (low + high) // 2
-            known[middle] = _kept(states, method.turned(values[middle]), chunk)
+            known[middle] = _kept(states, method.with_threshold(values[middle]), chunk)
             low, high = (low, middle) if known[middle][1] >= keep else (middle + 1, high)
-        known[low] = known.get(low) or _kept(states, method.turned(values[low]), chunk)
+        known[low] = known.get(low) or _kept(states, method.with_threshold(values[low]), chunk)
         density, mass = known[low]
         value = values[low] if mass >= keep else None
         row = {"method": name, "option": option, "value": value, "density": density, "mass": mass}

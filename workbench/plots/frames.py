@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.plots.controls import frame_slider
-from workbench.plots.fates import FATES, NAMES, hovers
+from workbench.plots.statuses import NAMES, REUSE_STATUSES, hovers
 from workbench.plots.theme import finish, legend_over, with_title
 
 CELL = 15  # px
@@ -29,13 +29,13 @@ def frames(
     x = list(range(1, columns + 1))
     fig = go.Figure(
         go.Heatmap(
-            z=z, text=texts, x=x, y=list(rows), xgap=1.5, ygap=1.5, zmin=-0.5, zmax=len(FATES) - 0.5, showscale=False,
-            colorscale=_steps(), hovertemplate="%{text}<extra></extra>", hoverongaps=False,
+            z=z, text=texts, x=x, y=list(rows), xgap=1.5, ygap=1.5, zmin=-0.5, zmax=len(REUSE_STATUSES) - 0.5,
+            showscale=False, colorscale=_steps(), hovertemplate="%{text}<extra></extra>", hoverongaps=False,
         )
     )  # fmt: skip
-    for fate, colour in FATES.items():
+    for status, colour in REUSE_STATUSES.items():
         marker = {"color": colour, "symbol": "square", "size": 11}
-        fig.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=NAMES[fate], hoverinfo="skip")
+        fig.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=NAMES[status], hoverinfo="skip")
     fig.frames = [
         go.Frame(name=str(at), data=[go.Heatmap(z=z, text=texts)], traces=[0]) for at, (z, texts) in enumerate(cells)
     ]
@@ -56,20 +56,22 @@ def frames(
 
 def said(record: Mapping[str, Any]) -> str:
     """One line on a frame: what happened and what it took."""
-    counts = ", ".join(f"{record[f'blocks_{fate}']} {fate}" for fate in FATES if record[f"blocks_{fate}"])
+    counts = ", ".join(
+        f"{record[f'blocks_{status}']} {status}" for status in REUSE_STATUSES if record[f"blocks_{status}"]
+    )
     return f"{record['step'] + 1}: {record['label'].replace('<', '&lt;')} — blocks: {counts}"
 
 
 def _cells(record: Mapping[str, Any], columns: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Fate [rows, columns] (nan: no block) and hover text of every cell."""
-    number = {fate: i for i, fate in enumerate(FATES)}
+    number = {status: i for i, status in enumerate(REUSE_STATUSES)}
     z, texts = np.full(rows * columns, np.nan, np.float32), np.full(rows * columns, "", object)
-    fates, hover = record["fates"][1:], hovers(record)[1:]
-    z[: len(fates)] = [number[fate] for fate in fates]
+    statuses, hover = record["fates"][1:], hovers(record)[1:]
+    z[: len(statuses)] = [number[status] for status in statuses]
     texts[: len(hover)] = hover
     return z.reshape(rows, columns), texts.reshape(rows, columns)
 
 
 def _steps() -> list[list]:
-    edges = np.linspace(0, 1, len(FATES) + 1)
-    return [[edge, colour] for i, colour in enumerate(FATES.values()) for edge in (edges[i], edges[i + 1])]
+    edges = np.linspace(0, 1, len(REUSE_STATUSES) + 1)
+    return [[edge, colour] for i, colour in enumerate(REUSE_STATUSES.values()) for edge in (edges[i], edges[i + 1])]

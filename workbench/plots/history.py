@@ -6,29 +6,29 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.plots.fates import FATES, NAMES, QUESTION_COLOUR, QUESTION_NAME, hovers
+from workbench.plots.statuses import NAMES, QUESTION_COLOUR, QUESTION_NAME, REUSE_STATUSES, hovers
 from workbench.plots.theme import PAPER, finish, legend_over, with_title
 
 
 def history(records: Sequence[Mapping[str, Any]], *, title: str, unit: str, caption: str, notice: str) -> go.Figure:
     """`records` as of `turnover.follow` (fates, moves, sizes, labels, question); `unit` is what a bar is."""
     ticks = [str(record["step"] + 1) for record in records]
-    parts: dict[str, list[tuple]] = {name: [] for name in (*FATES, "question")}
+    parts: dict[str, list[tuple]] = {name: [] for name in (*REUSE_STATUSES, "question")}
     for at, record in enumerate(records):
         starts = [0, *accumulate(record["sizes"])]
-        for fate, start, size, text in zip(record["fates"], starts, record["sizes"], hovers(record), strict=False):
-            parts[fate].append((at, start, size, text))
+        for status, start, size, text in zip(record["fates"], starts, record["sizes"], hovers(record), strict=False):
+            parts[status].append((at, start, size, text))
         asked = f"<b>question, {record['question']} tokens</b><br>{record['label'].replace('<', '&lt;')}"
         parts["question"].append((at, starts[-1], record["question"], asked))
     fig = go.Figure()
-    for fate, bars in parts.items():
+    for status, bars in parts.items():
         fig.add_bar(
             y=[at for at, *_ in bars] or [None],
             base=[start for _, start, *_ in bars],
             x=[size for *_, size, _ in bars] or [None],
             orientation="h",
-            name=NAMES.get(fate, QUESTION_NAME),
-            marker={"color": FATES.get(fate, QUESTION_COLOUR), "line": {"color": PAPER, "width": 1}},
+            name=NAMES.get(status, QUESTION_NAME),
+            marker={"color": REUSE_STATUSES.get(status, QUESTION_COLOUR), "line": {"color": PAPER, "width": 1}},
             customdata=[text for *_, text in bars],
             hovertemplate="%{customdata}<extra></extra>",
         )

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-Rule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+MaskRule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def shares(rule: Rule, length: int, cells: int = 512) -> np.ndarray:
+def shares(rule: MaskRule, length: int, cells: int = 512) -> np.ndarray:
     """Share of visible pairs per cell, uint8 [N, N] (0 none, 255 all), N = min(length, cells); rows from the top.
 
     A cell with any visible pair is at least 1, so `shares(...) > 0` is the block maximum: nothing is lost by striding.
@@ -32,7 +32,7 @@ def firsts(length: int, cells: int = 512) -> np.ndarray:
     return -(-np.arange(count) * length // count)
 
 
-def visible_pairs(rule: Rule, length: int, rows: torch.Tensor | None = None) -> int:
+def visible_pairs(rule: MaskRule, length: int, rows: torch.Tensor | None = None) -> int:
     """How many (row, column) pairs the rule shows, over all rows or only the positions `rows`."""
     cols = torch.arange(length)
     rows = torch.arange(length) if rows is None else rows

@@ -16,14 +16,14 @@ Rows = list[dict[str, Any]]
 def levels(swept: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Exact match of full attention ("full") and Full Reuse ("none") by kind of question."""
     full = swept[swept["mode"] == "full"]
-    reuse = swept[(swept["mode"] == "block") & (swept.prepare == "isolated") & (swept["select"] == "none")]
+    reuse = swept[(swept["mode"] == "block") & (swept.prepare == "after_system") & (swept["select"] == "none")]
     return {(name, row.kind): row.em for name, part in (("full", full), ("none", reuse)) for row in part.itertuples()}
 
 
 def curves(
     swept: pd.DataFrame,
     selectors: Sequence[str],
-    prepare: str = "isolated",
+    prepare: str = "after_system",
     kind: str = "all",
     x: str = "ratio",
     only: float | None = None,
@@ -98,12 +98,12 @@ def by_preparation(
 
 
 def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 0.15) -> Rows:
-    """A point {name, at, mean, low, high} for every number of neighbours of the preparation `similar`; 0: isolated."""
+    """A point {name, at, mean, low, high} for every number of neighbours of `with_neighbours`; 0: `after_system`."""
     block = swept[(swept["mode"] == "block") & (swept.kind == "all")]
-    numbers = {"isolated": 0}
+    numbers = {"after_system": 0}
     for spec in block.prepare.unique():
         name, options = registry.parse(spec)
-        if name == "similar":
+        if name == "with_neighbours":
             numbers[spec] = int(options.get("n", 10))
     found = []
     for selector in selectors:

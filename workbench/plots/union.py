@@ -11,7 +11,7 @@ from workbench.metrics.misses import Union
 from workbench.plots.controls import choice_menu, frame_slider
 from workbench.plots.theme import BLUE, FAINT, GREEN, ORANGE, PAPER, RULE, finish, legend_over, panel_titles
 
-FATES = {  # numbered from 2; 0 is the future, 1 not selected
+REUSE_STATUSES = {  # numbered from 2; 0 is the future, 1 not selected
     "asked for by every query block that sees it": BLUE,
     "by some: the others read it too": ORANGE,
     "the chunk itself, in whole": GREEN,
@@ -40,12 +40,12 @@ def steps(found: Union, group: int) -> list[np.ndarray]:
 def page_lists(found: Union) -> tuple[np.ndarray, np.ndarray]:
     """Panel 5: fates [G, slots] (0: no page) and page numbers, ragged lists set to the left."""
     ends = found.indptr.tolist()
-    fates = np.zeros((len(ends) - 1, max(1, *np.diff(ends))), np.uint8)
-    numbers = np.full(fates.shape, -1, np.int32)
+    statuses = np.zeros((len(ends) - 1, max(1, *np.diff(ends))), np.uint8)
+    numbers = np.full(statuses.shape, -1, np.int32)
     for group, (start, end) in enumerate(pairwise(ends)):
         listed = found.indices[start:end].cpu().numpy()
-        numbers[group, : end - start], fates[group, : end - start] = listed, _pages(found, group)[listed]
-    return fates, numbers
+        numbers[group, : end - start], statuses[group, : end - start] = listed, _pages(found, group)[listed]
+    return statuses, numbers
 
 
 def union(
@@ -63,7 +63,7 @@ def union(
             fig.add_trace(_heatmap(z, visible=g == group, customdata=np.tile(names, (1, z.shape[1]))), row=row, col=1)
     lists = [page_lists(one) for one in found]
     fig.add_trace(_list(*lists[layer]), row=5, col=1)
-    for name, colour in FATES.items():
+    for name, colour in REUSE_STATUSES.items():
         square = {"color": colour, "symbol": "square", "size": 11}
         fig.add_scatter(x=[None], y=[None], mode="markers", marker=square, name=name, hoverinfo="skip")
     fig.frames = [
@@ -79,7 +79,7 @@ def union(
         said = [f"{n}: {share} of the causal pairs, by steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
         fig.update_layout(sliders=[frame_slider(said, layer, "layer ", spoken=True, pad=48)])
     if groups > 1:
-        fig.update_layout(updatemenus=[choice_menu(_names(now), 4, total, (), group, 1 + len(FATES))])
+        fig.update_layout(updatemenus=[choice_menu(_names(now), 4, total, (), group, 1 + len(REUSE_STATUSES))])
     panel_titles(fig)
     fig.update_layout(legend=legend_over(total, 26, itemclick=False))
     return finish(
@@ -112,7 +112,7 @@ def _lines(found: Union, group: int, row: int) -> np.ndarray:
 
 
 def _scale() -> list[list]:
-    colours = [PAPER, FAINT, *FATES.values()]
+    colours = [PAPER, FAINT, *REUSE_STATUSES.values()]
     return [[edge / len(colours), colour] for i, colour in enumerate(colours) for edge in (i, i + 1)]
 
 
@@ -123,11 +123,11 @@ def _heatmap(z: np.ndarray, **more: object) -> go.Heatmap:
     )  # fmt: skip
 
 
-def _list(fates: np.ndarray, numbers: np.ndarray) -> go.Heatmap:
+def _list(statuses: np.ndarray, numbers: np.ndarray) -> go.Heatmap:
     few = numbers.shape[1] <= 72
     text = np.where(numbers < 0, "", numbers.astype(str)) if few else None
     return go.Heatmap(
-        z=fates, zmin=-0.5, zmax=4.5, colorscale=_scale(), showscale=False, xgap=1, ygap=2, customdata=numbers,
+        z=statuses, zmin=-0.5, zmax=4.5, colorscale=_scale(), showscale=False, xgap=1, ygap=2, customdata=numbers,
         text=text, texttemplate="%{text}" if few else None, textfont={"size": 8, "color": PAPER},
         hovertemplate="list of %{y}, position %{x}: page %{customdata}<extra></extra>",
     )  # fmt: skip

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.files import whole
 from workbench.core.kv import KV
@@ -26,8 +27,8 @@ MANIFEST = "manifest.json"
 class FolderStore:
     """A store on disk; what it hands out is in memory (CPU) and read-only.
 
-    `kind` says what the blocks are of: any JSON object, such as {"model": fingerprint, "preparation": "isolated"}; it
-    must be that of the folder. Without `kind`, any folder will do. With `new`, a folder that is not there is made.
+    `kind` says what the blocks are of: any JSON object, such as {"model": fingerprint, "preparation": "after_system"};
+    it must be that of the folder. Without `kind`, any folder will do. With `new`, a folder that is not there is made.
     Raises BadInput for a folder of another kind, naming what differs, for one that is none, and for a broken file.
     """
 
@@ -108,7 +109,8 @@ def _checked(folder: Path, kind: Mapping[str, Any] | None) -> dict[str, Any]:
         raise BadInput(f"{path} is corrupt: {problem}") from None
     wanted = there if kind is None else {"format": FORMAT_VERSION, **kind}
     for name in {**there, **wanted}:
-        if (has := there.get(name)) != (asked := wanted.get(name)):
+        has, asked = (renamed.spec(x) if isinstance(x, str) else x for x in (there.get(name), wanted.get(name)))
+        if has != asked:
             raise BadInput(f"{folder} holds blocks of another {name}: {_short(has)}, and not {_short(asked)}")
     return there
 

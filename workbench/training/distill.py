@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.core.tile_grid import Grid, peaks
-from workbench.engine.forward import Work, check_tokens, empty, prefill_many
-from workbench.engine.support import facts_of
+from workbench.engine.forward import PrefillRequest, check_tokens, empty, prefill_many
+from workbench.engine.support import attach
 from workbench.methods import seer_gate
 from workbench.methods.seer_gate import Gate
 
 
 @dataclass(frozen=True)
-class Recipe:
+class GateConfig:
     """AdamW; the rate rises over `warmup` steps and falls to 0 as a cosine. `batch` prompts a step, drawn by `seed`."""
 
     steps: int = 400
@@ -40,26 +40,26 @@ class Recipe:
 def distill(
     model: PreTrainedModel,
     prompts: Sequence[Tensor],
-    recipe: Recipe,
+    config: GateConfig,
     tell: Callable[[int, float], object] | None = None,
 ) -> tuple[Gate, list[float]]:
     """A gate for `model` from its attention on `prompts` (token ids [T]), and the loss of every step (nats).
 
     The model is read only. `tell` is called with step and loss. Raises BadInput for prompts shorter than two blocks.
     """
-    facts = facts_of(model)
-    if not prompts or min(map(len, prompts)) <= recipe.block:
-        raise BadInput(f"a gate of block {recipe.block} learns from prompts of more than {recipe.block} tokens")
+    spec = attach(model)
+    if not prompts or min(map(len, prompts)) <= config.block:
+        raise BadInput(f"a gate of block {config.block} learns from prompts of more than {config.block} tokens")
     for tokens in prompts:
-        check_tokens(facts, tokens)
-    with torch.random.fork_rng([facts.device] if facts.device.type == "cuda" else []):
-        torch.manual_seed(recipe.seed)
-        gate = seer_gate.new(model, recipe.block, recipe.width)
-    optimizer = torch.optim.AdamW(gate.parameters(), lr=recipe.lr, weight_decay=0.0)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, recipe))
-    rng, losses = Random(recipe.seed), []
-    for step in range(recipe.steps):
-        loss = losses_of(model, gate, rng.choices(prompts, k=recipe.batch)).mean()
+        check_tokens(spec, tokens)
+    with torch.random.fork_rng([spec.device] if spec.device.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        gate = seer_gate.new(model, config.block, config.width)
+    optimizer = torch.optim.AdamW(gate.parameters(), lr=config.lr, weight_decay=0.0)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config))
+    rng, losses = Random(config.seed), []
+    for step in range(config.steps):
+        loss = losses_of(model, gate, rng.choices(prompts, k=config.batch)).mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -73,13 +73,15 @@ def distill(
 def losses_of(model: PreTrainedModel, gate: Gate, prompts: Sequence[Tensor]) -> Tensor:
     """[L] distillation loss of every layer, mean over `prompts`."""
     layers = range(len(gate.query))
-    plans = [Plan(torch.arange(len(tokens)), watch=tuple(layers), depth=len(layers)) for tokens in prompts]
-    works = [Work(t, plan, empty(model, len(t))) for t, plan in zip(prompts, plans, strict=True)]
+    plans = [
+        Plan(torch.arange(len(tokens)), return_queries=tuple(layers), num_layers=len(layers)) for tokens in prompts
+    ]
+    requests = [PrefillRequest(t, plan, empty(model, len(t))) for t, plan in zip(prompts, plans, strict=True)]
     found = []
-    for work, step in zip(works, prefill_many(model, works), strict=True):
-        rows = work.plan.rows.to(model.device)
+    for request, step in zip(requests, prefill_many(model, requests), strict=True):
+        rows = request.plan.rows.to(model.device)
         grid = Grid(rows, len(rows), gate.shape.block)
-        pairs = [(step.queries[layer], work.kv.keys[layer]) for layer in layers]
+        pairs = [(step.queries[layer], request.kv.keys[layer]) for layer in layers]
         found.append(
             torch.stack([divergence(target(q, k, grid), gate(i, q, k, grid)) for i, (q, k) in enumerate(pairs)])
         )
@@ -101,8 +103,8 @@ def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
     return gap.masked_fill(wanted == 0, 0.0).sum(-1).mean()
 
 
-def _rate(step: int, recipe: Recipe) -> float:
-    if step < recipe.warmup:
-        return (step + 1) / recipe.warmup
-    left = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+def _rate(step: int, config: GateConfig) -> float:
+    if step < config.warmup:
+        return (step + 1) / config.warmup
+    left = (step - config.warmup) / max(1, config.steps - config.warmup)
     return 0.5 + 0.5 * float(torch.cos(torch.tensor(torch.pi * left)))

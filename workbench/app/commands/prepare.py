@@ -15,16 +15,14 @@ from workbench.methods.precompute import Preparation, Prepared
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="Example: workbench prepare --data questions.json --prepare similar --n 10 --out prepared --workers 2"
-)
+@app.command(epilog="Example: workbench prepare --data questions.json --prepare with_neighbours --n 10 --out prepared")
 def prepare(
     out: Annotated[Path, typer.Option(help="Folder for the cached passages; run again to go on after an interruption")],
     model: Annotated[str, typer.Option(help="Checkpoint folder or name (see `workbench models`)")] = "lab-full",
     data: Annotated[str, typer.Option(help="`lab`, a shipped name or a file: JSON, JSON lines, .gz")] = "lab",
     prepare: Annotated[
-        str, typer.Option(help="alone, isolated (behind the system prompt) or similar; options in brackets")
-    ] = "similar",
+        str, typer.Option(help="independent, after_system or with_neighbours; options in brackets")
+    ] = "with_neighbours",
     n: Annotated[int | None, typer.Option(help="Similar passages that a passage is prepared with")] = None,
     embedder: Annotated[
         str | None, typer.Option(help="Says what is similar: tfidf, minilm or a sentence-transformers model")

@@ -16,7 +16,7 @@ from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.methods.sparse import xattention
 from workbench.methods.sparse.xattention import Xattention
-from workbench.training.distill import Recipe, distill, losses_of
+from workbench.training.distill import GateConfig, distill, losses_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,24 +51,24 @@ def distill_command(
     data: Data = "lab",
     samples: Samples = 200,
     passages: Passages = 40,
-    steps: Annotated[int, typer.Option(help="Optimizer steps")] = Recipe.steps,
-    batch: Annotated[int, typer.Option(help="Prompts a step")] = Recipe.batch,
-    lr: Annotated[float, typer.Option(help="Highest learning rate")] = Recipe.lr,
-    warmup: Annotated[int, typer.Option(help="Steps on which the rate rises; then it falls to 0")] = Recipe.warmup,
-    block: Annotated[int, typer.Option(help="Tokens of a block")] = Recipe.block,
-    width: Annotated[int, typer.Option(help="Channels of the gate")] = Recipe.width,
+    steps: Annotated[int, typer.Option(help="Optimizer steps")] = GateConfig.steps,
+    batch: Annotated[int, typer.Option(help="Prompts a step")] = GateConfig.batch,
+    lr: Annotated[float, typer.Option(help="Highest learning rate")] = GateConfig.lr,
+    warmup: Annotated[int, typer.Option(help="Steps on which the rate rises; then it falls to 0")] = GateConfig.warmup,
+    block: Annotated[int, typer.Option(help="Tokens of a block")] = GateConfig.block,
+    width: Annotated[int, typer.Option(help="Channels of the gate")] = GateConfig.width,
     seed: Seed = 0,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Train SeerAttention's gate from a model's own attention; used by `seer_attention(gate=FILE)`."""
-    recipe = Recipe(steps, batch, lr, warmup, block, width, seed)
+    config = GateConfig(steps, batch, lr, warmup, block, width, seed)
     loaded, prompts = _prompts(model, device, data, samples + HELD_OUT, passages, seed, out)
     began = perf_counter()
     with progress("distilling") as bar:
-        gate, losses = distill(loaded, prompts[:-HELD_OUT], recipe, lambda step, _: bar and bar(step, steps))
+        gate, losses = distill(loaded, prompts[:-HELD_OUT], config, lambda step, _: bar and bar(step, steps))
     held_out = sum(losses_of(loaded, gate, [tokens]).mean().item() for tokens in prompts[-HELD_OUT:]) / HELD_OUT
-    record = {"out": str(out), "model": model, "data": data, **vars(recipe), "first_loss": losses[0]}
+    record = {"out": str(out), "model": model, "data": data, **vars(config), "first_loss": losses[0]}
     record |= {"last_loss": losses[-1], "held_out_loss": held_out, "seconds": perf_counter() - began}
     gate.save(out, record)
     if as_json:

@@ -105,6 +105,6 @@ def _signature() -> inspect.Signature:
 
 
 sweep.__signature__ = _signature()  # type: ignore[attr-defined]
-app.command(epilog="Example: workbench sweep --select none,query_guided --ratio 0.05,0.15 --prepare isolated,similar")(
-    sweep
-)
+app.command(
+    epilog="Example: workbench sweep --prepare after_system,with_neighbours --select none,query_guided --ratio .05,.15"
+)(sweep)

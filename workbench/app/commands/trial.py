@@ -51,7 +51,7 @@ def trial(
     prepare: Annotated[
         str | None,
         typer.Option(
-            help="What a passage sees before it is cached: alone (default), isolated, similar(n=10)",
+            help="What a passage sees before it is cached: alone (default), isolated, with_neighbours(n=10)",
             rich_help_panel=METHOD,
         ),
     ] = None,

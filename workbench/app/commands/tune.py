@@ -14,7 +14,7 @@ from tqdm import tqdm
 from workbench.core.errors import BadInput
 from workbench.training.tuning.examples import Data
 from workbench.training.tuning.output import save_model
-from workbench.training.tuning.recipe import Recipe
+from workbench.training.tuning.recipe import TuneConfig
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
 from workbench.training.tuning.train import READ_EVERY, train
@@ -35,12 +35,12 @@ def tune(
     out: Annotated[Path, _option("Folder of the run; run again with the same settings to go on")],
     data: Annotated[str, _option("`lab` (fresh worlds), a shipped name or a file of questions")] = "lab",
     mode: Annotated[str, _option("mixed: every sample in both modes; block or full: in one", RECIPE)] = "mixed",
-    steps: Annotated[int, _option("Optimizer steps", RECIPE)] = Recipe.steps,
-    batch: Annotated[int, _option("Samples packed into one forward pass, of each process", RECIPE)] = Recipe.batch,
-    accumulate: Annotated[int, _option("Forward passes a step", RECIPE)] = Recipe.accumulate,
-    lr: Annotated[float, _option("Highest learning rate", RECIPE)] = Recipe.lr,
-    warmup: Annotated[int, _option("Steps on which the rate rises; then it falls to 0", RECIPE)] = Recipe.warmup,
-    max_length: Annotated[int, _option("Most tokens of a prompt and its answer", RECIPE)] = Recipe.max_length,
+    steps: Annotated[int, _option("Optimizer steps", RECIPE)] = TuneConfig.steps,
+    batch: Annotated[int, _option("Samples packed into one forward pass, of each process", RECIPE)] = TuneConfig.batch,
+    accumulate: Annotated[int, _option("Forward passes a step", RECIPE)] = TuneConfig.accumulate,
+    lr: Annotated[float, _option("Highest learning rate", RECIPE)] = TuneConfig.lr,
+    warmup: Annotated[int, _option("Steps on which the rate rises; then it falls to 0", RECIPE)] = TuneConfig.warmup,
+    max_length: Annotated[int, _option("Most tokens of a prompt and its answer", RECIPE)] = TuneConfig.max_length,
     seed: Annotated[int, _option("Of data order and of new weights", RECIPE)] = 0,
     positions: Annotated[
         str, _option("Of blocks in block mode: re-encoded for their place, or naive, each from 0", RECIPE)
@@ -70,7 +70,7 @@ def tune(
     It learns to answer from passages that are cached apart; the result lands in OUT/model. On several GPUs:
     `accelerate launch --num_processes N -m workbench tune …`.
     """
-    recipe = Recipe(
+    recipe = TuneConfig(
         mode=mode, positions=positions, steps=steps, batch=batch, accumulate=accumulate, lr=lr, warmup=warmup,
         max_length=max_length, seed=seed, lora_rank=lora_rank, optimizer=optimizer, precision=precision,
         gradient_checkpointing=gradient_checkpointing,

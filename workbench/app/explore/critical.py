@@ -13,7 +13,7 @@ from workbench.core.plan import Plan
 from workbench.data.prompt_view import of_sample
 from workbench.data.sample import Sample
 from workbench.engine.decoding import decode, text_of
-from workbench.engine.forward import Work, assemble, prefill_many
+from workbench.engine.forward import PrefillRequest, assemble, prefill_many
 from workbench.methods import select
 from workbench.methods.prepare import Prepare
 from workbench.metrics.answers import exact_match
@@ -62,8 +62,8 @@ def answers(loaded: Loaded, prompt: Prompt, kv: KV, choices: Sequence[torch.Tens
     model, tokenizer, layout = loaded
     kvs = [kv.clone(max_new_tokens) for _ in choices]
     plans = [Plan(torch.cat((rows, prompt.question))) for rows in choices]
-    works = [Work(prompt.tokens, plan, own) for plan, own in zip(plans, kvs, strict=True)]
-    logits = [step.logits for step in prefill_many(model, works, logits_to_keep=1) if step.logits is not None]
+    requests = [PrefillRequest(prompt.tokens, plan, own) for plan, own in zip(plans, kvs, strict=True)]
+    logits = [step.logits for step in prefill_many(model, requests, logits_to_keep=1) if step.logits is not None]
     said: list[list[int]] = [[] for _ in choices]
     for step in decode(model, kvs, logits, max_new_tokens, stop=layout.stop, tokenizer=tokenizer):
         for tokens, token in zip(said, step, strict=True):

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from workbench.app.explore.live import explorer, slider
 from workbench.experiments.session_replay import follow
-from workbench.experiments.sessions import Step
+from workbench.experiments.sessions import SessionPrompt
 from workbench.models.loading import Loaded
 from workbench.plots.history import history
 from workbench.plots.table import table
@@ -17,13 +17,18 @@ EDITS = ("nothing", "add a sentence", "delete", "copy to the front", "move to th
 
 
 def editing_explorer(
-    loaded: Loaded, steps: Sequence[Step], added: str = "Nobody seems to remember why.", max_new_tokens: int = 16
+    loaded: Loaded,
+    steps: Sequence[SessionPrompt],
+    added: str = "Nobody seems to remember why.",
+    max_new_tokens: int = 16,
 ) -> widgets.VBox:
     """What is done to which block of which prompt; the prompt before and after it, and both answers."""
 
     def draw(edit: str, sentence: str, number: int, block: int) -> list[go.Figure]:
         step = steps[number]
-        changed = Step(edited(step.pieces, edit, block, sentence), step.answers, step.kind, f"{edit}, block {block}")
+        changed = SessionPrompt(
+            edited(step.pieces, edit, block, sentence), step.answers, step.kind, f"{edit}, block {block}"
+        )
         before, after = follow(loaded, [step, changed], MemoryStore(), max_new_tokens, repeats=1)
         rows = [
             [name, r["answer"], r["answer_full"], f"{r['computed']:,}", f"{r['after_prefix']:,}", f"{r['tokens']:,}"]

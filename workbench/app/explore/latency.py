@@ -7,7 +7,7 @@ from ipywidgets import VBox
 
 from workbench.app.explore.live import explorer, slider
 from workbench.data.sample import Sample
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.experiments import ttft
 from workbench.experiments.lengths import prompt_of_length
 from workbench.experiments.record import device_name
@@ -25,7 +25,7 @@ MOST = 4096  # tokens
 def latency_explorer(loaded: Loaded, samples: Sequence[Sample], question: int = 50, repeats: int = 3) -> VBox:
     """Length of the prompt, share of its blocks that is in the store, share of its tokens computed again."""
     model, tokenizer, layout = loaded
-    longest = min(facts_of(model).context or MOST, MOST)
+    longest = min(attach(model).context or MOST, MOST)
 
     def draw(length: int, cached: int, again: int) -> list[go.Figure]:
         prompt = prompt_of_length(length, samples, tokenizer, layout, min(question, length // 2))

@@ -7,7 +7,7 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from workbench.app.explore.live import explorer, slider
-from workbench.app.explore.tiles import method_and_dial, method_of
+from workbench.app.explore.tiles import method_and_threshold, method_of
 from workbench.core.tiles import Tiles
 from workbench.metrics.misses import Window, choice, window
 from workbench.metrics.states import States
@@ -47,7 +47,7 @@ def long_explorer(
         )  # fmt: skip
         return [figure]
 
-    method, turn = method_and_dial(specs)
+    method, turn = method_and_threshold(specs)
     first = found(specs[0], turn.value).kept.shape[2]
     controls = [
         method, turn, widgets.Dropdown(options=[(name, how) for how, name in WAYS.items()], description="overview"),

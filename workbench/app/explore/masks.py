@@ -7,7 +7,7 @@ from workbench.app.explore.live import explorer, slider
 from workbench.core import mask_rules
 from workbench.core.masks import block_attention, causal
 from workbench.data.prompt_view import Reading
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.metrics.mass import masked
 from workbench.models.loading import Loaded
 from workbench.plots.attention import attention
@@ -19,7 +19,7 @@ def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> widgets.VBox:
     """A sentence of `core.mask_rules`, a layer and a head; the shapes and the attention of the answering token under
     it."""
     model, prompt, length = loaded[0], reading.prompt, len(reading.prompt)
-    layers, heads = facts_of(model).layers, model.config.get_text_config().num_attention_heads
+    layers, heads = attach(model).layers, model.config.get_text_config().num_attention_heads
     known = {"full attention": causal, "block attention": block_attention(prompt)}
     panels = [Panel(name, shares(sees, length)) for name, sees in known.items()]
     full = masked(model, prompt).tokens.numpy()

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from workbench.app.explore.live import explorer, slider
 from workbench.data.prompt_view import Reading
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.metrics.turning import turning
 from workbench.models.loading import Loaded
 from workbench.plots.masks import shown
@@ -15,8 +15,8 @@ from workbench.plots.rotation import rotation
 def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> widgets.VBox:
     """Token of a block, layer, head and distance."""
     model, chosen = loaded[0], reading.prompt.blocks[block]
-    facts, begin = facts_of(model), reading.prompt.starts[block]
-    furthest = min(2048, (facts.context or 4096)) - len(chosen)
+    spec, begin = attach(model), reading.prompt.starts[block]
+    furthest = min(2048, (spec.context or 4096)) - len(chosen)
 
     def draw(distance: int, token: int, layer: int, head: int) -> list[go.Figure]:
         found = turning(model, chosen, token, layer, head, [distance])
@@ -37,7 +37,7 @@ def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> widg
     return explorer(
         [
             slider("distance", 32, 0, furthest), slider("token", 4, 0, len(chosen) - 1),
-            slider("layer", 0, 0, facts.layers - 1), slider("head", 0, 0, facts.shapes[0][0] - 1),
+            slider("layer", 0, 0, spec.layers - 1), slider("head", 0, 0, spec.shapes[0][0] - 1),
         ],
         draw,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from workbench.app.explore.live import explorer, slider
 from workbench.core.blocks import Prompt
 from workbench.data.prompt_view import of_sample
 from workbench.data.sample import Sample
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.methods import Method
 from workbench.methods.generation import Generation, generate
 from workbench.methods.modes.full import Full
@@ -28,7 +28,7 @@ WAYS: dict[str, Method] = {"full": Full(), "block": Reuse(), "naive": Reuse("nai
 def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 24) -> widgets.VBox:
     """Number of the sample, layer and head; blocks that were seen before come from one store."""
     model, tokenizer, layout = loaded
-    layers, heads = facts_of(model).layers, model.config.get_text_config().num_attention_heads
+    layers, heads = attach(model).layers, model.config.get_text_config().num_attention_heads
     store = MemoryStore()
 
     def draw(number: int, layer: int, head: int) -> list[go.Figure]:

@@ -36,10 +36,10 @@ def others(specs: Sequence[str], tile: int, model: PreTrainedModel) -> list[str]
     return found
 
 
-def dial_of(spec: str) -> tuple[list[tuple[str, float | None]], float | None]:
+def thresholds_of(spec: str) -> tuple[list[tuple[str, float | None]], float | None]:
     """(values of the method's threshold with their labels, from few tiles to many; the one that `spec` sets)"""
     method = sparse.named(spec)
-    option, steps = method.dial
+    option, steps = method.threshold_steps
     if not option:
         return [("–", None)], None
     inner = getattr(method, "inner", method)
@@ -50,17 +50,17 @@ def dial_of(spec: str) -> tuple[list[tuple[str, float | None]], float | None]:
     return [(f"{option} = {value:g}", value) for value in values], own
 
 
-def method_and_dial(specs: Sequence[str]) -> tuple[widgets.Dropdown, widgets.SelectionSlider]:
+def method_and_threshold(specs: Sequence[str]) -> tuple[widgets.Dropdown, widgets.SelectionSlider]:
     """A menu of methods, and the slider of the threshold of the one that is chosen."""
     menu = widgets.Dropdown(options=[(name_of(spec), spec) for spec in specs], value=specs[0], description="method")
-    options, own = dial_of(specs[0])
+    options, own = thresholds_of(specs[0])
     wide = widgets.Layout(width="380px")
     turn = widgets.SelectionSlider(
         options=options, value=own, description="threshold", continuous_update=False, layout=wide
     )
 
     def follow(change: dict) -> None:
-        options, own = dial_of(change["new"])
+        options, own = thresholds_of(change["new"])
         turn.options = options
         turn.value = own
 
@@ -71,8 +71,8 @@ def method_and_dial(specs: Sequence[str]) -> tuple[widgets.Dropdown, widgets.Sel
 def method_of(model: PreTrainedModel | None, spec: str, value: float | None) -> Sparse:
     """The method at this value of its threshold, ready for the model where there is one."""
     method = sparse.named(spec)
-    turned = method if value is None else method.turned(value)
-    return turned if model is None else turned.ready(model)
+    chosen_method = method if value is None else method.with_threshold(value)
+    return chosen_method if model is None else chosen_method.ready(model)
 
 
 def tiles_explorer(
@@ -110,7 +110,7 @@ def tiles_explorer(
                          "pairs after steps 1 to 4, mean over heads."),
         ]  # fmt: skip
 
-    method, turn = method_and_dial([*specs, *others(specs, sparse.named(specs[0]).size, model)])
+    method, turn = method_and_threshold([*specs, *others(specs, sparse.named(specs[0]).size, model)])
     controls = [
         method, turn, slider("layer", layer, 0, len(states.layers) - 1), slider("head", head, 0, states.heads - 1),
         widgets.Dropdown(options=list(SECOND.items()), description="below"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.tile_grid import Grid
-from workbench.core.tile_selection import Rule
+from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Pages, Tiles, page_table, union_of
 from workbench.experiments.bench import named, peers, workloads
 from workbench.experiments.bench.workloads import DEVICE, Call, Variant, Workload, labelled, numbers
@@ -43,35 +43,35 @@ class Choosing:
     options: tuple[int, ...] = ()
     shared: int = 1
 
-    def kept(self, rule: Rule, variant: Variant = NONE) -> Tensor:
+    def kept(self, rule: TileRule, variant: Variant = NONE) -> Tensor:
         launch = named(self.kernel).launch
         kept: Tensor = launch(self.q, self.keys, self.rows, rule, *self.options, **variant)
         return kept
 
-    def torch(self, rule: Rule) -> Call:
+    def torch(self, rule: TileRule) -> Call:
         return lambda: named(self.kernel).reference(self.q, self.keys, self.rows, rule, *self.options)
 
-    def density(self, rule: Rule) -> float:
+    def density(self, rule: TileRule) -> float:
         """Share of the causal tiles that is kept."""
         causal = Grid(self.rows[0], self.keys.shape[2], rule.tile).causal
         return (self.kept(rule).float().mean() / causal.float().mean()).item()
 
-    def lists(self, rule: Rule, variant: Variant = NONE) -> tuple[Tensor, Tensor]:
+    def lists(self, rule: TileRule, variant: Variant = NONE) -> tuple[Tensor, Tensor]:
         """One list for every group of heads that choose alike, and query tile."""
         choice = Tiles(self.kept(rule, variant)[0], rule.tile, shared=self.shared)
         return choice.lists(self.q.shape[2], self.keys.shape[2])
 
-    def attention(self, rule: Rule, indptr: Tensor, indices: Tensor) -> Tensor:
+    def attention(self, rule: TileRule, indptr: Tensor, indices: Tensor) -> Tensor:
         inputs = self.q, self.keys, self.values, self.rows
         out: Tensor = named("tile_attention").launch(*inputs, indptr, indices, rule.tile, rule.tile)
         return out
 
-    def past(self, rule: Rule) -> float:
+    def past(self, rule: TileRule) -> float:
         """Share of the pages before the chunk that some union reads."""
         chunk = self.q.shape[2] // rule.block
         return union_of(self.kept(rule), self.group)[..., :-chunk].float().mean().item()
 
-    def pages(self, rule: Rule, variant: Variant = NONE, means: Any = None) -> Pages:
+    def pages(self, rule: TileRule, variant: Variant = NONE, means: Any = None) -> Pages:
         """One list for every request and GQA group (CompactAttention); `means` of the keys before the chunk are those
         that FlashPrefill kept from earlier chunks."""
         if means is not None:
@@ -84,11 +84,11 @@ class Choosing:
         out: Tensor = named("page_attention").launch(self.q, self.keys, self.values, self.rows, pages)
         return out
 
-    def prompt(self, rule: Rule) -> Tensor:
+    def prompt(self, rule: TileRule) -> Tensor:
         """Choice, lists and attention."""
         return self.attention(rule, *self.lists(rule))
 
-    def chunk(self, rule: Rule, means: Any = None) -> Tensor:
+    def chunk(self, rule: TileRule, means: Any = None) -> Tensor:
         """Choice, page table and attention."""
         return self.paged(self.pages(rule, NONE, means))
 
@@ -96,7 +96,7 @@ class Choosing:
     def group(self) -> int:
         return self.q.shape[1] // self.keys.shape[1]
 
-    def work(self, name: str, rule: Rule, operations: float) -> Workload:
+    def work(self, name: str, rule: TileRule, operations: float) -> Workload:
         """`operations`: multiply-adds that it cannot do without."""
         shape: dict[str, Any] = {"rows": self.q.shape[2], "keys": self.keys.shape[2], "batch": len(self.q)}
         shape |= {"heads": (self.q.shape[1], self.keys.shape[1]), "block": rule.block, "tile": rule.tile}
@@ -110,7 +110,7 @@ def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iter
     for length, parts in TILED:
         tokens, tile = length * unit, parts * unit // 1024
         one = _prompt("choose_bfla", tokens, (flat,), heads // kv_heads)
-        rule = Rule(unit // 4, tile, 0.9, local=unit // 2 // tile, sink=1, stride=16)
+        rule = TileRule(unit // 4, tile, 0.9, local=unit // 2 // tile, sink=1, stride=16)
         rule = dialled(rule, "mass", one.density, DENSITY)
         operations = heads * tokens**2 / 2 * workloads.WIDTH / flat
         yield _tiled(one, f"{length}K, tiles of {tile}", rule, operations, tried, slow=False)
@@ -123,7 +123,7 @@ def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -
     for length in LENGTHS:
         tokens, block = length * unit, unit // 8
         one = _prompt("choose_xattention", tokens, (STRIDE,), 1)
-        rule = dialled(Rule(block, block, 0.9, first=True), "mass", one.density, DENSITY)
+        rule = dialled(TileRule(block, block, 0.9, first=True), "mass", one.density, DENSITY)
         operations = workloads.HEADS[0] * tokens**2 / 2 * workloads.WIDTH / STRIDE
         yield _tiled(one, f"{length}K, stride {STRIDE}", rule, operations, tried, slow=length > SLOW)
 
@@ -136,7 +136,7 @@ def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024
     keys, values = (numbers(batch, kv_heads, tokens, workloads.WIDTH) for _ in range(2))
     one = Choosing("choose_flash_prefill", numbers(batch, heads, unit, workloads.WIDTH), keys, values, rows)
     for share in SHARES:
-        rule = Rule(size, size, part=0.5, whole=True, local=3, sink=2)
+        rule = TileRule(size, size, part=0.5, whole=True, local=3, sink=2)
         rule = dialled(rule, "part", one.past, share)
         name = f"chunk of {unit}, {share:.0%} of {LENGTHS[-1]}K pages"
         work = one.work(name, rule, batch * heads * unit * (tokens / size) * workloads.WIDTH)
@@ -165,7 +165,9 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Call:
     return lambda: function(*arguments)
 
 
-def _tiled(one: Choosing, name: str, rule: Rule, operations: float, tried: Sequence[Variant], slow: bool) -> Workload:
+def _tiled(
+    one: Choosing, name: str, rule: TileRule, operations: float, tried: Sequence[Variant], slow: bool
+) -> Workload:
     """A choice with its lists, the same in torch unless that is too `slow`, and the attention."""
     work = one.work(name, rule, operations)
     for who, variant in labelled(tried):
@@ -176,7 +178,7 @@ def _tiled(one: Choosing, name: str, rule: Rule, operations: float, tried: Seque
     return work
 
 
-def _together(one: Choosing, name: str, rule: Rule, operations: float, against: list[str]) -> Workload:
+def _together(one: Choosing, name: str, rule: TileRule, operations: float, against: list[str]) -> Workload:
     """Choice, lists and attention, beside what computes everything."""
     work = one.work(f"choice and attention, {name}", rule, operations)
     work.enter("ours", _call, one.prompt, rule)
@@ -192,11 +194,11 @@ def _dense(work: Workload, against: list[str], one: Choosing, causal: bool) -> N
         work.enter("flashinfer, dense", peers.flashinfer_dense, one.q, one.keys, one.values)
 
 
-def dialled(rule: Rule, dial: str, density: Callable[[Rule], float], wanted: float) -> Rule:
+def dialled(rule: TileRule, threshold: str, density: Callable[[TileRule], float], wanted: float) -> TileRule:
     """`rule` with its "mass", or its "part" of the best, set so that it keeps the density."""
 
-    def at(value: float) -> Rule:
-        return replace(rule, mass=value) if dial == "mass" else replace(rule, part=1 - value)
+    def at(value: float) -> TileRule:
+        return replace(rule, mass=value) if threshold == "mass" else replace(rule, part=1 - value)
 
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):

@@ -58,10 +58,12 @@ def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
     deep = min(DEEP, model.config.num_hidden_layers)
     for _ in range(7):
         nines = (low + high) / 2
-        found.over = method.turned(1 - 10**-nines)
-        prefill(model, scene.ids(tokens), Plan(torch.arange(tokens), tiles=found, depth=deep), empty(model, tokens))
+        found.over = method.with_threshold(1 - 10**-nines)
+        prefill(
+            model, scene.ids(tokens), Plan(torch.arange(tokens), sparse=found, num_layers=deep), empty(model, tokens)
+        )
         low, high = (low, nines) if found.density > DENSITY else (nines, high)
-    return method.turned(1 - 10**-high)
+    return method.with_threshold(1 - 10**-high)
 
 
 def long(scene: Scene, tokens: int, sparse: Bfla | None, compiled: bool, one: Contestant) -> Sample:
@@ -74,10 +76,10 @@ def long(scene: Scene, tokens: int, sparse: Bfla | None, compiled: bool, one: Co
 
     def first_token(count: int) -> int:
         kv = empty(scene.model, count)
-        step = prefill(scene.model, scene.ids(count), Plan(torch.arange(count), tiles=method), kv, logits_to_keep=1)
+        step = prefill(scene.model, scene.ids(count), Plan(torch.arange(count), sparse=method), kv, logits_to_keep=1)
         assert step.logits is not None
         token = int(step.logits[-1].argmax())
-        one.facts["executors"] = sorted(set(step.executors.values()))
+        one.facts["executors"] = sorted(set(step.backends.values()))
         return token
 
     def sample() -> float:

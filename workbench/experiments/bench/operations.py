@@ -55,7 +55,7 @@ def paged(scene: Scene, context: int, question: int, graphs: bool, compiled: boo
         pool.close(prompt)
         for captured in runner.captured.values():
             one.facts |= {"warm_up_s": captured.warm_up, "capture_s": captured.capture}
-            one.facts["executors"] = [captured.step.executor]
+            one.facts["executors"] = [captured.batch.backend]
         return token
 
     return partial(clock, first_token)
@@ -85,8 +85,8 @@ def question(scene: Scene) -> Iterator[Entry]:
 def recompute(scene: Scene) -> Iterator[Entry]:
     context, count = 27 * scene.unit, min(QUESTION, scene.unit)
     draw = torch.Generator().manual_seed(0)
-    again = torch.randperm(context, generator=draw)[: int(context * 0.15)].sort().values
-    rows = torch.cat((again, torch.arange(context, context + count)))
+    recompute = torch.randperm(context, generator=draw)[: int(context * 0.15)].sort().values
+    rows = torch.cat((recompute, torch.arange(context, context + count)))
     pairs = float((rows + 1).sum())
     work = Workload(
         "15% of 27K computed again", {"context": context, "rows": len(rows), "question": count},
@@ -98,7 +98,7 @@ def recompute(scene: Scene) -> Iterator[Entry]:
         [
             Contestant("ours", partial(gathered, scene, context, rows, True), 10),
             Contestant("ours, layers not fused", partial(gathered, scene, context, rows, False), 10),
-            Contestant("ours, in place", partial(in_place, scene, context, again, count), 10),
+            Contestant("ours, in place", partial(in_place, scene, context, recompute, count), 10),
             *(
                 Contestant(
                     f"transformers, full prefill{name and f' ({name})'}",
@@ -121,23 +121,23 @@ def gathered(scene: Scene, context: int, rows: Tensor, compiled: bool, one: Cont
 
     def first_token() -> int:
         step = prefill(scene.model, tokens, Plan(rows), pool.gather(cached, own), logits_to_keep=1)
-        one.facts["executors"] = sorted(set(step.executors.values()))
+        one.facts["executors"] = sorted(set(step.backends.values()))
         assert step.logits is not None
         return int(step.logits[-1].argmax())
 
     return partial(clock, first_token)
 
 
-def in_place(scene: Scene, context: int, again: Tensor, count: int, one: Contestant) -> Sample:
+def in_place(scene: Scene, context: int, recompute: Tensor, count: int, one: Contestant) -> Sample:
     """Cached pages stay as they are, what is computed goes to own pages; each layer puts them in order for itself."""
-    pool, cached = filled(scene, context, len(again) + count, one)
+    pool, cached = filled(scene, context, len(recompute) + count, one)
     if GPU:
         one.after.enter_context(fused(scene.model))
     runner = Runner(scene.model, pool, graphs=False)
-    ids = scene.ids(len(again) + count)
+    ids = scene.ids(len(recompute) + count)
 
     def first_token() -> int:
-        prompt = pool.open(cached, count, again)
+        prompt = pool.open(cached, count, recompute)
         token = int(runner.prefill([prompt], [ids])[0].argmax())
         pool.close(prompt)
         return token
@@ -174,9 +174,9 @@ def answers(scene: Scene, context: int, batch: int, compiled: bool, one: Contest
         for prompt in prompts:
             pool.close(prompt)
         for bucket, captured in runner.captured.items():
-            if bucket.room:
+            if bucket.reserve:
                 one.facts |= {"warm_up_s": captured.warm_up, "capture_s": captured.capture}
-                one.facts["executors"] = [captured.step.executor]
+                one.facts["executors"] = [captured.batch.backend]
         return taken
 
     return sample

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.core.tiles import Tiles, pages
 from workbench.experiments.bench import named, peers
-from workbench.kernels._pages_triton import FAR, Paged
+from workbench.kernels._pages_triton import INVALID_POS, Paged
 
 Call = Callable[[], Any]
 Variant = Mapping[str, Any]  # keywords of `launch`: `config`, `splits`
@@ -78,28 +78,30 @@ def cache_of(tokens: int, batch: int, own: int, block: int, page: int) -> tuple[
     keys, values = (numbers(HEADS[1], len(place) * page, WIDTH) for _ in range(2))
     table = torch.stack([torch.cat((place[:shared], place[shared + b * mine :][:mine])) for b in range(batch)])
     at = torch.arange((shared + mine) * page, device=DEVICE)
-    at = torch.where((at < tokens) | (at >= shared * page) & (at < shared * page + own), at, FAR).view(1, -1, page)
-    moves = None
+    at = torch.where((at < tokens) | (at >= shared * page) & (at < shared * page + own), at, INVALID_POS).view(
+        1, -1, page
+    )
+    shifts = None
     if block:
-        moves = (torch.arange(shared + mine, device=DEVICE) * page // block * block).expand(batch, -1)
-    return keys, values, Paged.of(table, at.expand(batch, -1, -1), moves, holes=False)
+        shifts = (torch.arange(shared + mine, device=DEVICE) * page // block * block).expand(batch, -1)
+    return keys, values, Paged.of(table, at.expand(batch, -1, -1), shifts, partial_pages=False)
 
 
 def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
     """50 rows over a long cache, with and without moving its blocks; a batch that decodes over a shared one."""
     freq = frequencies()
-    for length, batch, count, moving in (
+    for length, batch, count, shifted in (
         (32, 1, 50, True), (32, 1, 50, False), (128, 1, 50, True), (128, 1, 50, False), (32, 8, 1, False),
     ):  # fmt: skip
         tokens, page = length * unit, min(PAGE, unit)
         moved = 2 * 2 * tokens * HEADS[1] * WIDTH + 4 * batch * count * HEADS[0] * WIDTH
-        name = f"{count} rows of {batch} over {length}K{', moved' if moving else ''}"
-        shape = {"rows": count, "keys": tokens, "batch": batch, "moved": moving, "page": page, "heads": HEADS}
+        name = f"{count} rows of {batch} over {length}K{', moved' if shifted else ''}"
+        shape = {"rows": count, "keys": tokens, "batch": batch, "moved": shifted, "page": page, "heads": HEADS}
         work = Workload(name, shape, 4.0 * batch * HEADS[0] * count * tokens * WIDTH, moved)
         for _ in sets(moved):
-            keys, values, table = cache_of(tokens, batch, count, unit if moving else 0, page)
+            keys, values, table = cache_of(tokens, batch, count, unit if shifted else 0, page)
             q = numbers(batch, HEADS[0], count, WIDTH)
-            rows = (table.positions.masked_fill(table.positions == FAR, 0).amax((1, 2))[:, None]).long()
+            rows = (table.positions.masked_fill(table.positions == INVALID_POS, 0).amax((1, 2))[:, None]).long()
             rows = rows - count + 1 + torch.arange(count, device=DEVICE)
             for who, variant in labelled(variants):
                 work.enter(who, ours, "question_attention", variant, q, keys, values, rows, table, freq)
@@ -115,8 +117,8 @@ def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024)
     tokens, count, page = 32 * unit, 50, min(PAGE, unit)
     freq = frequencies()
     for share in (0.05, 0.15, 0.30):
-        again = int(tokens * share)
-        drawn = torch.randperm(tokens - count, device=DEVICE)[:again].sort().values
+        recompute = int(tokens * share)
+        drawn = torch.randperm(tokens - count, device=DEVICE)[:recompute].sort().values
         rows = torch.cat((drawn, torch.arange(tokens - count, tokens, device=DEVICE)))
         moved = 4.0 * tokens * HEADS[1] * WIDTH + 4.0 * len(rows) * HEADS[0] * WIDTH
         seen = float((rows + 1).sum())
@@ -139,16 +141,16 @@ def stale_cache(tokens: int, rows: Tensor, page: int, block: int) -> tuple[Tenso
     """The pages of a cached prompt, entries of `rows` [R] stale, and pages with the fresh ones; made of blocks that
     move, where `block` is their length."""
     shared, mine = tokens // page, -(-len(rows) // page)
-    at = torch.full(((shared + mine) * page,), FAR, device=DEVICE)
+    at = torch.full(((shared + mine) * page,), INVALID_POS, device=DEVICE)
     at[:tokens] = torch.arange(tokens, device=DEVICE)
-    at[rows] = FAR
+    at[rows] = INVALID_POS
     at[tokens : tokens + len(rows)] = rows
     table = torch.randperm(shared + mine, device=DEVICE)
-    moves = (torch.arange(shared + mine, device=DEVICE) * page // block * block) if block else None
-    if moves is not None:
-        moves = moves.masked_fill(torch.arange(shared + mine, device=DEVICE) >= shared, 0)[None]
+    shifts = (torch.arange(shared + mine, device=DEVICE) * page // block * block) if block else None
+    if shifts is not None:
+        shifts = shifts.masked_fill(torch.arange(shared + mine, device=DEVICE) >= shared, 0)[None]
     keys, values = (numbers(HEADS[1], (shared + mine) * page, WIDTH) for _ in range(2))
-    return keys, values, Paged.of(table[None], at.view(1, -1, page), moves, length=tokens)
+    return keys, values, Paged.of(table[None], at.view(1, -1, page), shifts, length=tokens)
 
 
 def _dense(work: Workload, against: list[str], k: Tensor, v: Tensor) -> None:
@@ -267,11 +269,13 @@ def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) 
     shape = {"rows": 1, "keys": tokens, "batch": batch, "page": page, "heads": HEADS}
     work = Workload("a row of 8 over shared 32K", shape, 4.0 * batch * HEADS[0] * tokens * WIDTH, moved)
     at = torch.arange(tokens + page, device=DEVICE).view(1, -1, page)
-    shared = Paged.of(torch.arange(tokens // page, device=DEVICE)[None], at[:, :-1], holes=False)
+    shared = Paged.of(torch.arange(tokens // page, device=DEVICE)[None], at[:, :-1], partial_pages=False)
     mine = torch.arange(tokens // page, pool // page, device=DEVICE)[:, None]
-    own = Paged.of(mine, at[:, -1:].expand(batch, -1, -1), holes=False)
+    own = Paged.of(mine, at[:, -1:].expand(batch, -1, -1), partial_pages=False)
     rows = torch.full((batch, 1), tokens + page - 1, device=DEVICE)
-    whole = Paged.of(torch.cat((shared.table.expand(batch, -1), mine.int()), 1), at.expand(batch, -1, -1), holes=False)
+    whole = Paged.of(
+        torch.cat((shared.table.expand(batch, -1), mine.int()), 1), at.expand(batch, -1, -1), partial_pages=False
+    )
     for _ in sets(moved):
         keys, values = (numbers(HEADS[1], pool, WIDTH) for _ in range(2))
         q = numbers(batch, HEADS[0], 1, WIDTH)

@@ -10,8 +10,8 @@ from workbench.core.blocks import Prompt
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Pass, Plan
 from workbench.engine.chunked import check_chunk
-from workbench.engine.forward import Work, empty
-from workbench.methods import Start
+from workbench.engine.forward import PrefillRequest, empty
+from workbench.methods import ReadyRequest
 from workbench.methods.sparse import Sparse
 from workbench.store import Store
 
@@ -29,15 +29,15 @@ class Full:
     chunk: int | None = None
 
     def begin(
-        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
-    ) -> list[Start]:
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
+    ) -> list[ReadyRequest]:
         tiles = self.sparse.ready(model) if self.sparse else None
-        return [self._begin(model, prompt, tiles, room) for prompt in prompts]
+        return [self._begin(model, prompt, tiles, reserve) for prompt in prompts]
 
-    def _begin(self, model: PreTrainedModel, prompt: Prompt, tiles: Sparse | None, room: int) -> Start:
+    def _begin(self, model: PreTrainedModel, prompt: Prompt, tiles: Sparse | None, reserve: int) -> ReadyRequest:
         length = len(prompt)
         plan = Plan(torch.arange(length), self.sees(prompt) if self.sees else causal, tiles)
         if self.chunk is not None:
             check_chunk(plan, self.chunk)
-        work = Work(prompt.tokens, plan, empty(model, length, room))
-        return Start(work, (Pass(range(length), length),), length, 0, self.chunk)
+        request = PrefillRequest(prompt.tokens, plan, empty(model, length, reserve))
+        return ReadyRequest(request, (Pass(range(length), length),), length, 0, self.chunk)

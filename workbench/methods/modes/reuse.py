@@ -15,10 +15,10 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.engine.chunked import check_chunk
-from workbench.engine.forward import Positions, Work, assemble
-from workbench.methods import Start
+from workbench.engine.forward import Positions, PrefillRequest, assemble
+from workbench.methods import ReadyRequest
 from workbench.methods.prepare import Prepare
-from workbench.methods.prepare.alone import Alone
+from workbench.methods.prepare.independent import Independent
 from workbench.methods.select import Select, check_budget
 from workbench.methods.sparse import Sparse
 from workbench.store import MemoryStore, Store
@@ -39,7 +39,7 @@ class Reuse:
     """
 
     positions: Positions = "re-encoded"
-    prepare: Prepare = field(default_factory=Alone)
+    prepare: Prepare = field(default_factory=Independent)
     select: Select | None = None
     ratio: float | None = 0.15
     sparse: Sparse | None = None
@@ -51,20 +51,22 @@ class Reuse:
         check_budget(self.ratio)
 
     def begin(
-        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
-    ) -> list[Start]:
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
+    ) -> list[ReadyRequest]:
         cached = self.prepare(model, prompts, MemoryStore(1 << 62) if store is None else store)
-        kvs = [assemble(model, p, c, self.positions, room) for p, c in zip(prompts, cached, strict=True)]
+        kvs = [assemble(model, p, c, self.positions, reserve) for p, c in zip(prompts, cached, strict=True)]
         rows = [prompt.question for prompt in prompts]
         if self.select:
             chosen = self.select.rows(model, prompts, kvs, self.ratio)
             rows = [torch.cat(both) for both in zip(chosen, rows, strict=True)]
         return [self._start(model, *request) for request in zip(prompts, kvs, rows, strict=True)]
 
-    def _start(self, model: PreTrainedModel, prompt: Prompt, kv: KV, rows: torch.Tensor) -> Start:
+    def _start(self, model: PreTrainedModel, prompt: Prompt, kv: KV, rows: torch.Tensor) -> ReadyRequest:
         scoring = self.select.passes(model, prompt) if self.select else ()
         passes = (*scoring, Pass(rows.tolist(), len(prompt), forward=1))
-        plan = Plan(rows, tiles=self.sparse.ready(model) if self.sparse else None)
+        plan = Plan(rows, sparse=self.sparse.ready(model) if self.sparse else None)
         if self.chunk is not None:
             check_chunk(plan, self.chunk)
-        return Start(Work(prompt.tokens, plan, kv), passes, len(rows), len(prompt) - len(rows), self.chunk)
+        return ReadyRequest(
+            PrefillRequest(prompt.tokens, plan, kv), passes, len(rows), len(prompt) - len(rows), self.chunk
+        )

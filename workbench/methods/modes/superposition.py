@@ -15,9 +15,9 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.core.rope import rotate
-from workbench.engine.forward import Work, check_tokens, empty, prefill_many
-from workbench.engine.support import facts_of
-from workbench.methods import Start
+from workbench.engine.forward import PrefillRequest, check_tokens, empty, prefill_many
+from workbench.engine.support import attach
+from workbench.methods import ReadyRequest
 from workbench.store import MemoryStore, Store, fetch
 
 Placed = tuple[
@@ -47,61 +47,65 @@ class Superposition:
             raise BadInput(f"paths is {self.paths}: at least 1 path is kept")
 
     def begin(
-        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, room: int = 0
-    ) -> list[Start]:
+        self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
+    ) -> list[ReadyRequest]:
         for prompt in prompts:
             if len(prompt.context) < 2 or len(prompt.blocks[-1]) < 2:
                 raise BadInput("superposition needs a system block, a document and a question of at least two tokens")
         kept = MemoryStore(1 << 62) if store is None else store
-        return [self._begin(model, prompt, kept, room) for prompt in prompts]
+        return [self._begin(model, prompt, kept, reserve) for prompt in prompts]
 
-    def _begin(self, model: PreTrainedModel, prompt: Prompt, store: Store, room: int) -> Start:
+    def _begin(self, model: PreTrainedModel, prompt: Prompt, store: Store, reserve: int) -> ReadyRequest:
         system, *documents = prompt.context
         asked, last = Block(prompt.blocks[-1].tokens[:-1]), prompt.blocks[-1].tokens[-1]
         first, *cached = fetch(model, prompt.context, store, [(), *[(system,)] * len(documents)])
         span = len(documents) / sum(1 / len(document) for document in documents)  # harmonic mean of the lengths
         head = torch.arange(len(system), dtype=torch.float64)
         bodies = [len(system) + torch.arange(len(d)).double() * span / len(d) for d in documents]
-        works = []
+        requests = []
         for document, kv, body in zip(documents, cached, bodies, strict=True):
             path = Prompt((system, document, asked))
             late = len(document) - span  # the question stands so much behind its place at equilibrium
-            placed = _place(model, [(first, head + late), (kv, body + late)], len(asked), room=0)
-            works.append(Work(path.tokens, Plan(path.question), placed))
-        best = self._best(model, system, documents, works)
+            placed = _place(model, [(first, head + late), (kv, body + late)], len(asked), reserve=0)
+            requests.append(PrefillRequest(path.tokens, Plan(path.question), placed))
+        best = self._best(model, system, documents, requests)
         end = len(system) + span + torch.arange(len(asked)).double()
         length = len(system) + sum(len(documents[i]) + len(asked) for i in best) + 1
         late = length - 1 - (len(system) + span + len(asked))
         parts = [(first, head + late)]
         parts += [(cached[i], bodies[i] + late) for i in best]
-        parts += [(works[i].kv.slice(len(works[i].kv) - len(asked), len(works[i].kv)), end + late) for i in best]
+        parts += [
+            (requests[i].kv.slice(len(requests[i].kv) - len(asked), len(requests[i].kv)), end + late) for i in best
+        ]
         tokens = [*system.tokens, *chain.from_iterable(documents[i].tokens for i in best), *asked.tokens * len(best)]
-        check_tokens(facts_of(model), torch.tensor([*tokens, last]))
-        work = Work(torch.tensor([*tokens, last]), Plan(torch.tensor([length - 1])), _place(model, parts, 1, room))
-        return Start(work, *self._counts(system, documents, works, length))
+        check_tokens(attach(model), torch.tensor([*tokens, last]))
+        request = PrefillRequest(
+            torch.tensor([*tokens, last]), Plan(torch.tensor([length - 1])), _place(model, parts, 1, reserve)
+        )
+        return ReadyRequest(request, *self._counts(system, documents, requests, length))
 
     def _best(
-        self, model: PreTrainedModel, system: Block, documents: Sequence[Block], works: Sequence[Work]
+        self, model: PreTrainedModel, system: Block, documents: Sequence[Block], requests: Sequence[PrefillRequest]
     ) -> list[int]:
         """The paths to keep, in reading order; runs every path's question, whose KV the works then hold."""
         scores = torch.tensor(
-            [_likelihood(s.logits, w) for s, w in zip(prefill_many(model, works), works, strict=True)]
+            [_likelihood(s.logits, w) for s, w in zip(prefill_many(model, requests), requests, strict=True)]
         )
         if self.prior:
             runs = [Prompt((system, document)) for document in documents]
-            alone = [Work(run.tokens, Plan(torch.arange(len(run))), empty(model, len(run))) for run in runs]
+            alone = [PrefillRequest(run.tokens, Plan(torch.arange(len(run))), empty(model, len(run))) for run in runs]
             for i, step in enumerate(prefill_many(model, alone)):
                 assert step.logits is not None
                 about = step.logits[len(system) :]
                 scores[i] += _likelihood(about, alone[i]) / (len(documents[i]) - 1 or 1)
-        return sorted(scores.topk(min(self.paths, len(works))).indices.tolist())
+        return sorted(scores.topk(min(self.paths, len(requests))).indices.tolist())
 
     def _counts(
-        self, system: Block, documents: Sequence[Block], works: Sequence[Work], length: int
+        self, system: Block, documents: Sequence[Block], requests: Sequence[PrefillRequest], length: int
     ) -> tuple[tuple[Pass, ...], int, int]:
         """Passes, tokens computed and tokens reused."""
-        passes = [Pass(work.plan.rows.tolist(), len(work.tokens), forward=1) for work in works]
-        computed = sum(len(work.plan.rows) for work in works) + 1
+        passes = [Pass(request.plan.rows.tolist(), len(request.tokens), forward=1) for request in requests]
+        computed = sum(len(request.plan.rows) for request in requests) + 1
         if self.prior:
             passes += [Pass(range(len(system) + len(d)), len(system) + len(d)) for d in documents]
             computed += sum(len(d) for d in documents)
@@ -109,23 +113,23 @@ class Superposition:
         return tuple(passes), computed, len(system) + (0 if self.prior else sum(map(len, documents)))
 
 
-def _likelihood(logits: torch.Tensor | None, work: Work) -> float:
+def _likelihood(logits: torch.Tensor | None, request: PrefillRequest) -> float:
     """Log-probability of the last len(logits) tokens of a request, all but the first of them."""
     assert logits is not None
-    tokens = work.tokens[len(work.tokens) - len(logits) + 1 :].to(logits.device)
+    tokens = request.tokens[len(request.tokens) - len(logits) + 1 :].to(logits.device)
     return float(logits[:-1].float().log_softmax(-1).gather(1, tokens[:, None]).sum())
 
 
-def _place(model: PreTrainedModel, parts: Sequence[Placed], unwritten: int, room: int) -> KV:
+def _place(model: PreTrainedModel, parts: Sequence[Placed], unwritten: int, reserve: int) -> KV:
     """One KV of all parts behind one another, every key turned to its position, and `unwritten` tokens after them."""
-    facts = facts_of(model)
-    kv = empty(model, sum(len(part) for part, _ in parts) + unwritten, room)
+    spec = attach(model)
+    kv = empty(model, sum(len(part) for part, _ in parts) + unwritten, reserve)
     at = 0
     for part, positions in parts:
         distance = positions - (part.start + torch.arange(len(part)))
-        for layer, inv_freq in enumerate(facts.inv_freq):
+        for layer, inv_freq in enumerate(spec.inv_freq):
             stand = slice(at, at + len(part))
-            kv.keys[layer][:, stand] = rotate(part.keys[layer], distance, inv_freq, facts.pairing)
+            kv.keys[layer][:, stand] = rotate(part.keys[layer], distance, inv_freq, spec.pairing)
             kv.values[layer][:, stand] = part.values[layer]
         at += len(part)
     return kv

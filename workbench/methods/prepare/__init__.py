@@ -28,7 +28,7 @@ def names() -> list[str]:
 
 
 def named(spec: str, **given: Any) -> Prepare:
-    """A preparation from `isolated` or `similar(n=4)`; `corpus=` is handed to those that need one."""
+    """A preparation from `after_system` or `with_neighbours(n=4)`; `corpus=` is handed to those that need one."""
     return registry.made(__name__, spec, **given)
 
 

@@ -16,8 +16,8 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
-from workbench.engine.forward import Work, check_cache, prefill_many
-from workbench.engine.support import facts_of
+from workbench.engine.forward import PrefillRequest, check_cache, prefill_many
+from workbench.engine.support import attach
 from workbench.methods import registry
 
 PARTS = ("kv", "k", "v")
@@ -50,9 +50,9 @@ class Select(ABC):
 
     def many(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         """Scores of a batch of requests, their forward passes packed."""
-        facts = facts_of(model)
+        spec = attach(model)
         for prompt, kv in zip(prompts, kvs, strict=True):
-            check_cache(facts, kv)
+            check_cache(spec, kv)
             if len(kv) != len(prompt):
                 raise BadInput(f"a KV of {len(kv)} tokens for a prompt of {len(prompt)}: assemble it from this prompt")
         if not prompts:
@@ -131,31 +131,31 @@ def choose(
     return torch.cat((chosen, (scores == torch.inf).nonzero()[:, 0])).sort().values
 
 
-def exact(model: PreTrainedModel, prompts: Sequence[Prompt], depth: int) -> list[KV]:
+def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) -> list[KV]:
     """KV of whole contexts under full attention in layers 0 to depth - 1, from one packed forward pass.
 
     The layers above are not computed and take no memory of their own.
     """
-    facts = facts_of(model)
+    spec = attach(model)
 
     def new(length: int) -> list[Tensor]:
         made = []
-        for layer, (heads, width) in enumerate(facts.shapes):
-            stored = length if layer < depth else 1
-            one = torch.zeros(heads, stored, width, dtype=facts.dtype, device=facts.device)
+        for layer, (heads, width) in enumerate(spec.shapes):
+            stored = length if layer < num_layers else 1
+            one = torch.zeros(heads, stored, width, dtype=spec.dtype, device=spec.device)
             made.append(one.expand(-1, length, -1))
         return made
 
     ends = [prompt.starts[-1] for prompt in prompts]
     kvs = [KV(new(end), new(end)) for end in ends]
-    plans = [Plan(torch.arange(end), depth=depth) for end in ends]
-    prefill_many(model, [Work(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)])
+    plans = [Plan(torch.arange(end), num_layers=num_layers) for end in ends]
+    prefill_many(model, [PrefillRequest(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)])
     return kvs
 
 
-def context_pass(prompt: Prompt, depth: int) -> Pass:
+def context_pass(prompt: Prompt, num_layers: int) -> Pass:
     """What `exact` computes for one request."""
-    return Pass(range(prompt.starts[-1]), prompt.starts[-1], depth)
+    return Pass(range(prompt.starts[-1]), prompt.starts[-1], num_layers)
 
 
 def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:

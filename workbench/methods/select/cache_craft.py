@@ -14,7 +14,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
 from workbench.engine.attention_maps import Crossing, Layers, check_layers, crossing, layers_of
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.methods.select import Select, context_pass
 
 
@@ -57,7 +57,7 @@ class CacheCraft(Select):
         return [self._scores(prompt, each) for prompt, each in zip(prompts, found, strict=True)]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (context_pass(prompt, layers_of(facts_of(model), self.layers)[-1] + 1),)
+        return (context_pass(prompt, layers_of(attach(model), self.layers)[-1] + 1),)
 
     def _scores(self, prompt: Prompt, attention: Crossing) -> Tensor:
         paid = attention.paid.cpu()

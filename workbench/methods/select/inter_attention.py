@@ -12,7 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
 from workbench.engine.attention_maps import Layers, check_layers, crossing, layers_of
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.methods.select import Select, context_pass
 
 
@@ -42,7 +42,7 @@ class InterAttention(Select):
         return [self._scores(prompt, each.paid, each.received) for prompt, each in zip(prompts, found, strict=True)]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (context_pass(prompt, layers_of(facts_of(model), self.layers)[-1] + 1),)
+        return (context_pass(prompt, layers_of(attach(model), self.layers)[-1] + 1),)
 
     def _scores(self, prompt: Prompt, paid: Tensor, received: Tensor) -> Tensor:
         if self.side == "receives":

@@ -11,7 +11,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
 from workbench.engine.attention_maps import Layers, check_layers, layers_of
-from workbench.engine.support import facts_of
+from workbench.engine.support import attach
 from workbench.methods.select import Select, check_part, context_pass, exact, gap
 
 
@@ -35,7 +35,7 @@ class Oracle(Select):
         check_part(self.part)
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        chosen = layers_of(facts_of(model), self.layers)
+        chosen = layers_of(attach(model), self.layers)
         truths = exact(model, prompts, chosen[-1] + 1)
         return [
             torch.stack([gap(kv, truth, layer, self.part) for layer in chosen]).sum(0)
@@ -43,4 +43,4 @@ class Oracle(Select):
         ]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (context_pass(prompt, layers_of(facts_of(model), self.layers)[-1] + 1),)
+        return (context_pass(prompt, layers_of(attach(model), self.layers)[-1] + 1),)

@@ -1,6 +1,6 @@
 """Which key tiles a query tile attends to: one method a file, found by `names`.
 
-A method is called by the engine once per layer, `Plan(tiles=Bfla(...))`, and answers with `Tiles`. Two rules hold for
+A method is called by the engine once per layer, `Plan(sparse=Bfla(...))`, and answers with `Tiles`. Two rules hold for
 all of them: what no row can see is never kept, and every row keeps the tile that it stands in.
 """
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
-from workbench.core.tile_selection import Rule, smallest
+from workbench.core.tile_selection import TileRule, smallest
 from workbench.core.tiles import Tiles
 from workbench.engine import backends
 from workbench.methods import registry
@@ -62,12 +62,12 @@ class Sparse(ABC):
         return self
 
     @property
-    def dial(self) -> tuple[str, tuple[float, ...]]:
+    def threshold_steps(self) -> tuple[str, tuple[float, ...]]:
         """DIAL and STEPS; of a method over another, those of the other."""
         return self.DIAL, self.STEPS
 
-    def turned(self, value: float) -> Self:
-        """This method with its dial at `value`. BadInput where it has none."""
+    def with_threshold(self, value: float) -> Self:
+        """This method with its threshold at `value`. BadInput where it has none."""
         if not self.DIAL:
             raise BadInput(f"{type(self).__name__} has no option that says how much is kept")
         return replace(self, **{self.DIAL: value})
@@ -87,13 +87,13 @@ def named(spec: str) -> Sparse:
     return registry.made(__name__, spec, **FITTED)
 
 
-def fused(kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: Rule, *options: int) -> Tensor | None:
+def fused(kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, *options: int) -> Tensor | None:
     """[Hq, I, J] bool: a choice made by one of our kernels, without an N × N tensor and without waiting for the card.
 
     None on a CPU, and for what the kernel's `takes` leaves out: the method's torch code chooses then, the same tiles up
     to ties.
     """
-    if not on_card(keys):
+    if not on_gpu(keys):
         return None
     module = backends.kernel(kernel)
     arguments = queries[None], keys[None]
@@ -102,7 +102,7 @@ def fused(kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: Rule, 
     )
 
 
-def on_card(x: Tensor) -> bool:
+def on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from workbench.core import block_scores, tile_selection
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
-from workbench.core.tile_selection import Rule
+from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
 from workbench.methods.sparse import HERE, Sparse, check_count, check_divides, check_share, fused
 
@@ -60,9 +60,9 @@ class Bfla(Sparse):
         return self.tile
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> TileRule:
         """What is kept of the scores (eq. 10-20)."""
-        return Rule(
+        return TileRule(
             self.block, self.tile, self.mass, local=self.local, sink=self.sink,
             stride=self.stride, random=self.random, seed=self.seed,
         )  # fmt: skip

@@ -42,11 +42,11 @@ class Compact(Sparse):
         return self.inner.size
 
     @property
-    def dial(self) -> tuple[str, tuple[float, ...]]:
-        return self.inner.dial
+    def threshold_steps(self) -> tuple[str, tuple[float, ...]]:
+        return self.inner.threshold_steps
 
-    def turned(self, value: float) -> "Compact":
-        return replace(self, over=self.inner.turned(value))
+    def with_threshold(self, value: float) -> "Compact":
+        return replace(self, over=self.inner.with_threshold(value))
 
     @property
     def fitted(self) -> bool:

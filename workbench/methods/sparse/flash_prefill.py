@@ -8,7 +8,7 @@ from torch import Tensor
 from workbench.core import block_scores, tile_selection
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
-from workbench.core.tile_selection import Rule
+from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
 from workbench.methods.sparse import Sparse, check_count, check_share, fused
 
@@ -46,10 +46,10 @@ class FlashPrefill(Sparse):
     def size(self) -> int:
         return self.block
 
-    def rule(self, length: int) -> Rule:
+    def rule(self, length: int) -> TileRule:
         """What is kept of the scores in a prompt of `length` tokens."""
         tail = (-(-length // self.block) - self.tail) * self.block if self.tail else None
-        return Rule(
+        return TileRule(
             self.block, self.block, part=self.alpha, whole=True, local=self.window - 1, sink=self.sink, tail=tail
         )
 

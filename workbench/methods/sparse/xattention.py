@@ -15,7 +15,7 @@ from workbench.core import tile_grid as grids
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan, Site
 from workbench.core.tile_grid import Grid
-from workbench.core.tile_selection import Rule
+from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
 from workbench.engine.forward import empty, prefill
 from workbench.methods import seer_gate
@@ -61,7 +61,7 @@ class Xattention(Sparse):
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         if isinstance(self.threshold, str) and not self.profiled:
             raise BadInput(f"the thresholds in {self.threshold} are not read yet: call ready(model) first")
-        rule = Rule(self.block, self.block, self._share(site.layer, keys.device), first=True)
+        rule = TileRule(self.block, self.block, self._share(site.layer, keys.device), first=True)
         kept = fused("choose_xattention", queries, keys, grid.rows, rule, self.stride)
         if kept is None:
             kept = tile_selection.kept(self.scores(queries, keys, grid), grid.rows, grid.length, rule)
@@ -125,7 +125,7 @@ def profile(
     for tokens in prompts:
         kv, rows = empty(model, len(tokens)), torch.arange(len(tokens))
         layers = range(len(kv.keys))
-        step = prefill(model, tokens, Plan(rows, watch=tuple(layers), depth=len(layers)), kv)
+        step = prefill(model, tokens, Plan(rows, return_queries=tuple(layers), num_layers=len(layers)), kv)
         now = [shares(method, step.queries[i], kv.keys[i], rows.to(model.device), cover).cpu() for i in layers]
         most = [torch.maximum(a, b) for a, b in zip(most, now, strict=True)] if most else now
     return tuple(tuple(float(value) for value in layer.clamp(max=1.0)) for layer in most)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-pairing = "neighbours"
+pairing = "interleaved"
 
 
 def inv_freq(decoder: Any, layer: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-pairing = "halves"
+pairing = "neox"
 
 
 def inv_freq(decoder: Any, layer: int) -> torch.Tensor:

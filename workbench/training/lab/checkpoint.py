@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.data.layouts import LAB
 from workbench.experiments.record import write
-from workbench.training.lab.recipe import Recipe
+from workbench.training.lab.recipe import PretrainConfig
 from workbench.training.lab.train import Progress
 
 TRAINING, SCORES, CARD = "training.json", "scores.json", "README.md"
@@ -21,7 +21,7 @@ def save(
     folder: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    recipe: Recipe,
+    recipe: PretrainConfig,
     progress: Progress,
     facts: dict,
 ) -> None:

@@ -19,7 +19,7 @@ from workbench.experiments.record import write
 from workbench.training.lab import checkpoint
 from workbench.training.lab.curriculum import STAGES
 from workbench.training.lab.evaluate import SEED, evaluate
-from workbench.training.lab.recipe import Recipe
+from workbench.training.lab.recipe import PretrainConfig
 from workbench.training.lab.tokenizer import train_tokenizer
 from workbench.training.lab.train import finished, train
 
@@ -89,8 +89,8 @@ def _show(bar: tqdm, row: dict) -> None:
     bar.set_postfix({"stage": f"{row['stage']}/{len(STAGES) - 1}", "right": row["answers_right"], "loss": row["loss"]})
 
 
-def _recipe(seed: int, settings: list[str]) -> Recipe:
-    kinds = {field.name: field.type for field in fields(Recipe)}
+def _recipe(seed: int, settings: list[str]) -> PretrainConfig:
+    kinds = {field.name: field.type for field in fields(PretrainConfig)}
     values: dict[str, Any] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
@@ -103,7 +103,7 @@ def _recipe(seed: int, settings: list[str]) -> Recipe:
             )
         except ValueError:
             raise BadInput(f"recipe setting {name} is {value!r}; a number is needed") from None
-    return replace(Recipe(seed=seed), **values)
+    return replace(PretrainConfig(seed=seed), **values)
 
 
 @app.command("evaluate")

@@ -10,7 +10,7 @@ OPTIMIZERS = ("muon", "adamw")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PretrainConfig:
     """Everything that decides what comes out of the training of a lab model."""
 
     seed: int = 0

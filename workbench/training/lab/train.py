@@ -24,7 +24,7 @@ from workbench.core.errors import BadInput
 from workbench.data.lab_world import KINDS
 from workbench.training.common import check_same, load_state, optimizers, save_state, saved_record
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
-from workbench.training.lab.recipe import Recipe
+from workbench.training.lab.recipe import PretrainConfig
 
 READ_EVERY = 20  # steps between two looks at the accuracy (each one waits for the device)
 LEAD = 64  # most batches that are drawn ahead of their use
@@ -89,7 +89,7 @@ def losses(logits: torch.Tensor, batch: Batch, rest_weight: float) -> tuple[torc
     return total, misses[1:] == 0
 
 
-def rate(recipe: Recipe, progress: Progress, last_stage: int) -> float:
+def rate(recipe: PretrainConfig, progress: Progress, last_stage: int) -> float:
     """Share of the full learning rate at this step."""
     warm = min(1.0, (progress.step + 1) / recipe.warmup)
     if progress.stage < last_stage:
@@ -112,7 +112,7 @@ def deterministic() -> Iterator[None]:
 
 @deterministic()
 def train(
-    recipe: Recipe,
+    recipe: PretrainConfig,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
     stages: tuple[Stage, ...] = STAGES,
@@ -156,7 +156,7 @@ def train(
     return accelerator.unwrap_model(model), progress
 
 
-def _start(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Accelerator, torch.nn.Module, list]:
+def _start(recipe: PretrainConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Accelerator, torch.nn.Module, list]:
     set_seed(recipe.seed)
     accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
     bare = LlamaForCausalLM(recipe.config(len(tokenizer))).train()
@@ -169,7 +169,7 @@ def _step(
     model: torch.nn.Module,
     optims: Sequence[torch.optim.Optimizer],
     batch: Batch,
-    recipe: Recipe,
+    recipe: PretrainConfig,
     share: float,
     right: torch.Tensor,
 ) -> torch.Tensor:
@@ -189,7 +189,7 @@ def _step(
     return loss.detach()
 
 
-def finished(recipe: Recipe, progress: Progress, last_stage: int = len(STAGES) - 1) -> bool:
+def finished(recipe: PretrainConfig, progress: Progress, last_stage: int = len(STAGES) - 1) -> bool:
     """Whether the last stage has had all its steps."""
     return progress.stage == last_stage and progress.spent >= recipe.last
 
@@ -217,11 +217,11 @@ def _read(
     return row
 
 
-def _save(accelerator: Accelerator, recipe: Recipe, progress: Progress, out: Path) -> None:
+def _save(accelerator: Accelerator, recipe: PretrainConfig, progress: Progress, out: Path) -> None:
     save_state(accelerator, out, {"recipe": asdict(recipe), "progress": asdict(progress)})
 
 
-def _resume(accelerator: Accelerator, recipe: Recipe, out: Path) -> Progress:
+def _resume(accelerator: Accelerator, recipe: PretrainConfig, out: Path) -> Progress:
     saved = saved_record(out)
     if saved is None:
         return Progress()

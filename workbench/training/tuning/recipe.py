@@ -11,7 +11,7 @@ PRECISIONS = ("auto", "bf16", "fp32")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TuneConfig:
     """Everything but model and data that decides what comes out. Raises BadInput for a value that is not allowed.
 
     mode        "mixed": every sample in both modes (the paper's recipe); "block" or "full": in that mode only

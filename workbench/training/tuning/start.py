@@ -11,18 +11,18 @@ from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.engine.support import Facts, facts_of
+from workbench.engine.support import ModelSpec, attach
 from workbench.store.keys import fingerprint
 from workbench.training.common import check_same, optimizers, saved_record
 from workbench.training.tuning.attention import NAME
 from workbench.training.tuning.examples import Data, Limits, Source
-from workbench.training.tuning.recipe import Recipe
+from workbench.training.tuning.recipe import TuneConfig
 from workbench.training.tuning.scores import NEVER, Evaluation
 from workbench.training.tuning.train import Run
 
 
 def start(
-    recipe: Recipe,
+    recipe: TuneConfig,
     model: str,
     data: Data,
     out: Path,
@@ -44,8 +44,8 @@ def start(
     loaded = models.load(model, "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32")
     bare, tokenizer, layout = loaded
     base = {"name": model, "fingerprint": fingerprint(bare)}
-    facts = facts_of(bare)
-    source = data.source(layout, tokenizer, _limits(recipe, bare, facts), recipe.seed)
+    spec = attach(bare)
+    source = data.source(layout, tokenizer, _limits(recipe, bare, spec), recipe.seed)
     identity = {
         "recipe": asdict(recipe),
         "base": base,
@@ -58,10 +58,10 @@ def start(
     trained = _trained(bare, recipe)
     prepared, *optims = accelerator.prepare(trained, *optimizers(trained, recipe))
     right = torch.zeros(2, 2, device=accelerator.device)
-    return Run(accelerator, prepared, optims, loaded, tuple(facts.windows), recipe, identity, out, right), source
+    return Run(accelerator, prepared, optims, loaded, tuple(spec.windows), recipe, identity, out, right), source
 
 
-def _accelerator(device: str, recipe: Recipe, evaluation: Evaluation) -> Accelerator:
+def _accelerator(device: str, recipe: TuneConfig, evaluation: Evaluation) -> Accelerator:
     place = models.device_of(device)
     if place.type == "cuda" and place.index is not None:
         torch.cuda.set_device(place)
@@ -77,12 +77,12 @@ def _accelerator(device: str, recipe: Recipe, evaluation: Evaluation) -> Acceler
     return accelerator
 
 
-def _limits(recipe: Recipe, model: PreTrainedModel, facts: Facts) -> Limits:
-    if facts.context and recipe.max_length > facts.context:
-        raise BadInput(f"max_length is {recipe.max_length}: the model's context is {facts.context} tokens")
+def _limits(recipe: TuneConfig, model: PreTrainedModel, spec: ModelSpec) -> Limits:
+    if spec.context and recipe.max_length > spec.context:
+        raise BadInput(f"max_length is {recipe.max_length}: the model's context is {spec.context} tokens")
     if dropout := getattr(model.config, "attention_dropout", 0.0):
         raise BadInput(f"the model has attention_dropout {dropout}: set it to 0 in its config.json")
-    return Limits(recipe.max_length, facts.window if "block" in recipe.copies else None)
+    return Limits(recipe.max_length, spec.window if "block" in recipe.copies else None)
 
 
 def _check_resumed(out: Path, identity: dict) -> None:
@@ -105,7 +105,7 @@ def _check_resumed(out: Path, identity: dict) -> None:
         raise BadInput(f"{out} holds a run of {saved['processes']} processes, now there are {identity['processes']}")
 
 
-def _trained(model: PreTrainedModel, recipe: Recipe) -> torch.nn.Module:
+def _trained(model: PreTrainedModel, recipe: TuneConfig) -> torch.nn.Module:
     """The model with the training attention, under LoRA where it is asked for."""
     model.set_attn_implementation(NAME)
     if recipe.gradient_checkpointing:

@@ -24,7 +24,7 @@ from workbench.training.common import load_state, save_state, saved_record
 from workbench.training.tuning.attention import NAME, TILE, Masks, masks_of
 from workbench.training.tuning.examples import Source
 from workbench.training.tuning.packing import BLOCK, FULL, Packed, pack
-from workbench.training.tuning.recipe import Recipe
+from workbench.training.tuning.recipe import TuneConfig
 from workbench.training.tuning.scores import NEVER, Evaluation, scores
 
 READ_EVERY = 20  # steps between two rows of the curve (each one waits for the device)
@@ -49,7 +49,7 @@ class Run:
     optims: list[torch.optim.Optimizer]
     loaded: Loaded  # the bare model, its tokenizer and layout
     windows: tuple[int | None, ...]  # sliding windows of the model's layers
-    recipe: Recipe
+    recipe: TuneConfig
     identity: dict[str, Any]  # what a resumed run must have in common
     out: Path
     right: torch.Tensor  # [2, 2] by mode: answers wholly right and answers seen, since the last row of the curve
@@ -69,7 +69,7 @@ class Run:
 class Batches(Dataset):
     """Micro-batch `i` of all processes: the samples i · batch … of a source, packed."""
 
-    def __init__(self, source: Source, recipe: Recipe, multiple: int):
+    def __init__(self, source: Source, recipe: TuneConfig, multiple: int):
         self.source, self.recipe, self.multiple = source, recipe, multiple
 
     def __getitem__(self, i: int) -> Packed:

@@ -12,7 +12,7 @@ from workbench.store import Store, fetch
 
 
 @dataclass(frozen=True)
-class Isolated:
+class AfterSystem:
     """Each passage is encoded after the first `system` blocks of its prompt, from position |S| on."""
 
     system: int = 1

@@ -5,7 +5,7 @@ from typing import Any
 
 from workbench.plots.theme import BLUE, GREEN, INK, RED, pale
 
-FATES = {"kept": pale(BLUE, 0.22), "moved": pale(BLUE, 0.6), "recalled": GREEN, "encoded": RED}
+REUSE_STATUSES = {"kept": pale(BLUE, 0.22), "moved": pale(BLUE, 0.6), "recalled": GREEN, "encoded": RED}
 NAMES = {
     "kept": "kept in place",
     "moved": "moved: keys turned",
@@ -18,9 +18,9 @@ QUESTION_NAME, QUESTION_COLOUR = "question", INK
 def hovers(record: Mapping[str, Any]) -> list[str]:
     """One text a context block of a record of `turnover.follow`."""
     return [
-        f"<b>block {at}, {size} tokens: {NAMES[fate]}{f' by {move:+d}' if fate == 'moved' else ''}</b><br>"
+        f"<b>block {at}, {size} tokens: {NAMES[status]}{f' by {move:+d}' if status == 'moved' else ''}</b><br>"
         + label.replace("<", "&lt;")
-        for at, (fate, move, size, label) in enumerate(
+        for at, (status, move, size, label) in enumerate(
             zip(record["fates"], record["moves"], record["sizes"], record["labels"], strict=True)
         )
     ]

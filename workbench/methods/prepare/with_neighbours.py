@@ -15,9 +15,9 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.data import embedders
-from workbench.data.corpus import Corpus, nearest
-from workbench.engine.forward import Work, assemble, packs, prefill_many
-from workbench.engine.support import facts_of, prepare_model
+from workbench.data.retrieval_corpus import Corpus, nearest
+from workbench.engine.forward import PrefillRequest, assemble, packs, prefill_many
+from workbench.engine.support import attach, prepare_model
 from workbench.methods.prepare import before, check_system, shaped
 from workbench.store import Store, collect, fetch, fingerprint, key_of
 
@@ -25,9 +25,9 @@ TOKENS = 32768  # most tokens, neighbours included, that are in work at one time
 
 
 @dataclass(frozen=True)
-class Similar:
-    """The system blocks and the `n` passages of `corpus` most like a passage, cached one by one (`isolated`), are put
-    one behind the other, the most alike first; then the passage is computed over them, and its own KV is kept.
+class WithNeighbours:
+    """The system blocks and the `n` passages of `corpus` most like a passage, each cached `after_system`, are put one
+    behind the other, the most alike first; then the passage is computed over them, and its own KV is kept.
 
     It is kept as computed, at its position behind them (`KV.start`), and turned once, when a prompt is assembled.
     Neighbours come from the whole corpus, never from the passages of the question at hand, and a passage is no
@@ -84,20 +84,22 @@ class Similar:
     def _made(self, model: PreTrainedModel, chunks: Sequence[Prompt], store: Store) -> list[KV]:
         """KV of the last block of every chunk, computed over the isolated KV of the blocks before it."""
         done: list[KV] = []
-        depth = facts_of(model).layers
+        num_layers = attach(model).layers
         for group in packs([len(chunk) for chunk in chunks], TOKENS):
             here = [chunks[i] for i in group]
             isolated = shaped(here, fetch(model, _context(here), store, before(here, self.system)))
-            works = [
-                Work(chunk.tokens, Plan(chunk.question, depth=depth), assemble(model, chunk, cached))
+            requests = [
+                PrefillRequest(
+                    chunk.tokens, Plan(chunk.question, num_layers=num_layers), assemble(model, chunk, cached)
+                )
                 for chunk, cached in zip(here, isolated, strict=True)
             ]
-            prefill_many(model, works)
-            done += [work.kv.slice(int(work.plan.rows[0]), len(work.kv)) for work in works]
+            prefill_many(model, requests)
+            done += [request.kv.slice(int(request.plan.rows[0]), len(request.kv)) for request in requests]
         return done
 
     def _check(self, model: PreTrainedModel, chunks: Sequence[Prompt]) -> None:
-        context = facts_of(model).context
+        context = attach(model).context
         longest = max(map(len, chunks), default=0)
         if context and longest > context:
             raise BadInput(

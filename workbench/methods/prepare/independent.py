@@ -12,7 +12,7 @@ from workbench.store import Store, fetch
 
 
 @dataclass(frozen=True)
-class Alone:
+class Independent:
     """Every block is encoded at position 0 with nothing before it."""
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
