@@ -116,7 +116,7 @@ def revisions(model, *contexts, store=None):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected", "moves"),
+    ("old", "new", "expected", "shifts"),
     [
         ([A, B, C], [A, B, C], ["kept", "kept", "kept"], [0, 0, 0]),
         ([A, B, C], [A, D, C], ["kept", "encoded", "moved"], [0, None, 2]),

@@ -89,7 +89,7 @@ def test_kernels_compute_what_torch_computes(rows, tiles, monkeypatch):
     everything = torch.arange(len(LONG))
     at = {"question": LONG.question, "whole": everything, "scattered": everything[everything % 2 == 1]}[rows]
     step = prefill(model, LONG.tokens, Plan(at, sparse=tiles), kv.clone())
-    monkeypatch.setattr(backends, "on_card", lambda device: False)
+    monkeypatch.setattr(backends, "on_gpu", lambda device: False)
     plain = prefill(model, LONG.tokens, Plan(at, sparse=tiles), kv)
     expected = "tile_attention" if tiles or rows == "whole" else "question_attention"
     assert set(step.backends.values()) == {expected}
@@ -101,7 +101,7 @@ def test_blocks_encoded_in_one_launch_are_those_encoded_by_torch(monkeypatch):
     model = wide()
     ours = encode_many(model, LONG.context)
     moved = assemble(model, LONG, ours)
-    monkeypatch.setattr(backends, "on_card", lambda device: False)
+    monkeypatch.setattr(backends, "on_gpu", lambda device: False)
     for mine, theirs in zip(ours, encode_many(model, LONG.context), strict=True):
         for a, b in zip(mine.tensors(), theirs.tensors(), strict=True):
             near(a, b)
@@ -181,7 +181,7 @@ def test_decoding_runs_on_kernels_and_answers_as_torch_does(monkeypatch):
     model, answers = wide(), []
     for on in (True, False):
         if not on:
-            monkeypatch.setattr(backends, "on_card", lambda device: False)
+            monkeypatch.setattr(backends, "on_gpu", lambda device: False)
         settings = {"mode": "block", "max_new_tokens": 8}
         answers.append(generate(model, Letters(), [LONG, prompt_of(300, 20, seed=3)], **settings))
     same = [a.tokens[:2] == b.tokens[:2] for a, b in zip(*answers, strict=True)]

@@ -146,7 +146,7 @@ def test_what_a_gpu_does_by_itself(monkeypatch):
         return question, again
 
     expected = answer()
-    monkeypatch.setattr(backends, "on_card", lambda device: True)
+    monkeypatch.setattr(backends, "on_gpu", lambda device: True)
     got = answer()
     for mine, theirs, name in zip(got, expected, ("question_attention", "tile_attention"), strict=True):
         assert set(mine.backends.values()) == {name} and set(theirs.backends.values()) == {"torch"}

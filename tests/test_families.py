@@ -191,7 +191,7 @@ def test_soft_capping_that_is_switched_off_is_no_reason_to_refuse():
     [
         (
             {"model_type": "nanochat"},
-            r"nanochat cannot be used: keys of its layer 0 do not move by one halves rotation",
+            r"nanochat cannot be used: keys of its layer 0 do not move by one neox rotation",
         ),
         ({"model_type": "diffllama"}, r"diffllama cannot be used: its layers \[0, 1, 2\] attend more than once"),
         ({"model_type": "stablelm"}, r"stablelm cannot be used: a plan does not reach its attention function"),

@@ -53,7 +53,7 @@ def states(rows, heads=(4, 2), width=64, seed=0):
 def launched(monkeypatch):
     """Methods as on a card; which kernels they launched."""
     found = []
-    monkeypatch.setattr(sparse, "on_card", lambda x: True)
+    monkeypatch.setattr(sparse, "on_gpu", lambda x: True)
     for kernel in (choose_bfla, choose_flash_prefill, choose_xattention):
         name, launch = kernel.__name__.rsplit(".", 1)[-1], kernel.launch
         counted = lambda *args, name=name, launch=launch: (found.append(name), launch(*args))[1]  # noqa: E731
@@ -63,7 +63,7 @@ def launched(monkeypatch):
 
 def off_gpu(method, *arguments):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse, "on_card", lambda x: False)
+        patch.setattr(sparse, "on_gpu", lambda x: False)
         return method(*arguments)
 
 

@@ -36,6 +36,9 @@ MODULES = {
     "workbench.methods.reuse": "workbench.methods.modes.reuse",
     "workbench.methods.superposition": "workbench.methods.modes.superposition",
     "workbench.store.identity": "workbench.store.keys",
+    "workbench.prepare.alone": "workbench.methods.prepare.independent",
+    "workbench.prepare.isolated": "workbench.methods.prepare.after_system",
+    "workbench.prepare.similar": "workbench.methods.prepare.with_neighbours",
 }
 
 
@@ -48,13 +51,30 @@ def now(name: str) -> str | None:
     return MODULES[parent] + child if parent else None
 
 
+# what a module of an earlier version held: its name today, where that differs
+NAMES = {
+    "workbench.engine.Step": "PrefillOutput",
+    "workbench.engine.Work": "PrefillRequest",
+    "workbench.notebook.Rule": "Check",
+    "workbench.way.Way": "MethodConfig",
+    "workbench.probing.Facts": "ModelSpec",
+    "workbench.probing.facts_of": "attach",
+    "workbench.prepare.alone.Alone": "Independent",
+    "workbench.prepare.isolated.Isolated": "AfterSystem",
+    "workbench.prepare.similar.Similar": "WithNeighbours",
+    "workbench.attention.Enough": "StopForward",
+    "workbench.keeping.Rule": "TileRule",
+    "workbench.masks.Rule": "MaskRule",
+}
+
+
 class Moved(ModuleType):
     """A module under its earlier name: every attribute is read from where it is today."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in ("__all__", "__doc__"):
             raise AttributeError(name)
-        return getattr(import_module(now(self.__name__) or ""), name)
+        return getattr(import_module(now(self.__name__) or ""), NAMES.get(f"{self.__name__}.{name}", name))
 
 
 class Finder(MetaPathFinder, Loader):

@@ -19,7 +19,7 @@ from workbench.engine.paged_pool import SCRATCH, PagedPrompt, Pool
 ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a step out
 LARGE = 1024  # rows of a request, above which a step is neither padded nor captured
 SHARED = 8  # pages at the front that several requests must have in common to be read together
-PARTS = ("table", "first", "last", "moves", "positions")  # of a `Paged`
+PARTS = ("table", "first", "last", "shifts", "positions")  # of a `Paged`
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
     for other in (prompt.pages for prompt in prompts[1:]):
         if (one.shifts is None) != (other.shifts is None):
             return 0
-        for name in PARTS if one.shifts is not None else set(PARTS) - {"moves"}:
+        for name in PARTS if one.shifts is not None else set(PARTS) - {"shifts"}:
             alike = getattr(one, name)[0, :least] == getattr(other, name)[0, :least]
             same &= alike.flatten(1).all(1) if alike.ndim > 1 else alike
     count = int(same.int().cumprod(0).sum())

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.data.assets import ROOT
 from workbench.experiments.record import Record
@@ -37,6 +38,11 @@ def table(name: str) -> pd.DataFrame:
     if not path.is_file():
         raise BadInput(f"no results table {name!r} in {FOLDER}: there are {', '.join(names('parquet')) or 'none'}")
     return pd.read_parquet(path)
+
+
+def today(swept: pd.DataFrame) -> pd.DataFrame:
+    """The table of a sweep with its preparations by their names today."""
+    return swept.assign(prepare=swept.prepare.map(renamed.spec))
 
 
 def names(kind: str = "json") -> list[str]:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core import renamed
 from workbench.core.errors import BadInput
+from workbench.experiments.results import today
 from workbench.methods import registry
 from workbench.metrics.answers import bootstrap, normalised
 from workbench.plots.selectors import name_of
@@ -15,6 +17,7 @@ Rows = list[dict[str, Any]]
 
 def levels(swept: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Exact match of full attention ("full") and Full Reuse ("none") by kind of question."""
+    swept = today(swept)
     full = swept[swept["mode"] == "full"]
     reuse = swept[(swept["mode"] == "block") & (swept.prepare == "after_system") & (swept["select"] == "none")]
     return {(name, row.kind): row.em for name, part in (("full", full), ("none", reuse)) for row in part.itertuples()}
@@ -36,6 +39,8 @@ def curves(
     only   this ratio alone
     Raises BadInput where the table has no such trial.
     """
+    prepare = renamed.spec(prepare)
+    swept = today(swept)
     block = swept[(swept["mode"] == "block") & (swept.prepare == prepare) & (swept.kind == kind)]
     reuse, found = block[block["select"] == "none"].assign(ratio=0.0), []
     everything = block[block["select"] == "all"].assign(ratio=1.0) if x == "ratio" else block[:0]
@@ -60,8 +65,8 @@ def against(swept: pd.DataFrame, answers: pd.DataFrame, other: str, prepare: str
     {select, em, normalised F1 with its interval, difference in exact match to `other` with its interval}; `answers` has
     a row a question and columns "em TRIAL" and "f1 TRIAL".
     """
-    of_kind = swept[swept.kind == "all"]
-    block = of_kind[(of_kind["mode"] == "block") & (of_kind.prepare == prepare)]
+    of_kind = today(swept)[swept.kind == "all"]
+    block = of_kind[(of_kind["mode"] == "block") & (of_kind.prepare == renamed.spec(prepare))]
     at = block[(block.ratio == ratio) & (block["select"] != "none")].set_index("select")
     full = of_kind[of_kind["mode"] == "full"].trial.iloc[0]
     reuse = block[block["select"] == "none"].trial.iloc[0]
@@ -83,11 +88,11 @@ def by_preparation(
 ) -> Rows:
     """Every selector at `ratio` on passages prepared by `one` and by `other`: {select, em and interval of each, gain
     with its interval, taken question by question}."""
-    block = swept[(swept["mode"] == "block") & (swept.kind == "all")]
+    block = today(swept)[(swept["mode"] == "block") & (swept.kind == "all")]
     found = []
     for spec in selectors:
         part = block[(block["select"] == spec) & ((block.ratio == ratio) | (spec == "none"))].set_index("prepare")
-        before, after = part.loc[one], part.loc[other]
+        before, after = part.loc[renamed.spec(one)], part.loc[renamed.spec(other)]
         gap = answers[f"em {after.trial}"].astype(float) - answers[f"em {before.trial}"].astype(float)
         low, high = bootstrap(gap.tolist())
         row = {"select": spec, "gain": float(gap.mean()), "gain_low": low, "gain_high": high}
@@ -99,7 +104,7 @@ def by_preparation(
 
 def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 0.15) -> Rows:
     """A point {name, at, mean, low, high} for every number of neighbours of `with_neighbours`; 0: `after_system`."""
-    block = swept[(swept["mode"] == "block") & (swept.kind == "all")]
+    block = today(swept)[(swept["mode"] == "block") & (swept.kind == "all")]
     numbers = {"after_system": 0}
     for spec in block.prepare.unique():
         name, options = registry.parse(spec)

@@ -20,7 +20,7 @@ from workbench.engine import backends
 from workbench.methods import registry
 
 __all__ = [
-    "HERE", "Sparse", "check_count", "check_divides", "check_share", "fused", "named", "names", "on_card", "smallest",
+    "HERE", "Sparse", "check_count", "check_divides", "check_share", "fused", "named", "names", "on_gpu", "smallest",
 ]  # fmt: skip
 
 HERE = Site()
