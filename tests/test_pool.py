@@ -115,7 +115,7 @@ def test_a_context_that_all_requests_share_is_read_once_for_all():
         starts = [expected(prompt) for prompt in prompts]
         theirs = decode(MODEL, [kv for _, kv in starts], [row for row, _ in starts], count)
         assert got == list(theirs)
-        ran = [captured.step.backend for captured in runner.captured.values()]
+        ran = [captured.batch.backend for captured in runner.captured.values()]
         assert ran == ["question_attention", "shared_attention"]
 
 
