@@ -4,8 +4,8 @@ attend, one pass over the keys costs a fiftieth of the attention, and then nothi
 import torch
 from torch import Tensor
 
+from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing, rotate
-from workbench.kernels._pages_triton import INVALID_POS, Paged
 
 try:
     import triton

@@ -9,9 +9,10 @@ changes, at most once a page: a fourth group of warps does it for the next move 
 import torch
 from torch import Tensor
 
+from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
 from workbench.kernels._common import LOG2E, processors
-from workbench.kernels._pages_triton import Paged, merge
+from workbench.kernels._pages_triton import merge
 from workbench.kernels._tiles_hopper import BUFFERS, ROWS, fits_gpu
 
 try:
@@ -461,7 +462,7 @@ def launch(
     lse = torch.empty((batch, q_heads, count, splits), dtype=torch.float32, device=q.device) if split else out
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
     box = [1, min(step, size), width]
-    tops = pages.positions.amax(-1) if pages.tops is None else pages.tops
+    tops = pages.positions.amax(-1) if pages.page_max is None else pages.page_max
     tiles = triton.cdiv(count * group, ROWS)
     _attend[(tiles * heads, splits, batch)](
         q, *(TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout) for x in (keys, values)),

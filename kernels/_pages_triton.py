@@ -1,10 +1,10 @@
 """Rows that attend to pages of keys and values, wherever the pages lie: the common part of `question_attention` (few
 rows, the keys split among programs) and `q_sparse_attention` (many rows).
 
-A cache is one pool [H, T, D]; page p of S tokens is tokens p·S to p·S + S - 1 of it, for every head. A request is a
-list of pages, shared with other requests or its own, and the position of every slot of them. A slot that nobody may see
-(the tail of a block, a stale entry that the request computed again on a page of its own) stands at FAR. A row sees the
-slots at or before its own position, so neither the order of the pages nor a gap between them matters.
+A request is a list of pages of a pool (`core.page_table.Paged`), shared with other requests or its own, and the position
+of every slot of them. A slot that no row may see (the tail of a block, a stale entry that the request computed again on
+a page of its own) stands at INVALID_POS. A row sees the slots at or before its own position, so neither the order of
+the pages nor a gap between them matters.
 
 A cached page may have to move: its keys were rotated for other positions, `moves` tokens before. q · R(s) k =
 R(-s) q · k, so the query is turned back, once for each run of pages that move alike, and keys go to the matrix unit as
@@ -12,11 +12,11 @@ they lie in memory (RoFormer, arXiv:2104.09864, eq. 16).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing, rotate
 from workbench.kernels._common import LOG2E, Config, attend, processors, rows_first
 
@@ -27,58 +27,6 @@ try:
     from workbench.kernels._common import step
 except ImportError:  # no Triton on this platform: `reference` still works
     triton = None
-
-INVALID_POS = 2**31 - 1  # position of a slot that nobody sees
-
-
-@dataclass(frozen=True, eq=False)
-class Paged:
-    """The pages of B requests, P each at most, in the order of their first position; all int32.
-
-    table      [B, P] page numbers
-    positions  [B, P, S] of every slot, FAR where nobody may see it
-    first      [B, P] smallest position of the page
-    last       [B, P] largest position of this page and all before it
-    moves      [B, P] how far the keys of the page move, or None where none does
-    holes      whether many pages have slots at FAR; otherwise pages from the first such on are masked slot by slot
-    length     most tokens of a request, where every position from 0 to a request's last stands in just one slot of its
-               pages, whatever the slots at FAR hold; None where that is not known
-    tops       [B, P] largest position of the page, FAR where a slot is at FAR; found when it is needed, if None
-    """
-
-    table: Tensor
-    positions: Tensor
-    first: Tensor
-    last: Tensor
-    shifts: Tensor | None = None
-    partial_pages: bool = True
-    length: int | None = None
-    tops: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls,
-        table: Tensor,
-        positions: Tensor,
-        shifts: Tensor | None = None,
-        partial_pages: bool = True,
-        length: int | None = None,
-    ) -> "Paged":
-        """Put pages in order, on their own device and without waiting for it; pages without a visible slot come last.
-
-        Made once for a request and used by all layers.
-        """
-        first, order = positions.amin(-1).sort(dim=-1, stable=True)
-        positions = positions.gather(1, order[..., None].expand_as(positions))
-        last = (
-            positions.masked_fill(positions == INVALID_POS, -1).amax(-1).masked_fill(first == INVALID_POS, INVALID_POS)
-            if partial_pages
-            else positions.amax(-1)
-        )
-        last = last.cummax(-1).values
-        table, positions, first, last = (x.int().contiguous() for x in (table.gather(1, order), positions, first, last))
-        moved = None if shifts is None else shifts.gather(1, order).int().contiguous()
-        return cls(table, positions, first, last, moved, partial_pages, length, positions.amax(-1))
 
 
 def reference(

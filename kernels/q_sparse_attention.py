@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton, _tiles_triton
 from workbench.kernels._common import Config, need_triton, rows_first
 from workbench.kernels._pages_gather import straighten
-from workbench.kernels._pages_triton import Paged, reference
+from workbench.kernels._pages_triton import reference
 
 __all__ = ["cases", "configure", "launch", "paged", "reference"]
 

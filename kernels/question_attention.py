@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton
 from workbench.kernels._common import Config, need_triton
 from workbench.kernels._pages_hopper import fits
 from workbench.kernels._pages_hopper import launch as launch_on_hopper
-from workbench.kernels._pages_triton import Paged, reference
+from workbench.kernels._pages_triton import reference
 
 __all__ = ["cases", "configure", "launch", "paged", "reference"]
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton
 from workbench.kernels._common import LOG2E, need_triton, rows_first
-from workbench.kernels._pages_triton import INVALID_POS, Paged
 from workbench.kernels.question_attention import RESIDENT, configure
 
 try:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
+from workbench.core.page_table import INVALID_POS, Paged
 from workbench.kernels import _pages_gather, _pages_triton, q_sparse_attention, question_attention
 from workbench.kernels._common import Config
-from workbench.kernels._pages_triton import INVALID_POS, Paged
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = (question_attention, q_sparse_attention)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.tiles import Tiles, pages
 from workbench.experiments.bench import named, peers
-from workbench.kernels._pages_triton import INVALID_POS, Paged
 
 Call = Callable[[], Any]
 Variant = Mapping[str, Any]  # keywords of `launch`: `config`, `splits`
