@@ -90,6 +90,13 @@ def test_between_accepts_exactly_the_closed_interval(low, high, value):
     assert notebook.between(low, high).holds(value) == (low <= value <= high)
 
 
+@given(step=st.integers(1, 300), value=st.integers(-1000, 1000))
+def test_multiple_of_accepts_positive_multiples_only(step, value):
+    check = notebook.multiple_of(step)
+    assert check.holds(value) == (value in range(step, 1001, step))
+    assert check.allowed == f"a multiple of {step}"
+
+
 def test_nobody_watches_outside_a_notebook():
     assert not notebook.is_live()
 
@@ -102,6 +109,11 @@ def test_results_are_whole_and_success_comes_last(tmp_path):
     assert {path.name for path in folder.iterdir()} == {"metrics.json", "t.parquet", "_SUCCESS"}
     last = max(path.stat().st_mtime_ns for path in folder.iterdir())
     assert (folder / "_SUCCESS").stat().st_mtime_ns == last
+
+
+def test_a_table_may_be_a_list_of_records(tmp_path):
+    notebook.save(tmp_path, {}, {"t": [{"n": 1, "of": "a"}, {"n": 2, "of": "b"}]})
+    assert pd.read_parquet(tmp_path / "t.parquet").to_dict("list") == {"n": [1, 2], "of": ["a", "b"]}
 
 
 def test_results_that_cannot_be_written_leave_no_success(tmp_path):

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import types
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
@@ -62,6 +62,11 @@ def at_least(low: float) -> Check:
 def one_of(*choices: object) -> Check:
     """value in choices."""
     return Check(f"one of {', '.join(map(str, choices))}", lambda value: value in choices)
+
+
+def multiple_of(step: int) -> Check:
+    """A positive multiple of `step`."""
+    return Check(f"a multiple of {step:,}", lambda value: value > 0 and value % step == 0)
 
 
 def validate(namespace: MutableMapping[str, Any], **rules: Check) -> None:
@@ -153,11 +158,12 @@ def is_live() -> bool:
 def save(
     output: str | os.PathLike[str] | None,
     metrics: Mapping[str, Any],
-    tables: "Mapping[str, pandas.DataFrame] | None" = None,
+    tables: "Mapping[str, pandas.DataFrame | Sequence[Mapping[str, Any]]] | None" = None,
 ) -> None:
     """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`; `_SUCCESS` comes last.
 
-    Every file appears whole or not at all. Does nothing when `output` is None.
+    A table is a DataFrame or a list of records. Every file appears whole or not at all. Does nothing when `output` is
+    None.
     """
     if output is None:
         return
@@ -167,8 +173,16 @@ def save(
     text = json.dumps(metrics, indent=2, default=_jsonable, allow_nan=False)
     whole(folder / "metrics.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
     for name, table in (tables or {}).items():
-        whole(folder / f"{name}.parquet", table.to_parquet)
+        frame = table if hasattr(table, "to_parquet") else _frame(table)
+        whole(folder / f"{name}.parquet", frame.to_parquet)
     whole(folder / SUCCESS, lambda path: path.write_text(""))
+
+
+def _frame(records: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
+    """Return `records` as a table; pandas is loaded by the first one, not by the validation of parameters."""
+    import pandas
+
+    return pandas.DataFrame(records)
 
 
 def _jsonable(value: Any) -> Any:
