@@ -3,7 +3,7 @@
 from tests.random_models import Letters
 from workbench import data
 from workbench.data.layouts import LAB
-from workbench.metrics.antecedents import antecedents
+from workbench.metrics.selection import antecedents
 
 
 class Words(Letters):

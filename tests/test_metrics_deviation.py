@@ -3,7 +3,7 @@ import torch
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.metrics.deviation import deviation
+from workbench.metrics.kv_deviation import deviation
 
 
 def kv(*layers, start=0):

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from tests.random_models import model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
-from workbench.engine.forward import assemble, encode_many, prefill
+from workbench.engine.assembly import assemble
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import prefill
 from workbench.methods import select
 from workbench.metrics.answers import normalised
-from workbench.metrics.causes import causes, computed
-from workbench.metrics.choices import agreement
-from workbench.metrics.deviation import concentration, deviation, squared
-from workbench.metrics.places import by_block, by_offset, chosen, summary
-from workbench.metrics.repair import repair
+from workbench.metrics.kv_deviation import causes, concentration, deviation, full_attention_kv, repair, squared
+from workbench.metrics.selection import agreement, by_block, by_offset, chosen, summary
 
 SIZES = (4, 9, 7, 12, 5)
 PROMPT = prompt_of(*SIZES)
@@ -52,12 +51,12 @@ def test_causes_are_three_and_apart(model, cached):
 
 
 def test_context_is_the_deviation_of_the_assembled_cache(model, cached):
-    whole = deviation(assemble(model, PROMPT, cached).slice(0, END), computed(model, PROMPT).slice(0, END))
+    whole = deviation(assemble(model, PROMPT, cached).slice(0, END), full_attention_kv(model, PROMPT).slice(0, END))
     torch.testing.assert_close(causes(model, PROMPT, cached).context.keys, whole.keys)
 
 
 def test_squared_deviation_is_equation_7(model, cached):
-    kv, truth = assemble(model, PROMPT, cached), computed(model, PROMPT)
+    kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
     found = squared(kv, truth)
     assert found.shape == (len(PROMPT), 3)
     for token, layer in ((15, 1), (30, 2)):
@@ -70,7 +69,7 @@ def test_squared_deviation_is_equation_7(model, cached):
 
 
 def test_recomputing_everything_repairs_everything(model, cached):
-    kv, truth = assemble(model, PROMPT, cached), computed(model, PROMPT)
+    kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
     before = [x.clone() for x in kv.tensors()]
     nothing, everything = repair(model, PROMPT, kv, [torch.arange(0), torch.arange(END)], truth)
     assert torch.equal(nothing.before, nothing.after)
@@ -80,7 +79,7 @@ def test_recomputing_everything_repairs_everything(model, cached):
 
 
 def test_tokens_that_are_not_recomputed_keep_their_deviation(model, cached):
-    kv, truth = assemble(model, PROMPT, cached), computed(model, PROMPT)
+    kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
     rows = select.named("oracle").rows(model, [PROMPT], [kv], ratio=0.3)[0]
     (found,) = repair(model, PROMPT, kv, [rows], truth)
     kept = torch.ones(END, dtype=torch.bool)
@@ -94,7 +93,7 @@ def test_tokens_that_are_not_recomputed_keep_their_deviation(model, cached):
 
 def test_in_the_second_layer_recomputed_tokens_are_exact(model, cached):
     """Layer 0 does not deviate, so what is computed again sees only exact keys there (CacheBlend's premise)."""
-    kv, truth = assemble(model, PROMPT, cached), computed(model, PROMPT)
+    kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
     (found,) = repair(model, PROMPT, kv, [torch.tensor([14, 20, 30])], truth)
     assert found.chosen[1] < 1e-6 and found.chosen[2] > 1e-6
 

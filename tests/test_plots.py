@@ -14,7 +14,7 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, causal, sink, visible, window
 from workbench.metrics import exactness as families
-from workbench.metrics.drift import drift
+from workbench.metrics.kv_deviation import drift
 from workbench.metrics.mass import busiest, masked, overlap, reused
 from workbench.metrics.published import TABLE_3
 from workbench.metrics.rounding import SCHEMES, shift_errors

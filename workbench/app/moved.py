@@ -27,19 +27,32 @@ _ROOMS = {
     "plots": "comparison=sweep_curves",
     "app": "cli commands explore notebook batch=notebook_run report pages=html thumbnail",
 }
-MODULES = {
-    f"workbench.{old}": f"workbench.{room}.{name or old}"
-    for room, names in _ROOMS.items()
-    for old, _, name in (entry.partition("=") for entry in names.split())
-} | {
-    "workbench.methods.full": "workbench.methods.modes.full",
-    "workbench.methods.reuse": "workbench.methods.modes.reuse",
-    "workbench.methods.superposition": "workbench.methods.modes.superposition",
-    "workbench.store.identity": "workbench.store.keys",
-    "workbench.prepare.alone": "workbench.methods.prepare.independent",
-    "workbench.prepare.isolated": "workbench.methods.prepare.after_system",
-    "workbench.prepare.similar": "workbench.methods.prepare.with_neighbours",
+# the same for modules that lay in a folder already
+_MERGED = {
+    "metrics": "causes=kv_deviation drift=kv_deviation repair=kv_deviation deviation=kv_deviation choices=selection "
+    "places=selection antecedents=selection",
 }
+MODULES = (
+    {
+        f"workbench.{old}": f"workbench.{room}.{name or old}"
+        for room, names in _ROOMS.items()
+        for old, _, name in (entry.partition("=") for entry in names.split())
+    }
+    | {
+        f"workbench.{folder}.{old}": f"workbench.{folder}.{name}"
+        for folder, names in _MERGED.items()
+        for old, _, name in (entry.partition("=") for entry in names.split())
+    }
+    | {
+        "workbench.methods.full": "workbench.methods.modes.full",
+        "workbench.methods.reuse": "workbench.methods.modes.reuse",
+        "workbench.methods.superposition": "workbench.methods.modes.superposition",
+        "workbench.store.identity": "workbench.store.keys",
+        "workbench.prepare.alone": "workbench.methods.prepare.independent",
+        "workbench.prepare.isolated": "workbench.methods.prepare.after_system",
+        "workbench.prepare.similar": "workbench.methods.prepare.with_neighbours",
+    }
+)
 
 
 def now(name: str) -> str | None:
@@ -57,6 +70,7 @@ NAMES = {
     "workbench.engine.Work": "PrefillRequest",
     "workbench.notebook.Rule": "Check",
     "workbench.way.Way": "MethodConfig",
+    "workbench.whole.whole": "write_atomically",
     "workbench.probing.Facts": "ModelSpec",
     "workbench.probing.facts_of": "attach",
     "workbench.prepare.alone.Alone": "Independent",
@@ -65,6 +79,7 @@ NAMES = {
     "workbench.attention.Enough": "StopForward",
     "workbench.keeping.Rule": "TileRule",
     "workbench.masks.Rule": "MaskRule",
+    "workbench.metrics.causes.computed": "full_attention_kv",
 }
 
 

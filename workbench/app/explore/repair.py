@@ -9,10 +9,9 @@ from workbench.app.explore.live import explorer, slider
 from workbench.core.kv import KV
 from workbench.data.prompt_view import of_sample
 from workbench.data.sample import Sample
-from workbench.engine.forward import assemble
+from workbench.engine.assembly import assemble
 from workbench.methods import select
-from workbench.metrics.causes import computed
-from workbench.metrics.repair import repair
+from workbench.metrics.kv_deviation import full_attention_kv, repair
 from workbench.models.loading import Loaded
 from workbench.plots.deviation import deviation
 from workbench.plots.selectors import name_of
@@ -27,7 +26,7 @@ def repair_explorer(
     def draw(number: int, preparation: str, spec: str, percent: int) -> list[go.Figure]:
         reading = of_sample(samples[number], f"sample {number}", tokenizer, layout)
         prompt, end = reading.prompt, reading.prompt.starts[-1]
-        kv, truth = assemble(model, prompt, cached[preparation][number]), computed(model, prompt)
+        kv, truth = assemble(model, prompt, cached[preparation][number]), full_attention_kv(model, prompt)
         rows = select.choose(select.named(spec)(model, prompt, kv), prompt, percent / 100)
         (found,) = repair(model, prompt, kv, [rows], truth)
         panels = {preparation: found.before, f"{len(rows)} tokens computed again": found.after}

@@ -1,0 +1,22 @@
+"""Modules of earlier versions are found under their old names, with the names that they held."""
+
+from importlib import import_module
+
+import pytest
+
+METRICS = {
+    "causes": "Causes causes computed",
+    "deviation": "Deviation deviation squared concentration",
+    "drift": "POSITIONS drift",
+    "repair": "Repair repair",
+    "choices": "MEASURES agreement",
+    "places": "chosen by_offset by_block summary",
+    "antecedents": "antecedents",
+}
+
+
+@pytest.mark.parametrize("module", METRICS)
+def test_what_a_module_of_the_metrics_held_is_found_under_its_old_name(module):
+    old = import_module(f"workbench.metrics.{module}")
+    for name in METRICS[module].split():
+        assert getattr(old, name) is not None

@@ -1,0 +1,205 @@
+"""How far cached keys and values are from those of full attention, why, and what recomputing some tokens repairs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, pad
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.engine.assembly import assemble, empty
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import PrefillRequest, prefill, prefill_many
+from workbench.methods.select import gap
+from workbench.metrics.answers import wilson
+
+POSITIONS = {"block": "re-encoded", "naive": "naive"}  # of reused keys, by the mode that `drift` reports
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Relative L2 error per token, layer and KV head: |cached - exact| / |exact| over the head's channels."""
+
+    keys: Tensor  # [T, L, H] fp32
+    values: Tensor  # [T, L, H] fp32
+
+    @property
+    def tokens(self) -> Tensor:
+        """[T], keys and values, averaged over layers and heads."""
+        return (self.keys.nanmean((1, 2)) + self.values.nanmean((1, 2))) / 2
+
+
+def deviation(cached: KV, exact: KV) -> Deviation:
+    """Compare `cached` with `exact`: the same tokens at the same positions, so that their keys can be compared.
+
+    Layers with fewer KV heads than others are filled up with nan. Raises BadInput for two of different shape or place.
+    """
+    shapes = [tuple(keys.shape[:2]) for keys in cached.keys], [tuple(keys.shape[:2]) for keys in exact.keys]
+    if shapes[0] != shapes[1] or cached.start != exact.start:
+        raise BadInput(
+            f"two KVs of [heads, tokens] {shapes[0][:1]} from position {cached.start} and {shapes[1][:1]} from "
+            f"{exact.start} cannot be compared; the same model, tokens and positions are needed"
+        )
+    return Deviation(_relative(cached.keys, exact.keys), _relative(cached.values, exact.values))
+
+
+def _relative(cached: list[Tensor], exact: list[Tensor]) -> Tensor:
+    layers = []
+    widest = max(layer.shape[0] for layer in exact)
+    for ours, theirs in zip(cached, exact, strict=True):
+        distance = (ours.float() - theirs.float()).norm(dim=-1)  # [H, T]
+        size = theirs.float().norm(dim=-1)
+        error = torch.where(distance == 0, 0.0, distance / size)  # a zero vector met exactly has no error
+        layers.append(pad(error.T, (0, widest - error.shape[0]), value=torch.nan))
+    return torch.stack(layers, 1)
+
+
+def squared(cached: KV, exact: KV) -> Tensor:
+    """[T, L] squared distance of keys and values, summed over heads and channels (FusionRAG, equation 7)."""
+    return torch.stack([gap(cached, exact, layer) for layer in range(len(exact.keys))], 1)
+
+
+def concentration(gaps: Tensor, points: int = 101) -> Tensor:
+    """[points, L] share of the deviation `gaps` [T, L] that the most deviating tokens hold (FusionRAG, figure 3a).
+
+    The points are even steps from none to all of the tokens; nan in a layer without any deviation.
+    """
+    worst = gaps.double().sort(0, descending=True).values.cumsum(0)
+    held = torch.cat((torch.zeros_like(worst[:1]), worst))
+    return held[torch.linspace(0, len(gaps), points).round().long()] / worst[-1]
+
+
+def full_attention_kv(model: PreTrainedModel, prompt: Prompt) -> KV:
+    """Compute the KV of a whole prompt under full attention."""
+    kv = empty(model, len(prompt))
+    prefill(model, prompt.tokens, Plan(torch.arange(len(prompt)), num_layers=len(kv.keys)), kv)
+    return kv
+
+
+@dataclass(frozen=True)
+class Causes:
+    """Three steps from cached keys and values to those of full attention, context tokens [T, L, H] each."""
+
+    position: Deviation  # as cached, against re-encoded for where the block stands; values do not depend on it
+    context: Deviation  # re-encoded, against full attention: the cross-attention that is missing
+    precision: Deviation  # stored with fewer bits and re-encoded, against kept as computed and re-encoded
+
+
+def causes(
+    model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], stored: torch.dtype = torch.bfloat16
+) -> Causes:
+    """Measure the three causes for `cached` KV of the context blocks, which a store would keep as `stored`.
+
+    Precision shows in a model that computes with more bits than `stored`; else that part is 0.
+    """
+    end = prompt.starts[-1]
+    reencoded = assemble(model, prompt, cached).slice(0, end)
+    naive = assemble(model, prompt, cached, "naive").slice(0, end)
+    rounded = assemble(model, prompt, [_rounded(kv, stored) for kv in cached]).slice(0, end)
+    exact = full_attention_kv(model, prompt).slice(0, end)
+    return Causes(deviation(naive, reencoded), deviation(reencoded, exact), deviation(rounded, reencoded))
+
+
+def _rounded(kv: KV, dtype: torch.dtype) -> KV:
+    """This KV after a stay in a store of that dtype."""
+    keys, values = ([x.to(dtype).to(x.dtype) for x in half] for half in (kv.keys, kv.values))
+    return KV(keys, values, kv.start)
+
+
+def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict], list[dict]]:
+    """Compare the question after reuse ("block", "naive") with the question under full attention.
+
+    Returns records {mode, layer, error}, relative L2 over the question's keys and values, one number a prompt; and
+    records {mode, kl, agree, low, high} of the first token: divergence in nats, one number a prompt, and the share of
+    equal tokens with Wilson's 95% interval.
+    """
+    errors: dict[str, list[list[float]]] = {mode: [] for mode in POSITIONS}
+    divergences: dict[str, list[float]] = {mode: [] for mode in POSITIONS}
+    same = dict.fromkeys(POSITIONS, 0)
+    for prompt in prompts:
+        exact = empty(model, len(prompt))
+        expected = _first_token(model, prompt, exact, torch.arange(len(prompt)))
+        cached = encode_many(model, prompt.context)
+        for mode, positions in POSITIONS.items():
+            kv = assemble(model, prompt, cached, positions)  # type: ignore[arg-type]
+            log_probs = _first_token(model, prompt, kv, prompt.question)
+            errors[mode].append(_errors(kv, exact, prompt.starts[-1]))
+            divergence = kl_div(log_probs, expected, reduction="sum", log_target=True)
+            divergences[mode].append(max(0.0, float(divergence)))
+            same[mode] += int(log_probs.argmax() == expected.argmax())
+    layers = [
+        {"mode": mode, "layer": layer, "error": list(error)}
+        for mode in POSITIONS
+        for layer, error in enumerate(zip(*errors[mode], strict=True))
+    ]
+    first_tokens = []
+    for mode in POSITIONS:
+        low, high = wilson(same[mode], len(prompts))
+        agree = same[mode] / max(len(prompts), 1)
+        first_tokens.append({"mode": mode, "kl": divergences[mode], "agree": agree, "low": low, "high": high})
+    return layers, first_tokens
+
+
+def _first_token(model: PreTrainedModel, prompt: Prompt, kv: KV, rows: Tensor) -> Tensor:
+    """Prefill `rows` into `kv` and return the log-probabilities [V] of the first token."""
+    output = prefill(model, prompt.tokens, Plan(rows), kv, logits_to_keep=1)
+    assert output.logits is not None
+    return output.logits[-1].float().log_softmax(-1)
+
+
+def _errors(kv: KV, exact: KV, begin: int) -> list[float]:
+    """Relative L2 distance of the tokens from `begin` on, per layer, keys and values together."""
+    errors = []
+    for k, v, k0, v0 in zip(kv.keys, kv.values, exact.keys, exact.values, strict=True):
+        ours = torch.cat((k[:, begin:], v[:, begin:]), -1).float()
+        theirs = torch.cat((k0[:, begin:], v0[:, begin:]), -1).float()
+        errors.append(float((ours - theirs).norm() / theirs.norm()))
+    return errors
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Squared deviation from full attention [T, L] of all tokens of a prompt, before and after recomputing `rows`."""
+
+    before: Tensor  # the question was computed over the cache alone
+    after: Tensor  # `rows` were recomputed with it
+    rows: Tensor  # [R]
+    question: int  # its first position
+
+    @property
+    def context(self) -> Tensor:
+        """[L] share of the context's squared deviation that is left; nan in a layer that did not deviate."""
+        return _left(self.before[: self.question], self.after[: self.question])
+
+    @property
+    def chosen(self) -> Tensor:
+        """[L] share of the recomputed tokens' own squared deviation that is left: they, too, read stale neighbours."""
+        return _left(self.before[self.rows], self.after[self.rows])
+
+    @property
+    def asked(self) -> Tensor:
+        """[L] share of the question's squared deviation that is left: the answer depends on the question's KV only."""
+        return _left(self.before[self.question :], self.after[self.question :])
+
+
+def repair(model: PreTrainedModel, prompt: Prompt, kv: KV, choices: Sequence[Tensor], truth: KV) -> list[Repair]:
+    """Recompute each choice of rows [R] (without the question) in a copy of the assembled cache `kv`.
+
+    `truth` is the KV of the whole prompt under full attention. Returns one `Repair` a choice.
+    """
+    plans = [Plan(torch.cat((rows, prompt.question)), num_layers=len(kv.keys)) for rows in (choices[0][:0], *choices)]
+    requests = [PrefillRequest(prompt.tokens, plan, kv.clone()) for plan in plans]
+    prefill_many(model, requests)
+    before, *after = (squared(request.kv, truth) for request in requests)
+    start = prompt.starts[-1]
+    return [Repair(before, left, rows, start) for left, rows in zip(after, choices, strict=True)]
+
+
+def _left(before: Tensor, after: Tensor) -> Tensor:
+    total = before.sum(0)
+    return torch.where(total > 0, after.sum(0) / total, torch.nan)
