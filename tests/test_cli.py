@@ -1,16 +1,23 @@
+import inspect
 import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated, get_args, get_origin
 
 import pytest
 from typer.testing import CliRunner
 
 from tests import tiny
 from workbench.app import cli
+from workbench.app.commands.options import of_fields, taking
+from workbench.app.commands.sweep import sweep
+from workbench.app.commands.trial import trial
 from workbench.data import assets
 from workbench.experiments.record import Record
+from workbench.experiments.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["--samples", "3", "--passages", "2", "--max-new-tokens", "3", "--timed", "1"]
@@ -157,3 +164,28 @@ def test_a_data_set_is_shown(run):
 def test_every_command_explains_itself(run, command):
     assert command in run("--help").stdout
     assert run(command, "--help").exit_code == 0
+
+
+def test_fields_of_a_trial_are_options_of_trial_and_sweep_with_one_help_text():
+    texts = {field.name: get_args(field.type)[1] for field in fields(Trial) if get_origin(field.type) is Annotated}
+    assert {"mode", "ratio", "model", "seed", "timed"} <= set(texts) and "store_gib" not in texts
+    for command in (trial, sweep):
+        options = inspect.signature(command).parameters
+        assert texts == {name: options[name].annotation.__metadata__[0].help for name in texts}
+    defaults = {name: option.default for name, option in inspect.signature(trial).parameters.items()}
+    assert (defaults["model"], defaults["mode"], defaults["samples"]) == ("lab-full", None, Trial.samples)
+
+
+def test_a_command_takes_options_between_its_first_and_its_named_arguments():
+    @dataclass
+    class Settings:
+        name: Annotated[str, "A name"]
+        count: Annotated[int, "How many"] = 2
+        hidden: int = 3
+
+    @taking(of_fields(Settings, {"name": "a"}, text=["count"]))
+    def command(first, *, last=1, **given):
+        return first, last, given
+
+    assert list(inspect.signature(command).parameters) == ["first", "name", "count", "last"]
+    assert inspect.signature(command).parameters["count"].annotation.__origin__ is str

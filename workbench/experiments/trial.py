@@ -1,10 +1,10 @@
-"""A trial: one model, one data set, one way of using cached blocks; what comes out is a Record."""
+"""A trial: one model, one data set, one method; it returns a Record."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,11 +15,10 @@ from workbench.core.errors import BadInput
 from workbench.data import Sample
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
-from workbench.engine.support import attach, prepare_model
 from workbench.experiments.record import Record, device_name, versions
 from workbench.methods import Method, registry
 from workbench.methods import prepare as preparations
-from workbench.methods.config import MethodConfig
+from workbench.methods.config import DataName, DeviceName, MethodConfig, ModelName
 from workbench.methods.generation import Generation, first_token, generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
@@ -27,6 +26,7 @@ from workbench.metrics import answers, cost
 from workbench.metrics.latency import Quantiles, measure
 from workbench.metrics.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
+from workbench.models.spec import attach
 from workbench.store import FolderStore, MemoryStore, Stats
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
@@ -36,28 +36,24 @@ SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attenti
 
 @dataclass(frozen=True)
 class Trial(MethodConfig):
-    """What is tried: a way to answer (`Way`), on a model and questions.
+    """A method on a model and questions.
 
-    Validates itself: BadInput for a value that is not allowed, before anything is loaded.
-
-    model           folder or name (`models.load`)
-    data            file or name (`data.load`)
-    samples, seed, passages   how many questions, which draw, how many passages each (None: as the data has them)
-    batch           requests answered together, at most
-    timed           requests whose time to first token is measured, at most
-    store_gib       budget of the store of cached blocks, GiB
+    Validates itself: BadInput for a value that is not allowed, before anything is loaded. `store_gib` is the budget of
+    the store of cached blocks.
     """
 
-    model: str
-    data: str = "lab"
-    samples: int = 200
-    seed: int = 0
-    passages: int | None = None
-    device: str = "cpu"
-    dtype: str | None = None
-    batch: int = 16
-    max_new_tokens: int = 32
-    timed: int = 20
+    model: ModelName
+    data: DataName = "lab"
+    samples: Annotated[int, "Questions to answer, at most"] = 200
+    seed: Annotated[int, "Seed of the draw of samples and of the bootstrap"] = 0
+    passages: Annotated[int | None, "Passages a question; without it, 10 of lab, all of a file"] = None
+    device: DeviceName = "cpu"
+    dtype: Annotated[str | None, "float32, bfloat16 or float16; without it, float32 on cpu, else the checkpoint's"] = (
+        None
+    )
+    batch: Annotated[int, "Questions answered together, at most"] = 16
+    max_new_tokens: Annotated[int, "Most tokens of an answer"] = 32
+    timed: Annotated[int, "Requests whose time to first token is measured, one at a time"] = 20
     store_gib: float = 2.0
 
     def __post_init__(self) -> None:
@@ -86,15 +82,16 @@ class Trial(MethodConfig):
         `store` holds blocks that other trials have cached; hit rate and seconds are then those of a warm store.
         """
         samples = data.load(self.data, self.samples, self.seed, self.passages)
-        model, tokenizer, layout = loaded or models.load(self.model, self.device, self.dtype)
-        prepare_model(model)
+        loaded = models.Loaded(*(loaded or models.load(self.model, self.device, self.dtype)))
+        model, tokenizer, layout = loaded
+        attach(model)
         prompts = layout.prompts(samples, tokenizer)
         _check_context(model, samples, prompts)
         method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
         if store is None:
             store = MemoryStore(int(self.store_gib * 2**30), behind=self._folder(model, method))
         before, begin = store.stats, time.perf_counter()
-        found = self.answer(prompts, (model, tokenizer, layout), store, progress, method)
+        found = self.answer(prompts, loaded, store, progress, method)
         seconds = time.perf_counter() - begin
         ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
         record = self._record(model, samples, prompts, found, store.stats.since(before), ttft, seconds)

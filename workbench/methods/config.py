@@ -1,7 +1,10 @@
-"""A way to answer prompts, as text and numbers: what a person writes down, and the method it names."""
+"""A method as text and numbers, as a person writes it down, and the object that it names.
+
+Where a field's type is `Annotated`, its text is the help of the command-line option.
+"""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -15,6 +18,10 @@ from workbench.methods import select as selectors
 from workbench.methods import sparse as sparse_methods
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.sparse import Sparse
+
+ModelName = Annotated[str, "Checkpoint folder or name (see `workbench models`)"]
+DataName = Annotated[str, "`lab`, a shipped name or a file: JSON, JSON lines, .gz"]
+DeviceName = Annotated[str, "cpu, cuda or cuda:N"]
 
 MODES = ("full", "block", "superposition")
 REUSE = ("positions", "prepare", "select", "ratio", "prepared")  # fields that are for mode block
@@ -34,14 +41,26 @@ class MethodConfig:
     sparse, chunk   a file of `methods.sparse`, "none": all key tiles; and rows of one pass (None: all at once)
     """
 
-    mode: str = "full"
-    positions: str = "re-encoded"
-    prepare: str = "independent"
-    select: str = "none"
-    ratio: float | None = 0.15
-    prepared: str | None = None
-    sparse: str = "none"
-    chunk: int | None = None
+    mode: Annotated[
+        str, "full: ordinary prefill (default); block: every passage cached apart and reused; superposition"
+    ] = "full"
+    positions: Annotated[
+        str, "Positions of reused keys: re-encoded for their new place (default), or naive, as cached"
+    ] = "re-encoded"
+    prepare: Annotated[
+        str, "What a passage sees before it is cached: independent (default), after_system, with_neighbours(n=10)"
+    ] = "independent"
+    select: Annotated[
+        str, "Which cached tokens are recomputed: none (default), query_guided, kv_deviation(part=v), …"
+    ] = "none"
+    ratio: Annotated[
+        float | None, "Recompute this share of the tokens of all passages, as 0.15; own: as many as the selector wants"
+    ] = 0.15
+    prepared: Annotated[str | None, "Take cached passages from this folder of `workbench prepare`"] = None
+    sparse: Annotated[
+        str, "Which key tiles are attended to: none (default: all), bfla, flash_prefill(alpha=0.1), …"
+    ] = "none"
+    chunk: Annotated[int | None, "Rows of one pass of the prefill"] = None
 
     def check(self) -> None:
         """BadInput for a choice that is not allowed; loads nothing."""

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -25,15 +25,16 @@ from transformers.utils import logging
 from workbench import data, models
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.core.files import whole
+from workbench.core.files import write_text
 from workbench.core.kv import KV
 from workbench.data.retrieval_corpus import Corpus
-from workbench.engine.support import prepare_model
 from workbench.methods import prepare, registry
+from workbench.methods.config import DataName, DeviceName, ModelName
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.models.loading import Loaded
+from workbench.models.spec import prepare_model
 from workbench.store import FolderStore, MemoryStore, Store, fingerprint
 
 Progress = Callable[[int, int], None]  # (passages done, of how many)
@@ -81,16 +82,16 @@ class Preparation:
     Raises BadInput before anything is written, also for a folder that another model or preparation has filled.
     """
 
-    model: str
-    out: Path
-    data: str = "lab"
-    prepare: str = "with_neighbours"
-    samples: int | None = None
-    seed: int = 0
-    passages: int | None = None
-    device: str = "cpu"
-    dtype: str | None = None
-    workers: int = 1
+    model: ModelName
+    out: Annotated[Path, "Folder for the cached passages; run again to go on after an interruption"]
+    data: DataName = "lab"
+    prepare: Annotated[str, "independent, after_system or with_neighbours; options in brackets"] = "with_neighbours"
+    samples: Annotated[int | None, "Of lab: how many questions to take the passages of"] = None
+    seed: Annotated[int, "Of lab: seed of the draw"] = 0
+    passages: Annotated[int | None, "Of lab: passages a question"] = None
+    device: DeviceName = "cpu"
+    dtype: Annotated[str | None, "float32, bfloat16 or float16"] = None
+    workers: Annotated[int, "Processes; with --device cuda, dealt out over the GPUs"] = 1
     shard: int = 64
 
     def __post_init__(self) -> None:
@@ -192,8 +193,8 @@ class Preparation:
         )
         asked = asdict(self) | {"out": str(self.out)}
         report = json.dumps({"asked": asked, "found": asdict(found)}, indent=1)
-        whole(self.out / "prepared.json", lambda partial: partial.write_text(report, encoding="utf-8"))
-        whole(self.out / SUCCESS, lambda marker: marker.write_text(""))
+        write_text(self.out / "prepared.json", report)
+        write_text(self.out / SUCCESS, "")
         return found
 
 

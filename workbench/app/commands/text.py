@@ -1,10 +1,11 @@
-"""What the commands print alike."""
+"""Texts that several commands print."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
@@ -13,9 +14,22 @@ def plain(text: str) -> str:
     return " ".join(text.split()).replace("[", r"\[")
 
 
+def with_interval(row: Mapping[str, Any], score: str) -> str:
+    """Return a score with its 95% interval, among rich's markup; `row` has {score, score_low, score_high}."""
+    return f"{row[score]:.3f} [dim]{row[score + '_low']:.3f}–{row[score + '_high']:.3f}[/]"
+
+
+def show(as_json: bool, line: str, report: RenderableType) -> None:
+    """Print the line of JSON or the report for people."""
+    if as_json:
+        print(line)
+    else:
+        Console(highlight=False).print(report)
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar with the time left on stderr where a person watches, else nothing: tell it (done, of how many)."""
+    """Show a bar with the time left on stderr where a person watches; call what it yields with (done, of how many)."""
     if not sys.stderr.isatty():
         yield None
         return
