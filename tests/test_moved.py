@@ -12,6 +12,9 @@ METRICS = {
     "choices": "MEASURES agreement",
     "places": "chosen by_offset by_block summary",
     "antecedents": "antecedents",
+    "turning": "Turning turning",
+    "rounding": "SCHEMES shift_errors",
+    "exactness": "TOLERANCE TINY tiny tiny_configs exactness differences",
 }
 
 

@@ -13,12 +13,11 @@ from workbench.core import mask_rules
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, causal, sink, visible, window
-from workbench.metrics import exactness as families
+from workbench.metrics import position_encoding
 from workbench.metrics.kv_deviation import drift
 from workbench.metrics.mass import busiest, masked, overlap, reused
+from workbench.metrics.position_encoding import SCHEMES, key_rotation, shift_errors
 from workbench.metrics.published import TABLE_3
-from workbench.metrics.rounding import SCHEMES, shift_errors
-from workbench.metrics.turning import turning
 from workbench.plots import (
     attention,
     blockmass,
@@ -49,7 +48,7 @@ def prompt(sizes=SIZES) -> Prompt:
 
 @pytest.fixture(scope="module")
 def model():
-    return families.tiny({"model_type": "llama"})
+    return position_encoding.tiny({"model_type": "llama"})
 
 
 def check(fig: go.Figure) -> dict:
@@ -221,7 +220,7 @@ def attention_of(token, p) -> go.Figure:
 
 
 def test_a_turned_key_lands_where_the_model_puts_it(model):
-    found = turning(model, Block((5, 6, 7, 8)), token=2, layer=1, head=1, distances=[0, 1, 7, 100])
+    found = key_rotation(model, Block((5, 6, 7, 8)), token=2, layer=1, head=1, distances=[0, 1, 7, 100])
     fig = rotations.rotation(
         found.cached, found.inv_freq, found.distances, found.moved, pairs=found.pairs, start=2, **SAID
     )
@@ -235,11 +234,11 @@ def test_a_turned_key_lands_where_the_model_puts_it(model):
 @pytest.mark.parametrize(("name", "value"), [("token", 4), ("layer", 3), ("head", 2)])
 def test_a_key_that_is_not_there_is_refused(model, name, value):
     with pytest.raises(BadInput, match=name):
-        turning(model, Block((5, 6, 7, 8)), **{"token": 0, "layer": 0, "head": 0, name: value}, distances=[1])
+        key_rotation(model, Block((5, 6, 7, 8)), **{"token": 0, "layer": 0, "head": 0, name: value}, distances=[1])
 
 
 def test_distances_beyond_the_context_are_left_out(model):
-    assert turning(model, Block((5, 6)), 0, 0, 0, [1, 510, 511]).distances == (1, 510)
+    assert key_rotation(model, Block((5, 6)), 0, 0, 0, [1, 510, 511]).distances == (1, 510)
 
 
 def test_rounding_errors_are_the_known_ones():
@@ -260,13 +259,13 @@ def test_rounding_errors_are_the_known_ones():
 
 
 def test_every_family_is_exact_and_naive_positions_are_not():
-    records = families.exactness(blocks=4)
+    records = position_encoding.exactness(blocks=4)
     assert {"llama", "llama3", "yarn", "qwen2", "qwen3", "mistral", "phi3", "olmo2", "gemma3", "glm4"} <= {
         r["family"] for r in records
     }
     for r in records:
-        assert max(r["keys"], r["values"], r["logits"]) < families.TOLERANCE < r["naive"], r["family"]
-    check(exactness.exactness(records, families.TOLERANCE, **SAID))
+        assert max(r["keys"], r["values"], r["logits"]) < position_encoding.TOLERANCE < r["naive"], r["family"]
+    check(exactness.exactness(records, position_encoding.TOLERANCE, **SAID))
 
 
 def test_drift_is_zero_where_nothing_is_reused_from_elsewhere(model):

@@ -30,7 +30,8 @@ _ROOMS = {
 # the same for modules that lay in a folder already
 _MERGED = {
     "metrics": "causes=kv_deviation drift=kv_deviation repair=kv_deviation deviation=kv_deviation choices=selection "
-    "places=selection antecedents=selection",
+    "places=selection antecedents=selection turning=position_encoding rounding=position_encoding "
+    "exactness=position_encoding",
 }
 MODULES = (
     {
@@ -80,6 +81,8 @@ NAMES = {
     "workbench.keeping.Rule": "TileRule",
     "workbench.masks.Rule": "MaskRule",
     "workbench.metrics.causes.computed": "full_attention_kv",
+    "workbench.metrics.turning.Turning": "KeyRotation",
+    "workbench.metrics.turning.turning": "key_rotation",
 }
 
 

@@ -5,9 +5,9 @@ import plotly.graph_objects as go
 
 from workbench.app.explore.live import explorer, slider
 from workbench.data.prompt_view import Reading
-from workbench.engine.support import attach
-from workbench.metrics.turning import turning
+from workbench.metrics.position_encoding import key_rotation
 from workbench.models.loading import Loaded
+from workbench.models.spec import attach
 from workbench.plots.masks import shown
 from workbench.plots.rotation import rotation
 
@@ -19,14 +19,14 @@ def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> widg
     furthest = min(2048, (spec.context or 4096)) - len(chosen)
 
     def draw(distance: int, token: int, layer: int, head: int) -> list[go.Figure]:
-        found = turning(model, chosen, token, layer, head, [distance])
+        found = key_rotation(model, chosen, token, layer, head, [distance])
         word = shown(reading.tokens[begin + token])
         return [
             rotation(
                 found.cached,
                 found.inv_freq,
                 found.distances,
-                found.moved,
+                found.in_place,
                 pairs=found.pairs,
                 notice=f"Key of “{word}”, layer {layer}, head {head}, moved by {distance} tokens.",
                 caption=f"{reading.source}, block {block}. The ring is computed by the model with the block at that "
