@@ -114,6 +114,22 @@ def test_a_finished_model_is_a_whole_checkpoint_with_a_card(tokenizer, tmp_path)
     assert not list(tmp_path.glob(".model*"))
 
 
+def test_a_model_that_cannot_be_written_leaves_the_earlier_one_alone(tokenizer, tmp_path, monkeypatch):
+    model, progress = train(SMALL, tokenizer, tmp_path / "run", EASY)
+    facts = {"minutes": 1.5, "device": "the CPU", "parameters": 12345, "stages": len(EASY)}
+    checkpoint.save(tmp_path / "model", model, tokenizer, SMALL, progress, facts)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+
+    def refuse(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(checkpoint, "write_card", refuse)
+    with pytest.raises(OSError, match="full"):
+        checkpoint.save(tmp_path / "model", model, tokenizer, replace(SMALL, seed=1), progress, facts)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
+
+
 def test_the_shipped_model_recomputes_a_whole_cache_to_exactly_full_attention():
     found = recompute_all(models.load("lab-full"), seed=1, samples=3)
     assert found == {"samples": 3, "bit_identical": 3, "max_difference": 0.0}

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from workbench import data, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
+from workbench.training.tuning import output
 from workbench.training.tuning import train as loop
 from workbench.training.tuning.examples import Data
 from workbench.training.tuning.output import TUNING, save_model
@@ -118,6 +119,17 @@ def test_both_modes_learn_the_answers_and_the_model_is_whole(base, questions, tm
     assert record["recipe"]["steps"] == record["steps"] == 45 and record["base"]["name"] == base
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert record["base"]["fingerprint"][:16] in card and "seed 0" in card and f"{last['block']:.3f}" in card
+
+
+def test_a_model_that_cannot_be_written_leaves_no_folder(base, questions, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("disk full")
+
+    run, progress = tuned(replace(RECIPE, steps=2), base, questions, tmp_path / "run")
+    monkeypatch.setattr(output, "write_card", refuse)
+    with pytest.raises(OSError, match="full"):
+        save_model(run, progress, tmp_path / "run" / "model")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["curve.json", "state"]
 
 
 def test_both_modes_are_scored_at_the_beginning_every_so_often_and_at_the_end(base, questions, tmp_path):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.core.files import whole
+from workbench.core.files import write_atomically
 from workbench.experiments import sweep
 from workbench.experiments.record import Record
 from workbench.experiments.sweep import Case
@@ -76,9 +76,9 @@ def collect(folders: list[Path]) -> None:
         answers = pd.read_parquet(path.with_suffix(".parquet")).set_index("id")
         found[f"em {path.stem}"] = answers["em"].astype("uint8")
         found[f"f1 {path.stem}"] = answers["f1"].astype("float32")
-    whole(HERE / "fusion.parquet", pd.DataFrame(rows).to_parquet)
+    write_atomically(HERE / "fusion.parquet", pd.DataFrame(rows).to_parquet)
     wide = pd.DataFrame(found).reset_index()  # a row a question, columns "em TRIAL" and "f1 TRIAL"
-    whole(HERE / "fusion-answers.parquet", lambda path: wide.to_parquet(path, compression="zstd"))
+    write_atomically(HERE / "fusion-answers.parquet", lambda path: wide.to_parquet(path, compression="zstd"))
     print(f"{len(found) // 2} trials in {HERE / 'fusion.parquet'}")
 
 

@@ -31,7 +31,7 @@ import torch
 
 from workbench import data, models
 from workbench.core import tile_grid
-from workbench.core.files import whole
+from workbench.core.files import write_atomically
 from workbench.experiments.record import device_name
 from workbench.methods import seer_gate, sparse
 from workbench.metrics import answers
@@ -172,8 +172,8 @@ def run(part: Part, out: Path) -> str:
             if part.start + at < part.heads:
                 heads += [{"id": sample.id, "spec": spec} | vars(head) for head in one.heads]
     by_head = pd.DataFrame(heads).astype(dict.fromkeys((*MEASURES, "lowest"), "float32") if heads else {})
-    whole(out / f"{part.name}.heads.parquet", lambda path: by_head.to_parquet(path, compression="zstd"))
-    whole(out / f"{part.name}.parquet", pd.DataFrame(rows).to_parquet)  # last: the part is done
+    write_atomically(out / f"{part.name}.heads.parquet", lambda path: by_head.to_parquet(path, compression="zstd"))
+    write_atomically(out / f"{part.name}.parquet", pd.DataFrame(rows).to_parquet)  # last: the part is done
     return part.name
 
 
@@ -211,16 +211,18 @@ def collect(done: list[Part], out: Path) -> None:
             of_kind = part if kind == "all" else part[part.kind == kind]
             rows.append(about | {"kind": kind} | scores(of_kind) | (measures(part) if kind == "all" else {}))
     found = pd.DataFrame(rows)
-    whole(HERE / "sparse.parquet", lambda path: found.to_parquet(path, compression="zstd"))
+    write_atomically(HERE / "sparse.parquet", lambda path: found.to_parquet(path, compression="zstd"))
     wide = every[["data", "kind", "id"]].drop_duplicates().set_index(["data", "id"])
     for what, kind in (("em", "uint8"), ("f1", "float32")):
         by_spec = every.pivot(index=["data", "id"], columns="spec", values=what).astype(kind)
         wide = wide.join(by_spec.add_prefix(f"{what} "))
-    whole(HERE / "sparse-answers.parquet", lambda path: wide.reset_index().to_parquet(path, compression="zstd"))
+    write_atomically(
+        HERE / "sparse-answers.parquet", lambda path: wide.reset_index().to_parquet(path, compression="zstd")
+    )
     heads = pd.concat([pd.read_parquet(path.with_suffix(".heads.parquet")) for path in tables], ignore_index=True)
     if len(heads):
         small = by_head(heads)
-        whole(HERE / "sparse-heads.parquet", lambda path: small.to_parquet(path, compression="zstd"))
+        write_atomically(HERE / "sparse-heads.parquet", lambda path: small.to_parquet(path, compression="zstd"))
     print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(found)} rows")
 
 

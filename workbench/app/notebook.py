@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from IPython.core.getipython import get_ipython
 
 from workbench.core.errors import BadInput
-from workbench.core.files import whole
+from workbench.core.files import write_atomically, write_text
 
 if TYPE_CHECKING:
     import pandas
@@ -171,11 +171,11 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUCCESS).unlink(missing_ok=True)
     text = json.dumps(metrics, indent=2, default=_jsonable, allow_nan=False)
-    whole(folder / "metrics.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+    write_text(folder / "metrics.json", text + "\n")
     for name, table in (tables or {}).items():
         frame = table if hasattr(table, "to_parquet") else _frame(table)
-        whole(folder / f"{name}.parquet", frame.to_parquet)
-    whole(folder / SUCCESS, lambda path: path.write_text(""))
+        write_atomically(folder / f"{name}.parquet", frame.to_parquet)
+    write_text(folder / SUCCESS, "")
 
 
 def _frame(records: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":

@@ -27,7 +27,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from workbench.app import html, notebook, thumbnail
 from workbench.core.errors import BadInput
-from workbench.core.files import whole
+from workbench.core.files import write_text
 
 HERE = Path(__file__).resolve().parents[2]  # the folder that holds the package
 
@@ -167,7 +167,7 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s
     if not message and takes_output and metrics is None:
         message = "it ended without results: metrics.json was not written"
     if not message:
-        whole(folder / notebook.SUCCESS, lambda marker: marker.write_text(""))
+        write_text(folder / notebook.SUCCESS, "")
     return Run(path.stem, html.title(path), time.monotonic() - started, message, metrics or {})
 
 
@@ -192,7 +192,7 @@ def main(action: str, question: Path, answer: Path) -> None:
             found = str(error)
     else:
         found = asdict(execute(Path(asked.pop("path")), Path(asked.pop("out")), **asked))
-    whole(answer, lambda partial: partial.write_text(json.dumps(found)))
+    write_text(answer, json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from workbench.app import html
 from workbench.app.notebook_run import Run, Task, Workers
 from workbench.core.errors import BadInput
-from workbench.core.files import whole
+from workbench.core.files import write_text
 
 LITERALS = {"None": None, "True": True, "False": False}
 
@@ -107,7 +107,7 @@ def _write_index(out: Path, runs: Sequence[Run], seconds: float) -> None:
         folder.mkdir(exist_ok=True)
         cards.append(html.card(folder, run.title, status, run.seconds, run.message, run.metrics))
     text = html.index_page(summary, cards)
-    whole(out / "index.html", lambda path: path.write_text(text, encoding="utf-8"))
+    write_text(out / "index.html", text)
 
 
 def parse(assignments: Iterable[str]) -> dict[str, Any]:

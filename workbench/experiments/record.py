@@ -11,7 +11,7 @@ import torch
 
 from workbench.core import renamed
 from workbench.core.errors import BadInput
-from workbench.core.files import whole
+from workbench.core.files import write_text
 from workbench.metrics.answers import Score
 from workbench.metrics.latency import Quantiles
 
@@ -88,7 +88,7 @@ def dumps(record: Record) -> str:
 
 def write(text: str, path: str | Path) -> None:
     """Write a file whole or not at all."""
-    whole(Path(path), lambda partial: partial.write_text(text, encoding="utf-8"))
+    write_text(Path(path), text)
 
 
 def versions() -> dict[str, str]:

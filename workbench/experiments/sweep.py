@@ -25,7 +25,7 @@ import torch
 
 from workbench import data, models
 from workbench.core.errors import BadInput
-from workbench.core.files import whole
+from workbench.core.files import write_atomically, write_text
 from workbench.experiments.record import Record
 from workbench.experiments.sweep_grid import Case, cases
 from workbench.experiments.trial import Trial
@@ -107,9 +107,9 @@ def run(
             failures[case.name] = problem
     outcome = Outcome(*_tables(cases, folder), failures)
     for name, table in (("trials", outcome.table), ("answers", outcome.answers)):
-        whole(out / f"{name}.parquet", table.to_parquet)
+        write_atomically(out / f"{name}.parquet", table.to_parquet)
     if not failures:
-        whole(out / SUCCESS, lambda marker: marker.write_text(""))
+        write_text(out / SUCCESS, "")
     return outcome
 
 
@@ -198,9 +198,9 @@ def _try(
     except Exception as problem:  # this trial's end, not the sweep's
         return _fail(case, folder, f"{type(problem).__name__}: {problem}", traceback.format_exc())
     answers = pd.DataFrame(rows)
-    whole(folder / f"{case.key}.parquet", answers.to_parquet)
+    write_atomically(folder / f"{case.key}.parquet", answers.to_parquet)
     line = json.dumps({"method": case.method, "record": record.to_json()}, allow_nan=False)
-    whole(folder / f"{case.key}.json", lambda partial: partial.write_text(line, encoding="utf-8"))
+    write_text(folder / f"{case.key}.json", line)
     (folder / f"{case.key}.failed.json").unlink(missing_ok=True)
     return ""
 
@@ -218,7 +218,7 @@ def _load(model: str, device: str, dtype: str | None) -> Loaded:
 
 def _fail(case: Case, folder: Path, problem: str, trace: str) -> str:
     text = json.dumps({"trial": asdict(case.trial), "problem": problem, "traceback": trace}, indent=1)
-    whole(folder / f"{case.key}.failed.json", lambda partial: partial.write_text(text, encoding="utf-8"))
+    write_text(folder / f"{case.key}.failed.json", text)
     return problem
 
 

@@ -1,7 +1,6 @@
 """SeerAttention's gate (arXiv:2410.13276): a small learned model of which key blocks a query block attends to."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
+from workbench.core.files import write_atomically
 from workbench.core.rope import Pairing, rotate
 from workbench.core.tile_grid import Grid, folded, means
 from workbench.engine.support import ModelSpec, attach
@@ -63,9 +63,8 @@ class Gate(torch.nn.Module):
         """Write weights, shape and how they were trained (JSON values) to one file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: x.detach().cpu().contiguous() for name, x in self.state_dict().items()}
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        save_file(tensors, partial, {"gate": json.dumps(asdict(self.shape)), "training": json.dumps(training or {})})
-        partial.replace(path)
+        metadata = {"gate": json.dumps(asdict(self.shape)), "training": json.dumps(training or {})}
+        write_atomically(path, lambda partial: save_file(tensors, partial, metadata))
 
 
 def new(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:

@@ -1,14 +1,13 @@
 """A tiny model with random weights in a folder: to try every command on one's own data where no model is at hand."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from workbench.core.errors import BadInput
+from workbench.core.files import folder_atomically
 from workbench.data import assets
 from workbench.data.layouts import LAB
 
@@ -37,13 +36,9 @@ def write(folder: str | Path, seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with folder_atomically(path) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         declared = {"layout": LAB.to_json(), "note": NOTE}
         (partial / "workbench.json").write_text(json.dumps(declared, indent=1) + "\n", encoding="utf-8")
-        partial.rename(path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return path

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workbench.core import renamed
 from workbench.core.errors import BadInput
-from workbench.core.files import whole
+from workbench.core.files import write_atomically, write_text
 from workbench.core.kv import KV
 from workbench.store.keys import FORMAT_VERSION
 
@@ -65,7 +65,7 @@ class FolderStore:
                 tensors |= {f"{key}.{part}.{i}": x.detach().cpu().contiguous() for i, x in enumerate(run)}
         path = self.folder / f"{name}.safetensors"
         metadata = {"starts": json.dumps(starts), "layers": str(layers)}
-        whole(path, lambda partial: save_file(tensors, partial, metadata))
+        write_atomically(path, lambda partial: save_file(tensors, partial, metadata))
         self._files |= dict.fromkeys(starts, path)
         self._starts |= starts
 
@@ -95,7 +95,7 @@ def _begin(folder: Path, kind: Mapping[str, Any]) -> None:
         raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"format": FORMAT_VERSION, **kind}, indent=1)
-    whole(folder / MANIFEST, lambda partial: partial.write_text(text, encoding="utf-8"))
+    write_text(folder / MANIFEST, text)
 
 
 def _checked(folder: Path, kind: Mapping[str, Any] | None) -> dict[str, Any]:

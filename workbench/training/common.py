@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from workbench.core.errors import BadInput
+from workbench.core.files import earlier, replace_folder
 
 RECORD = "progress.json"
 
@@ -42,21 +43,21 @@ def optimizers(model: torch.nn.Module, settings: Settings) -> list[torch.optim.O
 
 
 def save_state(accelerator: Accelerator, out: Path, record: dict[str, Any]) -> None:
-    """Write weights, optimizers, random states and `record` (JSON values) to `out`/state.
+    """Write weights, optimizers, random states and `record` (JSON values) to `out`/state, in place of the state before.
 
-    The new state is written beside the old one and then put in its place: there is always a whole one.
+    All processes take part.
     """
-    new, now, old = out / "state.new", out / "state", out / "state.old"
-    accelerator.save_state(str(new))
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        (new / RECORD).write_text(json.dumps(record))
-        shutil.rmtree(old, ignore_errors=True)
-        if now.is_dir():
-            now.rename(old)
-        new.rename(now)
-        shutil.rmtree(old, ignore_errors=True)
-    accelerator.wait_for_everyone()
+    partial = out / "state.new"
+    try:
+        accelerator.save_state(str(partial))
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            (partial / RECORD).write_text(json.dumps(record))
+            replace_folder(partial, out / "state")
+        accelerator.wait_for_everyone()
+    finally:
+        if accelerator.is_main_process:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def saved_record(out: Path) -> dict[str, Any] | None:
@@ -78,4 +79,6 @@ def check_same(out: Path, saved: dict[str, Any], asked: dict[str, Any]) -> None:
 
 
 def _state(out: Path) -> Path | None:
-    return next((path for path in (out / "state", out / "state.old") if (path / RECORD).is_file()), None)
+    """The folder of the last whole state; `state.old` is where earlier versions set one aside."""
+    places = (out / "state", earlier(out / "state"), out / "state.old")
+    return next((path for path in places if (path / RECORD).is_file()), None)

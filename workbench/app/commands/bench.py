@@ -13,7 +13,7 @@ from rich.table import Table
 
 from workbench.app.commands.text import plain
 from workbench.core.errors import BadInput
-from workbench.core.files import whole
+from workbench.core.files import write_text
 from workbench.experiments import bench
 from workbench.experiments.bench import peers
 from workbench.experiments.bench.check import check as outcomes
@@ -102,7 +102,7 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path,
 
 def _write(path: Path, report: dict[str, Any]) -> None:
     text = json.dumps(report, indent=1) + "\n"
-    whole(path, lambda partial: partial.write_text(text))
+    write_text(path, text)
 
 
 def spoken(name: str, against: str, variants: bool, only: str) -> str:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from workbench.core import block_scores, tile_selection
 from workbench.core import tile_grid as grids
 from workbench.core.errors import BadInput
+from workbench.core.files import write_text
 from workbench.core.plan import Plan, Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tile_selection import TileRule
@@ -134,4 +135,4 @@ def profile(
 def save(path: Path, model: PreTrainedModel, method: Xattention, thresholds: Sequence[Sequence[float]]) -> None:
     """Write what `Xattention(threshold=path)` reads."""
     record = {"model": seer_gate.identity(model), "block": method.block, "stride": method.stride}
-    path.write_text(json.dumps(record | {"thresholds": [list(layer) for layer in thresholds]}) + "\n")
+    write_text(path, json.dumps(record | {"thresholds": [list(layer) for layer in thresholds]}) + "\n")

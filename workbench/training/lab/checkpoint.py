@@ -1,14 +1,13 @@
 """The finished lab model as a folder in Hugging Face format, with its prompt layout and its model card."""
 
 import json
-import os
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from workbench.core.files import folder_atomically
 from workbench.data.layouts import LAB
 from workbench.experiments.record import write
 from workbench.training.lab.recipe import PretrainConfig
@@ -26,16 +25,14 @@ def save(
     facts: dict,
 ) -> None:
     """Weights (bf16), config, tokenizer, layout, training record and card; `folder` appears whole or not at all."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    model.bfloat16().save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    (partial / "workbench.json").write_text(json.dumps({"layout": LAB.to_json()}, indent=1) + "\n")
     steps = {"steps": progress.step, "last_steps": progress.spent}
     training = {"recipe": asdict(recipe), **steps, **facts, "curve": _thin(progress.curve)}
-    (partial / TRAINING).write_text(json.dumps(training) + "\n")
-    write_card(partial, folder.name)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    with folder_atomically(folder) as partial:
+        model.bfloat16().save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        (partial / "workbench.json").write_text(json.dumps({"layout": LAB.to_json()}, indent=1) + "\n")
+        (partial / TRAINING).write_text(json.dumps(training) + "\n")
+        write_card(partial, folder.name)
 
 
 def _thin(curve: list[dict], points: int = 200) -> list[dict]:

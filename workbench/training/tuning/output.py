@@ -1,8 +1,6 @@
 """The tuned model as a folder in Hugging Face format, with its prompt layout, what it was made from, and its card."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from accelerate.utils import DistributedType
 from transformers import PreTrainedModel
 
 from workbench import models
+from workbench.core.files import folder_atomically
 from workbench.experiments.record import device_name, versions, write
 from workbench.training.tuning.train import Progress, Run
 
@@ -27,30 +26,34 @@ def save_model(run: Run, progress: Progress, folder: Path) -> None:
 
     The run is over after it: its model now has that number format.
     """
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    _, tokenizer, layout = run.loaded
     number = _number(models.folder(run.base["name"]))
     sharded = run.accelerator.distributed_type == DistributedType.FSDP
     state = run.accelerator.get_state_dict(run.model) if sharded else None  # all processes take part
     if run.accelerator.is_main_process:
-        partial.mkdir(parents=True)
-        model = _whole(run, partial)
-        size = sum(p.numel() for p in model.parameters()) if state is None else sum(x.numel() for x in state.values())
-        if state is None:
-            model.to(dtype=number).save_pretrained(partial)  # type: ignore[call-arg]
-        else:
-            model.save_pretrained(partial, state_dict={name: x.to(number) for name, x in state.items()})
-            _say_number(partial, number)
-        tokenizer.save_pretrained(partial)
-        (partial / "workbench.json").write_text(json.dumps({"layout": layout.to_json()}, indent=1) + "\n")
-        facts = {"parameters": size, "device": device_name(run.accelerator.device), "versions": versions()}
-        record = run.identity | {"steps": progress.step, "minutes": progress.seconds / 60} | facts
-        record |= {"curve": progress.curve, "scores": progress.scores}
-        (partial / TUNING).write_text(json.dumps(record) + "\n")
-        write_card(partial, run.out.name)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        with folder_atomically(folder) as partial:
+            _fill(run, progress, partial, state, number)
     run.accelerator.wait_for_everyone()
+
+
+def _fill(
+    run: Run, progress: Progress, folder: Path, state: dict[str, torch.Tensor] | None, number: torch.dtype
+) -> None:
+    """Write every file of the tuned model; `state` holds its weights where no process has them all."""
+    _, tokenizer, layout = run.loaded
+    model = _whole(run, folder)
+    size = sum(p.numel() for p in model.parameters()) if state is None else sum(x.numel() for x in state.values())
+    if state is None:
+        model.to(dtype=number).save_pretrained(folder)  # type: ignore[call-arg]
+    else:
+        model.save_pretrained(folder, state_dict={name: x.to(number) for name, x in state.items()})
+        _say_number(folder, number)
+    tokenizer.save_pretrained(folder)
+    (folder / "workbench.json").write_text(json.dumps({"layout": layout.to_json()}, indent=1) + "\n")
+    facts = {"parameters": size, "device": device_name(run.accelerator.device), "versions": versions()}
+    record = run.identity | {"steps": progress.step, "minutes": progress.seconds / 60} | facts
+    record |= {"curve": progress.curve, "scores": progress.scores}
+    (folder / TUNING).write_text(json.dumps(record) + "\n")
+    write_card(folder, run.out.name)
 
 
 def _whole(run: Run, folder: Path) -> PreTrainedModel:

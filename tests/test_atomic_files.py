@@ -1,0 +1,151 @@
+"""Files and folders appear whole or not at all, and what stood there before stays until then."""
+
+from pathlib import Path
+
+import pytest
+from accelerate import Accelerator
+
+from tests.random_models import model_of
+from workbench.core.files import earlier, folder_atomically, write_atomically, write_text
+from workbench.methods import seer_gate
+from workbench.methods.sparse import xattention
+from workbench.methods.sparse.xattention import Xattention
+from workbench.models import random_init
+from workbench.training import common
+
+FAILURES = [OSError("disk full"), KeyboardInterrupt()]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=["error", "interruption"])
+def test_a_write_that_ends_in_the_middle_leaves_the_earlier_file_alone(tmp_path, failure):
+    def write(partial):
+        partial.write_text("half")
+        raise failure
+
+    path = tmp_path / "file.json"
+    for before in (None, "before"):
+        if before:
+            write_text(path, before)
+        with pytest.raises(type(failure)):
+            write_atomically(path, write)
+        assert names(tmp_path) == (["file.json"] if before else [])
+    assert path.read_text() == "before"
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=["error", "interruption"])
+def test_a_folder_that_ends_in_the_middle_leaves_the_earlier_folder_alone(tmp_path, failure):
+    path = tmp_path / "runs" / "model"
+    for there in (False, True):
+        if there:
+            with folder_atomically(path) as partial:
+                (partial / "weights").write_text("before")
+        with pytest.raises(type(failure)), folder_atomically(path) as partial:
+            (partial / "weights").write_text("half")
+            raise failure
+        assert names(path.parent) == (["model"] if there else [])
+    assert (path / "weights").read_text() == "before"
+
+
+def test_a_folder_takes_the_place_of_the_earlier_one_with_nothing_of_it(tmp_path):
+    for name in ("first", "second"):
+        with folder_atomically(tmp_path / "model") as partial:
+            (partial / name).write_text(name)
+    assert names(tmp_path) == ["model"] and names(tmp_path / "model") == ["second"]
+
+
+def test_a_folder_that_cannot_be_moved_gives_the_earlier_one_back(tmp_path, monkeypatch):
+    path, rename = tmp_path / "model", Path.rename
+    with folder_atomically(path) as partial:
+        (partial / "weights").write_text("before")
+
+    def rename_aside_only(self, target):
+        if self != path and target == path and self != earlier(path):
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_aside_only)
+    with pytest.raises(OSError, match="no"), folder_atomically(path) as partial:
+        (partial / "weights").write_text("after")
+    assert names(tmp_path) == ["model"] and (path / "weights").read_text() == "before"
+
+
+def test_a_folder_that_a_killed_process_set_aside_is_removed_only_behind_the_next_one(tmp_path):
+    path = tmp_path / "model"
+    earlier(path).mkdir()
+    with pytest.raises(OSError, match="full"), folder_atomically(path):
+        raise OSError("full")
+    assert names(tmp_path) == [".model.old"]
+    with folder_atomically(path) as partial:
+        (partial / "weights").write_text("new")
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_gate_that_cannot_be_written_leaves_the_earlier_one_alone(tmp_path, monkeypatch):
+    def save_half(tensors, path, metadata):
+        Path(path).write_bytes(b"half")
+        raise OSError("disk full")
+
+    gate, path = seer_gate.new(model_of("llama"), 8, 16), tmp_path / "gate.safetensors"
+    gate.save(path)
+    before = path.read_bytes()
+    monkeypatch.setattr(seer_gate, "save_file", save_half)
+    with pytest.raises(OSError, match="full"):
+        gate.save(path)
+    assert names(tmp_path) == ["gate.safetensors"] and path.read_bytes() == before
+
+
+def test_thresholds_that_cannot_be_written_leave_the_earlier_ones_alone(tmp_path, monkeypatch):
+    model, method, path = model_of("llama"), Xattention(8, 4), tmp_path / "thresholds.json"
+    xattention.save(path, model, method, [[0.5]])
+    before, write = path.read_text(), Path.write_text
+
+    def write_half(self, text, *args, **options):
+        write(self, text[:5], *args, **options)
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(OSError, match="full"):
+        xattention.save(path, model, method, [[0.9]])
+    assert names(tmp_path) == ["thresholds.json"] and path.read_text() == before
+
+
+def test_a_random_model_that_cannot_be_written_leaves_no_folder(tmp_path, monkeypatch):
+    write = Path.write_text
+
+    def refuse(self, *args, **options):
+        if self.name == "workbench.json":
+            raise OSError("disk full")
+        return write(self, *args, **options)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(OSError, match="full"):
+        random_init.write(tmp_path / "random")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_state_that_cannot_be_written_leaves_the_state_before(tmp_path, monkeypatch, made_before):
+    accelerator = Accelerator(cpu=True)
+    if made_before:
+        common.save_state(accelerator, tmp_path, {"step": 1})
+    monkeypatch.setattr(common, "RECORD", "no/such/folder.json")
+    with pytest.raises(FileNotFoundError):
+        common.save_state(accelerator, tmp_path, {"step": 2})
+    monkeypatch.undo()
+    assert names(tmp_path) == (["state"] if made_before else [])
+    assert common.saved_record(tmp_path) == ({"step": 1} if made_before else None)
+
+
+@pytest.mark.parametrize("aside", ["state.old", ".state.old"])
+def test_a_state_that_a_killed_process_set_aside_is_found(tmp_path, aside):
+    accelerator = Accelerator(cpu=True)
+    common.save_state(accelerator, tmp_path, {"step": 1})
+    (tmp_path / "state").rename(tmp_path / aside)
+    assert common.saved_record(tmp_path) == {"step": 1}
+    common.load_state(accelerator, tmp_path)
+    common.save_state(accelerator, tmp_path, {"step": 2})
+    assert common.saved_record(tmp_path) == {"step": 2}
