@@ -10,8 +10,10 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, same_block
 from workbench.core.plan import Plan, Site
 from workbench.engine import chunked
+from workbench.engine.assembly import assemble, empty
 from workbench.engine.chunked import prefill_chunked, prefill_chunked_many
-from workbench.engine.forward import PrefillRequest, assemble, empty, encode_many, prefill, prefill_many
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import PrefillRequest, prefill, prefill_many
 from workbench.methods import sparse
 
 MODEL = model_of("llama")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.random_models import block_of, model_of
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.engine.forward import encode, prefill_many
+from workbench.engine.encoding import encode
+from workbench.engine.forward import prefill_many
 from workbench.methods.incremental import revise
 from workbench.store import MemoryStore, fingerprint, key_of
 

@@ -9,8 +9,10 @@ from tests.random_models import VOCABULARY, Letters, model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, causal, visible, window
 from workbench.core.plan import Plan
+from workbench.engine.assembly import assemble, empty
 from workbench.engine.decoding import decode, text_of
-from workbench.engine.forward import assemble, empty, encode_many, prefill
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import prefill
 from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full
 from workbench.store import MemoryStore

@@ -10,9 +10,11 @@ from workbench.core.plan import Plan
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
 from workbench.engine import backends
+from workbench.engine.assembly import assemble, empty
 from workbench.engine.attention import PlannedRequest
 from workbench.engine.cuda_graphs import Runner
-from workbench.engine.forward import assemble, empty, encode_many, prefill
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import prefill
 from workbench.engine.paged_pool import Pool
 from workbench.methods.generation import generate
 from workbench.methods.sparse.random import Random
@@ -125,7 +127,7 @@ def test_a_graph_computes_what_its_step_computes(dtype, shared):
             found.append((logits, list(runner.decode(held, logits, 20))))
             for one in held:
                 pool.close(one)
-        ran = [captured.step.backend for captured in runner.captured.values()]
+        ran = [captured.batch.backend for captured in runner.captured.values()]
         assert ran == ["question_attention", "shared_attention" if shared else "question_attention"]
     for logits, tokens in found[1:]:
         torch.testing.assert_close(logits, found[0][0], atol=1e-5, rtol=1e-5)
@@ -170,9 +172,9 @@ def test_nothing_in_a_forward_pass_waits_for_the_device():
             torch.cuda.set_sync_debug_mode(mode)
             try:
                 with torch.no_grad():
-                    model(input_ids=ids, position_ids=request.rows[None], use_cache=False, parts=[request])
+                    model(input_ids=ids, position_ids=request.rows[None], use_cache=False, requests=[request])
                     for captured in runner.captured.values():
-                        captured.step.forward()
+                        captured.batch.forward()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 

@@ -13,7 +13,9 @@ from workbench.core.masks import block_attention, causal, sink, visible, window
 from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
 from workbench.engine import attention
-from workbench.engine.forward import PrefillRequest, assemble, empty, encode, encode_many, prefill, prefill_many
+from workbench.engine.assembly import assemble, empty
+from workbench.engine.encoding import encode, encode_many
+from workbench.engine.forward import PrefillRequest, prefill, prefill_many
 
 MODEL = model_of("llama")
 PROMPT = prompt_of(13, 7, 11, 5)
@@ -147,7 +149,7 @@ def test_requests_of_a_batch_are_computed_as_if_alone():
 
 
 def test_a_block_packed_with_others_is_encoded_as_if_alone(monkeypatch):
-    monkeypatch.setattr("workbench.engine.forward.PACK", 20)  # several forward passes
+    monkeypatch.setattr("workbench.engine.encoding.PACK", 20)  # several forward passes
     blocks = [block_of(n, n) for n in (3, 19, 1, 8, 25, 8)]
     after = [[], [blocks[0]], [], [blocks[2], blocks[0]], [], []]
     for kv, block, past in zip(encode_many(MODEL, blocks, after), blocks, after, strict=True):

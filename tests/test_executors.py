@@ -14,9 +14,11 @@ from workbench.core.masks import window
 from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
 from workbench.engine import backends
+from workbench.engine.assembly import assemble, empty
 from workbench.engine.backends import AttentionProblem, backend_for, named
 from workbench.engine.chunked import prefill_chunked
-from workbench.engine.forward import PrefillRequest, assemble, empty, encode_many, prefill
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import PrefillRequest, prefill
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.random import Random as BigBird
 

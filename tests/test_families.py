@@ -8,9 +8,11 @@ from tests.random_models import FAMILIES, SHAPE, block_of, config_of, model_of, 
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention
 from workbench.core.plan import Plan
-from workbench.engine.forward import assemble, empty, encode, encode_many, prefill, prepare_model
-from workbench.engine.support import attach
+from workbench.engine.assembly import assemble, empty
+from workbench.engine.encoding import encode, encode_many
+from workbench.engine.forward import prefill
 from workbench.models.families import check
+from workbench.models.spec import attach, prepare_model
 
 PROMPT = prompt_of(13, 7, 11, 5)
 ROWS = torch.arange(len(PROMPT))

@@ -6,9 +6,11 @@ import torch
 from tests.random_models import model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
+from workbench.engine.assembly import assemble, empty
 from workbench.engine.compile import fused
 from workbench.engine.cuda_graphs import Runner
-from workbench.engine.forward import assemble, empty, encode_many, prefill
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import prefill
 from workbench.engine.paged_pool import Pool
 
 PROMPT = prompt_of(20, 13, 6)

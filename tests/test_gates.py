@@ -14,8 +14,9 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Plan, Site
 from workbench.core.rope import rotate
 from workbench.core.tile_grid import Grid
+from workbench.engine.assembly import empty
 from workbench.engine.chunked import prefill_chunked
-from workbench.engine.forward import PrefillRequest, empty, prefill
+from workbench.engine.forward import PrefillRequest, prefill
 from workbench.methods import seer_gate, sparse
 from workbench.methods.sparse.seer_attention import SeerAttention
 from workbench.training.distill import GateConfig, distill, divergence, losses_of, target

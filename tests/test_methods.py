@@ -9,8 +9,9 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import MaskRule
 from workbench.core.plan import Plan
 from workbench.core.rope import rotate
-from workbench.engine.forward import PrefillRequest, empty, encode_many, prefill, prefill_many
-from workbench.engine.support import attach
+from workbench.engine.assembly import empty
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import PrefillRequest, prefill, prefill_many
 from workbench.methods.generation import first_token, generate
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
@@ -18,6 +19,7 @@ from workbench.methods.modes.superposition import Superposition
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.select.all import All
 from workbench.methods.select.random import Random
+from workbench.models.spec import attach
 from workbench.store import MemoryStore
 
 MODEL, LETTERS = model_of("qwen3"), Letters()

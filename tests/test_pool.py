@@ -10,9 +10,11 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.engine import paged_pool as pools
+from workbench.engine.assembly import assemble
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.decoding import decode
-from workbench.engine.forward import assemble, encode_many, prefill
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import prefill
 from workbench.engine.paged_pool import Pool
 from workbench.engine.static_batch import Bucket, _octave
 

@@ -17,13 +17,15 @@ from workbench.core.rope import rotate
 from workbench.data import layouts
 from workbench.data import retrieval_corpus as corpora
 from workbench.data.retrieval_corpus import Corpus, nearest
+from workbench.engine import encoding
 from workbench.engine import forward as engine
-from workbench.engine.forward import assemble, encode
-from workbench.engine.support import attach
+from workbench.engine.assembly import assemble
+from workbench.engine.encoding import encode
 from workbench.methods import prepare
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.prepare.with_neighbours import WithNeighbours
+from workbench.models.spec import attach
 from workbench.store import MemoryStore, fetch
 
 PASSAGES = [block_of(length, 40 + length) for length in (7, 4, 9, 5, 8, 6)]
@@ -180,7 +182,8 @@ def test_what_is_prepared_is_turned_to_where_its_passage_stands():
 def test_work_is_shared_and_a_second_request_computes_nothing(monkeypatch):
     model, store, rows = model_of(), MemoryStore(), []
     run = engine.run
-    monkeypatch.setattr(engine, "run", lambda m, parts, *a: rows.extend(len(p[0]) for p in parts) or run(m, parts, *a))
+    monkeypatch.setattr(engine, "run", lambda m, given, *a: rows.extend(len(p[0]) for p in given) or run(m, given, *a))
+    monkeypatch.setattr(encoding, "run", engine.run)
     policy = WithNeighbours(CORPUS, n=5)
     policy(model, [PROMPT, PROMPT], store)
     once = len(SYSTEM) + sum(len(SYSTEM) + len(block) for block in PASSAGES) + sum(map(len, PROMPT.context[1:]))

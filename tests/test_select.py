@@ -12,7 +12,9 @@ from tests.random_models import FAMILIES, model_of, prompt_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
-from workbench.engine.forward import PrefillRequest, assemble, empty, encode_many, prefill, prefill_many
+from workbench.engine.assembly import assemble, empty
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import PrefillRequest, prefill, prefill_many
 from workbench.methods import select
 from workbench.methods.select import budget, choose, documents
 from workbench.store import MemoryStore, fetch

@@ -10,7 +10,8 @@ from tests.by_hand import forward
 from tests.random_models import model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.engine import attention_maps
-from workbench.engine.forward import assemble, empty, encode_many
+from workbench.engine.assembly import assemble, empty
+from workbench.engine.encoding import encode_many
 from workbench.methods import select
 from workbench.methods.select import cache_craft
 from workbench.methods.select.cache_craft import CacheCraft, Past

@@ -12,7 +12,9 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import window
 from workbench.core.plan import Plan, Site
 from workbench.core.tiles import Tiles
-from workbench.engine.forward import PrefillRequest, assemble, empty, encode_many, prefill, prefill_many
+from workbench.engine.assembly import assemble, empty
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import PrefillRequest, prefill, prefill_many
 from workbench.methods import registry, seer_gate, sparse
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.seer_attention import SeerAttention

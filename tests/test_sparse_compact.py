@@ -11,7 +11,8 @@ from tests.by_tile import HEADS, ROWS, states
 from tests.random_models import model_of, prompt_of
 from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
-from workbench.engine.forward import empty, prefill
+from workbench.engine.assembly import empty
+from workbench.engine.forward import prefill
 from workbench.methods import sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.quoka import Quoka

@@ -13,7 +13,9 @@ from tests.random_models import block_of, model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.engine.forward import assemble, encode, encode_many, prefill
+from workbench.engine.assembly import assemble
+from workbench.engine.encoding import encode, encode_many
+from workbench.engine.forward import prefill
 from workbench.store import MemoryStore, fetch, fingerprint, key_of, keys
 
 PROMPT = prompt_of(6, 4, 9, 3)

@@ -11,7 +11,8 @@ from workbench.core.plan import Plan
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
 from workbench.engine import block_sparse
-from workbench.engine.forward import empty, prefill
+from workbench.engine.assembly import empty
+from workbench.engine.forward import prefill
 from workbench.methods.sparse import named
 
 

@@ -11,7 +11,7 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import visible
 from workbench.core.plan import Plan
-from workbench.engine.support import attach
+from workbench.models.spec import attach
 from workbench.training.tuning.attention import NAME, masks_of
 from workbench.training.tuning.examples import Example, Turn
 from workbench.training.tuning.packing import BLOCK, FULL, pack, padded

@@ -17,41 +17,42 @@ if TYPE_CHECKING:
     from workbench.core.tiles import Tiles
     from workbench.data import Sample
     from workbench.data.layouts import Layout
+    from workbench.engine.assembly import assemble
     from workbench.engine.cuda_graphs import Runner
     from workbench.engine.decoding import decode
-    from workbench.engine.forward import (
-        PrefillOutput,
-        PrefillRequest,
-        assemble,
-        encode,
-        encode_many,
-        prefill,
-        prefill_many,
-    )
+    from workbench.engine.encoding import encode, encode_many
+    from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill, prefill_many
     from workbench.engine.paged_pool import Pool
-    from workbench.engine.support import prepare_model
     from workbench.experiments.trial import Trial
     from workbench.methods.generation import Generation, generate
     from workbench.methods.incremental import Revision, revise
     from workbench.models import load
+    from workbench.models.spec import ModelSpec, attach, prepare_model
     from workbench.store import MemoryStore, fetch
 
-_HOME = {
-    "BadInput": "core.errors",
-    "Block": "core.blocks", "Prompt": "core.blocks",
-    "KV": "core.kv", "Plan": "core.plan", "Tiles": "core.tiles",
-    "block_attention": "core.masks", "causal": "core.masks",
-    "Layout": "data.layouts", "Sample": "data", "load": "models",
-    "prepare_model": "engine.support",
-    "PrefillOutput": "engine.forward", "PrefillRequest": "engine.forward", "assemble": "engine.forward",
-    "encode": "engine.forward", "encode_many": "engine.forward",
-    "prefill": "engine.forward", "prefill_many": "engine.forward",
-    "Pool": "engine.paged_pool", "Runner": "engine.cuda_graphs", "decode": "engine.decoding",
-    "MemoryStore": "store", "fetch": "store",
-    "Generation": "methods.generation", "generate": "methods.generation",
-    "Revision": "methods.incremental", "revise": "methods.incremental",
-    "Trial": "experiments.trial",
-}  # fmt: skip
+_NAMES = {  # module: what it gives to this one
+    "core.blocks": "Block Prompt",
+    "core.errors": "BadInput",
+    "core.kv": "KV",
+    "core.masks": "block_attention causal",
+    "core.plan": "Plan",
+    "core.tiles": "Tiles",
+    "data": "Sample",
+    "data.layouts": "Layout",
+    "engine.assembly": "assemble",
+    "engine.cuda_graphs": "Runner",
+    "engine.decoding": "decode",
+    "engine.encoding": "encode encode_many",
+    "engine.forward": "PrefillOutput PrefillRequest prefill prefill_many",
+    "engine.paged_pool": "Pool",
+    "experiments.trial": "Trial",
+    "methods.generation": "Generation generate",
+    "methods.incremental": "Revision revise",
+    "models": "load",
+    "models.spec": "ModelSpec attach prepare_model",
+    "store": "MemoryStore fetch",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "KV",
@@ -60,6 +61,7 @@ __all__ = [
     "Generation",
     "Layout",
     "MemoryStore",
+    "ModelSpec",
     "Plan",
     "Pool",
     "PrefillOutput",
@@ -71,6 +73,7 @@ __all__ = [
     "Tiles",
     "Trial",
     "assemble",
+    "attach",
     "block_attention",
     "causal",
     "decode",
@@ -90,6 +93,7 @@ moved.install()
 
 
 def __getattr__(name: str) -> Any:
+    name = moved.NAMES.get(f"workbench.{name}", name)
     if name in _HOME:
         return getattr(import_module(f"workbench.{_HOME[name]}"), name)
     if today := moved.now(f"workbench.{name}"):  # a folder or file in one word: `workbench.select`

@@ -25,7 +25,7 @@ from workbench.methods import sparse
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.query_guided import QueryGuided
-from workbench.metrics.stages import stages
+from workbench.metrics.latency import stages
 
 LLAMA = "Llama-3.1-8B shape"
 

@@ -22,8 +22,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench import models
-from workbench.engine.support import attach
 from workbench.experiments.record import device_name, versions, write
+from workbench.models.spec import attach
 from workbench.training.tuning.attention import NAME, TILE, Part, masks_of
 from workbench.training.tuning.examples import Example, Turn
 from workbench.training.tuning.packing import Packed, pack

@@ -17,8 +17,8 @@ _ROOMS = {
     "scores=block_scores whole=files",
     "data": "assets corpus=retrieval_corpus embedders layouts segment reading=prompt_view",
     "models": "families untrained=random_init freed=allocator",
-    "engine": "attention executors=backends probing=support chunked decoding weights=attention_maps "
-    "tilewise=block_sparse packed=packed_encoding fused=compile graphs=cuda_graphs pool=paged_pool steps=static_batch",
+    "engine": "attention executors=backends  chunked decoding weights=attention_maps "
+    "tilewise=block_sparse fused=compile graphs=cuda_graphs pool=paged_pool steps=static_batch",
     "methods": "prepare select sparse generation way=config editing=incremental prepared=precompute "
     "published=presets menu=registry gates=seer_gate",
     "experiments": "trial record results sweep cases=sweep_grid sessions turnover=session_replay ttft lengths "
@@ -31,7 +31,7 @@ _ROOMS = {
 _MERGED = {
     "metrics": "causes=kv_deviation drift=kv_deviation repair=kv_deviation deviation=kv_deviation choices=selection "
     "places=selection antecedents=selection turning=position_encoding rounding=position_encoding "
-    "exactness=position_encoding",
+    "exactness=position_encoding counts=sparsity stages=latency published=published_numbers",
 }
 MODULES = (
     {
@@ -48,7 +48,9 @@ MODULES = (
         "workbench.methods.full": "workbench.methods.modes.full",
         "workbench.methods.reuse": "workbench.methods.modes.reuse",
         "workbench.methods.superposition": "workbench.methods.modes.superposition",
-        "workbench.store.identity": "workbench.store.keys",
+        "workbench.probing": "workbench.models.spec",
+    "workbench.packed": "workbench.engine.encoding",
+    "workbench.store.identity": "workbench.store.keys",
         "workbench.prepare.alone": "workbench.methods.prepare.independent",
         "workbench.prepare.isolated": "workbench.methods.prepare.after_system",
         "workbench.prepare.similar": "workbench.methods.prepare.with_neighbours",
@@ -67,8 +69,8 @@ def now(name: str) -> str | None:
 
 # what a module of an earlier version held: its name today, where that differs
 NAMES = {
-    "workbench.engine.Step": "PrefillOutput",
-    "workbench.engine.Work": "PrefillRequest",
+    "workbench.Step": "PrefillOutput",
+    "workbench.Work": "PrefillRequest",
     "workbench.notebook.Rule": "Check",
     "workbench.way.Way": "MethodConfig",
     "workbench.whole.whole": "write_atomically",

@@ -1,7 +1,7 @@
-"""Move rotated keys to another position.
+"""Rerotate cached keys: re-encode their positions.
 
-RoPE turns a key at position p by the angles p * inv_freq (RoFormer, arXiv:2104.09864, eq. 14-16), and
-R(p + s) = R(s) R(p): one more rotation by the constant s moves the key. All tokens of a cached block share s.
+RoPE rotates a key at position p by the angles p * inv_freq (RoFormer, arXiv:2104.09864, eq. 14-16), and
+R(p + s) = R(s) R(p): one more rotation by the constant s shifts the key. All tokens of a cached block share s.
 """
 
 from typing import Literal
@@ -14,21 +14,21 @@ Pairing = Literal["neox", "interleaved"]
 def rotate(
     keys: torch.Tensor, distance: int | torch.Tensor, inv_freq: torch.Tensor, pairing: Pairing = "neox"
 ) -> torch.Tensor:
-    """`keys` [H, T, D] turned to `distance` positions later: a new tensor of the same dtype.
+    """Rerotate `keys` [H, T, D] to `distance` positions later: a new tensor of the same dtype.
 
-    `distance` is one number, or [T] with one for each token; negative moves back. Only the first 2 * len(inv_freq)
-    channels turn; `pairing` says which of them form a plane: (i, i + R/2) or (2i, 2i + 1). Arithmetic is fp32, angles
-    are taken in fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An attention scaling that a model folds into
-    cos and sin (YaRN) is in the keys already and is not applied again.
+    `distance` is one number, or [T] with one for each token; negative shifts back. Only the first R = 2 * len(inv_freq)
+    channels are rotary; `pairing` says which form a plane: "neox" (i, i + R/2), "interleaved" (2i, 2i + 1).
+    Arithmetic is fp32, angles are taken in fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An attention scaling
+    that a model folds into cos and sin (YaRN) is in the keys already and is not applied again.
     """
-    cos, sin = turn(distance, inv_freq, keys.device)
+    cos, sin = cos_sin(distance, inv_freq, keys.device)
     return rotate_by(keys, cos, sin, pairing)
 
 
-def turn(
+def cos_sin(
     distance: int | torch.Tensor, inv_freq: torch.Tensor, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin [T or 1, R/2] (fp32) of a move by `distance`."""
+    """Return cos and sin [T or 1, R/2] (fp32) of a shift by `distance`."""
     shift = torch.as_tensor(distance, dtype=torch.float64, device="cpu").reshape(-1, 1)
     angle = shift * inv_freq.detach().to("cpu", torch.float64)
     return angle.cos().to(device, torch.float32), angle.sin().to(device, torch.float32)
@@ -41,7 +41,7 @@ def rotate_by(
     pairing: Pairing = "neox",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`keys` [H, T, D] turned by the angles that `turn` gave, written to `out` (of any dtype, apart from `keys`)."""
+    """Rerotate `keys` [H, T, D] by the angles of `cos_sin`, into `out` (of any dtype, apart from `keys`)."""
     half = cos.shape[-1]
     if out is None:
         out = torch.empty_like(keys, memory_format=torch.contiguous_format)

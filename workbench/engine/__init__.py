@@ -1,19 +1,21 @@
 """One forward pass: encode blocks, assemble a prompt from them, prefill what a plan asks for, decode."""
 
-from workbench.engine.forward import (
-    Positions,
-    PrefillOutput,
-    PrefillRequest,
-    assemble,
-    empty,
-    encode,
-    encode_many,
-    prefill,
-    prefill_many,
-)
-from workbench.engine.support import prepare_model
+from workbench.engine.assembly import Positions, assemble, empty
+from workbench.engine.encoding import encode, encode_many
+from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill, prefill_many
+from workbench.models.spec import prepare_model
+
+Step, Work = PrefillOutput, PrefillRequest  # their names in earlier versions
 
 __all__ = [
-    "Positions", "PrefillOutput", "PrefillRequest",
-    "assemble", "empty", "encode", "encode_many", "prefill", "prefill_many", "prepare_model",
-]  # fmt: skip
+    "Positions",
+    "PrefillOutput",
+    "PrefillRequest",
+    "assemble",
+    "empty",
+    "encode",
+    "encode_many",
+    "prefill",
+    "prefill_many",
+    "prepare_model",
+]

@@ -12,8 +12,9 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal, visible, window
 from workbench.core.plan import Pass, Plan
-from workbench.engine.forward import PrefillRequest, empty, prefill_many
-from workbench.engine.support import ModelSpec, attach
+from workbench.engine.assembly import empty
+from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.models.spec import ModelSpec, attach
 
 ELEMENTS = 1 << 26  # most logits in memory at a time
 Layers = str | tuple[int, ...]

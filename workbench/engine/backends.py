@@ -21,6 +21,7 @@ from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.core.masks import Sees, causal
+from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
 from workbench.core.tiles import Tiles
 
@@ -179,8 +180,8 @@ def problem_of(
     )  # fmt: skip
 
 
-def turned(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, out: Tensor, kernels: bool) -> None:
-    """`keys` [H, T, D] turned by `distance` [T], written to `out`: by `rotate_keys`, or by its reference in torch."""
+def rerotate(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, out: Tensor, kernels: bool) -> None:
+    """Rerotate `keys` [H, T, D] by `distance` [T] into `out`: by `rotate_keys`, or by its reference in torch."""
     module = kernel("rotate_keys")
     if kernels:
         module.launch(keys, distance, inv_freq, pairing, out=out)
@@ -194,17 +195,14 @@ def on_gpu(device: torch.device) -> bool:
 
 
 @lru_cache(maxsize=8)
-def identity(length: int, device: torch.device) -> Any:
-    """A contiguous KV of `length` tokens as pages (`Paged`): page i is the i-th, and every slot stands at its place."""
-    paged = kernel("_pages_triton")
+def identity(length: int, device: torch.device) -> Paged:
+    """A contiguous KV of `length` tokens as pages: page i is the i-th, and every slot stands at its place."""
     count = -(-length // PAGE)
     at = torch.arange(count * PAGE, dtype=torch.int32, device=device)
     pages = torch.arange(count, dtype=torch.int32, device=device)[None]
     first, last = pages * PAGE, pages * PAGE + PAGE - 1
-    positions = at.masked_fill(at >= length, paged.INVALID_POS).view(1, count, PAGE)
-    return paged.Paged(
-        pages, positions, first, last.masked_fill(last >= length, paged.INVALID_POS), partial_pages=False
-    )
+    positions = at.masked_fill(at >= length, INVALID_POS).view(1, count, PAGE)
+    return Paged(pages, positions, first, last.masked_fill(last >= length, INVALID_POS), partial_pages=False)
 
 
 @cache

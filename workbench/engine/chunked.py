@@ -11,7 +11,7 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import causal, visible
 from workbench.core.plan import Plan
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
-from workbench.engine.support import attach
+from workbench.models.spec import attach
 
 ELEMENTS = 1 << 24  # most pairs of rows that are asked at a time whether one sees the other
 

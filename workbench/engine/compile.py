@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from workbench.engine.attention import NAME, attend
-from workbench.engine.support import attach
+from workbench.models.seam import NAME, attend
+from workbench.models.spec import attach
 
 SHAPES = 64  # numbers of rows that are compiled for
 

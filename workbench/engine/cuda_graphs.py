@@ -19,7 +19,7 @@ from workbench.core.errors import BadInput
 from workbench.engine.compile import fused
 from workbench.engine.paged_pool import PagedPrompt, Pool
 from workbench.engine.static_batch import Bucket, DecodeBatch, StaticBatch, common
-from workbench.engine.support import attach
+from workbench.models.spec import attach
 
 WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries choose theirs
 
@@ -100,22 +100,22 @@ class Runner:
         batch.send()
         first = logits.argmax(-1).int()
         batch.begin(first)
-        return self._stream(ready, batch, batch.turn, prompts, first, count, eos)
+        fetch = _Fetch(batch, count, len(prompts))
+        fetch.start(first)
+        return self._stream(ready, batch, prompts, fetch, eos)
 
     def _stream(
-        self, ready: Captured, batch: DecodeBatch, turn: int, prompts: Sequence[PagedPrompt], first: Tensor, count: int,
-        eos: frozenset[int],
-    ) -> Iterator[list[int | None]]:  # fmt: skip
-        fetch = _Fetch(count, len(prompts), batch.tokens.device)
-        fetch.start(0, first)
+        self, ready: Captured, batch: DecodeBatch, prompts: Sequence[PagedPrompt], fetch: "_Fetch", eos: frozenset[int]
+    ) -> Iterator[list[int | None]]:
         ended = [False] * len(prompts)
+        count = len(fetch.host)
         for number in range(count):
-            if batch.turn != turn:
+            if batch.generation != fetch.generation:
                 raise BadInput("other answers of the same shape were begun: read one decode() to its end first")
             if number + 1 < count:
                 with torch.no_grad():
                     ready.run()
-                fetch.start(number + 1, batch.tokens[number, : len(prompts)])
+                fetch.start(batch.tokens[number, : len(prompts)])
                 for prompt in prompts:
                     prompt.written += 1
             tokens = fetch.wait(number)
@@ -125,7 +125,7 @@ class Runner:
             yield [None if done else token for done, token in zip(ended, tokens, strict=True)]
 
     def _ready(self, bucket: Bucket) -> Captured:
-        attach(self.model)  # the workbench's attention, if somebody has switched to another in between
+        attach(self.model)  # if the model was switched to another attention in between
         if bucket.large:
             return Captured(StaticBatch(self.model, self.pool, bucket))
         if bucket not in self.captured:
@@ -154,19 +154,23 @@ class Runner:
 
 
 class _Fetch:
-    """Tokens on their way to the host, without stopping the device."""
+    """Tokens on their way to the host, without stopping the device: `host` [count, B]."""
 
-    def __init__(self, count: int, batch: int, device: torch.device):
-        self.events: list[torch.cuda.Event | None] = [None] * count
-        self.host = torch.zeros(count, batch, dtype=torch.int32, pin_memory=device.type == "cuda")
+    def __init__(self, batch: DecodeBatch, count: int, requests: int):
+        self.generation = batch.generation  # of the answers that are fetched
+        self.events: list[torch.cuda.Event | None] = []
+        self.host = torch.zeros(count, requests, dtype=torch.int32, pin_memory=batch.tokens.is_cuda)
 
-    def start(self, number: int, tokens: Tensor) -> None:
-        self.host[number].copy_(tokens, non_blocking=True)
-        if tokens.is_cuda:
-            self.events[number] = torch.cuda.Event()
-            self.events[number].record()  # type: ignore[union-attr]
+    def start(self, tokens: Tensor) -> None:
+        """Begin to copy the tokens [B] of the next step."""
+        self.host[len(self.events)].copy_(tokens, non_blocking=True)
+        event = torch.cuda.Event() if tokens.is_cuda else None
+        if event is not None:
+            event.record()
+        self.events.append(event)
 
     def wait(self, number: int) -> list[int]:
+        """The tokens of a step, once they are here."""
         event = self.events[number]
         if event is not None:
             event.synchronize()

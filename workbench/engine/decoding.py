@@ -11,8 +11,8 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Plan
-from workbench.engine.forward import check_cache, run
-from workbench.engine.support import attach
+from workbench.engine.forward import run
+from workbench.models.spec import attach
 
 Tokens = list[int | None]  # one entry per request; None: this request has ended
 
@@ -32,7 +32,7 @@ def decode(
     """Stream the answers of a batch: one list of token ids per step, None for a request that has ended.
 
     kvs          KV of every request's whole prompt; generated tokens are appended in place (not the very last one)
-    logits       [B, V], or per request [V] or [R, V] of which the last row counts (`Step.logits`)
+    logits       [B, V], or per request [V] or [R, V] of which the last row counts (`PrefillOutput.logits`)
     temperature  0: the likeliest token; above: drawn from the `top_p` nucleus (Holtzman et al., arXiv:1904.09751)
     seed         of the draws: one number, the same for every request so that an answer does not depend on its
                  batch, or one number per request
@@ -53,7 +53,7 @@ def decode(
     if len({id(kv) for kv in kvs}) < len(kvs):
         raise BadInput("two requests share one KV: each request of a batch appends to its own (KV.clone)")
     for kv in kvs:
-        check_cache(spec, kv)
+        spec.check_cache(kv)
     requests = [
         _Request(kv, rule, torch.Generator().manual_seed(number))
         for kv, rule, number in zip(kvs, rules, seeds, strict=True)

@@ -1,32 +1,38 @@
-"""Steps of fixed shape over a pool of pages: static inputs, and the forward pass over them.
+"""Batches of fixed shape over a pool of pages: static inputs, and the forward pass over them.
 
 Requests are padded to a `Bucket`: batch and rows to the next power of two (rows from 16), pages to the next of 8 … 15
-times a power of two. More than 1,024 rows are not padded: such a step is used once. A padded row stands at -1, sees
+times a power of two. More than 1,024 rows are not padded: such a batch is used once. A padded row stands at -1, sees
 nothing and writes to the pool's scratch page.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from workbench.core.page_table import INVALID_POS, Paged
 from workbench.engine.backends import kernel
 from workbench.engine.paged_pool import SCRATCH, PagedPrompt, Pool
+from workbench.models.seam import LayerInput
 
-ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a step out
-LARGE = 1024  # rows of a request, above which a step is neither padded nor captured
+ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a batch out
+LARGE = 1024  # rows of a request, above which a batch is neither padded nor captured
 SHARED = 8  # pages at the front that several requests must have in common to be read together
 PARTS = ("table", "first", "last", "shifts", "positions")  # of a `Paged`
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Shape of a step: `batch` requests of `rows` rows and `pages` pages each, and `shared` pages before them that all
-    have in common. `moving`: some keys turn as they are read; `holes`: many pages have slots that nobody sees. `room`:
-    slots for an answer, 0 for a prefill."""
+    """Shape of a batch, by which captured graphs are kept.
+
+    batch, rows, pages  requests, and rows and pages of each
+    shared              pages at the front that all requests have in common
+    shifted             some keys are rerotated as they are read
+    partial_pages       many pages have slots that no row sees
+    reserve             slots for an answer, 0 for a prefill
+    """
 
     batch: int
     rows: int
@@ -71,7 +77,7 @@ def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
 
 
 class StaticBatch:
-    """The static inputs of a bucket, and the forward pass over them: a part of a pass (`attention.Part`).
+    """The static inputs of a bucket, and the forward pass over them: one request of the pass (`PackedRequest`).
 
     All inputs are views of one int32 tensor, so a request is one copy to the device.
     """
@@ -93,8 +99,7 @@ class StaticBatch:
         self.host = torch.zeros(sum(map(_aligned, self.shapes.values())), dtype=torch.int32)
         self.inputs = self.host.to(pool.device, copy=True)
         self.on_host, self.on_device = self._views(self.host), self._views(self.inputs)
-        self.rows = self.on_device["at"].view(-1)  # what `attention.attend` asks a part for
-        self.far: int = kernel("_pages_triton").INVALID_POS
+        self.rows = self.on_device["at"].view(-1)  # of the `PackedRequest`
         self.pages = [self._paged(whose) for whose in self._tables()]
         self.clear()
 
@@ -103,11 +108,11 @@ class StaticBatch:
         own = {"own": (self.bucket.batch, self.bucket.pages)}
         return {"shared": (1, self.bucket.shared)} | own if self.bucket.shared else own
 
-    def _paged(self, whose: str) -> Any:
+    def _paged(self, whose: str) -> Paged:
         table, first, last, shifts, positions = (self.on_device[f"{whose} {part}"] for part in PARTS)
         length = self.bucket.pages * self.pool.size if not self.bucket.shared else None
         shifted = shifts if self.bucket.shifted else None
-        return kernel("_pages_triton").Paged(table, positions, first, last, shifted, self.bucket.partial_pages, length)
+        return Paged(table, positions, first, last, shifted, self.bucket.partial_pages, length)
 
     def _views(self, whole: Tensor) -> dict[str, Tensor]:
         parts = whole.split(list(map(_aligned, self.shapes.values())))
@@ -117,18 +122,18 @@ class StaticBatch:
         }
 
     def clear(self, skip: int = 0) -> None:
-        """No request: every row and page is padding. Those to come have `skip` pages in common."""
+        """Make every row and page padding. Requests to come have `skip` pages in common."""
         self.skip = skip
         self.host.zero_()
         for whose in self._tables():
             for part in ("positions", "first", "last"):
-                self.on_host[f"{whose} {part}"].fill_(self.far)
+                self.on_host[f"{whose} {part}"].fill_(INVALID_POS)
         self.on_host["at"].fill_(-1)
         for name in ("slots", "answer"):
             self.on_host[name].fill_(SCRATCH * self.pool.size)
 
     def put(self, i: int, prompt: PagedPrompt, count: int) -> None:
-        """Request i: its page table, and its next `count` rows."""
+        """Set request i: its page table, and its next `count` rows."""
         host, begin = self.on_host, prompt.written
         if self.bucket.shared and not i:
             self._fill("shared", 0, prompt.pages, slice(0, self.skip))
@@ -141,7 +146,7 @@ class StaticBatch:
             answer = prompt.own[begin : begin + self.bucket.reserve]
             host["answer"][i, : len(answer)] = answer
 
-    def _fill(self, whose: str, i: int, pages: Any, which: slice) -> None:
+    def _fill(self, whose: str, i: int, pages: Paged, which: slice) -> None:
         for part in PARTS:
             source = getattr(pages, part)
             if source is not None:
@@ -149,7 +154,7 @@ class StaticBatch:
                 self.on_host[f"{whose} {part}"][i, : len(source)] = source
 
     def send(self) -> None:
-        """What was put, to the device."""
+        """Copy the inputs to the device."""
         self.inputs.copy_(self.host)
 
     @property
@@ -161,30 +166,29 @@ class StaticBatch:
         group = config.num_attention_heads // self.pool.keys[0].shape[0]
         return "question_attention" if self.bucket.rows * group <= ROWS else "q_sparse_attention"
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, size: int | None, scale: float | None, last: bool
-    ) -> Tensor | None:
-        """q [Hq, B · R, D] over the pages; fresh keys and values [H, B · R, D] go to the requests' own slots."""
-        keys, values = self.pool.keys[layer], self.pool.values[layer]
-        keys.index_copy_(1, self.now, k)
-        values.index_copy_(1, self.now, v)
+    def attend(self, x: LayerInput) -> Tensor | None:
+        """Attend with q [Hq, B · R, D] over the pages; fresh keys and values go to the requests' own slots."""
+        keys, values = self.pool.keys[x.layer], self.pool.values[x.layer]
+        keys.index_copy_(1, self.slots, x.k)
+        values.index_copy_(1, self.slots, x.v)
         module = kernel(self.backend)
         call = module.launch if self.pool.kernels else module.reference
-        freq = self.pool.inv_freq[layer] if self.bucket.shifted else None
-        rows = q.unflatten(1, (self.bucket.batch, self.bucket.rows)).transpose(0, 1)
-        out: Tensor = call(rows, keys, values, self.on_device["at"], *self.pages, freq, self.pool.pairing, scale)
+        inv_freq = self.pool.inv_freq[x.layer] if self.bucket.shifted else None
+        queries = x.q.unflatten(1, (self.bucket.batch, self.bucket.rows)).transpose(0, 1)
+        positions = self.on_device["at"]
+        out: Tensor = call(queries, keys, values, positions, *self.pages, inv_freq, self.pool.pairing, x.scale)
         return out.transpose(0, 1).flatten(1, 2)
 
     def forward(self) -> Tensor:
-        """Logits [B, V] after the last row of every request."""
+        """Compute the logits [B, V] after the last row of every request."""
         given = self.on_device
-        self.now = given["slots"].view(-1).long()
+        self.slots = given["slots"].view(-1).long()
         out = self.model(
             input_ids=given["ids"].view(1, -1),
             position_ids=self.rows.clamp(min=0)[None],
             use_cache=False,
             logits_to_keep=given["last"].long(),
-            parts=[self],
+            requests=[self],
         )
         logits: Tensor = out.logits[0]
         return logits
@@ -192,18 +196,18 @@ class StaticBatch:
 
 class DecodeBatch(StaticBatch):
     """A step of decoding: one row a request. It takes the likeliest token itself and makes the next step's inputs, so a
-    step needs nothing from the host. `tokens` [room, B]: the token chosen by each step."""
+    step needs nothing from the host. `tokens` [reserve, B]: the token chosen by each step."""
 
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket):
         super().__init__(model, pool, bucket)
         self.tokens = torch.zeros(bucket.reserve, bucket.batch, dtype=torch.int32, device=pool.device)
         self.number = torch.zeros(1, dtype=torch.long, device=pool.device)
         self.taken = torch.zeros(bucket.batch, 1, dtype=torch.int32, device=pool.device)
-        self.turn = 0  # how often answers were begun
+        self.generation = 0  # how often answers were begun
 
     def begin(self, ids: Tensor) -> None:
-        """The first tokens [B] of the answers, on the device."""
-        self.turn += 1
+        """Begin answers with their first tokens [B], which are on the device."""
+        self.generation += 1
         self.number.zero_()
         self.taken.zero_()
         self.on_device["ids"][: len(ids), 0] = ids

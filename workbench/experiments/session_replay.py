@@ -9,9 +9,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
-from workbench.core.kv import KV
 from workbench.engine.forward import prefill_many
-from workbench.engine.support import prepare_model
 from workbench.experiments.sessions import SessionPrompt, prompts
 from workbench.experiments.trial import Progress, batches
 from workbench.methods import Method
@@ -20,7 +18,9 @@ from workbench.methods.incremental import REUSE_STATUSES, Revision, revise
 from workbench.metrics.answers import exact_match, score
 from workbench.metrics.latency import measure
 from workbench.models.loading import Loaded
+from workbench.models.spec import prepare_model
 from workbench.store import MemoryStore, Store, fingerprint
+from workbench.store.views import ReadOnlyStore
 
 
 def follow(
@@ -90,22 +90,9 @@ def scores(
     return rows
 
 
-class _Forgetful:
-    """Reads from a store and keeps nothing in it, so that the same step can be timed again."""
-
-    def __init__(self, store: Store):
-        self.store = store
-
-    def get(self, key: str) -> KV | None:
-        return self.store.get(key)
-
-    def put(self, key: str, kv: KV) -> None:
-        pass
-
-
 def _ttft(model: PreTrainedModel, prompt: Prompt, repeats: int, store: Store) -> float:
     """Median seconds from token ids to the first token; what `store` lacks is encoded within each of them."""
-    job = partial(first_token, model, prompt, "block", _Forgetful(store))
+    job = partial(first_token, model, prompt, "block", ReadOnlyStore(store))
     return measure([job] * repeats, model.device, warm_up=0).p50
 
 

@@ -13,8 +13,8 @@ from workbench.data.demonstrations import Request
 from workbench.data.game import RULES, Frame
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
-from workbench.engine.support import attach
 from workbench.models.loading import Loaded
+from workbench.models.spec import attach
 
 
 @dataclass(frozen=True)

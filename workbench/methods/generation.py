@@ -11,12 +11,11 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
 from workbench.engine.decoding import check_options, decode, text_of
-from workbench.engine.forward import check_tokens
-from workbench.engine.support import attach
 from workbench.methods import Method, finish
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
+from workbench.models.spec import attach
 from workbench.store import Store
 
 MODES: dict[str, Method] = {"full": Full(), "block": Reuse(), "superposition": Superposition()}
@@ -59,7 +58,7 @@ def generate(
     spec = attach(model)
     check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
     for prompt in prompts:
-        check_tokens(spec, prompt.tokens)
+        spec.check_tokens(prompt.tokens)
     longest = max(map(len, prompts), default=0)
     reserve = min(max_new_tokens, spec.context - longest) if spec.context else max_new_tokens
     ttft, begin = 0.0, perf_counter()

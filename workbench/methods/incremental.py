@@ -13,9 +13,11 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Block, Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.engine.forward import PrefillRequest, assemble, check_tokens
-from workbench.engine.support import attach
+from workbench.engine.assembly import assemble
+from workbench.engine.forward import PrefillRequest
+from workbench.models.spec import attach
 from workbench.store import Store, fetch, fingerprint, key_of
+from workbench.store.views import RecordingStore
 
 ReuseStatus = Literal["kept", "moved", "recalled", "encoded"]
 REUSE_STATUSES: tuple[ReuseStatus, ...] = get_args(ReuseStatus)
@@ -65,28 +67,13 @@ def revise(
     `before` is the prompt that came before, of which the report speaks; what is reused depends on the store alone. An
     evicted block is encoded again. `room` is capacity for new tokens. Raises BadInput before any work.
     """
-    check_tokens(attach(model), prompt.tokens)
-    watched = _Watched(store)
-    cached = fetch(model, prompt.context, watched)
+    attach(model).check_tokens(prompt.tokens)
+    recording = RecordingStore(store)
+    cached = fetch(model, prompt.context, recording)
     kv = assemble(model, prompt, cached, reserve=reserve)
     model_key = fingerprint(model)
-    fresh = [key_of(model_key, model.dtype, block) in watched.stored for block in prompt.context]
+    fresh = [key_of(model_key, model.dtype, block) in recording.stored for block in prompt.context]
     return Revision(prompt, kv, *_compare(prompt, before, fresh), _prefix(prompt, before))
-
-
-class _Watched:
-    """A store that notes what is put into it."""
-
-    def __init__(self, store: Store):
-        self.store = store
-        self.stored: set[str] = set()
-
-    def get(self, key: str) -> KV | None:
-        return self.store.get(key)
-
-    def put(self, key: str, kv: KV) -> None:
-        self.stored.add(key)
-        self.store.put(key, kv)
 
 
 def _compare(

@@ -26,7 +26,6 @@ from workbench import data, models
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
-from workbench.core.kv import KV
 from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import prepare, registry
 from workbench.methods.config import DataName, DeviceName, ModelName
@@ -35,7 +34,8 @@ from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.models.loading import Loaded
 from workbench.models.spec import prepare_model
-from workbench.store import FolderStore, MemoryStore, Store, fingerprint
+from workbench.store import FolderStore, MemoryStore, fingerprint
+from workbench.store.views import StagingStore
 
 Progress = Callable[[int, int], None]  # (passages done, of how many)
 Shard = tuple[str, tuple[Block, ...]]  # name of a file, and the passages it holds
@@ -213,22 +213,6 @@ def _missing(shards: list[Shard], folder: Path) -> list[Shard]:
     return [shard for shard in shards if not (folder / f"{shard[0]}.safetensors").is_file()]
 
 
-class _Gathered:
-    """A store that keeps what is put in memory, to be written together, and reads from other stores."""
-
-    def __init__(self, *others: Store):
-        self.made: dict[str, KV] = {}
-        self.others = others
-
-    def get(self, key: str) -> KV | None:
-        if key in self.made:
-            return self.made[key]
-        return next((kv for store in self.others if (kv := store.get(key)) is not None), None)
-
-    def put(self, key: str, kv: KV) -> None:
-        self.made[key] = kv
-
-
 class Bench:
     """What one process prepares shards with."""
 
@@ -241,10 +225,10 @@ class Bench:
         """Prepare the passages of one shard and write them."""
         begin = time.monotonic()
         name, blocks = shard
-        store = _Gathered(self.out, *self.below) if blocks else _Gathered()
+        store = StagingStore(self.out, *self.below) if blocks else StagingStore()
         last = (blocks or self.system)[0]  # stands for a question, which is not cached
         self.way(self.model, [Prompt((*self.system, *blocks, last))], store)
-        self.out.write(name, store.made)
+        self.out.write(name, store.staged)
         return begin, time.monotonic(), len(blocks)
 
 

@@ -16,8 +16,8 @@ from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically
 from workbench.core.rope import Pairing, rotate
 from workbench.core.tile_grid import Grid, folded, means
-from workbench.engine.support import ModelSpec, attach
 from workbench.models.families import decoder_config
+from workbench.models.spec import ModelSpec, attach
 
 FILE = "seer_attention.safetensors"  # of the shipped gate, beside the weights of its model
 

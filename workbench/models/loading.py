@@ -4,7 +4,7 @@ import json
 from json import JSONDecodeError
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
@@ -16,12 +16,24 @@ from workbench.core.errors import BadInput
 from workbench.data import assets
 from workbench.data.layouts import RELEASED, Layout
 from workbench.models.allocator import keep_freed
+from workbench.models.spec import ModelSpec, attach
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase, Layout]
+
+class Loaded(NamedTuple):
+    """A model with its tokenizer and its prompt layout: `model, tokenizer, layout = models.load(name)`."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    layout: Layout
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the engine knows of the model: layers, shapes, context, sliding windows. Attaches the model."""
+        return attach(self.model)
 
 
 def load(name_or_path: str | Path, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Loaded:
@@ -29,7 +41,7 @@ def load(name_or_path: str | Path, device: str = "cpu", dtype: str | torch.dtype
 
     `dtype` None: float32 on the CPU, the checkpoint's own on an accelerator. Nothing is downloaded. Raises BadInput,
     before any weight is read, for an unknown name, device or dtype and for a checkpoint that is not whole. On the CPU,
-    freed memory stays with the process from then on (`freed`).
+    freed memory stays with the process from then on (`models.allocator`).
     """
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
     check(path)
@@ -50,7 +62,7 @@ def load(name_or_path: str | Path, device: str = "cpu", dtype: str | torch.dtype
         )
     if place.type == "cpu":
         keep_freed()
-    return model.to(place).eval(), tokenizer, layout
+    return Loaded(model.to(place).eval(), tokenizer, layout)
 
 
 def names() -> list[str]:

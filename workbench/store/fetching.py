@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.engine.forward import encode_many
-from workbench.engine.support import prepare_model
+from workbench.engine.encoding import encode_many
+from workbench.models.spec import prepare_model
 from workbench.store.keys import fingerprint, key_of
 
 

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.core.tile_grid import Grid, peaks
-from workbench.engine.forward import PrefillRequest, check_tokens, empty, prefill_many
-from workbench.engine.support import attach
+from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.engine.assembly import empty
+from workbench.models.spec import attach
 from workbench.methods import seer_gate
 from workbench.methods.seer_gate import Gate
 
@@ -51,7 +52,7 @@ def distill(
     if not prompts or min(map(len, prompts)) <= config.block:
         raise BadInput(f"a gate of block {config.block} learns from prompts of more than {config.block} tokens")
     for tokens in prompts:
-        check_tokens(spec, tokens)
+        spec.check_tokens(tokens)
     with torch.random.fork_rng([spec.device] if spec.device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         gate = seer_gate.new(model, config.block, config.width)

@@ -12,8 +12,9 @@ from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.data.prompt_view import of_sample
 from workbench.data.sample import Sample
+from workbench.engine.assembly import assemble
 from workbench.engine.decoding import decode, text_of
-from workbench.engine.forward import PrefillRequest, assemble, prefill_many
+from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import select
 from workbench.methods.prepare import Prepare
 from workbench.metrics.answers import exact_match

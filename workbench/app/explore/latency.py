@@ -7,15 +7,15 @@ from ipywidgets import VBox
 
 from workbench.app.explore.live import explorer, slider
 from workbench.data.sample import Sample
-from workbench.engine.support import attach
 from workbench.experiments import ttft
 from workbench.experiments.lengths import prompt_of_length
 from workbench.experiments.record import device_name
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.query_guided import QueryGuided
-from workbench.metrics.stages import STAGES, stages
+from workbench.metrics.latency import STAGES, stages
 from workbench.models.loading import Loaded
+from workbench.models.spec import attach
 from workbench.plots.breakdown import breakdown, listed
 from workbench.store import Store
 

@@ -7,9 +7,9 @@ from workbench.app.explore.live import explorer, slider
 from workbench.core import mask_rules
 from workbench.core.masks import block_attention, causal
 from workbench.data.prompt_view import Reading
-from workbench.engine.support import attach
 from workbench.metrics.mass import masked
 from workbench.models.loading import Loaded
+from workbench.models.spec import attach
 from workbench.plots.attention import attention
 from workbench.plots.masks import Panel, masks
 from workbench.plots.reduce import shares, visible_pairs

@@ -9,7 +9,6 @@ from workbench.app.explore.live import explorer, slider
 from workbench.core.blocks import Prompt
 from workbench.data.prompt_view import of_sample
 from workbench.data.sample import Sample
-from workbench.engine.support import attach
 from workbench.methods import Method
 from workbench.methods.generation import Generation, generate
 from workbench.methods.modes.full import Full
@@ -17,6 +16,7 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import exact_match
 from workbench.metrics.mass import masked, reused
 from workbench.models.loading import Loaded
+from workbench.models.spec import attach
 from workbench.plots.attention import attention
 from workbench.plots.table import table
 from workbench.plots.theme import MODE_NAMES

@@ -11,8 +11,9 @@ from torch import Tensor
 from workbench.core.plan import Plan, Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
+from workbench.engine.assembly import empty
 from workbench.engine.compile import fused
-from workbench.engine.forward import empty, prefill
+from workbench.engine.forward import prefill
 from workbench.experiments.bench import stock
 from workbench.experiments.bench.whole_model import GPU, Contestant, Entry, Sample, Scene, clock
 from workbench.experiments.bench.workloads import Workload

@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Pass, Plan
+from workbench.engine.assembly import empty
 from workbench.engine.chunked import check_chunk
-from workbench.engine.forward import PrefillRequest, empty
+from workbench.engine.forward import PrefillRequest
 from workbench.methods import ReadyRequest
 from workbench.methods.sparse import Sparse
 from workbench.store import Store

@@ -14,8 +14,9 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
+from workbench.engine.assembly import Positions, assemble
 from workbench.engine.chunked import check_chunk
-from workbench.engine.forward import Positions, PrefillRequest, assemble
+from workbench.engine.forward import PrefillRequest
 from workbench.methods import ReadyRequest
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.independent import Independent

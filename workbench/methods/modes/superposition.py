@@ -15,9 +15,10 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.core.rope import rotate
-from workbench.engine.forward import PrefillRequest, check_tokens, empty, prefill_many
-from workbench.engine.support import attach
+from workbench.engine.assembly import empty
+from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import ReadyRequest
+from workbench.models.spec import attach
 from workbench.store import MemoryStore, Store, fetch
 
 Placed = tuple[
@@ -78,7 +79,7 @@ class Superposition:
             (requests[i].kv.slice(len(requests[i].kv) - len(asked), len(requests[i].kv)), end + late) for i in best
         ]
         tokens = [*system.tokens, *chain.from_iterable(documents[i].tokens for i in best), *asked.tokens * len(best)]
-        check_tokens(attach(model), torch.tensor([*tokens, last]))
+        attach(model).check_tokens(torch.tensor([*tokens, last]))
         request = PrefillRequest(
             torch.tensor([*tokens, last]), Plan(torch.tensor([length - 1])), _place(model, parts, 1, reserve)
         )

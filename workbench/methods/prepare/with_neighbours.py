@@ -16,9 +16,11 @@ from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.data import embedders
 from workbench.data.retrieval_corpus import Corpus, nearest
-from workbench.engine.forward import PrefillRequest, assemble, packs, prefill_many
-from workbench.engine.support import attach, prepare_model
+from workbench.engine.assembly import assemble
+from workbench.engine.encoding import packs
+from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods.prepare import before, check_system, shaped
+from workbench.models.spec import attach, prepare_model
 from workbench.store import Store, collect, fetch, fingerprint, key_of
 
 TOKENS = 32768  # most tokens, neighbours included, that are in work at one time

@@ -16,9 +16,9 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
-from workbench.engine.forward import PrefillRequest, check_cache, prefill_many
-from workbench.engine.support import attach
+from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry
+from workbench.models.spec import attach
 
 PARTS = ("kv", "k", "v")
 
@@ -52,7 +52,7 @@ class Select(ABC):
         """Scores of a batch of requests, their forward passes packed."""
         spec = attach(model)
         for prompt, kv in zip(prompts, kvs, strict=True):
-            check_cache(spec, kv)
+            spec.check_cache(kv)
             if len(kv) != len(prompt):
                 raise BadInput(f"a KV of {len(kv)} tokens for a prompt of {len(prompt)}: assemble it from this prompt")
         if not prompts:

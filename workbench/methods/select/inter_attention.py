@@ -12,8 +12,8 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
 from workbench.engine.attention_maps import Layers, check_layers, crossing, layers_of
-from workbench.engine.support import attach
 from workbench.methods.select import Select, context_pass
+from workbench.models.spec import attach
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
 from workbench.engine.attention_maps import Layers, check_layers, layers_of
-from workbench.engine.support import attach
 from workbench.methods.select import Select, check_part, context_pass, exact, gap
+from workbench.models.spec import attach
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from workbench.core.plan import Plan, Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
-from workbench.engine.forward import empty, prefill
+from workbench.engine.assembly import empty
+from workbench.engine.forward import prefill
 from workbench.methods import seer_gate
 from workbench.methods.sparse import Sparse, check_count, check_divides, check_share, fused, smallest
 

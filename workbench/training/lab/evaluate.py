@@ -8,10 +8,13 @@ import torch
 
 from workbench import data, models
 from workbench.core.plan import Plan
-from workbench.engine.forward import assemble, empty, encode_many, prefill, prepare_model
+from workbench.engine.assembly import assemble, empty
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import prefill
 from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.trial import Trial
 from workbench.models.loading import Loaded
+from workbench.models.spec import attach
 
 SEED = 20_000  # of the held-out worlds; training draws its worlds from names no seed can spell
 LENGTHS = (1, 5, 10, 20, 40)  # passages of a context
@@ -55,7 +58,7 @@ def scores(record: Record) -> dict[str, Any]:
 def recompute_all(loaded: Loaded, seed: int, samples: int = 20) -> dict[str, float]:
     """Full attention against an assembled cache of which every token is computed again: they must be the same."""
     model, tokenizer, layout = loaded
-    prepare_model(model)
+    attach(model)
     worst, same = 0.0, 0
     for sample in data.load("lab", samples, seed, 10):
         prompt = layout.prompt(sample, tokenizer)

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from workbench.core.errors import BadInput
 from workbench.core.masks import visible
-from workbench.engine.attention import refuse
+from workbench.models.seam import refuse
 from workbench.training.tuning.packing import Packed
 
 NAME = "workbench-train"

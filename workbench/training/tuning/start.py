@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.engine.support import ModelSpec, attach
+from workbench.models.spec import ModelSpec, attach
 from workbench.store.keys import fingerprint
 from workbench.training.common import check_same, optimizers, saved_record
 from workbench.training.tuning.attention import NAME

@@ -1,0 +1,96 @@
+"""Assemble a prompt from cached blocks: their keys re-encoded for where they stand now, its question unwritten."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.rope import cos_sin, rotate_by
+from workbench.engine.backends import on_gpu, rerotate
+from workbench.models.spec import ModelSpec, attach
+
+Positions = Literal["re-encoded", "naive"]
+
+
+def empty(model: PreTrainedModel, length: int, reserve: int = 0) -> KV:
+    """Unwritten KV for `length` tokens of this model, with capacity for `reserve` more."""
+    return attach(model).empty(length, reserve)
+
+
+def assemble(
+    model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions = "re-encoded", reserve: int = 0
+) -> KV:
+    """Join the KV of a prompt's context blocks; its question is unwritten. Capacity for `reserve` more tokens.
+
+    positions  "re-encoded": keys are rerotated, once and in fp32 from the cached copy, to where their block stands now;
+               "naive": keys stay as cached, so every block believes to stand where it was encoded (PromptCache).
+    """
+    check_positions(positions)
+    spec = attach(model)
+    _check_cached(spec, prompt, cached)
+    blocks = [block.to(spec.device) for block in cached]
+    shifts = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
+    capacity = len(prompt) + reserve
+    values = [_joined([block.values[layer] for block in blocks], capacity, spec.dtype) for layer in range(spec.layers)]
+    if positions == "re-encoded" and bool(shifts.any()):
+        keys = _rerotated(spec, blocks, shifts, capacity)
+    else:
+        keys = [_joined([block.keys[layer] for block in blocks], capacity, spec.dtype) for layer in range(spec.layers)]
+    return KV.within(keys, values, len(prompt))
+
+
+def check_positions(positions: str) -> None:
+    """BadInput for anything but "re-encoded" and "naive"."""
+    if positions not in ("re-encoded", "naive"):
+        raise BadInput(f"positions {positions!r}: it is 're-encoded' or 'naive'")
+
+
+def _joined(parts: list[Tensor], capacity: int, dtype: torch.dtype) -> Tensor:
+    """[H, T, D] each, one behind the other, then zeros up to `capacity` tokens, in one copy."""
+    heads, _, width = parts[0].shape
+    whole = parts[0].new_empty(heads, capacity, width, dtype=dtype)
+    end = sum(part.shape[1] for part in parts)
+    torch.cat(parts, 1, out=whole[:, :end])
+    whole[:, end:] = 0
+    return whole
+
+
+def _rerotated(spec: ModelSpec, blocks: Sequence[KV], shifts: Tensor, capacity: int) -> list[Tensor]:
+    """Keys of all layers, every block rerotated by its shift, then zeros up to `capacity` tokens."""
+    lengths = torch.tensor([len(block) for block in blocks])
+    end, kernels = int(lengths.sum()), on_gpu(spec.device)
+    by_token = shifts.repeat_interleave(lengths).to(spec.device) if kernels else shifts
+    tables: dict[int, tuple[Tensor, Tensor]] = {}
+    gathered: dict[tuple[int, int], Tensor] = {}  # keys as cached; used by one layer after the other
+    keys = []
+    for layer, (heads, width) in enumerate(spec.shapes):
+        table = spec.inv_freq[layer]
+        together = torch.cat([block.keys[layer] for block in blocks], 1, out=gathered.get((heads, width)))
+        gathered[heads, width] = together
+        whole = torch.empty(heads, capacity, width, dtype=spec.dtype, device=spec.device)
+        if kernels:
+            rerotate(together, by_token, table, spec.pairing, whole[:, :end], kernels=True)
+        else:
+            if id(table) not in tables:  # one angle a block, not a token
+                cos, sin = (x.repeat_interleave(lengths.to(x.device), 0) for x in cos_sin(shifts, table, spec.device))
+                tables[id(table)] = cos, sin
+            rotate_by(together, *tables[id(table)], spec.pairing, out=whole[:, :end])
+        whole[:, end:] = 0
+        keys.append(whole)
+    return keys
+
+
+def _check_cached(spec: ModelSpec, prompt: Prompt, cached: Sequence[KV]) -> None:
+    if len(cached) != len(prompt.context):
+        raise BadInput(f"{len(cached)} cached KVs for {len(prompt.context)} context blocks: give one for each")
+    for i, (block, kv) in enumerate(zip(prompt.context, cached, strict=True)):
+        spec.check_shapes(kv)
+        if len(kv) != len(block):
+            raise BadInput(f"cached KV {i} holds {len(kv)} tokens, its block has {len(block)}")
+        spec.check_block(len(block))
+    spec.check_tokens(prompt.tokens)

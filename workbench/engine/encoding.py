@@ -1,0 +1,110 @@
+"""Encode blocks: many of different lengths in one forward pass, one behind the other without padding."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.engine.backends import kernel, on_gpu
+from workbench.engine.forward import run
+from workbench.models.seam import LayerInput, StopForward
+from workbench.models.spec import ModelSpec, attach
+
+PACK = 8192  # most tokens that are packed in one forward pass (a longer block goes alone)
+
+Write = Callable[[int, Tensor, Tensor], None]  # (layer, keys [H, N, D], values [H, N, D]) of all blocks
+
+
+def encode(model: PreTrainedModel, block: Block, after: Sequence[Block] = ()) -> KV:
+    """Compute the KV of one block on its own, or of a block that may look back at the blocks `after` which it stands.
+
+    Its keys are rotated for the positions behind `after` (`start`), and the KV of `after` is not kept.
+    """
+    return encode_many(model, [block], [after])[0]
+
+
+def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence[Sequence[Block]] = ()) -> list[KV]:
+    """Compute the KV of every block apart, packed into few forward passes; block i may look back at `after[i]`."""
+    before = list(after) or [()] * len(blocks)
+    if len(before) != len(blocks):
+        raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
+    spec = attach(model)
+    texts = [
+        torch.tensor([t for b in (*past, block) for t in b.tokens]) for past, block in zip(before, blocks, strict=True)
+    ]
+    for block, tokens in zip(blocks, texts, strict=True):
+        spec.check_block(len(block))
+        spec.check_tokens(tokens)
+    encoded: list[KV] = []
+    for group in packs([len(tokens) for tokens in texts]):
+        kvs = [spec.empty(len(texts[i])) for i in group]
+        _encode(model, spec, [texts[i] for i in group], kvs)
+        for i, kv in zip(group, kvs, strict=True):
+            length = len(blocks[i])
+            encoded.append(kv if len(kv) == length else kv.slice(len(kv) - length, len(kv)))
+    return encoded
+
+
+def _encode(model: PreTrainedModel, spec: ModelSpec, texts: Sequence[Tensor], kvs: Sequence[KV]) -> None:
+    """One packed forward pass; on a GPU one launch a layer carries out all blocks (`kernels/encode_blocks.py`)."""
+    lengths = [len(tokens) for tokens in texts]
+    within_window = spec.window is None or max(lengths) <= spec.window
+    if not (on_gpu(spec.device) and spec.dtype != torch.float32 and within_window):
+        plans = [Plan(torch.arange(n), num_layers=spec.layers) for n in lengths]
+        run(model, list(zip(texts, plans, kvs, strict=True)))
+        return
+
+    def write(layer: int, *fresh: Tensor) -> None:
+        for kv, k, v in zip(kvs, *(x.split(lengths, 1) for x in fresh), strict=True):
+            kv.keys[layer].copy_(k)
+            kv.values[layer].copy_(v)
+
+    encode_packed(model, texts, spec.layers, write, kernels=True)
+
+
+class PackedBlocks:
+    """Blocks as one request: every block stands at positions from 0 and sees itself. `write` gets keys and values.
+
+    kernels  the kernel `encode_blocks` carries the attention out; without it, its reference in torch does
+    """
+
+    def __init__(self, lengths: Sequence[int], layers: int, device: torch.device, write: Write, kernels: bool):
+        self.num_layers, self.max_seqlen, self.write = layers, max(lengths), write
+        self.rows = torch.cat([torch.arange(n) for n in lengths]).to(device)
+        self.cu_seqlens = torch.tensor((0, *lengths)).cumsum(0).int().to(device)
+        module = kernel("encode_blocks")
+        self.encode = module.launch if kernels else module.reference
+
+    def attend(self, x: LayerInput) -> Tensor | None:
+        """Attend within every block. No block is longer than the sliding window: that is refused before."""
+        self.write(x.layer, x.k, x.v)
+        return None if x.last else self.encode(x.q, x.k, x.v, self.cu_seqlens, self.max_seqlen, x.scale)
+
+
+@torch.no_grad()
+def encode_packed(model: PreTrainedModel, texts: Sequence[Tensor], layers: int, write: Write, kernels: bool) -> None:
+    """Run one packed forward pass over blocks of token ids [T], up to the keys and values of the last layer."""
+    request = PackedBlocks([len(tokens) for tokens in texts], layers, model.device, write, kernels)
+    ids = torch.cat([tokens.to(model.device) for tokens in texts])[None]
+    try:
+        model(input_ids=ids, position_ids=request.rows[None], use_cache=False, logits_to_keep=1, requests=[request])
+    except StopForward:
+        return
+
+
+def packs(lengths: Sequence[int], tokens: int = PACK) -> list[list[int]]:
+    """Group indices, in order, to at most `tokens` tokens (a longer one goes alone)."""
+    groups: list[list[int]] = []
+    total = 0
+    for i, length in enumerate(lengths):
+        if not groups or total + length > tokens:
+            groups.append([])
+            total = 0
+        groups[-1].append(i)
+        total += length
+    return groups

@@ -1,0 +1,101 @@
+"""The one seam with transformers: an attention function that hands every request of a packed forward pass its rows.
+
+`attend` is registered as attention "workbench". A forward pass carries one or more requests, packed along the sequence
+axis without padding ([1, sum of R] rows), as the forward keyword argument `requests`. What a request does with its
+queries, keys and values is its own affair (`PackedRequest`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from workbench.core.errors import BadInput
+from workbench.models.families import unsupported
+
+NAME = "workbench"
+# arguments of a decoder layer that reach its attention function and do not change its result
+PASSED_ON = frozenset(
+    "position_ids use_cache output_attentions output_hidden_states output_router_logits cache_position "
+    "position_embeddings return_dict num_items_in_batch".split()
+)
+
+
+class StopForward(Exception):
+    """Raised inside a forward pass when all that was asked for is computed."""
+
+
+class LayerInput(NamedTuple):
+    """The attention of one layer over the rows of one request."""
+
+    layer: int
+    q: Tensor  # [Hq, R, D]
+    k: Tensor  # [H, R, D], fresh keys of the rows
+    v: Tensor  # [H, R, D]
+    window: int | None  # sliding window of the layer, in tokens
+    scale: float | None  # of the logits; None: 1/sqrt(D)
+    last: bool  # no layer behind it is computed, so its output is not needed
+
+
+class PackedRequest(Protocol):
+    """One request of a packed forward pass."""
+
+    rows: Tensor  # [R] positions
+    num_layers: int | None  # stop after this many layers
+
+    def attend(self, x: LayerInput) -> Tensor | None:
+        """Attention output [Hq, R, D] of the rows; None where it is not needed."""
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    *,
+    requests: Sequence[PackedRequest] = (),
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend request by request: [1, H, sum of R, D] each -> [1, sum of R, Hq, D]; transformers' interface."""
+    if not requests:
+        raise BadInput(
+            f"attention {NAME!r} needs a plan: call workbench.prefill, "
+            "or model.set_attn_implementation('sdpa') for the stock model"
+        )
+    refuse(module, attention_mask, dropout, {**others, "is_causal": False if is_causal is False else None})
+    layer, depths = module.layer_idx, [request.num_layers for request in requests]
+    stop = None if None in depths else max(depth for depth in depths if depth)
+    lengths = [len(request.rows) for request in requests]
+    outputs = []
+    for request, q, k, v in zip(requests, *(x[0].split(lengths, 1) for x in (query, key, value)), strict=True):
+        ended = request.num_layers is not None and layer >= request.num_layers
+        last = request.num_layers == layer + 1
+        out = None if ended else request.attend(LayerInput(layer, q, k, v, sliding_window, scaling, last))
+        outputs.append(v.new_zeros(q.shape[0], q.shape[1], v.shape[-1]) if out is None else out)
+    if stop == layer + 1:
+        raise StopForward
+    packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+    return packed.transpose(0, 1)[None].contiguous(), None
+
+
+def refuse(module: Any, mask: Any, dropout: float, others: dict[str, Any]) -> None:
+    """Refuse what an attention function of the workbench leaves out: a foreign mask, dropout, unknown arguments."""
+    if mask is not None:
+        raise BadInput("an attention mask was passed to the model: give the rule to Plan(sees=...) instead")
+    if dropout:
+        raise BadInput(f"attention dropout {dropout} is on: call model.eval() first")
+    for name, value in others.items():
+        if value is not None and name not in PASSED_ON:
+            raise unsupported(module.config, f"its attention passes {name!r}, which is not implemented")
+
+
+# No mask function is registered with it: transformers then builds none, and does not look at the positions for one,
+# which would wait for the device in every forward pass. A request's plan says who sees whom.
+AttentionInterface.register(NAME, attend)

@@ -1,0 +1,213 @@
+"""What the engine knows of a model, and whether its cached blocks can be reused exactly.
+
+The configuration names what is known not to work (`families.check`). The rest is measured: in one forward pass of six
+rows, three tokens are computed alone at two positions each. Where positions are rotary, hidden states and values are
+the same at both, and one rotation moves the keys of every layer.
+"""
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput, Unsupported
+from workbench.core.kv import KV
+from workbench.core.rope import Pairing, rotate
+from workbench.models.families import (
+    check,
+    check_modules,
+    declared_window,
+    decoder_config,
+    family,
+    inv_freqs,
+    unsupported,
+)
+from workbench.models.seam import NAME, LayerInput
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What the engine needs to know of a model, layer by layer; `attach` measures it."""
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    shapes: list[tuple[int, int]]  # heads and head width of keys and values
+    inv_freq: list[Tensor]  # [R/2]
+    pairing: Pairing
+    windows: list[int | None]  # sliding window, tokens
+    context: int | None  # most tokens of a prompt and its answer
+    vocabulary: int
+
+    @property
+    def layers(self) -> int:
+        return len(self.shapes)
+
+    @property
+    def window(self) -> int | None:
+        """The narrowest sliding window of the model."""
+        return min((w for w in self.windows if w), default=None)
+
+    def empty(self, length: int, reserve: int = 0) -> KV:
+        """Unwritten KV for `length` tokens, with capacity for `reserve` more."""
+        return KV.zeros(self.shapes, length, reserve, dtype=self.dtype, device=self.device)
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        """Refuse a prompt [T] that is no list of this model's token ids, or is over its context."""
+        if tokens.ndim != 1:
+            raise BadInput(f"tokens must be one list of token ids, got a tensor of {tuple(tokens.shape)}")
+        if self.context and len(tokens) > self.context:
+            raise BadInput(f"a prompt of {len(tokens)} tokens is over the model's context of {self.context} tokens")
+        if int(tokens.max()) >= self.vocabulary or int(tokens.min()) < 0:
+            raise BadInput(
+                f"token ids {int(tokens.min())} to {int(tokens.max())} are not all in the model's vocabulary "
+                f"of {self.vocabulary}"
+            )
+
+    def check_block(self, length: int) -> None:
+        """Refuse a block longer than the model's sliding window: its first tokens would be out of sight of its last."""
+        if self.window and length > self.window:
+            raise BadInput(
+                f"a block of {length} tokens does not fit the sliding window of {self.window} tokens of {self.name}: "
+                "cut it into shorter blocks"
+            )
+
+    def check_shapes(self, kv: KV) -> None:
+        """Refuse a KV of another model."""
+        shapes = [(x.shape[0], x.shape[2]) for x in kv.keys]
+        if shapes != self.shapes:
+            raise BadInput(
+                f"this KV is of another model: {len(shapes)} layers of (heads, width) {sorted(set(shapes))}, "
+                f"the model has {self.layers} of {sorted(set(self.shapes))}"
+            )
+
+    def check_cache(self, kv: KV) -> None:
+        """Refuse a KV that a prompt of this model cannot be computed on."""
+        self.check_shapes(kv)
+        if odd := {(x.dtype, x.device) for x in kv.tensors()} - {(self.dtype, self.device)}:
+            raise BadInput(f"this KV is {odd.pop()}, the model computes in {self.dtype} on {self.device}")
+        if kv.start:
+            raise BadInput(f"a KV that starts at position {kv.start} cannot be prefilled: assemble a prompt from it")
+        if kv.read_only:
+            raise BadInput(
+                "this KV is shared and read-only (a store handed it out): assemble a prompt from it or clone it"
+            )
+
+
+_KNOWN: WeakKeyDictionary[PreTrainedModel, ModelSpec] = WeakKeyDictionary()  # a pure memo, by model object
+
+
+def attach(model: PreTrainedModel) -> ModelSpec:
+    """Switch `model` to the workbench's attention and return its spec; Unsupported where it cannot be used.
+
+    Idempotent: measured once, and again where the model has changed its dtype or device.
+    `model.set_attn_implementation("sdpa")` gives the stock model back.
+    """
+    known = _KNOWN.get(model)
+    if known is None or (known.dtype, known.device) != (model.dtype, model.device):
+        known = _KNOWN[model] = _measure(model)
+    if model.config._attn_implementation != NAME:
+        model.set_attn_implementation(NAME)
+    return known
+
+
+def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Attach `model` and return it."""
+    attach(model)
+    return model
+
+
+def _measure(model: PreTrainedModel) -> ModelSpec:
+    check(model.config)
+    check_modules(model)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    try:
+        if model.config._attn_implementation != NAME:
+            raise unsupported(model.config, "its attention does not go through transformers' AttentionInterface")
+        return _probe(model)
+    except BaseException:
+        model.set_attn_implementation(before)
+        raise
+
+
+class _Probe:
+    """A request whose rows see themselves only; keeps the keys and values of every layer."""
+
+    num_layers = None
+
+    def __init__(self, rows: Tensor):
+        self.rows = rows
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.windows: dict[int, int | None] = {}
+        self.twice: set[int] = set()
+
+    def attend(self, x: LayerInput) -> Tensor:
+        if x.layer in self.keys:
+            self.twice.add(x.layer)
+        self.keys[x.layer], self.values[x.layer], self.windows[x.layer] = x.k, x.v, x.window
+        return x.v.repeat_interleave(x.q.shape[0] // x.v.shape[0], 0)
+
+
+@torch.no_grad()
+def _probe(model: PreTrainedModel) -> ModelSpec:
+    decoder = decoder_config(model.config)
+    layers, vocabulary = decoder.num_hidden_layers, decoder.vocab_size
+    context = getattr(decoder, "max_position_embeddings", None)
+    far = min(1000, (context or 1001) - 1)
+    tokens = torch.tensor([vocabulary // 4, vocabulary // 2, vocabulary - 1], device=model.device)
+    probe = _Probe(torch.tensor([0, 0, 0, far, far, far], device=model.device))
+    ids = tokens.repeat(2)[None]
+    try:
+        model(input_ids=ids, position_ids=probe.rows[None], use_cache=False, requests=[probe], logits_to_keep=1)
+    except Unsupported:
+        raise
+    except (BadInput, TypeError) as error:  # no plan arrived, or a mask of its own did
+        raise unsupported(model.config, f"a plan does not reach its attention function unchanged ({error})") from error
+    if probe.twice:
+        raise unsupported(model.config, f"its layers {sorted(probe.twice)} attend more than once to the same keys")
+    if sorted(probe.keys) != list(range(layers)):
+        missing = sorted(set(range(layers)) - set(probe.keys))
+        raise unsupported(model.config, f"its layers {missing} do not go through the registered attention function")
+    spec = ModelSpec(
+        model.config.name_or_path or model.config.model_type,
+        model.dtype,
+        model.device,
+        [(probe.keys[i].shape[0], probe.keys[i].shape[-1]) for i in range(layers)],
+        inv_freqs(model, layers),
+        family(model).pairing,
+        [probe.windows[i] for i in range(layers)],
+        context,
+        vocabulary,
+    )
+    for layer in range(layers):
+        _check_layer(model, spec, layer, probe.keys[layer], probe.values[layer], far)
+    return spec
+
+
+def _check_layer(model: PreTrainedModel, spec: ModelSpec, layer: int, k: Tensor, v: Tensor, far: int) -> None:
+    near, tolerance = slice(0, 3), 1e-3 if spec.dtype == torch.float32 else 0.1
+    declared = declared_window(model.config, layer)
+    if declared and spec.windows[layer] != declared:
+        raise unsupported(
+            model.config, f"the sliding window of its layer {layer} is not passed to its attention function"
+        )
+    if k.shape != v.shape:
+        raise unsupported(model.config, f"keys and values of its layer {layer} differ in width")
+    if not _close(v[:, near], v[:, 3:], tolerance):
+        raise unsupported(
+            model.config, f"values of its layer {layer} depend on the position, so a cached block cannot be moved"
+        )
+    shifted = rotate(k[:, near], far, spec.inv_freq[layer], spec.pairing)
+    if not _close(shifted, k[:, 3:], tolerance):
+        raise unsupported(
+            model.config, f"keys of its layer {layer} do not move by one {spec.pairing} rotation of its table"
+        )
+
+
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    scale = b.float().abs().max()
+    return bool((a.float() - b.float()).abs().max() <= tolerance * scale)
