@@ -11,7 +11,7 @@ from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.metrics.cost import first_token
 from workbench.metrics.crossover import LENGTHS, Floor, Model, attention_share, crossover, forced, operations, times
-from workbench.metrics.published import LLAMA_3_8B
+from workbench.metrics.published_numbers import LLAMA_3_8B
 from workbench.metrics.sparsity import measure
 from workbench.metrics.thresholds import cheapest, search
 

@@ -10,11 +10,11 @@ from workbench.core import tile_grid
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.engine.forward import empty, prefill
+from workbench.engine.assembly import empty
+from workbench.engine.forward import prefill
 from workbench.methods import sparse
 from workbench.metrics import sparsity
-from workbench.metrics.counts import of_layer
-from workbench.metrics.sparsity import measure, operations
+from workbench.metrics.sparsity import measure, of_layer, operations
 
 MODEL = model_of("llama")
 PROMPTS = [prompt_of(20, 30, 7), prompt_of(9, 40, 5, seed=1)]

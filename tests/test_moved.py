@@ -15,6 +15,9 @@ METRICS = {
     "turning": "Turning turning",
     "rounding": "SCHEMES shift_errors",
     "exactness": "TOLERANCE TINY tiny tiny_configs exactness differences",
+    "counts": "Head Counts of_layer of_rows SEVERAL",
+    "stages": "STAGES Stages Stopwatch stages",
+    "published": "TABLE_2 TABLE_3 QUESTION LLAMA_3_8B",
 }
 
 

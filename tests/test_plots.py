@@ -17,7 +17,7 @@ from workbench.metrics import position_encoding
 from workbench.metrics.kv_deviation import drift
 from workbench.metrics.mass import busiest, masked, overlap, reused
 from workbench.metrics.position_encoding import SCHEMES, key_rotation, shift_errors
-from workbench.metrics.published import TABLE_3
+from workbench.metrics.published_numbers import TABLE_3
 from workbench.plots import (
     attention,
     blockmass,

@@ -9,7 +9,7 @@ from workbench import data, models
 from workbench.app.explore.latency import latency_explorer
 from workbench.experiments import bench_reports
 from workbench.experiments.ttft import WAYS
-from workbench.metrics.stages import STAGES
+from workbench.metrics.latency import STAGES
 from workbench.plots import breakdown, contestants, length, peers, roofline
 from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, log_ticks
 

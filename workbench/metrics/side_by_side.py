@@ -12,14 +12,14 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
+from workbench.engine.assembly import empty
 from workbench.engine.chunked import check_chunk, prefill_chunked_many
 from workbench.engine.decoding import decode, text_of
-from workbench.engine.forward import PrefillOutput, PrefillRequest, empty, prefill_many
-from workbench.engine.support import attach
+from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
 from workbench.methods.sparse import Sparse
-from workbench.metrics.counts import Counts, Head, of_layer
-from workbench.metrics.sparsity import compared, scaled
+from workbench.metrics.sparsity import Counts, Head, compared, of_layer, scaled
 from workbench.models.loading import Loaded
+from workbench.models.spec import attach
 
 MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # of a head, see `counts.Head`
 TOGETHER = 8  # methods whose passes are packed
