@@ -1,7 +1,8 @@
 """Where attention goes: the softmax of every layer and head, taken from the queries and keys of a prefill."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,15 @@ from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Plan
+from workbench.data.prompt_view import Reading
 from workbench.engine import attention_maps
-from workbench.engine.forward import assemble, empty, encode_many, prefill
+from workbench.engine.assembly import assemble, empty
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import prefill
+from workbench.methods.generation import generate
+from workbench.methods.modes.full import Full
+from workbench.metrics.answers import exact_match
+from workbench.models.loading import Loaded
 
 
 @dataclass(frozen=True)
@@ -73,3 +81,35 @@ def softmax(model: PreTrainedModel, queries: dict[int, Tensor], kv: KV, rows: Te
     for layer, keys in enumerate(kv.keys):
         found = attention_maps.logits(model, layer, queries[layer], keys, rows, sees)
         yield torch.cat([attention_maps.softmax(part) for _, part in found], 1)
+
+
+def positions_of(prompt: Prompt, blocks: Collection[int] = ()) -> Tensor:
+    """Return bool [T]: the positions of `blocks`, by default of all passages (without first block and question)."""
+    return torch.isin(prompt.block_of, torch.tensor(list(blocks) or range(1, len(prompt.blocks) - 1)))
+
+
+def to_other_blocks(mass: Mass) -> float:
+    """Return the share of attention that the passages' rows pay to other blocks, mean over passages, layers, heads."""
+    passages = range(1, mass.blocks.shape[-1] - 1)
+    own = sum(mass.blocks[:, :, b, b].mean().item() for b in passages)
+    return 1 - own / max(1, len(passages))
+
+
+def answers_under(
+    loaded: Loaded, view: Reading, rules: Mapping[str, Sees], found: Mapping[str, Mass], max_new_tokens: int
+) -> list[dict[str, Any]]:
+    """Answer one prompt under every mask rule: records {mask, answer, right (None: no answer is known), kl}.
+
+    `found` holds `masked` of every rule; kl (nats) is the divergence of its first token from that of the first rule.
+    """
+    model, tokenizer, layout = loaded
+    truth = next(iter(found.values())).logits.log_softmax(-1)
+    records = []
+    for name, rule in rules.items():
+        method = Full(lambda _, rule=rule: rule)
+        (output,) = generate(model, tokenizer, [view.prompt], method, max_new_tokens=max_new_tokens, stop=layout.stop)
+        answer, logits = output.text.strip(), found[name].logits.log_softmax(-1)
+        right = bool(exact_match(answer, view.answers)) if view.answers else None
+        kl = max(0.0, float((truth.exp() * (truth - logits)).sum()))
+        records.append({"mask": name, "answer": answer, "right": right, "kl": kl})
+    return records

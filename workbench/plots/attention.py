@@ -1,11 +1,13 @@
 """Where the answering token looks, token by token, under several ways to answer, with layer and head selectors."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.data.prompt_view import Reading
+from workbench.metrics.mass import Mass, overlap
 from workbench.plots.controls import head_menu, layer_slider, of_head
 from workbench.plots.masks import names
 from workbench.plots.theme import MODE_NAMES, RULE, block_colour, finish, panel_titles
@@ -77,3 +79,29 @@ def _axes(fig: go.Figure, block_of: np.ndarray, panels: int, marked: Collection[
                 type="line", x0=edge, x1=edge, y0=0, y1=1, xref=f"x{end}", yref=f"y{end} domain", layer="below",
                 line={"color": RULE, "width": 0.7},
             )  # fmt: skip
+
+
+def attention_under_masks(
+    found: Mapping[str, Mass], view: Reading, layer: int, head: int, *, chosen: bool, about: str
+) -> go.Figure:
+    """Draw where the last token of one prompt looks under several mask rules, the first of which is full attention.
+
+    `layer` and `head` are shown first; `chosen` says that a reader named the layer.
+    """
+    (_, truth), *others = found.items()
+    kept = {name: overlap(truth.tokens, mass.tokens)[layer, head].item() for name, mass in others}
+    looked_at = "what the answer needs (★)" if view.supporting else "the passages"
+    which = "one head" if chosen else f"the head that looks most at {looked_at}"
+    shares = ", ".join(f"{share:.0%} under {name[0].lower()}{name[1:]}" for name, share in kept.items())
+    return attention(
+        {name: mass.tokens.numpy() for name, mass in found.items()},
+        view.tokens,
+        view.block_of,
+        layer=layer,
+        head=head,
+        marked=view.supporting,
+        notice=f"Where the prompt's last token looks, the one that predicts the answer, in {which}. Of its attention "
+        f"this stays where full attention has it: {shares}.",
+        caption=f"{about}, {len(view.prompt)} tokens, softmax of the model's own queries and keys in fp32. Pick a head "
+        "above, a layer below.",
+    )

@@ -1,6 +1,6 @@
 """Attention masks side by side: who sees whom, coloured by the block that is looked at."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -9,6 +9,10 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.data.prompt_view import Reading
+from workbench.plots.reduce import MaskRule, firsts, shares
+from workbench.plots.strip import question_of
+from workbench.plots.table import table, verdict
 from workbench.plots.theme import FAINT, PAPER, RULE, block_colour, finish, pale, panel_titles
 
 COLUMNS, GAP = 3, 0.05
@@ -114,3 +118,38 @@ def _axes(fig: go.Figure, block_of: np.ndarray, panels: int) -> None:
             fig.update_layout({f"yaxis{end}.title": {"text": "row: the token that looks (by block)"}})
         if index >= panels - COLUMNS:
             fig.update_layout({f"xaxis{end}.title": {"text": "column: the token looked at (by block)"}})
+
+
+def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Collection[str], own: str) -> go.Figure:
+    """Draw every mask rule over one prompt, at most 512² cells each.
+
+    `cached` names the rules under which the passages come from a cache; `own` is the text of the reader's own rule.
+    """
+    length = len(view.prompt)
+    cells = firsts(length)
+    block_of = view.block_of[cells]
+    context = block_of < len(view.prompt.blocks) - 1
+    reduced = "" if length == len(cells) else f"; {len(cells)}² cells, coloured where any pair of a cell is visible"
+    return masks(
+        [Panel(name, shares(rule, length), context if name in cached else None) for name, rule in rules.items()],
+        [view.tokens[i] for i in cells],
+        block_of,
+        notice="Colour is the block looked at, grey is hidden by the rule, white is the future. Under block attention "
+        "only the question (Q) crosses the boundaries of blocks.",
+        caption=f"Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}. Your rule: {own}. "
+        "Drag to zoom, all panels follow; hover for the two tokens.",
+    )
+
+
+def answers_table(records: Sequence[Mapping[str, Any]], view: Reading, *, about: str, device: str) -> go.Figure:
+    """Draw what the model answers under every mask: `records` as of `metrics.mass.answers_under`."""
+    return table(
+        ["mask", "answer", "right", "KL from full (nats)"],
+        [[r["mask"], r["answer"], verdict(r["right"]), f"{r['kl']:.3f}"] for r in records],
+        widths=[2.2, 4, 0.8, 1.4],
+        words=3,
+        title="What the model answers",
+        notice=question_of(view),
+        caption=f"{about}, greedy decoding, one prompt; KL divergence of the first token's distribution from that of "
+        f"full attention. {device}.",
+    )

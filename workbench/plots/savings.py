@@ -1,9 +1,14 @@
 """What a mask shows and what reuse saves: share of visible pairs, and of those computed when the request comes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 
 import plotly.graph_objects as go
+import torch
 
+from workbench.core.blocks import Prompt
+from workbench.core.masks import causal
+from workbench.plots.reduce import MaskRule, visible_pairs
 from workbench.plots.theme import BLUE, RULE, finish, legend_over, with_title
 
 
@@ -46,4 +51,37 @@ def savings(records: Sequence[dict], *, caption: str, notice: str) -> go.Figure:
         above=40,
         below=58,
         left=230,
+    )
+
+
+def count_pairs(rules: Mapping[str, MaskRule], prompt: Prompt, cached: Collection[str]) -> list[dict]:
+    """Count the pairs of every mask rule: records of `savings`.
+
+    Under the rules named in `cached` the passages come from a cache, so that a request computes the question only.
+    """
+    length = len(prompt)
+    records = []
+    for name, rule in rules.items():
+        rows = prompt.question if name in cached else torch.arange(length)
+        records.append(
+            {
+                "mask": name.split(" (")[0],
+                "pairs": visible_pairs(rule, length),
+                "computed": visible_pairs(rule, length, rows),
+                "causal": visible_pairs(causal, length),
+                "rows": len(rows),
+                "length": length,
+            }
+        )
+    return records
+
+
+def request_savings(records: Sequence[dict], source: str) -> go.Figure:
+    """Draw `count_pairs` of one prompt; `source` says where its text comes from."""
+    fewest = min(records, key=itemgetter("rows"))
+    return savings(
+        records,
+        notice=f"Full Reuse computes {fewest['rows']} of {fewest['length']} tokens when the request comes; the other "
+        "rows wait in the cache.",
+        caption=f"Text: {source}. Counted exactly from the masks: pairs (row, column) with column ≤ row.",
     )

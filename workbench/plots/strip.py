@@ -6,6 +6,7 @@ from textwrap import wrap
 import numpy as np
 import plotly.graph_objects as go
 
+from workbench.data.prompt_view import Reading
 from workbench.plots.theme import PAPER, block_colour, finish, with_title
 
 
@@ -40,4 +41,23 @@ def strip(
     fig.update_yaxes(visible=False)
     return finish(
         fig, title="The prompt and its blocks", notice=notice, caption=caption, height=46, above=14, below=52, left=24
+    )
+
+
+def question_of(view: Reading) -> str:
+    """Return the question of `view`, and the expected answers where they are known."""
+    expected = f" Expected: {', '.join(view.answers)}." if view.answers else ""
+    return f"“{view.question}”{expected}"
+
+
+def prompt_strip(view: Reading) -> go.Figure:
+    """Draw the blocks of one prompt under its question."""
+    prompt = view.prompt
+    return strip(
+        view.block_of,
+        view.pieces,
+        marked=view.supporting,
+        notice=question_of(view),
+        caption=f"Text: {view.source}, {len(prompt)} tokens in {len(prompt.blocks)} blocks. "
+        "★ is needed for the answer, Q is the question. Hover to read a block.",
     )

@@ -58,3 +58,8 @@ def table(
         left=10,
         right=14,
     )
+
+
+def verdict(right: bool | None) -> str:
+    """Return whether an answer is right, as a cell of a table; a dash where no answer is known."""
+    return {True: "yes", False: "no", None: "–"}[right]
