@@ -1,0 +1,54 @@
+"""Stores in front of other stores: they hide, record or hold back what passes through them."""
+
+from collections.abc import Container
+
+from workbench.core.kv import KV
+from workbench.store.fetching import Store
+
+
+class ReadOnlyStore:
+    """Reads from `store` and keeps nothing in it, so that every request finds and misses the same blocks.
+
+    `keys` are the only entries that can be found; None: all of them.
+    """
+
+    def __init__(self, store: Store, keys: Container[str] | None = None):
+        self.store = store
+        self.keys = keys
+
+    def get(self, key: str) -> KV | None:
+        return self.store.get(key) if self.keys is None or key in self.keys else None
+
+    def put(self, key: str, kv: KV) -> None:
+        """Do nothing."""
+
+
+class RecordingStore:
+    """Passes everything on to `store`; `stored` are the keys that were put."""
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.stored: set[str] = set()
+
+    def get(self, key: str) -> KV | None:
+        return self.store.get(key)
+
+    def put(self, key: str, kv: KV) -> None:
+        self.stored.add(key)
+        self.store.put(key, kv)
+
+
+class StagingStore:
+    """Reads from several stores in order and holds what is put in `staged`, to be written at once later."""
+
+    def __init__(self, *stores: Store):
+        self.stores = stores
+        self.staged: dict[str, KV] = {}
+
+    def get(self, key: str) -> KV | None:
+        if key in self.staged:
+            return self.staged[key]
+        return next((kv for store in self.stores if (kv := store.get(key)) is not None), None)
+
+    def put(self, key: str, kv: KV) -> None:
+        self.staged[key] = kv
