@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import BadInput
-from workbench.core.tiles import Pages, Tiles
-from workbench.core.tiles import pages as pages_of
+from workbench.core.tiles import Tiles
+from workbench.kernels._page_lists import Pages
+from workbench.kernels._page_lists import pages as pages_of
 from workbench.kernels import _tiles_triton
-from workbench.kernels._common import Config, need_triton
+from workbench.kernels._common import Config
+from workbench.kernels._triton import need_triton
 
 __all__ = ["cases", "launch", "reference"]
 

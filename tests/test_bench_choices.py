@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.tile_selection import TileRule
-from workbench.core.tiles import Pages
+from workbench.kernels._page_lists import Pages
 from workbench.experiments.bench import choices, named, workloads
 from workbench.experiments.bench.run import WORKLOADS
 

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 from workbench.core import block_scores, tile_selection
 from workbench.core.plan import Site
 from workbench.core.tile_selection import TileRule
-from workbench.core.tiles import Tiles, page_table, pages, union_of
+from workbench.core.tiles import Tiles
 from workbench.engine import backends
 from workbench.kernels import (
     _choose_keep,
@@ -20,6 +20,7 @@ from workbench.kernels import (
     tile_attention,
 )
 from workbench.kernels._common import Config
+from workbench.kernels._page_lists import page_table, pages, union_of
 from workbench.methods import sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.xattention import Xattention

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.errors import BadInput
-from workbench.core.tiles import Pages, Tiles, pages
+from workbench.core.tiles import Tiles
 from workbench.kernels import _tiles_pairs, _tiles_triton, page_attention, tile_attention
 from workbench.kernels._common import Config
+from workbench.kernels._page_lists import Pages, pages
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -1,9 +1,6 @@
-"""A block-sparse choice of keys, and the ways to carry it out."""
+"""A block-sparse choice of keys, and its unions over queries and heads."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -42,10 +39,10 @@ class Tiles:
             raise BadInput(f"tile size {self.size}: it is 1 or more")
         if self.shared < 1 or len(self.kept) % self.shared:
             raise BadInput(f"{len(self.kept)} heads cannot choose alike in groups of {self.shared}")
-        found = self.columns
-        if found is not None and (found.ndim != 2 or found.dtype != torch.bool or len(found) != len(self.kept)):
+        columns = self.columns
+        if columns is not None and (columns.ndim != 2 or columns.dtype != torch.bool or len(columns) != len(self.kept)):
             raise BadInput(
-                f"columns are [heads, keys] bool for {len(self.kept)} heads, got {tuple(found.shape)} {found.dtype}"
+                f"columns are [heads, keys] bool for {len(self.kept)} heads, got {tuple(columns.shape)} {columns.dtype}"
             )
 
     def visible(self, rows: int, length: int, first: int = 0) -> Tensor:
@@ -64,14 +61,17 @@ class Tiles:
         wide = pad(self.columns, (0, width - self.columns.shape[1]))
         return Tiles(self.kept | wide.unflatten(1, (-1, self.size)).any(-1)[:, None], self.size)
 
-    def lists(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        """Rising lists of key tiles for `rows` over `length` keys: (indptr [N + 1], indices), int32.
-
-        N goes by group of `shared` heads, then query tile. On a GPU nothing waits for it, and `indices` has room for
-        everything: it is unwritten behind indptr[N].
-        """
+    def covering(self, rows: int, length: int) -> Tensor:
+        """[G, I, J] bool of `rows` over `length` keys, one of `shared` heads. BadInput where tiles are missing."""
         self._check(rows, length)
-        return _ragged(self.kept[:: self.shared, : -(-rows // self.size), : -(-length // self.size)])
+        return self.kept[:: self.shared, : -(-rows // self.size), : -(-length // self.size)]
+
+    def lists(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return rising lists of key tiles for `rows` over `length` keys: (indptr [N + 1], indices), int32.
+
+        N goes by group of `shared` heads, then query tile.
+        """
+        return ragged(self.covering(rows, length))
 
     def over_queries(self) -> "Tiles":
         """One choice for all query tiles: what any of them keeps (CompactAttention's Q-block union)."""
@@ -90,8 +90,8 @@ class Tiles:
         return self.over_heads(heads).over_queries()
 
     def pages(self, heads: int) -> tuple[Tensor, Tensor]:
-        """The union as a ragged list of key tiles per group of `heads`: (indptr [G + 1], indices), int32."""
-        return _ragged(self.paged().union(heads).kept[::heads, :1])
+        """Return the union as a ragged list of key tiles per group of `heads`: (indptr [G + 1], indices), int32."""
+        return ragged(self.paged().union(heads).kept[::heads, :1])
 
     @property
     def density(self) -> float:
@@ -109,58 +109,6 @@ class Tiles:
             raise BadInput(f"columns for {self.columns.shape[1]} keys do not cover {length}")
 
 
-@dataclass(frozen=True)
-class Pages:
-    """What a paged attention kernel is told, for a batch (CompactAttention, section 3.3).
-
-    Keys [B, Hkv, L, D] are read in place as [B · Hkv · L / page, page, 1, D]: page j of KV head h of request b is
-    number (b · Hkv + h) · L / page + j. One row of the table serves `heads` query heads of one request; rows go by
-    request, KV head, execution group.
-    """
-
-    indptr: Tensor  # [B · Hkv · groups + 1] int32
-    indices: Tensor  # [pages read] int32, rising within a row
-    size: int  # tokens of a page
-    heads: int  # query heads of an execution group
-
-
-def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) -> Pages:
-    """The page table of a batch: the union of each request's choice over its rows and over every `heads` query heads.
-
-    `capacity`: pages that the cache holds for one KV head. BadInput where a choice does not fit the cache, or a group
-    of `heads` would read two KV heads.
-    """
-    for choice in choices:
-        group = choice.kept.shape[0] // kv_heads
-        if choice.kept.shape[0] % kv_heads or group % heads:
-            raise BadInput(
-                f"{heads} heads cannot share a page list: {choice.kept.shape[0]} query heads read {kv_heads} KV heads"
-            )
-        if choice.kept.shape[2] > capacity:
-            raise BadInput(f"a choice over {choice.kept.shape[2]} pages does not fit a cache of {capacity} for a head")
-    whole = [choice.paged().kept for choice in choices]
-    if len({kept.shape for kept in whole}) == 1:
-        union = union_of(torch.stack(whole), heads)
-    else:
-        widest = max(kept.shape[2] for kept in whole)
-        union = torch.cat([union_of(pad(kept, (0, widest - kept.shape[2]))[None], heads) for kept in whole])
-    return page_table(union, kv_heads, heads, capacity, choices[0].size)
-
-
-def union_of(kept: Tensor, heads: int) -> Tensor:
-    """[B, G, J] bool of choices [B, Hq, I, J]: what any query tile of any of `heads` neighbouring heads keeps."""
-    return kept.unflatten(1, (-1, heads)).any(3).any(2)
-
-
-def page_table(union: Tensor, kv_heads: int, heads: int, capacity: int, size: int) -> Pages:
-    """Unions [B, G, J] bool of execution groups of `heads` query heads as a page table, J at most `capacity`.
-
-    On a GPU nothing waits for it, and `indices` has room for everything: it is unwritten behind indptr[B · G].
-    """
-    indptr, indices = _ragged(union.flatten(0, 1)[:, None], capacity, union.shape[1] // kv_heads)
-    return Pages(indptr, indices, size, heads)
-
-
 def _shared(x: Tensor, heads: int) -> Tensor:
     """[Hq, …]: any of every `heads` neighbouring heads, for each of them."""
     return x.unflatten(0, (-1, heads)).any(1, keepdim=True).expand(-1, heads, *x.shape[1:]).flatten(0, 1)
@@ -170,11 +118,8 @@ def _nested(one: int, other: int) -> bool:
     return max(one, other) % min(one, other) == 0
 
 
-def _ragged(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
-    """[G, I, J] bool as (indptr [G · I + 1], indices), int32. Tiles of list n are counted from n // share · first."""
-    if kept.is_cuda and kept.numel() and find_spec("triton"):
-        found: tuple[Tensor, Tensor] = import_module("workbench.kernels._tiles_lists").launch(kept, first, share)
-        return found
+def ragged(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:
+    """Return lists of [G, I, J] bool: (indptr [G · I + 1], indices), int32. List n counts from n // share · first."""
     flat = kept.flatten(0, 1)
     indptr = torch.cat((flat.new_zeros(1, dtype=torch.int32), flat.sum(1).cumsum(0).int()))
     at, tile = flat.nonzero().unbind(1)

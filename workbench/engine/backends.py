@@ -126,7 +126,7 @@ class TileAttention(_Kernel):
         if tiles is None:
             return module.launch(*arguments, scale=scale)[0]
         if not tiles.alike:
-            lists = tiles.lists(q.shape[1], keys.shape[1])
+            lists = kernel("_page_lists").tile_lists(tiles, q.shape[1], keys.shape[1])
             return module.launch(*arguments, *lists, tiles.size, tiles.size, scale)[0]
         last, length = -(-q.shape[1] // tiles.size), -(-keys.shape[1] // tiles.size)
         lists = module.lists(tiles.kept[None, :: tiles.shared, last - 1 : last, :length])

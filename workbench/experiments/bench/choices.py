@@ -14,7 +14,8 @@ from torch import Tensor
 
 from workbench.core.tile_grid import Grid
 from workbench.core.tile_selection import TileRule
-from workbench.core.tiles import Pages, Tiles, page_table, union_of
+from workbench.core.tiles import Tiles
+from workbench.kernels._page_lists import Pages, page_table, union_of
 from workbench.experiments.bench import named, peers, workloads
 from workbench.experiments.bench.workloads import DEVICE, Call, Variant, Workload, labelled, numbers
 from workbench.kernels._common import Config

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.page_table import INVALID_POS, Paged
-from workbench.core.tiles import Tiles, pages
+from workbench.core.tiles import Tiles
+from workbench.kernels._page_lists import pages
 from workbench.experiments.bench import named, peers
 
 Call = Callable[[], Any]
