@@ -113,3 +113,9 @@ def answers_under(
         kl = max(0.0, float((truth.exp() * (truth - logits)).sum()))
         records.append({"mask": name, "answer": answer, "right": right, "kl": kl})
     return records
+
+
+def most_changed(found: Mapping[str, Mass], wanted: Tensor) -> tuple[int, int]:
+    """Return the (layer, head) that looks at the positions `wanted` [T] (bool) and that "naive" changes most."""
+    truth = found["full"].tokens
+    return peak(truth[:, :, wanted].sum(-1) * (1 - overlap(truth, found["naive"].tokens)))

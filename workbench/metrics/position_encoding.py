@@ -212,3 +212,17 @@ def _question_logits(model: PreTrainedModel, prompt: Prompt, kv: KV, plan: Plan)
     output = prefill(model, prompt.tokens, plan, kv, logits_to_keep=len(prompt.question))
     assert output.logits is not None
     return output.logits
+
+
+def angles(rotated: KeyRotation) -> list[dict]:
+    """Return the angle of every channel pair at every distance: records {distance, pair, turned_radians}."""
+    return [
+        {"distance": distance, "pair": pair, "turned_radians": float(distance * speed)}
+        for distance in rotated.distances
+        for pair, speed in zip(rotated.pairs, rotated.inv_freq, strict=True)
+    ]
+
+
+def rope_frequencies(theta: float, width: int) -> Tensor:
+    """Return RoPE's fp64 frequencies [width/2] (radians a token) for keys of `width` channels and base `theta`."""
+    return theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)

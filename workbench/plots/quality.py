@@ -1,9 +1,10 @@
 """Answer quality by kind of question, with 95% intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from workbench.experiments.record import Record
 from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, MUTED, RULE, finish, legend_over, with_title
 
 SCORES = {"em": "exact match", "f1": "F1"}
@@ -72,3 +73,15 @@ def quality(records: Sequence[dict], *, caption: str, notice: str) -> go.Figure:
     return finish(
         fig, title="How well the model answers", notice=notice, caption=caption, height=340, above=48, below=56,
     )  # fmt: skip
+
+
+def reuse_quality(records: Mapping[str, Record], *, about: str) -> go.Figure:
+    """Draw the scores of trials with full attention, blocks and naive positions ("full", "block", "naive")."""
+    return quality(
+        [row for record in records.values() for row in record.rows()],
+        notice=f"Reuse without fine-tuning answers {records['block'].em:.0%} where full attention answers "
+        f"{records['full'].em:.0%}; naive positions leave {records['naive'].em:.0%}. Compare the kinds that lean on "
+        "more than one passage.",
+        caption=f"{about}, greedy decoding. Exact match and F1 after SQuAD's normalisation, best over aliases. Bars "
+        f"are 95% intervals (Wilson's for exact match, bootstrap for F1). {records['full'].device}.",
+    )

@@ -1,10 +1,11 @@
 """Is reuse even happening: where the tokens of the prompts came from, and the hit rate of the store."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from workbench.plots.theme import BLUE, INK, RED, finish, legend_over, pale, with_title
+from workbench.experiments.record import Record
+from workbench.plots.theme import BLUE, INK, MODE_NAMES, RED, finish, legend_over, pale, with_title
 
 
 def reuse(records: Sequence[dict], *, caption: str, notice: str) -> go.Figure:
@@ -45,4 +46,35 @@ def reuse(records: Sequence[dict], *, caption: str, notice: str) -> go.Figure:
         below=58,
         left=230,
         right=124,
+    )
+
+
+def token_sources(records: Mapping[str, Record]) -> list[dict]:
+    """Return where the tokens of trials came from: records of `reuse`.
+
+    `records` has a trial named "block", whose computed tokens are the questions alone.
+    """
+    question = records["block"].rows_computed
+    return [
+        {
+            "name": MODE_NAMES[mode],
+            "reused": record.rows_reused * record.n,
+            "encoded": 0 if record.rows_reused else (record.rows_computed - question) * record.n,
+            "question": question * record.n,
+            "hit_rate": record.hit_rate if record.trial["mode"] == "block" else None,
+        }
+        for mode, record in records.items()
+    ]
+
+
+def trial_reuse(records: Mapping[str, Record], *, about: str) -> go.Figure:
+    """Draw where the tokens of trials came from; `records` as in `token_sources`."""
+    block = records["block"]
+    return reuse(
+        token_sources(records),
+        notice=f"With its blocks in the store, a request computes {block.rows_computed:.0f} of "
+        f"{block.prompt_tokens:.0f} tokens. While the questions above were asked, {block.hit_rate:.0%} of the look-ups "
+        "found their block.",
+        caption=f"{about}. The store starts empty: a block's first look-up is a miss and encodes it, later ones hit. "
+        f"{block.device}.",
     )
