@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.tile_selection import TileRule
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no Triton on this platform: `workbench.core.tile_selection` still works
-    triton = None
+from workbench.kernels._triton import jit, tl, triton
 
 COLUMNS = 1 << 13  # most blocks of a row that the kernel takes, times the heads of a group
 
@@ -31,101 +26,102 @@ def _padded(blocks: int) -> int:
     return max(128, triton.next_power_of_2(blocks))
 
 
-if triton is not None:
+@jit
+def _reaching(x, other, target, BITS: tl.constexpr):
+    """[G] bits of the largest weight such that those of at least it, and `other`, hold the target."""
+    bits = x.to(tl.int32, bitcast=True)
+    wide = x.to(tl.float64)
+    found = tl.zeros_like(other).to(tl.int32)
+    for i in range(0, BITS):
+        tried = found | (1 << (BITS - 1 - i))
+        held = other + tl.sum(tl.where(bits >= tried[:, None], wide, 0.0), 1)
+        found = tl.where(held >= target, tried, found)
+    return found
 
-    @triton.jit
-    def _reaching(x, other, target, BITS: tl.constexpr):
-        """[G] bits of the largest weight such that those of at least it, and `other`, hold the target."""
-        bits = x.to(tl.int32, bitcast=True)
-        wide = x.to(tl.float64)
-        found = tl.zeros_like(other).to(tl.int32)
-        for i in range(0, BITS):
-            tried = found | (1 << (BITS - 1 - i))
-            held = other + tl.sum(tl.where(bits >= tried[:, None], wide, 0.0), 1)
-            found = tl.where(held >= target, tried, found)
-        return found
 
-    @triton.jit
-    def _fewest(x, seen, forced, share, BITS: tl.constexpr):
-        """[G, J] bool: `smallest` of weights x [G, J]."""
-        other = tl.sum(tl.where(forced, x, 0.0).to(tl.float64), 1)
-        x = tl.where(forced, 0.0, x)
-        target = share * (tl.sum(x.to(tl.float64), 1) + other)
-        least = _reaching(x, other, target, BITS)
-        bits = x.to(tl.int32, bitcast=True)
-        above, equal = bits > least[:, None], (bits == least[:, None]) & seen & ~forced
-        held = other + tl.sum(tl.where(above, x, 0.0).to(tl.float64), 1)
-        before = held[:, None] + (tl.cumsum(equal.to(tl.int32), 1) - 1).to(tl.float64) * x.to(tl.float64)
-        return above | (equal & (before < target[:, None])) | forced | (share >= 1)[:, None]
+@jit
+def _fewest(x, seen, forced, share, BITS: tl.constexpr):
+    """[G, J] bool: `smallest` of weights x [G, J]."""
+    other = tl.sum(tl.where(forced, x, 0.0).to(tl.float64), 1)
+    x = tl.where(forced, 0.0, x)
+    target = share * (tl.sum(x.to(tl.float64), 1) + other)
+    least = _reaching(x, other, target, BITS)
+    bits = x.to(tl.int32, bitcast=True)
+    above, equal = bits > least[:, None], (bits == least[:, None]) & seen & ~forced
+    held = other + tl.sum(tl.where(above, x, 0.0).to(tl.float64), 1)
+    before = held[:, None] + (tl.cumsum(equal.to(tl.int32), 1) - 1).to(tl.float64) * x.to(tl.float64)
+    return above | (equal & (before < target[:, None])) | forced | (share >= 1)[:, None]
 
-    @triton.jit
-    def _near(rows, at, end, first, last, column, count, TILE: tl.constexpr, HALVINGS: tl.constexpr):
-        """Whether a row of `at` to `end` stands in the tile or in one of the `count` tiles behind it."""
-        if last - first == end - 1 - at:  # rows without a gap
-            found = (column >= first // TILE - count) & (column <= last // TILE)
-        else:
-            low, high = tl.zeros_like(column) + at, tl.zeros_like(column) + end
-            for _ in range(0, HALVINGS):  # the first row at or behind the start of the tile
-                middle = (low + high) // 2
-                before = tl.load(rows + middle, mask=low < high, other=0) < column * TILE
-                high = tl.where((low < high) & ~before, middle, high)
-                low = tl.where((low < high) & before, middle + 1, low)
-            row = tl.load(rows + low, mask=low < end, other=9223372036854775807)
-            found = row < (column + count + 1).to(tl.int64) * TILE
-        return found
 
-    @triton.jit
-    def _keep(
-        weights, rows, shares, kept, count, length, blocks, first_blocks, tiles, columns, part,
-        local, sink, tail, stride, limit, seed,
-        GROUP: tl.constexpr, GP: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, JP: tl.constexpr,
-        MASS: tl.constexpr, LOGITS: tl.constexpr, FIRST: tl.constexpr, WHOLE: tl.constexpr, RESCUE: tl.constexpr,
-        BITS: tl.constexpr, HALVINGS: tl.constexpr,
-    ):  # fmt: skip
-        WIDE: tl.constexpr = BLOCK // TILE
-        coarse, group, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-        groups = tl.num_programs(1)
-        rows += request.to(tl.int64) * count
-        end = tl.minimum((coarse + 1) * BLOCK, count)
-        start, last = tl.load(rows + coarse * BLOCK), tl.load(rows + end - 1)
-        h, j = tl.arange(0, GP), tl.arange(0, JP)
-        head = (request * groups + group).to(tl.int64) * GROUP + h
-        visible = (j + 1) * BLOCK - 1 <= last if WHOLE else j * BLOCK <= last
-        seen = (h < GROUP)[:, None] & (visible & (j < blocks))[None, :]
-        at = weights + (head[:, None] * first_blocks + coarse) * blocks + j[None, :]
-        x = tl.load(at, mask=seen, other=float("-inf") if LOGITS else 0.0)
-        top = tl.max(x, 1)
-        if LOGITS:
-            x = tl.where(seen, tl.exp(x - tl.where(top == float("-inf"), 0.0, top)[:, None]), 0.0)
-            top = tl.where(top == float("-inf"), 0.0, 1.0)
-        if MASS:
-            forced = seen & False
-            if FIRST:
-                own = _near(rows, coarse * BLOCK, end, start, last, j, 0, BLOCK, HALVINGS)
-                forced = seen & (own | (j == 0))[None, :]
-            share = tl.load(shares + (group * GROUP + h), mask=h < GROUP, other=0.0)
-            taken = _fewest(x, seen, forced, share, BITS) & seen
-        else:
-            taken = seen & (x >= part * top[:, None])
-        chosen = tl.max(taken.to(tl.int32), 0)
-        column = j[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
-        for w in range(0, WIDE):
-            i = coarse * WIDE + w
-            if i < tiles:
-                end = tl.minimum((i + 1) * TILE, count)
-                start, last = tl.load(rows + i * TILE), tl.load(rows + end - 1)
-                keep = (chosen[:, None] > 0) | _near(rows, i * TILE, end, start, last, column, local, TILE, HALVINGS)
-                keep |= (column < sink) | (last >= tail)
-                if RESCUE:
-                    tile = start // TILE
-                    keep |= (stride > 0) & ((131 * tile + 17 * column + seed) % tl.maximum(stride, 1) == 0)
-                    mixed = (tile + 1) * 1103515245 + (column + 1).to(tl.int64) * 12345
-                    mixed = (mixed + (group + 1).to(tl.int64) * 2654435761 + seed) & 0x7FFFFFFF
-                    keep |= mixed.to(tl.int32) % 1000000 < limit
-                keep &= column.to(tl.int64) * TILE <= last
-                for g in range(0, GROUP):
-                    one = ((request * groups + group).to(tl.int64) * GROUP + g) * tiles + i
-                    tl.store(kept + one * columns + column, keep.to(tl.uint8), mask=column < columns)
+@jit
+def _near(rows, at, end, first, last, column, count, TILE: tl.constexpr, HALVINGS: tl.constexpr):
+    """Whether a row of `at` to `end` stands in the tile or in one of the `count` tiles behind it."""
+    if last - first == end - 1 - at:  # rows without a gap
+        found = (column >= first // TILE - count) & (column <= last // TILE)
+    else:
+        low, high = tl.zeros_like(column) + at, tl.zeros_like(column) + end
+        for _ in range(0, HALVINGS):  # the first row at or behind the start of the tile
+            middle = (low + high) // 2
+            before = tl.load(rows + middle, mask=low < high, other=0) < column * TILE
+            high = tl.where((low < high) & ~before, middle, high)
+            low = tl.where((low < high) & before, middle + 1, low)
+        row = tl.load(rows + low, mask=low < end, other=9223372036854775807)
+        found = row < (column + count + 1).to(tl.int64) * TILE
+    return found
+
+
+@jit
+def _keep(
+    weights, rows, shares, kept, count, length, blocks, first_blocks, tiles, columns, part,
+    local, sink, tail, stride, limit, seed,
+    GROUP: tl.constexpr, GP: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, JP: tl.constexpr,
+    MASS: tl.constexpr, LOGITS: tl.constexpr, FIRST: tl.constexpr, WHOLE: tl.constexpr, RESCUE: tl.constexpr,
+    BITS: tl.constexpr, HALVINGS: tl.constexpr,
+):  # fmt: skip
+    WIDE: tl.constexpr = BLOCK // TILE
+    coarse, group, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    groups = tl.num_programs(1)
+    rows += request.to(tl.int64) * count
+    end = tl.minimum((coarse + 1) * BLOCK, count)
+    start, last = tl.load(rows + coarse * BLOCK), tl.load(rows + end - 1)
+    h, j = tl.arange(0, GP), tl.arange(0, JP)
+    head = (request * groups + group).to(tl.int64) * GROUP + h
+    visible = (j + 1) * BLOCK - 1 <= last if WHOLE else j * BLOCK <= last
+    seen = (h < GROUP)[:, None] & (visible & (j < blocks))[None, :]
+    at = weights + (head[:, None] * first_blocks + coarse) * blocks + j[None, :]
+    x = tl.load(at, mask=seen, other=float("-inf") if LOGITS else 0.0)
+    top = tl.max(x, 1)
+    if LOGITS:
+        x = tl.where(seen, tl.exp(x - tl.where(top == float("-inf"), 0.0, top)[:, None]), 0.0)
+        top = tl.where(top == float("-inf"), 0.0, 1.0)
+    if MASS:
+        forced = seen & False
+        if FIRST:
+            own = _near(rows, coarse * BLOCK, end, start, last, j, 0, BLOCK, HALVINGS)
+            forced = seen & (own | (j == 0))[None, :]
+        share = tl.load(shares + (group * GROUP + h), mask=h < GROUP, other=0.0)
+        taken = _fewest(x, seen, forced, share, BITS) & seen
+    else:
+        taken = seen & (x >= part * top[:, None])
+    chosen = tl.max(taken.to(tl.int32), 0)
+    column = j[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
+    for w in range(0, WIDE):
+        i = coarse * WIDE + w
+        if i < tiles:
+            end = tl.minimum((i + 1) * TILE, count)
+            start, last = tl.load(rows + i * TILE), tl.load(rows + end - 1)
+            keep = (chosen[:, None] > 0) | _near(rows, i * TILE, end, start, last, column, local, TILE, HALVINGS)
+            keep |= (column < sink) | (last >= tail)
+            if RESCUE:
+                tile = start // TILE
+                keep |= (stride > 0) & ((131 * tile + 17 * column + seed) % tl.maximum(stride, 1) == 0)
+                mixed = (tile + 1) * 1103515245 + (column + 1).to(tl.int64) * 12345
+                mixed = (mixed + (group + 1).to(tl.int64) * 2654435761 + seed) & 0x7FFFFFFF
+                keep |= mixed.to(tl.int32) % 1000000 < limit
+            keep &= column.to(tl.int64) * TILE <= last
+            for g in range(0, GROUP):
+                one = ((request * groups + group).to(tl.int64) * GROUP + g) * tiles + i
+                tl.store(kept + one * columns + column, keep.to(tl.uint8), mask=column < columns)
 
 
 def carry_out(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int, logits: bool) -> Tensor:

@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from workbench.kernels._common import Config
-
-try:
-    import triton
-    import triton.language as tl
-    from triton.tools.tensor_descriptor import TensorDescriptor
-except ImportError:  # no Triton on this platform: references still work
-    triton = None
+from workbench.kernels._triton import TensorDescriptor, jit, tl, triton
 
 STEP = 128  # most bytes of a vector that are multiplied at a time
 
@@ -55,41 +49,39 @@ def precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-if triton is not None:
-
-    @triton.jit
-    def products(
-        q, keys, q_tiles, key_tiles, request, head, kv_head, first, first_key, count, length,
-        q_batch, q_head, q_token, key_batch, key_head, key_token,
-        TOKENS: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, DESCRIPTORS: tl.constexpr,
-        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        """[BLOCK_M, BLOCK_N] fp32: query vectors from `first` on times key vectors from `first_key` on."""
-        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        steps = TOKENS * (D // STEP)
-        at_once = 0
-        if DESCRIPTORS:  # not where the tile holds a vector that is cut short: what lies behind it is another's
-            short = (count % TOKENS != 0) & (first + BLOCK_M > count // TOKENS)
-            short |= (length % TOKENS != 0) & (first_key + BLOCK_N > length // TOKENS)
-            at_once = tl.where(short, 0, steps)
-            for i in tl.range(0, at_once):
-                token, channel = i // (D // STEP), i % (D // STEP) * STEP
-                mine = TOKENS - 1 - token if REVERSED else token
-                x = tl.reshape(q_tiles.load([request, head, mine, first, channel]), [BLOCK_M, STEP])
-                k = tl.reshape(key_tiles.load([request, kv_head, token, first_key, channel]), [BLOCK_N, STEP])
-                acc = tl.dot(x, tl.trans(k), acc, input_precision=PRECISION)
-        row = (first + tl.arange(0, BLOCK_M)) * TOKENS
-        key = (first_key + tl.arange(0, BLOCK_N)) * TOKENS
-        col = tl.arange(0, STEP)
-        q += request.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-        keys += request.to(tl.int64) * key_batch + kv_head.to(tl.int64) * key_head
-        for i in tl.range(at_once, steps):
+@jit
+def products(
+    q, keys, q_tiles, key_tiles, request, head, kv_head, first, first_key, count, length,
+    q_batch, q_head, q_token, key_batch, key_head, key_token,
+    TOKENS: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_M, BLOCK_N] fp32: query vectors from `first` on times key vectors from `first_key` on."""
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    steps = TOKENS * (D // STEP)
+    at_once = 0
+    if DESCRIPTORS:  # not where the tile holds a vector that is cut short: what lies behind it is another's
+        short = (count % TOKENS != 0) & (first + BLOCK_M > count // TOKENS)
+        short |= (length % TOKENS != 0) & (first_key + BLOCK_N > length // TOKENS)
+        at_once = tl.where(short, 0, steps)
+        for i in tl.range(0, at_once):
             token, channel = i // (D // STEP), i % (D // STEP) * STEP
-            mine = row + (TOKENS - 1 - token if REVERSED else token)
-            theirs = key + token
-            q_at = q + mine.to(tl.int64)[:, None] * q_token + (channel + col)[None, :]
-            k_at = keys + theirs.to(tl.int64)[:, None] * key_token + (channel + col)[None, :]
-            x = tl.load(q_at, mask=(mine < count)[:, None], other=0.0)
-            k = tl.load(k_at, mask=(theirs < length)[:, None], other=0.0)
+            mine = TOKENS - 1 - token if REVERSED else token
+            x = tl.reshape(q_tiles.load([request, head, mine, first, channel]), [BLOCK_M, STEP])
+            k = tl.reshape(key_tiles.load([request, kv_head, token, first_key, channel]), [BLOCK_N, STEP])
             acc = tl.dot(x, tl.trans(k), acc, input_precision=PRECISION)
-        return acc
+    row = (first + tl.arange(0, BLOCK_M)) * TOKENS
+    key = (first_key + tl.arange(0, BLOCK_N)) * TOKENS
+    col = tl.arange(0, STEP)
+    q += request.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    keys += request.to(tl.int64) * key_batch + kv_head.to(tl.int64) * key_head
+    for i in tl.range(at_once, steps):
+        token, channel = i // (D // STEP), i % (D // STEP) * STEP
+        mine = row + (TOKENS - 1 - token if REVERSED else token)
+        theirs = key + token
+        q_at = q + mine.to(tl.int64)[:, None] * q_token + (channel + col)[None, :]
+        k_at = keys + theirs.to(tl.int64)[:, None] * key_token + (channel + col)[None, :]
+        x = tl.load(q_at, mask=(mine < count)[:, None], other=0.0)
+        k = tl.load(k_at, mask=(theirs < length)[:, None], other=0.0)
+        acc = tl.dot(x, tl.trans(k), acc, input_precision=PRECISION)
+    return acc

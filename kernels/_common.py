@@ -6,11 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no Triton on this platform: references still work
-    triton = None
+from workbench.kernels._triton import jit, tl
 
 LOG2E = 1.4426950408889634
 SECTION_BYTES = 24 << 20  # heads whose keys and values fit this much of the L2 cache run together
@@ -45,11 +41,6 @@ def together(keys: Tensor, group: int) -> int:
     return group * max(n for n in range(1, heads + 1) if heads % n == 0 and n <= fit)
 
 
-def need_triton(name: str) -> None:
-    if triton is None:
-        raise NotImplementedError(f"{name}.launch needs Triton, which is not installed here; use reference")
-
-
 def rows_first(x: Tensor) -> Tensor:
     """`x`, its channels lying side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -64,15 +55,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = 
     return weights.masked_fill(~seen, 0) @ v
 
 
-if triton is not None:
-
-    @triton.jit
-    def step(acc, top, total, s, v, SOME: tl.constexpr, PRECISION: tl.constexpr):
-        """One tile of logits `s` [M, N] (in powers of two, -inf where masked) and its values into the running softmax
-        (FlashAttention, arXiv:2205.14135, algorithm 1). `SOME`: a row may have seen nothing yet."""
-        new = tl.maximum(top, tl.max(s, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new) if SOME else new
-        p = tl.exp2(s - safe[:, None])
-        old = tl.exp2(top - safe)
-        acc = tl.dot(p.to(v.dtype), v, acc * old[:, None], input_precision=PRECISION)
-        return acc, new, total * old + tl.sum(p, 1)
+@jit
+def step(acc, top, total, s, v, SOME: tl.constexpr, PRECISION: tl.constexpr):
+    """One tile of logits `s` [M, N] (in powers of two, -inf where masked) and its values into the running softmax
+    (FlashAttention, arXiv:2205.14135, algorithm 1). `SOME`: a row may have seen nothing yet."""
+    new = tl.maximum(top, tl.max(s, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new) if SOME else new
+    p = tl.exp2(s - safe[:, None])
+    old = tl.exp2(top - safe)
+    acc = tl.dot(p.to(v.dtype), v, acc * old[:, None], input_precision=PRECISION)
+    return acc, new, total * old + tl.sum(p, 1)

@@ -6,12 +6,7 @@ from torch import Tensor
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing, rotate
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no Triton on this platform: `reference` still works
-    triton = None
+from workbench.kernels._triton import jit, tl, triton
 
 SLOTS = 32  # of a program
 
@@ -39,44 +34,42 @@ def reference(
     return made[0], made[1]
 
 
-if triton is not None:
-
-    @triton.jit
-    def _straighten(
-        keys, values, new_keys, new_values, table, positions, shifts, inv_freq, pages,
-        key_head, key_token, value_head, value_token, new_batch, new_head, new_token,
-        PAGE: tl.constexpr, SLOTS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
-        INTERLEAVED: tl.constexpr, ROTATE: tl.constexpr,
-    ):  # fmt: skip
-        place = tl.program_id(0) // (PAGE // SLOTS)
-        within = tl.program_id(0) % (PAGE // SLOTS) * SLOTS + tl.arange(0, SLOTS)
-        head, request = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-        page = request * pages + place
-        at = tl.load(positions + page * PAGE + within)
-        there = (at != 2147483647)[:, None]
-        token = tl.load(table + page).to(tl.int64) * PAGE + within
-        col = tl.arange(0, DP)
-        inside = there & (col < D)[None, :]
-        source = keys + head * key_head + token[:, None] * key_token
-        target = request * new_batch + head * new_head + at.to(tl.int64)[:, None] * new_token + col[None, :]
-        k = tl.load(source + col[None, :], mask=inside, other=0.0)
-        if ROTATE:
-            shift = tl.load(shifts + page)
-            if shift != 0:
-                turns = col < 2 * HALF
-                second = (col % 2 == 1) if INTERLEAVED else (col >= HALF)
-                plane = col // 2 if INTERLEAVED else col % HALF
-                apart = 1 if INTERLEAVED else HALF
-                other = tl.where(turns, tl.where(second, col - apart, col + apart), col)
-                freq = tl.load(inv_freq + plane, mask=turns, other=0.0).to(tl.float64)
-                angle = shift.to(tl.float64) * freq
-                angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)
-                sin = tl.where(second, tl.sin(angle), -tl.sin(angle))
-                y = tl.load(source + other[None, :], mask=inside, other=0.0)
-                k = (k.to(tl.float32) * tl.cos(angle)[None, :] + y.to(tl.float32) * sin[None, :]).to(k.dtype)
-        tl.store(new_keys + target, k, mask=inside)
-        v = tl.load(values + head * value_head + token[:, None] * value_token + col[None, :], mask=inside, other=0.0)
-        tl.store(new_values + target, v, mask=inside)
+@jit
+def _straighten(
+    keys, values, new_keys, new_values, table, positions, shifts, inv_freq, pages,
+    key_head, key_token, value_head, value_token, new_batch, new_head, new_token,
+    PAGE: tl.constexpr, SLOTS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr, ROTATE: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0) // (PAGE // SLOTS)
+    within = tl.program_id(0) % (PAGE // SLOTS) * SLOTS + tl.arange(0, SLOTS)
+    head, request = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    page = request * pages + place
+    at = tl.load(positions + page * PAGE + within)
+    there = (at != 2147483647)[:, None]
+    token = tl.load(table + page).to(tl.int64) * PAGE + within
+    col = tl.arange(0, DP)
+    inside = there & (col < D)[None, :]
+    source = keys + head * key_head + token[:, None] * key_token
+    target = request * new_batch + head * new_head + at.to(tl.int64)[:, None] * new_token + col[None, :]
+    k = tl.load(source + col[None, :], mask=inside, other=0.0)
+    if ROTATE:
+        shift = tl.load(shifts + page)
+        if shift != 0:
+            turns = col < 2 * HALF
+            second = (col % 2 == 1) if INTERLEAVED else (col >= HALF)
+            plane = col // 2 if INTERLEAVED else col % HALF
+            apart = 1 if INTERLEAVED else HALF
+            other = tl.where(turns, tl.where(second, col - apart, col + apart), col)
+            freq = tl.load(inv_freq + plane, mask=turns, other=0.0).to(tl.float64)
+            angle = shift.to(tl.float64) * freq
+            angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)
+            sin = tl.where(second, tl.sin(angle), -tl.sin(angle))
+            y = tl.load(source + other[None, :], mask=inside, other=0.0)
+            k = (k.to(tl.float32) * tl.cos(angle)[None, :] + y.to(tl.float32) * sin[None, :]).to(k.dtype)
+    tl.store(new_keys + target, k, mask=inside)
+    v = tl.load(values + head * value_head + token[:, None] * value_token + col[None, :], mask=inside, other=0.0)
+    tl.store(new_values + target, v, mask=inside)
 
 
 def straighten(

@@ -1,10 +1,10 @@
 """Rows that attend to pages of keys and values, wherever the pages lie: the common part of `question_attention` (few
 rows, the keys split among programs) and `q_sparse_attention` (many rows).
 
-A request is a list of pages of a pool (`core.page_table.Paged`), shared with other requests or its own, and the position
-of every slot of them. A slot that no row may see (the tail of a block, a stale entry that the request computed again on
-a page of its own) stands at INVALID_POS. A row sees the slots at or before its own position, so neither the order of
-the pages nor a gap between them matters.
+A request is a list of pages of a pool (`core.page_table.Paged`), shared with other requests or its own, and the
+position of every slot of them. A slot that no row may see (the tail of a block, a stale entry that the request
+recomputed on a page of its own) stands at INVALID_POS. A row sees the slots at or before its own position, so neither
+the order of the pages nor a gap between them matters.
 
 A cached page may have to move: its keys were rotated for other positions, `moves` tokens before. q · R(s) k =
 R(-s) q · k, so the query is turned back, once for each run of pages that move alike, and keys go to the matrix unit as
@@ -18,15 +18,8 @@ from torch import Tensor
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing, rotate
-from workbench.kernels._common import LOG2E, Config, attend, processors, rows_first
-
-try:
-    import triton
-    import triton.language as tl
-
-    from workbench.kernels._common import step
-except ImportError:  # no Triton on this platform: `reference` still works
-    triton = None
+from workbench.kernels._common import LOG2E, Config, attend, processors, rows_first, step
+from workbench.kernels._triton import jit, tl, triton
 
 
 def reference(
@@ -119,163 +112,163 @@ def case(
     return q.to(device, dtype), keys, values, at_rows.to(device), pages, inv_freq, pairing or "neox"
 
 
-if triton is not None:
+@jit
+def _count(bounds, limit, pages, CHUNK: tl.constexpr):
+    """How many of `pages` rising bounds are at most `limit`."""
+    found = 0
+    for at in range(0, pages, CHUNK):
+        i = at + tl.arange(0, CHUNK)
+        found += tl.sum(((tl.load(bounds + i, mask=i < pages, other=2147483647) <= limit) & (i < pages)).to(tl.int32))
+    return found
 
-    @triton.jit
-    def _count(bounds, limit, pages, CHUNK: tl.constexpr):
-        """How many of `pages` rising bounds are at most `limit`."""
-        found = 0
-        for at in range(0, pages, CHUNK):
-            i = at + tl.arange(0, CHUNK)
-            found += tl.sum(
-                ((tl.load(bounds + i, mask=i < pages, other=2147483647) <= limit) & (i < pages)).to(tl.int32)
-            )
-        return found
 
-    @triton.jit
-    def _query(
-        q, row, head, token_stride, head_stride, valid, shift, inv_freq,
-        D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, TURN: tl.constexpr,
-    ):  # fmt: skip
-        """[M, DP] queries; with TURN, turned back by `move` positions."""
-        col = tl.arange(0, DP)
-        base = q + head[:, None] * head_stride + row[:, None] * token_stride
-        x = tl.load(base + col[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
-        if TURN:
-            turns = col < 2 * HALF
-            second = (col % 2 == 1) if INTERLEAVED else (col >= HALF)
-            plane = col // 2 if INTERLEAVED else col % HALF
-            apart = 1 if INTERLEAVED else HALF
-            other = tl.where(turns, tl.where(second, col - apart, col + apart), col)
-            freq = tl.load(inv_freq + plane, mask=turns, other=0.0).to(tl.float64)
-            angle = shift.to(tl.float64) * freq
-            angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)
-            sin = tl.where(second, -tl.sin(angle), tl.sin(angle))  # of -move, and the sign of the plane's other channel
-            y = tl.load(base + other[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
-            x = (x.to(tl.float32) * tl.cos(angle)[None, :] + y.to(tl.float32) * sin[None, :]).to(x.dtype)
-        return x
+@jit
+def _query(
+    q, row, head, token_stride, head_stride, valid, shift, inv_freq,
+    D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    """[M, DP] queries; with TURN, turned back by `move` positions."""
+    col = tl.arange(0, DP)
+    base = q + head[:, None] * head_stride + row[:, None] * token_stride
+    x = tl.load(base + col[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
+    if TURN:
+        turns = col < 2 * HALF
+        second = (col % 2 == 1) if INTERLEAVED else (col >= HALF)
+        plane = col // 2 if INTERLEAVED else col % HALF
+        apart = 1 if INTERLEAVED else HALF
+        other = tl.where(turns, tl.where(second, col - apart, col + apart), col)
+        freq = tl.load(inv_freq + plane, mask=turns, other=0.0).to(tl.float64)
+        angle = shift.to(tl.float64) * freq
+        angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)
+        sin = tl.where(second, -tl.sin(angle), tl.sin(angle))  # of -move, and the sign of the plane's other channel
+        y = tl.load(base + other[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
+        x = (x.to(tl.float32) * tl.cos(angle)[None, :] + y.to(tl.float32) * sin[None, :]).to(x.dtype)
+    return x
 
-    @triton.jit
-    def _span(
-        acc, top, total, x, turned, begin, end, at_row,
-        q, row, head, q_token, q_head, valid, inv_freq,
-        keys, values, key_token, value_token, table, positions, shifts, slots, scale,
-        MASKED: tl.constexpr, PARTIAL_PAGES: tl.constexpr, ROTATE: tl.constexpr, PAGE: tl.constexpr,
-        BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
-        INTERLEAVED: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        """Key tiles `begin` to `end`. MASKED: rows see a part of them; HOLES: some slots are nobody's."""
-        col = tl.arange(0, DP)
-        for tile in tl.range(begin, end):
-            slot = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            if PAGE >= BLOCK_N:
-                place = tile // (PAGE // BLOCK_N)
-                token = tl.load(table + place).to(tl.int64) * PAGE + slot % PAGE
-            else:
-                token = tl.load(table + slot // PAGE, mask=slot < slots, other=0).to(tl.int64) * PAGE + slot % PAGE
-            k_at = keys + token[:, None] * key_token + col[None, :]
-            v_at = values + token[:, None] * value_token + col[None, :]
-            if MASKED or PARTIAL_PAGES:
-                at = tl.load(positions + slot, mask=slot < slots, other=2147483647)
-                there = (at != 2147483647)[:, None] & (col < D)[None, :]
-                k = tl.load(k_at, mask=there, other=0.0)
-                v = tl.load(v_at, mask=there, other=0.0)
-            elif D != DP:
-                k = tl.load(k_at, mask=(col < D)[None, :], other=0.0)
-                v = tl.load(v_at, mask=(col < D)[None, :], other=0.0)
-            else:
-                k = tl.load(k_at)
-                v = tl.load(v_at)
-            if ROTATE:
-                shift = tl.load(shifts + place)
-                if shift != turned:
-                    x = _query(q, row, head, q_token, q_head, valid, shift, inv_freq, D, DP, HALF, INTERLEAVED, True)
-                    turned = shift
-            s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
-            if MASKED:
-                s = tl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
-            elif PARTIAL_PAGES:
-                s = tl.where((at != 2147483647)[None, :], s, float("-inf"))
-            acc, top, total = step(acc, top, total, s, v, MASKED or PARTIAL_PAGES, PRECISION)
-        return acc, top, total, x, turned
 
-    @triton.jit
-    def _attend(
-        q, keys, values, out, lse, rows, table, positions, first, last, shifts, inv_freq, scale, count, pages,
-        q_batch, q_head, q_token, key_head, key_token, value_head, value_token,
-        out_batch, out_head, out_token, out_split, row_tiles, splits,
-        GROUP: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
-        D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, ROTATE: tl.constexpr,
-        PARTIAL_PAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
-        PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        kv_head = (tl.program_id(0) // row_tiles).to(tl.int64)
-        tile_m = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
-        split = tl.program_id(1)
-        request = tl.program_id(2).to(tl.int64)
-        m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)  # row by row, the heads of a group side by side
-        row = (m // GROUP).to(tl.int64)
-        head = kv_head * GROUP + m % GROUP
-        at_row = tl.load(rows + request * count + row, mask=row < count, other=-1).to(tl.int32)
-        valid = at_row >= 0
-        table, positions, shifts = table + request * pages, positions + request * pages * PAGE, shifts + request * pages
-        seen = _count(first + request * pages, tl.max(at_row, 0), pages, CHUNK)
-        lowest = tl.min(tl.where(valid, at_row, 2147483647), 0)
-        whole = tl.minimum(_count(last + request * pages, lowest, pages, CHUNK), seen)
+@jit
+def _span(
+    acc, top, total, x, turned, begin, end, at_row,
+    q, row, head, q_token, q_head, valid, inv_freq,
+    keys, values, key_token, value_token, table, positions, shifts, slots, scale,
+    MASKED: tl.constexpr, PARTIAL_PAGES: tl.constexpr, ROTATE: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Key tiles `begin` to `end`. MASKED: rows see a part of them; HOLES: some slots are nobody's."""
+    col = tl.arange(0, DP)
+    for tile in tl.range(begin, end):
+        slot = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         if PAGE >= BLOCK_N:
-            tiles, clear = seen * (PAGE // BLOCK_N), whole * (PAGE // BLOCK_N)
+            place = tile // (PAGE // BLOCK_N)
+            token = tl.load(table + place).to(tl.int64) * PAGE + slot % PAGE
         else:
-            tiles, clear = tl.cdiv(seen, BLOCK_N // PAGE), whole // (BLOCK_N // PAGE)
-        share = tl.cdiv(tiles, splits)
-        begin = tl.minimum(split * share, tiles)
-        end = tl.minimum(begin + share, tiles)
-        middle = tl.minimum(tl.maximum(clear, begin), end)
-        q += request * q_batch
-        keys, values = keys + kv_head * key_head, values + kv_head * value_head
-        x = _query(q, row, head, q_token, q_head, valid, 0, inv_freq, D, DP, HALF, INTERLEAVED, False)
-        acc = tl.zeros([BLOCK_M, DP], tl.float32)
-        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        turned = 0
-        acc, top, total, x, turned = _span(
-            acc, top, total, x, turned, begin, middle, at_row, q, row, head, q_token, q_head, valid, inv_freq,
-            keys, values, key_token, value_token, table, positions, shifts, pages * PAGE, scale,
-            False, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED, PRECISION,
-        )  # fmt: skip
-        acc, top, total, x, turned = _span(
-            acc, top, total, x, turned, middle, end, at_row, q, row, head, q_token, q_head, valid, inv_freq,
-            keys, values, key_token, value_token, table, positions, shifts, pages * PAGE, scale,
-            True, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED, PRECISION,
-        )  # fmt: skip
-        some = valid & (total > 0)
-        result = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
-        col = tl.arange(0, DP)
-        target = out + request * out_batch + split * out_split + head[:, None] * out_head + row[:, None] * out_token
-        inside = (row < count)[:, None] & (col < D)[None, :]
-        tl.store(target + col[None, :], result.to(out.dtype.element_ty), mask=inside)
-        if SPLIT:
-            weight = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
-            heads = tl.num_programs(0) // row_tiles * GROUP
-            tl.store(lse + ((request * heads + head) * count + row) * splits + split, weight, mask=row < count)
+            token = tl.load(table + slot // PAGE, mask=slot < slots, other=0).to(tl.int64) * PAGE + slot % PAGE
+        k_at = keys + token[:, None] * key_token + col[None, :]
+        v_at = values + token[:, None] * value_token + col[None, :]
+        if MASKED or PARTIAL_PAGES:
+            at = tl.load(positions + slot, mask=slot < slots, other=2147483647)
+            there = (at != 2147483647)[:, None] & (col < D)[None, :]
+            k = tl.load(k_at, mask=there, other=0.0)
+            v = tl.load(v_at, mask=there, other=0.0)
+        elif D != DP:
+            k = tl.load(k_at, mask=(col < D)[None, :], other=0.0)
+            v = tl.load(v_at, mask=(col < D)[None, :], other=0.0)
+        else:
+            k = tl.load(k_at)
+            v = tl.load(v_at)
+        if ROTATE:
+            shift = tl.load(shifts + place)
+            if shift != turned:
+                x = _query(q, row, head, q_token, q_head, valid, shift, inv_freq, D, DP, HALF, INTERLEAVED, True)
+                turned = shift
+        s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
+        if MASKED:
+            s = tl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
+        elif PARTIAL_PAGES:
+            s = tl.where((at != 2147483647)[None, :], s, float("-inf"))
+        acc, top, total = step(acc, top, total, s, v, MASKED or PARTIAL_PAGES, PRECISION)
+    return acc, top, total, x, turned
 
-    @triton.jit
-    def _merge(
-        parts, lse, out, heads, count, splits, out_batch, out_head, out_token,
-        SPLITS_POW2: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    ):  # fmt: skip
-        """One row: parts [SPLITS, D] weighted by their share of the softmax."""
-        place = tl.program_id(0).to(tl.int64)
-        request, head, row = place // count // heads, place // count % heads, place % count
-        i, col = tl.arange(0, SPLITS_POW2), tl.arange(0, DP)
-        log = tl.load(lse + place * splits + i, mask=i < splits, other=float("-inf"))
-        top = tl.max(log, 0)
-        weight = tl.exp2(log - tl.where(top == float("-inf"), 0.0, top))
-        total = tl.sum(weight, 0)
-        there = (weight > 0)[:, None] & (col < D)[None, :]
-        part = tl.load(parts + (place * splits + i[:, None]) * D + col[None, :], mask=there, other=0.0)
-        result = tl.sum(part * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
-        target = out + request * out_batch + head * out_head + row * out_token
-        tl.store(target + col, result.to(out.dtype.element_ty), mask=col < D)
+
+@jit
+def _attend(
+    q, keys, values, out, lse, rows, table, positions, first, last, shifts, inv_freq, scale, count, pages,
+    q_batch, q_head, q_token, key_head, key_token, value_head, value_token,
+    out_batch, out_head, out_token, out_split, row_tiles, splits,
+    GROUP: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, ROTATE: tl.constexpr,
+    PARTIAL_PAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    kv_head = (tl.program_id(0) // row_tiles).to(tl.int64)
+    tile_m = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
+    split = tl.program_id(1)
+    request = tl.program_id(2).to(tl.int64)
+    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)  # row by row, the heads of a group side by side
+    row = (m // GROUP).to(tl.int64)
+    head = kv_head * GROUP + m % GROUP
+    at_row = tl.load(rows + request * count + row, mask=row < count, other=-1).to(tl.int32)
+    valid = at_row >= 0
+    table, positions, shifts = table + request * pages, positions + request * pages * PAGE, shifts + request * pages
+    seen = _count(first + request * pages, tl.max(at_row, 0), pages, CHUNK)
+    lowest = tl.min(tl.where(valid, at_row, 2147483647), 0)
+    whole = tl.minimum(_count(last + request * pages, lowest, pages, CHUNK), seen)
+    if PAGE >= BLOCK_N:
+        tiles, clear = seen * (PAGE // BLOCK_N), whole * (PAGE // BLOCK_N)
+    else:
+        tiles, clear = tl.cdiv(seen, BLOCK_N // PAGE), whole // (BLOCK_N // PAGE)
+    share = tl.cdiv(tiles, splits)
+    begin = tl.minimum(split * share, tiles)
+    end = tl.minimum(begin + share, tiles)
+    middle = tl.minimum(tl.maximum(clear, begin), end)
+    q += request * q_batch
+    keys, values = keys + kv_head * key_head, values + kv_head * value_head
+    x = _query(q, row, head, q_token, q_head, valid, 0, inv_freq, D, DP, HALF, INTERLEAVED, False)
+    acc = tl.zeros([BLOCK_M, DP], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    turned = 0
+    acc, top, total, x, turned = _span(
+        acc, top, total, x, turned, begin, middle, at_row, q, row, head, q_token, q_head, valid, inv_freq,
+        keys, values, key_token, value_token, table, positions, shifts, pages * PAGE, scale,
+        False, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED, PRECISION,
+    )  # fmt: skip
+    acc, top, total, x, turned = _span(
+        acc, top, total, x, turned, middle, end, at_row, q, row, head, q_token, q_head, valid, inv_freq,
+        keys, values, key_token, value_token, table, positions, shifts, pages * PAGE, scale,
+        True, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED, PRECISION,
+    )  # fmt: skip
+    some = valid & (total > 0)
+    result = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
+    col = tl.arange(0, DP)
+    target = out + request * out_batch + split * out_split + head[:, None] * out_head + row[:, None] * out_token
+    inside = (row < count)[:, None] & (col < D)[None, :]
+    tl.store(target + col[None, :], result.to(out.dtype.element_ty), mask=inside)
+    if SPLIT:
+        weight = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
+        heads = tl.num_programs(0) // row_tiles * GROUP
+        tl.store(lse + ((request * heads + head) * count + row) * splits + split, weight, mask=row < count)
+
+
+@jit
+def _merge(
+    parts, lse, out, heads, count, splits, out_batch, out_head, out_token,
+    SPLITS_POW2: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """One row: parts [SPLITS, D] weighted by their share of the softmax."""
+    place = tl.program_id(0).to(tl.int64)
+    request, head, row = place // count // heads, place // count % heads, place % count
+    i, col = tl.arange(0, SPLITS_POW2), tl.arange(0, DP)
+    log = tl.load(lse + place * splits + i, mask=i < splits, other=float("-inf"))
+    top = tl.max(log, 0)
+    weight = tl.exp2(log - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    there = (weight > 0)[:, None] & (col < D)[None, :]
+    part = tl.load(parts + (place * splits + i[:, None]) * D + col[None, :], mask=there, other=0.0)
+    result = tl.sum(part * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    target = out + request * out_batch + head * out_head + row * out_token
+    tl.store(target + col, result.to(out.dtype.element_ty), mask=col < D)
 
 
 def launch(

@@ -4,42 +4,37 @@ back from it. `indices` has room for everything and is unwritten behind the last
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no Triton on this platform: `workbench.core.tiles` makes lists in torch
-    triton = None
+from workbench.kernels._triton import jit, tl, triton
 
 
-if triton is not None:
+@jit
+def _count(kept, counts, groups, tiles, columns, batch_step, group_step, tile_step, CHUNK: tl.constexpr):
+    n = tl.program_id(0)
+    batch, group, tile = n // (groups * tiles), n // tiles % groups, n % tiles
+    kept += batch.to(tl.int64) * batch_step + group.to(tl.int64) * group_step + tile.to(tl.int64) * tile_step
+    found = tl.zeros([CHUNK], tl.int32)
+    for at in range(0, columns, CHUNK):
+        j = at + tl.arange(0, CHUNK)
+        found += tl.load(kept + j, mask=j < columns, other=0).to(tl.int32)
+    tl.store(counts + n + 1, tl.sum(found, 0))
+    if n == 0:
+        tl.store(counts, 0)
 
-    @triton.jit
-    def _count(kept, counts, groups, tiles, columns, batch_step, group_step, tile_step, CHUNK: tl.constexpr):
-        n = tl.program_id(0)
-        batch, group, tile = n // (groups * tiles), n // tiles % groups, n % tiles
-        kept += batch.to(tl.int64) * batch_step + group.to(tl.int64) * group_step + tile.to(tl.int64) * tile_step
-        found = tl.zeros([CHUNK], tl.int32)
-        for at in range(0, columns, CHUNK):
-            j = at + tl.arange(0, CHUNK)
-            found += tl.load(kept + j, mask=j < columns, other=0).to(tl.int32)
-        tl.store(counts + n + 1, tl.sum(found, 0))
-        if n == 0:
-            tl.store(counts, 0)
 
-    @triton.jit
-    def _write(
-        kept, indptr, indices, groups, tiles, columns, batch_step, group_step, tile_step, first, share,
-        CHUNK: tl.constexpr,
-    ):  # fmt: skip
-        n = tl.program_id(0)
-        batch, group, tile = n // (groups * tiles), n // tiles % groups, n % tiles
-        kept += batch.to(tl.int64) * batch_step + group.to(tl.int64) * group_step + tile.to(tl.int64) * tile_step
-        place, begin = tl.load(indptr + n), n // share * first
-        for at in range(0, columns, CHUNK):
-            j = at + tl.arange(0, CHUNK)
-            one = tl.load(kept + j, mask=j < columns, other=0).to(tl.int32)
-            tl.store(indices + (place + tl.cumsum(one, 0) - 1).to(tl.int64), begin + j, mask=one > 0)
-            place += tl.sum(one, 0)
+@jit
+def _write(
+    kept, indptr, indices, groups, tiles, columns, batch_step, group_step, tile_step, first, share,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0)
+    batch, group, tile = n // (groups * tiles), n // tiles % groups, n % tiles
+    kept += batch.to(tl.int64) * batch_step + group.to(tl.int64) * group_step + tile.to(tl.int64) * tile_step
+    place, begin = tl.load(indptr + n), n // share * first
+    for at in range(0, columns, CHUNK):
+        j = at + tl.arange(0, CHUNK)
+        one = tl.load(kept + j, mask=j < columns, other=0).to(tl.int32)
+        tl.store(indices + (place + tl.cumsum(one, 0) - 1).to(tl.int64), begin + j, mask=one > 0)
+        place += tl.sum(one, 0)
 
 
 def launch(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,7 @@ on the device: nothing waits for it.
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no Triton on this platform
-    triton = None
+from workbench.kernels._triton import jit, tl
 
 CHUNK = 256  # entries at a time
 
@@ -30,64 +26,65 @@ def reference(indptr: Tensor, indices: Tensor, lists: int) -> tuple[Tensor, Tens
     return indptr.new_tensor(merged, dtype=torch.int32), indptr.new_tensor(entries, dtype=torch.int32)
 
 
-if triton is not None:
+@jit
+def _ends(indptr, lists, pairs):
+    """Where the two lists of this program's pair begin and end; the second is empty where the first is alone."""
+    pair = tl.program_id(0)
+    one = pair // pairs * lists + pair % pairs * 2
+    begin, middle = tl.load(indptr + one), tl.load(indptr + one + 1)
+    end = middle
+    if pair % pairs * 2 + 1 < lists:
+        end = tl.load(indptr + one + 2)
+    return begin, middle, end
 
-    @triton.jit
-    def _ends(indptr, lists, pairs):
-        """Where the two lists of this program's pair begin and end; the second is empty where the first is alone."""
-        pair = tl.program_id(0)
-        one = pair // pairs * lists + pair % pairs * 2
-        begin, middle = tl.load(indptr + one), tl.load(indptr + one + 1)
-        end = middle
-        if pair % pairs * 2 + 1 < lists:
-            end = tl.load(indptr + one + 2)
-        return begin, middle, end
 
-    @triton.jit
-    def _below(indices, begin, end, x, halvings):
-        """(how many of the rising indices from `begin` to `end` are below each x, whether x is among them)."""
-        low, high = tl.zeros_like(x), tl.zeros_like(x) + (end - begin)
-        for _ in range(halvings):
-            middle = (low + high) // 2
-            less = tl.load(indices + begin + middle, mask=low < high, other=0) < x
-            low, high = tl.where((low < high) & less, middle + 1, low), tl.where(less, high, middle)
-        found = tl.load(indices + begin + low, mask=low < end - begin, other=-1) == x
-        return low, found
+@jit
+def _below(indices, begin, end, x, halvings):
+    """(how many of the rising indices from `begin` to `end` are below each x, whether x is among them)."""
+    low, high = tl.zeros_like(x), tl.zeros_like(x) + (end - begin)
+    for _ in range(halvings):
+        middle = (low + high) // 2
+        less = tl.load(indices + begin + middle, mask=low < high, other=0) < x
+        low, high = tl.where((low < high) & less, middle + 1, low), tl.where(less, high, middle)
+    found = tl.load(indices + begin + low, mask=low < end - begin, other=-1) == x
+    return low, found
 
-    @triton.jit
-    def _count(indptr, indices, counts, lists, pairs, halvings, CHUNK: tl.constexpr):
-        begin, middle, end = _ends(indptr, lists, pairs)
-        both = tl.zeros([CHUNK], tl.int32)
-        for at in range(begin, middle, CHUNK):
+
+@jit
+def _count(indptr, indices, counts, lists, pairs, halvings, CHUNK: tl.constexpr):
+    begin, middle, end = _ends(indptr, lists, pairs)
+    both = tl.zeros([CHUNK], tl.int32)
+    for at in range(begin, middle, CHUNK):
+        i = at + tl.arange(0, CHUNK)
+        x = tl.load(indices + i, mask=i < middle, other=2147483647)
+        _, found = _below(indices, middle, end, x, halvings)
+        both += (found & (i < middle)).to(tl.int32)
+    tl.store(counts + tl.program_id(0) + 1, end - begin - tl.sum(both, 0))
+    if tl.program_id(0) == 0:
+        tl.store(counts, 0)
+
+
+@jit
+def _write(indptr, indices, merged, entries, lists, pairs, halvings, CHUNK: tl.constexpr):
+    begin, middle, end = _ends(indptr, lists, pairs)
+    entries += tl.load(merged + tl.program_id(0))
+    for second in tl.static_range(2):
+        if second:
+            first, last, other, other_end = middle, end, begin, middle
+        else:
+            first, last, other, other_end = begin, middle, middle, end
+        common = 0  # tiles before, which both lists hold: counted twice
+        for at in range(first, last, CHUNK):
             i = at + tl.arange(0, CHUNK)
-            x = tl.load(indices + i, mask=i < middle, other=2147483647)
-            _, found = _below(indices, middle, end, x, halvings)
-            both += (found & (i < middle)).to(tl.int32)
-        tl.store(counts + tl.program_id(0) + 1, end - begin - tl.sum(both, 0))
-        if tl.program_id(0) == 0:
-            tl.store(counts, 0)
-
-    @triton.jit
-    def _write(indptr, indices, merged, entries, lists, pairs, halvings, CHUNK: tl.constexpr):
-        begin, middle, end = _ends(indptr, lists, pairs)
-        entries += tl.load(merged + tl.program_id(0))
-        for second in tl.static_range(2):
+            x = tl.load(indices + i, mask=i < last, other=2147483647)
+            below, found = _below(indices, other, other_end, x, halvings)
+            twice = (found & (i < last)).to(tl.int32)
+            place = i - first + below - common - (tl.cumsum(twice, 0) - twice)
             if second:
-                first, last, other, other_end = middle, end, begin, middle
+                tl.store(entries + place, 4 * x + 2, mask=(i < last) & ~found)
             else:
-                first, last, other, other_end = begin, middle, middle, end
-            common = 0  # tiles before, which both lists hold: counted twice
-            for at in range(first, last, CHUNK):
-                i = at + tl.arange(0, CHUNK)
-                x = tl.load(indices + i, mask=i < last, other=2147483647)
-                below, found = _below(indices, other, other_end, x, halvings)
-                twice = (found & (i < last)).to(tl.int32)
-                place = i - first + below - common - (tl.cumsum(twice, 0) - twice)
-                if second:
-                    tl.store(entries + place, 4 * x + 2, mask=(i < last) & ~found)
-                else:
-                    tl.store(entries + place, 4 * x + 1 + 2 * twice, mask=i < last)
-                common += tl.sum(twice, 0)
+                tl.store(entries + place, 4 * x + 1 + 2 * twice, mask=i < last)
+            common += tl.sum(twice, 0)
 
 
 def launch(indptr: Tensor, indices: Tensor, lists: int, longest: int) -> tuple[Tensor, Tensor]:

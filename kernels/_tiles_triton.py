@@ -13,16 +13,8 @@ from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.kernels import _tiles_hopper
-from workbench.kernels._common import LOG2E, Config, attend, rows_first, together
-
-try:
-    import triton
-    import triton.language as tl
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    from workbench.kernels._common import step
-except ImportError:  # no Triton on this platform: `reference` still works
-    triton = None
+from workbench.kernels._common import LOG2E, Config, attend, rows_first, step, together
+from workbench.kernels._triton import TensorDescriptor, jit, tl, triton
 
 SIZES = (16, 32, 64, 128, 256)  # tokens of a key tile
 
@@ -91,112 +83,112 @@ def _dense(
     return kept
 
 
-if triton is not None:
+@jit
+def _upto(indices, first, end, limit, CHUNK: tl.constexpr):
+    """How many of the rising indices are at most `limit`."""
+    found = 0
+    for at in range(first, end, CHUNK):
+        i = at + tl.arange(0, CHUNK)
+        found += tl.sum(((tl.load(indices + i, mask=i < end, other=2147483647) <= limit) & (i < end)).to(tl.int32))
+    return found
 
-    @triton.jit
-    def _upto(indices, first, end, limit, CHUNK: tl.constexpr):
-        """How many of the rising indices are at most `limit`."""
-        found = 0
-        for at in range(first, end, CHUNK):
-            i = at + tl.arange(0, CHUNK)
-            found += tl.sum(((tl.load(indices + i, mask=i < end, other=2147483647) <= limit) & (i < end)).to(tl.int32))
-        return found
 
-    @triton.jit
-    def _span(
-        acc, top, total, x, begin, end, at_row, highest, list_at, number,
-        keys, values, key_tiles, value_tiles, key_row, value_row, key_token, value_token, scale,
-        MASKED: tl.constexpr, LISTED: tl.constexpr, DESCRIPTORS: tl.constexpr, SIZE: tl.constexpr,
-        BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        SUB: tl.constexpr = SIZE // BLOCK_N
-        col = tl.arange(0, DP)
-        for i in tl.range(begin, end):
-            if LISTED:  # noqa: SIM108, decided when the kernel is compiled
-                start = (tl.load(list_at + i // SUB) - number) * SIZE + i % SUB * BLOCK_N
-            else:
-                start = i * BLOCK_N
-            at = start + tl.arange(0, BLOCK_N)
-            if DESCRIPTORS and not MASKED:
-                k = key_tiles.load([key_row + start, 0])
-                v = value_tiles.load([value_row + start, 0])
-            else:
-                k_at = keys + at.to(tl.int64)[:, None] * key_token + col[None, :]
-                v_at = values + at.to(tl.int64)[:, None] * value_token + col[None, :]
-                if MASKED:
-                    k = tl.load(k_at, mask=(at <= highest)[:, None] & (col < D)[None, :], other=0.0)
-                    v = tl.load(v_at, mask=(at <= highest)[:, None] & (col < D)[None, :], other=0.0)
-                elif D != DP:
-                    k = tl.load(k_at, mask=(col < D)[None, :], other=0.0)
-                    v = tl.load(v_at, mask=(col < D)[None, :], other=0.0)
-                else:
-                    k = tl.load(k_at)
-                    v = tl.load(v_at)
-            s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
-            if MASKED:
-                s = tl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
-            acc, top, total = step(acc, top, total, s, v, MASKED, PRECISION)
-        return acc, top, total
-
-    @triton.jit
-    def _attend(
-        q, keys, values, key_tiles, value_tiles, out, rows, indptr, indices, scale, count, capacity,
-        q_batch, q_head, q_token, key_batch, key_head, key_token, value_batch, value_head, value_token,
-        out_batch, out_head, out_token, row_tiles, together, lists, queries,
-        GROUP: tl.constexpr, HEADS: tl.constexpr, LISTED: tl.constexpr, SHARED: tl.constexpr, STRIDED: tl.constexpr,
-        DESCRIPTORS: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        section, place = tl.program_id(0) // (row_tiles * together), tl.program_id(0) % (row_tiles * together)
-        head = (section * together + place % together).to(tl.int64)
-        tile_m = row_tiles - 1 - place // together  # the last rows see most: they begin first
-        request = tl.program_id(1)
-        kv_head = head // GROUP
-        row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        at_row = tl.load(rows + request.to(tl.int64) * count + row, mask=row < count, other=-1).to(tl.int32)
-        valid = at_row >= 0
-        highest = tl.max(at_row, 0)
-        lowest = tl.min(tl.where(valid, at_row, 2147483647), 0)
-        lowest = tl.minimum(lowest, highest)
-        number = 0
-        list_at = indices
-        if LISTED:
-            one = (request * (HEADS // SHARED) + head // SHARED) * lists + (tile_m * BLOCK_M // queries) % lists
-            first, last = tl.load(indptr + one), tl.load(indptr + one + 1)
-            if STRIDED:
-                number = ((request * (HEADS // GROUP) + kv_head) * capacity).to(tl.int32)
-            # tile j is seen in whole where (j + 1) * SIZE - 1 <= lowest, and at all where j * SIZE <= highest
-            clear = _upto(indices, first, last, (lowest + 1) // SIZE - 1 + number, 256) * (SIZE // BLOCK_N)
-            tiles = _upto(indices, first, last, number + tl.where(highest < 0, -1, highest // SIZE), 256)
-            tiles = tiles * (SIZE // BLOCK_N)
-            list_at = indices + first
+@jit
+def _span(
+    acc, top, total, x, begin, end, at_row, highest, list_at, number,
+    keys, values, key_tiles, value_tiles, key_row, value_row, key_token, value_token, scale,
+    MASKED: tl.constexpr, LISTED: tl.constexpr, DESCRIPTORS: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    SUB: tl.constexpr = SIZE // BLOCK_N
+    col = tl.arange(0, DP)
+    for i in tl.range(begin, end):
+        if LISTED:  # noqa: SIM108, decided when the kernel is compiled
+            start = (tl.load(list_at + i // SUB) - number) * SIZE + i % SUB * BLOCK_N
         else:
-            clear = (lowest + 1) // BLOCK_N
-            tiles = (highest + BLOCK_N) // BLOCK_N
-        col = tl.arange(0, DP)
-        inside = (row < count)[:, None] & (col < D)[None, :]
-        request = request.to(tl.int64)
-        row64 = row.to(tl.int64)[:, None]
-        x = tl.load(q + request * q_batch + head * q_head + row64 * q_token + col[None, :], mask=inside, other=0.0)
-        key_at, value_at = request * key_batch + kv_head * key_head, request * value_batch + kv_head * value_head
-        key_row, value_row = (key_at // key_token).to(tl.int32), (value_at // value_token).to(tl.int32)
-        acc = tl.zeros([BLOCK_M, DP], tl.float32)
-        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        acc, top, total = _span(
-            acc, top, total, x, 0, clear, at_row, highest, list_at, number,
-            keys + key_at, values + value_at, key_tiles, value_tiles, key_row, value_row, key_token, value_token, scale,
-            False, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP, PRECISION,
-        )  # fmt: skip
-        acc, top, total = _span(
-            acc, top, total, x, clear, tiles, at_row, highest, list_at, number,
-            keys + key_at, values + value_at, key_tiles, value_tiles, key_row, value_row, key_token, value_token, scale,
-            True, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP, PRECISION,
-        )  # fmt: skip
-        some = valid & (total > 0)
-        result = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
-        target = out + request * out_batch + head * out_head + row64 * out_token + col[None, :]
-        tl.store(target, result.to(out.dtype.element_ty), mask=inside)
+            start = i * BLOCK_N
+        at = start + tl.arange(0, BLOCK_N)
+        if DESCRIPTORS and not MASKED:
+            k = key_tiles.load([key_row + start, 0])
+            v = value_tiles.load([value_row + start, 0])
+        else:
+            k_at = keys + at.to(tl.int64)[:, None] * key_token + col[None, :]
+            v_at = values + at.to(tl.int64)[:, None] * value_token + col[None, :]
+            if MASKED:
+                k = tl.load(k_at, mask=(at <= highest)[:, None] & (col < D)[None, :], other=0.0)
+                v = tl.load(v_at, mask=(at <= highest)[:, None] & (col < D)[None, :], other=0.0)
+            elif D != DP:
+                k = tl.load(k_at, mask=(col < D)[None, :], other=0.0)
+                v = tl.load(v_at, mask=(col < D)[None, :], other=0.0)
+            else:
+                k = tl.load(k_at)
+                v = tl.load(v_at)
+        s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
+        if MASKED:
+            s = tl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
+        acc, top, total = step(acc, top, total, s, v, MASKED, PRECISION)
+    return acc, top, total
+
+
+@jit
+def _attend(
+    q, keys, values, key_tiles, value_tiles, out, rows, indptr, indices, scale, count, capacity,
+    q_batch, q_head, q_token, key_batch, key_head, key_token, value_batch, value_head, value_token,
+    out_batch, out_head, out_token, row_tiles, together, lists, queries,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, LISTED: tl.constexpr, SHARED: tl.constexpr, STRIDED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    section, place = tl.program_id(0) // (row_tiles * together), tl.program_id(0) % (row_tiles * together)
+    head = (section * together + place % together).to(tl.int64)
+    tile_m = row_tiles - 1 - place // together  # the last rows see most: they begin first
+    request = tl.program_id(1)
+    kv_head = head // GROUP
+    row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    at_row = tl.load(rows + request.to(tl.int64) * count + row, mask=row < count, other=-1).to(tl.int32)
+    valid = at_row >= 0
+    highest = tl.max(at_row, 0)
+    lowest = tl.min(tl.where(valid, at_row, 2147483647), 0)
+    lowest = tl.minimum(lowest, highest)
+    number = 0
+    list_at = indices
+    if LISTED:
+        one = (request * (HEADS // SHARED) + head // SHARED) * lists + (tile_m * BLOCK_M // queries) % lists
+        first, last = tl.load(indptr + one), tl.load(indptr + one + 1)
+        if STRIDED:
+            number = ((request * (HEADS // GROUP) + kv_head) * capacity).to(tl.int32)
+        # tile j is seen in whole where (j + 1) * SIZE - 1 <= lowest, and at all where j * SIZE <= highest
+        clear = _upto(indices, first, last, (lowest + 1) // SIZE - 1 + number, 256) * (SIZE // BLOCK_N)
+        tiles = _upto(indices, first, last, number + tl.where(highest < 0, -1, highest // SIZE), 256)
+        tiles = tiles * (SIZE // BLOCK_N)
+        list_at = indices + first
+    else:
+        clear = (lowest + 1) // BLOCK_N
+        tiles = (highest + BLOCK_N) // BLOCK_N
+    col = tl.arange(0, DP)
+    inside = (row < count)[:, None] & (col < D)[None, :]
+    request = request.to(tl.int64)
+    row64 = row.to(tl.int64)[:, None]
+    x = tl.load(q + request * q_batch + head * q_head + row64 * q_token + col[None, :], mask=inside, other=0.0)
+    key_at, value_at = request * key_batch + kv_head * key_head, request * value_batch + kv_head * value_head
+    key_row, value_row = (key_at // key_token).to(tl.int32), (value_at // value_token).to(tl.int32)
+    acc = tl.zeros([BLOCK_M, DP], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc, top, total = _span(
+        acc, top, total, x, 0, clear, at_row, highest, list_at, number,
+        keys + key_at, values + value_at, key_tiles, value_tiles, key_row, value_row, key_token, value_token, scale,
+        False, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP, PRECISION,
+    )  # fmt: skip
+    acc, top, total = _span(
+        acc, top, total, x, clear, tiles, at_row, highest, list_at, number,
+        keys + key_at, values + value_at, key_tiles, value_tiles, key_row, value_row, key_token, value_token, scale,
+        True, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP, PRECISION,
+    )  # fmt: skip
+    some = valid & (total > 0)
+    result = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
+    target = out + request * out_batch + head * out_head + row64 * out_token + col[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=inside)
 
 
 def launch(

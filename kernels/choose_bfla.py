@@ -21,15 +21,9 @@ from workbench.core import block_scores
 from workbench.core.tile_selection import TileRule, kept
 from workbench.kernels import _choose_vectors
 from workbench.kernels._choose_keep import carry_out, fits
-from workbench.kernels._common import Config, need_triton, rows_first
-
-try:
-    import triton
-    import triton.language as tl
-
-    from workbench.kernels._choose_vectors import products
-except ImportError:  # no Triton on this platform: `reference` still works
-    triton = None
+from workbench.kernels._choose_vectors import products
+from workbench.kernels._common import Config, rows_first
+from workbench.kernels._triton import jit, need_triton, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference", "takes"]
 
@@ -48,32 +42,30 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int) 
     return torch.stack([kept(*one, length, rule, group, True) for one in zip(made, rows, strict=True)])
 
 
-if triton is not None:
-
-    @triton.jit
-    def _score(
-        q, keys, q_tiles, key_tiles, score, rows, count, length, row_blocks, key_blocks, scale, key_programs,
-        q_batch, q_head, q_token, key_batch, key_head, key_token,
-        GROUP: tl.constexpr, FLAT: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
-        DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        head, request = tl.program_id(1), tl.program_id(2)
-        tile, tile_n = tl.program_id(0) // key_programs, tl.program_id(0) % key_programs
-        end = tl.minimum((tile + 1) * BLOCK_M * FLAT, count)
-        last = tl.load(rows + request.to(tl.int64) * count + end - 1)
-        if tile_n * BLOCK_N * FLAT <= last:  # else no row sees any of it, and nobody reads the scores
-            made = products(
-                q, keys, q_tiles, key_tiles, request, head, head // GROUP, tile * BLOCK_M, tile_n * BLOCK_N,
-                count, length, q_batch, q_head, q_token, key_batch, key_head, key_token,
-                FLAT, False, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N, PRECISION,
-            )  # fmt: skip
-            M: tl.constexpr = BLOCK_M // GROUPS
-            N: tl.constexpr = BLOCK_N // GROUPS
-            best = tl.max(tl.max(tl.reshape(made, [M, GROUPS, N, GROUPS]), 3), 1) * scale
-            i, j = tile * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)
-            one = (request * tl.num_programs(1) + head).to(tl.int64) * row_blocks + i
-            inside = (i < row_blocks)[:, None] & (j < key_blocks)[None, :]
-            tl.store(score + one[:, None] * key_blocks + j[None, :], best, mask=inside)
+@jit
+def _score(
+    q, keys, q_tiles, key_tiles, score, rows, count, length, row_blocks, key_blocks, scale, key_programs,
+    q_batch, q_head, q_token, key_batch, key_head, key_token,
+    GROUP: tl.constexpr, FLAT: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    head, request = tl.program_id(1), tl.program_id(2)
+    tile, tile_n = tl.program_id(0) // key_programs, tl.program_id(0) % key_programs
+    end = tl.minimum((tile + 1) * BLOCK_M * FLAT, count)
+    last = tl.load(rows + request.to(tl.int64) * count + end - 1)
+    if tile_n * BLOCK_N * FLAT <= last:  # else no row sees any of it, and nobody reads the scores
+        made = products(
+            q, keys, q_tiles, key_tiles, request, head, head // GROUP, tile * BLOCK_M, tile_n * BLOCK_N,
+            count, length, q_batch, q_head, q_token, key_batch, key_head, key_token,
+            FLAT, False, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N, PRECISION,
+        )  # fmt: skip
+        M: tl.constexpr = BLOCK_M // GROUPS
+        N: tl.constexpr = BLOCK_N // GROUPS
+        best = tl.max(tl.max(tl.reshape(made, [M, GROUPS, N, GROUPS]), 3), 1) * scale
+        i, j = tile * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)
+        one = (request * tl.num_programs(1) + head).to(tl.int64) * row_blocks + i
+        inside = (i < row_blocks)[:, None] & (j < key_blocks)[None, :]
+        tl.store(score + one[:, None] * key_blocks + j[None, :], best, mask=inside)
 
 
 def takes(q: Tensor, keys: Tensor, rule: TileRule, flat: int) -> bool:

@@ -22,13 +22,8 @@ from torch import Tensor
 from workbench.core import block_scores
 from workbench.core.tile_selection import TileRule, kept
 from workbench.kernels._choose_keep import carry_out, fits
-from workbench.kernels._common import LOG2E, Config, need_triton, rows_first
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no Triton on this platform: `reference` still works
-    triton = None
+from workbench.kernels._common import LOG2E, Config, rows_first
+from workbench.kernels._triton import jit, need_triton, tl, triton
 
 __all__ = ["Means", "cases", "configure", "launch", "pooled", "reference", "takes"]
 
@@ -61,57 +56,56 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule) -> Tensor:
     return torch.stack(found)
 
 
-if triton is not None:
+@jit
+def _means(
+    keys, high, low, length, start, places, heads, key_batch, key_head, key_token,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    j, one = start + tl.program_id(0), tl.program_id(1)
+    at, col = j * BLOCK + tl.arange(0, TOKENS), tl.arange(0, DP)
+    keys += (one // heads).to(tl.int64) * key_batch + (one % heads).to(tl.int64) * key_head
+    inside = (tl.arange(0, TOKENS) < BLOCK) & (at < length)
+    k_at = keys + at.to(tl.int64)[:, None] * key_token + col[None, :]
+    k = tl.load(k_at, mask=inside[:, None] & (col < D)[None, :], other=0.0).to(tl.float32)
+    mean = tl.sum(k, 0) / tl.minimum(length - j * BLOCK, BLOCK)
+    first = mean.to(high.dtype.element_ty)
+    target = (one.to(tl.int64) * places + j) * DP + col
+    tl.store(high + target, first)
+    if SPLIT:
+        tl.store(low + target, (mean - first.to(tl.float32)).to(low.dtype.element_ty))
 
-    @triton.jit
-    def _means(
-        keys, high, low, length, start, places, heads, key_batch, key_head, key_token,
-        BLOCK: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
-    ):  # fmt: skip
-        j, one = start + tl.program_id(0), tl.program_id(1)
-        at, col = j * BLOCK + tl.arange(0, TOKENS), tl.arange(0, DP)
-        keys += (one // heads).to(tl.int64) * key_batch + (one % heads).to(tl.int64) * key_head
-        inside = (tl.arange(0, TOKENS) < BLOCK) & (at < length)
-        k_at = keys + at.to(tl.int64)[:, None] * key_token + col[None, :]
-        k = tl.load(k_at, mask=inside[:, None] & (col < D)[None, :], other=0.0).to(tl.float32)
-        mean = tl.sum(k, 0) / tl.minimum(length - j * BLOCK, BLOCK)
-        first = mean.to(high.dtype.element_ty)
-        target = (one.to(tl.int64) * places + j) * DP + col
-        tl.store(high + target, first)
+
+@jit
+def _score(
+    q, high, low, score, rows, count, blocks, places, scale, q_batch, q_head, q_token,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    i, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    heads = tl.num_programs(1)
+    inner = tl.arange(0, BLOCK_M)
+    row, col = i * BLOCK + inner, tl.arange(0, DP)
+    inside = (inner < BLOCK) & (row < count)
+    at_row = tl.load(rows + request * count + row, mask=inside, other=-1)
+    x_at = q + request * q_batch + head.to(tl.int64) * q_head + row.to(tl.int64)[:, None] * q_token + col[None, :]
+    x = tl.load(x_at, mask=inside[:, None] & (col < D)[None, :], other=0.0)
+    means = (request * (heads // GROUP) + head // GROUP) * places * DP
+    score += ((request * heads + head) * tl.num_programs(0) + i) * blocks
+    seen = ((tl.max(at_row, 0) + 1) // BLOCK).to(tl.int32)  # blocks that the last row sees in whole
+    clear = (at_row + 1) // BLOCK  # and every row
+    for first in tl.range(0, seen, BLOCK_N):
+        j = first + tl.arange(0, BLOCK_N)
+        k_at = means + j.to(tl.int64)[:, None] * DP + col[None, :]
+        k = tl.load(high + k_at, mask=(j < seen)[:, None], other=0.0)
+        s = tl.dot(x, tl.trans(k), input_precision=PRECISION)
         if SPLIT:
-            tl.store(low + target, (mean - first.to(tl.float32)).to(low.dtype.element_ty))
-
-    @triton.jit
-    def _score(
-        q, high, low, score, rows, count, blocks, places, scale, q_batch, q_head, q_token,
-        GROUP: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
-        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        i, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-        heads = tl.num_programs(1)
-        inner = tl.arange(0, BLOCK_M)
-        row, col = i * BLOCK + inner, tl.arange(0, DP)
-        inside = (inner < BLOCK) & (row < count)
-        at_row = tl.load(rows + request * count + row, mask=inside, other=-1)
-        x_at = q + request * q_batch + head.to(tl.int64) * q_head + row.to(tl.int64)[:, None] * q_token + col[None, :]
-        x = tl.load(x_at, mask=inside[:, None] & (col < D)[None, :], other=0.0)
-        means = (request * (heads // GROUP) + head // GROUP) * places * DP
-        score += ((request * heads + head) * tl.num_programs(0) + i) * blocks
-        seen = ((tl.max(at_row, 0) + 1) // BLOCK).to(tl.int32)  # blocks that the last row sees in whole
-        clear = (at_row + 1) // BLOCK  # and every row
-        for first in tl.range(0, seen, BLOCK_N):
-            j = first + tl.arange(0, BLOCK_N)
-            k_at = means + j.to(tl.int64)[:, None] * DP + col[None, :]
-            k = tl.load(high + k_at, mask=(j < seen)[:, None], other=0.0)
-            s = tl.dot(x, tl.trans(k), input_precision=PRECISION)
-            if SPLIT:
-                k = tl.load(low + k_at, mask=(j < seen)[:, None], other=0.0)
-                s = tl.dot(x, tl.trans(k), s, input_precision=PRECISION)
-            s = tl.where(j[None, :] < clear[:, None], s * scale, float("-inf"))
-            top = tl.max(s, 0)
-            top = tl.where(top == float("-inf"), 0.0, top)
-            total = tl.sum(tl.exp2(s - top[None, :]), 0)
-            tl.store(score + j, (top + tl.log2(tl.maximum(total, 1.0))) * 0.6931471805599453, mask=j < seen)
+            k = tl.load(low + k_at, mask=(j < seen)[:, None], other=0.0)
+            s = tl.dot(x, tl.trans(k), s, input_precision=PRECISION)
+        s = tl.where(j[None, :] < clear[:, None], s * scale, float("-inf"))
+        top = tl.max(s, 0)
+        top = tl.where(top == float("-inf"), 0.0, top)
+        total = tl.sum(tl.exp2(s - top[None, :]), 0)
+        tl.store(score + j, (top + tl.log2(tl.maximum(total, 1.0))) * 0.6931471805599453, mask=j < seen)
 
 
 def takes(q: Tensor, keys: Tensor, rule: TileRule) -> bool:

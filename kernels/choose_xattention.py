@@ -21,15 +21,9 @@ from workbench.core import block_scores
 from workbench.core.tile_selection import TileRule, kept
 from workbench.kernels import _choose_vectors
 from workbench.kernels._choose_keep import carry_out, fits
-from workbench.kernels._common import LOG2E, Config, need_triton, rows_first
-
-try:
-    import triton
-    import triton.language as tl
-
-    from workbench.kernels._choose_vectors import products
-except ImportError:  # no Triton on this platform: `reference` still works
-    triton = None
+from workbench.kernels._choose_vectors import products
+from workbench.kernels._common import LOG2E, Config, rows_first
+from workbench.kernels._triton import jit, need_triton, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference", "takes"]
 
@@ -53,71 +47,70 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int
     return torch.stack(found)
 
 
-if triton is not None:
-
-    @triton.jit
-    def _squares(
-        q, keys, q_tiles, key_tiles, sums, rows, count, length, row_squares, blocks, scale, key_programs, first_head,
-        q_batch, q_head, q_token, key_batch, key_head, key_token,
-        GROUP: tl.constexpr, STRIDE: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
-        DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        """Log of the sum over the squares of a key block, for every row of squares; in powers of two."""
-        one, request = tl.program_id(1), tl.program_id(2)
-        head = first_head + one
-        tile, tile_n = tl.program_id(0) // key_programs, tl.program_id(0) % key_programs
-        row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-        end = tl.minimum((row + 1) * STRIDE, count) - 1
-        last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
-        if tile_n * BLOCK_N * STRIDE <= tl.max(last, 0):  # else no row sees any of it, and nobody reads the sums
-            made = products(
-                q, keys, q_tiles, key_tiles, request, head, head // GROUP, tile * BLOCK_M, tile_n * BLOCK_N,
-                count, length, q_batch, q_head, q_token, key_batch, key_head, key_token,
-                STRIDE, True, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N, PRECISION,
-            )  # fmt: skip
-            square = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-            made = tl.where((square * STRIDE)[None, :] <= last[:, None], made * scale, float("-inf"))
-            N: tl.constexpr = BLOCK_N // PER
-            made = tl.reshape(made, [BLOCK_M, N, PER])
-            top = tl.max(made, 2)
-            safe = tl.where(top == float("-inf"), 0.0, top)
-            total = tl.sum(tl.exp2(made - safe[:, :, None]), 2)
-            found = tl.where(total > 0, safe + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
-            j = tile_n * N + tl.arange(0, N)
-            at = (request * tl.num_programs(1) + one).to(tl.int64) * row_squares + row
-            inside = (row < row_squares)[:, None] & (j < blocks)[None, :]
-            tl.store(sums + at[:, None] * blocks + j[None, :], found, mask=inside)
-
-    @triton.jit
-    def _blocks(
-        sums, weights, rows, count, row_squares, blocks, heads, first_head,
-        STRIDE: tl.constexpr, PER: tl.constexpr, CHUNK: tl.constexpr,
-    ):  # fmt: skip
-        """Softmax over every row of squares, summed over the rows of squares of a block."""
-        i, one, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-        row = i * PER + tl.arange(0, PER)
-        end = tl.minimum((row + 1) * STRIDE, count) - 1
-        last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
-        seen = (tl.max(last, 0) // (PER * STRIDE)).to(tl.int32) + 1  # blocks that the last row sees a part of
+@jit
+def _squares(
+    q, keys, q_tiles, key_tiles, sums, rows, count, length, row_squares, blocks, scale, key_programs, first_head,
+    q_batch, q_head, q_token, key_batch, key_head, key_token,
+    GROUP: tl.constexpr, STRIDE: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Log of the sum over the squares of a key block, for every row of squares; in powers of two."""
+    one, request = tl.program_id(1), tl.program_id(2)
+    head = first_head + one
+    tile, tile_n = tl.program_id(0) // key_programs, tl.program_id(0) % key_programs
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    end = tl.minimum((row + 1) * STRIDE, count) - 1
+    last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
+    if tile_n * BLOCK_N * STRIDE <= tl.max(last, 0):  # else no row sees any of it, and nobody reads the sums
+        made = products(
+            q, keys, q_tiles, key_tiles, request, head, head // GROUP, tile * BLOCK_M, tile_n * BLOCK_N,
+            count, length, q_batch, q_head, q_token, key_batch, key_head, key_token,
+            STRIDE, True, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N, PRECISION,
+        )  # fmt: skip
+        square = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        made = tl.where((square * STRIDE)[None, :] <= last[:, None], made * scale, float("-inf"))
+        N: tl.constexpr = BLOCK_N // PER
+        made = tl.reshape(made, [BLOCK_M, N, PER])
+        top = tl.max(made, 2)
+        safe = tl.where(top == float("-inf"), 0.0, top)
+        total = tl.sum(tl.exp2(made - safe[:, :, None]), 2)
+        found = tl.where(total > 0, safe + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+        j = tile_n * N + tl.arange(0, N)
         at = (request * tl.num_programs(1) + one).to(tl.int64) * row_squares + row
-        top = tl.full([PER], float("-inf"), tl.float32)
-        total = tl.zeros([PER], tl.float32)
-        for first in range(0, seen, CHUNK):
-            j = first + tl.arange(0, CHUNK)
-            inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
-            x = tl.load(sums + at[:, None] * blocks + j[None, :], mask=inside, other=float("-inf"))
-            new = tl.maximum(top, tl.max(x, 1))
-            safe = tl.where(new == float("-inf"), 0.0, new)
-            total = total * tl.exp2(top - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
-            top = new
-        whole = top + tl.log2(tl.where(total > 0, total, 1.0))
-        whole = tl.where(total > 0, whole, float("inf"))  # no such row: it weighs nothing
-        weights += ((request * heads + first_head + one).to(tl.int64) * tl.num_programs(0) + i) * blocks
-        for first in range(0, seen, CHUNK):
-            j = first + tl.arange(0, CHUNK)
-            inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
-            x = tl.load(sums + at[:, None] * blocks + j[None, :], mask=inside, other=float("-inf"))
-            tl.store(weights + j, tl.sum(tl.exp2(x - whole[:, None]), 0), mask=j < seen)
+        inside = (row < row_squares)[:, None] & (j < blocks)[None, :]
+        tl.store(sums + at[:, None] * blocks + j[None, :], found, mask=inside)
+
+
+@jit
+def _blocks(
+    sums, weights, rows, count, row_squares, blocks, heads, first_head,
+    STRIDE: tl.constexpr, PER: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Softmax over every row of squares, summed over the rows of squares of a block."""
+    i, one, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = i * PER + tl.arange(0, PER)
+    end = tl.minimum((row + 1) * STRIDE, count) - 1
+    last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
+    seen = (tl.max(last, 0) // (PER * STRIDE)).to(tl.int32) + 1  # blocks that the last row sees a part of
+    at = (request * tl.num_programs(1) + one).to(tl.int64) * row_squares + row
+    top = tl.full([PER], float("-inf"), tl.float32)
+    total = tl.zeros([PER], tl.float32)
+    for first in range(0, seen, CHUNK):
+        j = first + tl.arange(0, CHUNK)
+        inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
+        x = tl.load(sums + at[:, None] * blocks + j[None, :], mask=inside, other=float("-inf"))
+        new = tl.maximum(top, tl.max(x, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        total = total * tl.exp2(top - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
+        top = new
+    whole = top + tl.log2(tl.where(total > 0, total, 1.0))
+    whole = tl.where(total > 0, whole, float("inf"))  # no such row: it weighs nothing
+    weights += ((request * heads + first_head + one).to(tl.int64) * tl.num_programs(0) + i) * blocks
+    for first in range(0, seen, CHUNK):
+        j = first + tl.arange(0, CHUNK)
+        inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
+        x = tl.load(sums + at[:, None] * blocks + j[None, :], mask=inside, other=float("-inf"))
+        tl.store(weights + j, tl.sum(tl.exp2(x - whole[:, None]), 0), mask=j < seen)
 
 
 def takes(q: Tensor, keys: Tensor, rule: TileRule, stride: int) -> bool:

@@ -15,15 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels._common import LOG2E, Config, attend, need_triton, rows_first
-
-try:
-    import triton
-    import triton.language as tl
-
-    from workbench.kernels._common import step
-except ImportError:  # no Triton on this platform: `reference` still works
-    triton = None
+from workbench.kernels._common import LOG2E, Config, attend, rows_first, step
+from workbench.kernels._triton import jit, need_triton, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference"]
 
@@ -48,70 +41,69 @@ def reference(
     return out
 
 
-if triton is not None:
+@jit
+def _span(
+    acc, top, total, x, keys, values, key_token, value_token, begin, end, row, length, scale,
+    MASKED: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Key tiles `begin` to `end` of the block. MASKED: rows see a part of them, or they reach behind the block."""
+    col = tl.arange(0, DP)
+    for tile in tl.range(begin, end):
+        at = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        k_at = keys + at.to(tl.int64)[:, None] * key_token + col[None, :]
+        v_at = values + at.to(tl.int64)[:, None] * value_token + col[None, :]
+        if MASKED:
+            k = tl.load(k_at, mask=(at < length)[:, None] & (col < D)[None, :], other=0.0)
+            v = tl.load(v_at, mask=(at < length)[:, None] & (col < D)[None, :], other=0.0)
+        elif D != DP:
+            k = tl.load(k_at, mask=(col < D)[None, :], other=0.0)
+            v = tl.load(v_at, mask=(col < D)[None, :], other=0.0)
+        else:
+            k = tl.load(k_at)
+            v = tl.load(v_at)
+        s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
+        if MASKED:
+            s = tl.where(at[None, :] <= row[:, None], s, float("-inf"))
+        acc, top, total = step(acc, top, total, s, v, False, PRECISION)
+    return acc, top, total
 
-    @triton.jit
-    def _span(
-        acc, top, total, x, keys, values, key_token, value_token, begin, end, row, length, scale,
-        MASKED: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        """Key tiles `begin` to `end` of the block. MASKED: rows see a part of them, or they reach behind the block."""
-        col = tl.arange(0, DP)
-        for tile in tl.range(begin, end):
-            at = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            k_at = keys + at.to(tl.int64)[:, None] * key_token + col[None, :]
-            v_at = values + at.to(tl.int64)[:, None] * value_token + col[None, :]
-            if MASKED:
-                k = tl.load(k_at, mask=(at < length)[:, None] & (col < D)[None, :], other=0.0)
-                v = tl.load(v_at, mask=(at < length)[:, None] & (col < D)[None, :], other=0.0)
-            elif D != DP:
-                k = tl.load(k_at, mask=(col < D)[None, :], other=0.0)
-                v = tl.load(v_at, mask=(col < D)[None, :], other=0.0)
-            else:
-                k = tl.load(k_at)
-                v = tl.load(v_at)
-            s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
-            if MASKED:
-                s = tl.where(at[None, :] <= row[:, None], s, float("-inf"))
-            acc, top, total = step(acc, top, total, s, v, False, PRECISION)
-        return acc, top, total
 
-    @triton.jit
-    def _encode(
-        q, keys, values, out, cu_seqlens, scale, q_head, q_token, key_head, key_token, value_head, value_token,
-        out_head, out_token, row_tiles,
-        GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    ):  # fmt: skip
-        block = tl.program_id(0) // row_tiles
-        tile = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
-        head = tl.program_id(1).to(tl.int64)
-        first = tl.load(cu_seqlens + block).to(tl.int64)
-        length = (tl.load(cu_seqlens + block + 1) - first).to(tl.int32)
-        if tile * BLOCK_M >= length:
-            return
-        row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-        col = tl.arange(0, DP)
-        inside = (row < length)[:, None] & (col < D)[None, :]
-        token = (first + row)[:, None]
-        x = tl.load(q + head * q_head + token * q_token + col[None, :], mask=inside, other=0.0)
-        keys += head // GROUP * key_head + first * key_token
-        values += head // GROUP * value_head + first * value_token
-        acc = tl.zeros([BLOCK_M, DP], tl.float32)
-        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        clear = tile * BLOCK_M // BLOCK_N  # tiles that every row of the program sees in whole
-        end = tl.cdiv(tl.minimum((tile + 1) * BLOCK_M, length), BLOCK_N)
-        acc, top, total = _span(
-            acc, top, total, x, keys, values, key_token, value_token, 0, clear, row, length, scale,
-            False, BLOCK_N, D, DP, PRECISION,
-        )  # fmt: skip
-        acc, top, total = _span(
-            acc, top, total, x, keys, values, key_token, value_token, clear, end, row, length, scale,
-            True, BLOCK_N, D, DP, PRECISION,
-        )  # fmt: skip
-        target = out + head * out_head + token * out_token + col[None, :]
-        tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+@jit
+def _encode(
+    q, keys, values, out, cu_seqlens, scale, q_head, q_token, key_head, key_token, value_head, value_token,
+    out_head, out_token, row_tiles,
+    GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0) // row_tiles
+    tile = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
+    head = tl.program_id(1).to(tl.int64)
+    first = tl.load(cu_seqlens + block).to(tl.int64)
+    length = (tl.load(cu_seqlens + block + 1) - first).to(tl.int32)
+    if tile * BLOCK_M >= length:
+        return
+    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    col = tl.arange(0, DP)
+    inside = (row < length)[:, None] & (col < D)[None, :]
+    token = (first + row)[:, None]
+    x = tl.load(q + head * q_head + token * q_token + col[None, :], mask=inside, other=0.0)
+    keys += head // GROUP * key_head + first * key_token
+    values += head // GROUP * value_head + first * value_token
+    acc = tl.zeros([BLOCK_M, DP], tl.float32)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    clear = tile * BLOCK_M // BLOCK_N  # tiles that every row of the program sees in whole
+    end = tl.cdiv(tl.minimum((tile + 1) * BLOCK_M, length), BLOCK_N)
+    acc, top, total = _span(
+        acc, top, total, x, keys, values, key_token, value_token, 0, clear, row, length, scale,
+        False, BLOCK_N, D, DP, PRECISION,
+    )  # fmt: skip
+    acc, top, total = _span(
+        acc, top, total, x, keys, values, key_token, value_token, clear, end, row, length, scale,
+        True, BLOCK_N, D, DP, PRECISION,
+    )  # fmt: skip
+    target = out + head * out_head + token * out_token + col[None, :]
+    tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 def launch(

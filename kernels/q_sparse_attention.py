@@ -24,9 +24,10 @@ from torch import Tensor
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton, _tiles_triton
-from workbench.kernels._common import Config, need_triton, rows_first
+from workbench.kernels._common import Config, rows_first
 from workbench.kernels._pages_gather import straighten
 from workbench.kernels._pages_triton import reference
+from workbench.kernels._triton import need_triton
 
 __all__ = ["cases", "configure", "launch", "paged", "reference"]
 

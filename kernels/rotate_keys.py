@@ -18,46 +18,40 @@ import torch
 from torch import Tensor
 
 from workbench.core.rope import Pairing, rotate
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no Triton on this platform: `reference` still works
-    triton = None
+from workbench.kernels._triton import jit, need_triton, tl, triton
 
 reference = rotate
 TOKENS = 32  # tokens per program: one table of cos and sin, used for every head
 
-if triton is not None:
 
-    @triton.jit
-    def _rotate(
-        keys, out, distance, inv_freq, tokens,
-        key_head, key_token, out_head, out_token,
-        HEADS: tl.constexpr, HALF: tl.constexpr, STILL: tl.constexpr,
-        HALF_POW2: tl.constexpr, STILL_POW2: tl.constexpr, INTERLEAVED: tl.constexpr, TOKENS: tl.constexpr,
-    ):  # fmt: skip
-        token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]  # [TOKENS, 1]
-        plane = tl.arange(0, HALF_POW2)[None, :]  # [1, HALF]
-        here = token < tokens
-        turns = here & (plane < HALF)
-        shift = tl.load(distance + token, mask=here, other=0).to(tl.float64)
-        angle = shift * tl.load(inv_freq + plane, mask=plane < HALF, other=0.0).to(tl.float64)
-        angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)  # in [0, 2 pi)
-        cos, sin = tl.cos(angle), tl.sin(angle)  # [TOKENS, HALF], shared by the heads
-        first = 2 * plane if INTERLEAVED else plane
-        second = first + (1 if INTERLEAVED else HALF)
-        for head in range(HEADS):
-            source = keys + head * key_head + token * key_token
-            target = out + head * out_head + token * out_token
-            a = tl.load(source + first, mask=turns, other=0.0).to(tl.float32)
-            b = tl.load(source + second, mask=turns, other=0.0).to(tl.float32)
-            tl.store(target + first, (a * cos - b * sin).to(out.dtype.element_ty), mask=turns)
-            tl.store(target + second, (b * cos + a * sin).to(out.dtype.element_ty), mask=turns)
-            if STILL > 0:
-                rest = tl.arange(0, STILL_POW2)[None, :]
-                stays = here & (rest < STILL)
-                tl.store(target + 2 * HALF + rest, tl.load(source + 2 * HALF + rest, mask=stays), mask=stays)
+@jit
+def _rotate(
+    keys, out, distance, inv_freq, tokens,
+    key_head, key_token, out_head, out_token,
+    HEADS: tl.constexpr, HALF: tl.constexpr, STILL: tl.constexpr,
+    HALF_POW2: tl.constexpr, STILL_POW2: tl.constexpr, INTERLEAVED: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]  # [TOKENS, 1]
+    plane = tl.arange(0, HALF_POW2)[None, :]  # [1, HALF]
+    here = token < tokens
+    turns = here & (plane < HALF)
+    shift = tl.load(distance + token, mask=here, other=0).to(tl.float64)
+    angle = shift * tl.load(inv_freq + plane, mask=plane < HALF, other=0.0).to(tl.float64)
+    angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)  # in [0, 2 pi)
+    cos, sin = tl.cos(angle), tl.sin(angle)  # [TOKENS, HALF], shared by the heads
+    first = 2 * plane if INTERLEAVED else plane
+    second = first + (1 if INTERLEAVED else HALF)
+    for head in range(HEADS):
+        source = keys + head * key_head + token * key_token
+        target = out + head * out_head + token * out_token
+        a = tl.load(source + first, mask=turns, other=0.0).to(tl.float32)
+        b = tl.load(source + second, mask=turns, other=0.0).to(tl.float32)
+        tl.store(target + first, (a * cos - b * sin).to(out.dtype.element_ty), mask=turns)
+        tl.store(target + second, (b * cos + a * sin).to(out.dtype.element_ty), mask=turns)
+        if STILL > 0:
+            rest = tl.arange(0, STILL_POW2)[None, :]
+            stays = here & (rest < STILL)
+            tl.store(target + 2 * HALF + rest, tl.load(source + 2 * HALF + rest, mask=stays), mask=stays)
 
 
 def launch(
@@ -72,8 +66,7 @@ def launch(
 
     Written to `out` [H, T, D] where given, whose channels lie side by side.
     """
-    if triton is None:
-        raise NotImplementedError("rotate_keys.launch needs Triton, which is not installed here; use reference")
+    need_triton("rotate_keys")
     if keys.stride(-1) != 1:
         keys = keys.contiguous()
     heads, tokens, width = keys.shape

@@ -18,14 +18,9 @@ from torch import Tensor
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton
-from workbench.kernels._common import LOG2E, need_triton, rows_first
+from workbench.kernels._common import LOG2E, rows_first
+from workbench.kernels._triton import jit, need_triton, tl, triton
 from workbench.kernels.question_attention import RESIDENT, configure
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no Triton on this platform: `reference` still works
-    triton = None
 
 __all__ = ["cases", "launch", "reference"]
 
@@ -55,40 +50,40 @@ def reference(
     return _pages_triton.reference(q, keys, values, rows, pages, inv_freq, pairing, scale)
 
 
-if triton is not None:
+@jit
+def _weights(lse, place, splits, SPLITS: tl.constexpr):
+    i = tl.arange(0, SPLITS)
+    return tl.load(lse + place * splits + i, mask=i < splits, other=float("-inf"))
 
-    @triton.jit
-    def _weights(lse, place, splits, SPLITS: tl.constexpr):
-        i = tl.arange(0, SPLITS)
-        return tl.load(lse + place * splits + i, mask=i < splits, other=float("-inf"))
 
-    @triton.jit
-    def _sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-        i, col = tl.arange(0, SPLITS), tl.arange(0, DP)
-        there = (weight > 0)[:, None] & (col < D)[None, :]
-        part = tl.load(parts + (place * splits + i[:, None]) * D + col[None, :], mask=there, other=0.0)
-        return tl.sum(part * weight[:, None], 0)
+@jit
+def _sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    i, col = tl.arange(0, SPLITS), tl.arange(0, DP)
+    there = (weight > 0)[:, None] & (col < D)[None, :]
+    part = tl.load(parts + (place * splits + i[:, None]) * D + col[None, :], mask=there, other=0.0)
+    return tl.sum(part * weight[:, None], 0)
 
-    @triton.jit
-    def _merge(
-        shared, shared_lse, shared_splits, own, own_lse, own_splits, out, batch, heads, count,
-        out_batch, out_head, out_token,
-        SHARED: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    ):  # fmt: skip
-        """One row: the parts over the shared pages [1, Hq, B · R, S, D] and its own [B, Hq, R, S, D]."""
-        place = tl.program_id(0).to(tl.int64)
-        request, head, row = place // count // heads, place // count % heads, place % count
-        there = (head * batch + request) * count + row
-        a, b = _weights(shared_lse, there, shared_splits, SHARED), _weights(own_lse, place, own_splits, OWN)
-        top = tl.maximum(tl.max(a, 0), tl.max(b, 0))
-        top = tl.where(top == float("-inf"), 0.0, top)
-        a, b = tl.exp2(a - top), tl.exp2(b - top)
-        total = tl.sum(a, 0) + tl.sum(b, 0)
-        result = _sum(shared, there, shared_splits, a, SHARED, D, DP) + _sum(own, place, own_splits, b, OWN, D, DP)
-        result = result / tl.where(total > 0, total, 1.0)
-        target = out + request * out_batch + head * out_head + row * out_token
-        col = tl.arange(0, DP)
-        tl.store(target + col, result.to(out.dtype.element_ty), mask=col < D)
+
+@jit
+def _merge(
+    shared, shared_lse, shared_splits, own, own_lse, own_splits, out, batch, heads, count,
+    out_batch, out_head, out_token,
+    SHARED: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """One row: the parts over the shared pages [1, Hq, B · R, S, D] and its own [B, Hq, R, S, D]."""
+    place = tl.program_id(0).to(tl.int64)
+    request, head, row = place // count // heads, place // count % heads, place % count
+    there = (head * batch + request) * count + row
+    a, b = _weights(shared_lse, there, shared_splits, SHARED), _weights(own_lse, place, own_splits, OWN)
+    top = tl.maximum(tl.max(a, 0), tl.max(b, 0))
+    top = tl.where(top == float("-inf"), 0.0, top)
+    a, b = tl.exp2(a - top), tl.exp2(b - top)
+    total = tl.sum(a, 0) + tl.sum(b, 0)
+    result = _sum(shared, there, shared_splits, a, SHARED, D, DP) + _sum(own, place, own_splits, b, OWN, D, DP)
+    result = result / tl.where(total > 0, total, 1.0)
+    target = out + request * out_batch + head * out_head + row * out_token
+    col = tl.arange(0, DP)
+    tl.store(target + col, result.to(out.dtype.element_ty), mask=col < D)
 
 
 def launch(

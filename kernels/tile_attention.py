@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from workbench.kernels import _tiles_triton
-from workbench.kernels._common import Config, need_triton
+from workbench.kernels._common import Config
 from workbench.kernels._tiles_triton import lists
+from workbench.kernels._triton import need_triton
 
 __all__ = ["cases", "launch", "lists", "reference"]
 

@@ -1,0 +1,53 @@
+"""Triton, and Gluon for Hopper, where they are installed.
+
+Elsewhere stand-ins let kernels be defined and modules be imported, so that every `reference` works; a `launch` refuses.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+
+class _Language:
+    """Stand-in for `tl` and `gl`: what Python evaluates of a kernel when it is defined."""
+
+    constexpr = staticmethod(lambda value: value)
+
+
+def _keep(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand-in for `jit`: the function as it is written."""
+    return function
+
+
+try:
+    import triton
+    import triton.language as tl
+    from triton import jit
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:
+    triton = TensorDescriptor = None
+    tl, jit = _Language, _keep
+
+try:
+    if triton is None or [int(part) for part in triton.__version__.split(".")[:2]] < [3, 6]:
+        raise ImportError("Gluon was another language before Triton 3.6")
+    from triton.experimental.gluon import jit as gluon_jit
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+    )
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+
+    async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # before Triton 3.7
+except ImportError:
+    gl, gluon_jit = _Language, _keep
+    async_load = fence_async_shared = mbarrier = warpgroup_mma = warpgroup_mma_wait = GluonDescriptor = None
+
+
+def need_triton(name: str) -> None:
+    """Refuse to launch a kernel without Triton."""
+    if triton is None:
+        raise NotImplementedError(f"{name}.launch needs Triton, which is not installed here; use reference")
