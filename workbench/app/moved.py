@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +32,10 @@ _ROOMS = {
 _MERGED = {
     "metrics": "causes=kv_deviation drift=kv_deviation repair=kv_deviation deviation=kv_deviation choices=selection "
     "places=selection antecedents=selection turning=position_encoding rounding=position_encoding "
-    "exactness=position_encoding counts=sparsity stages=latency published=published_numbers",
+    "exactness=position_encoding counts=sparsity stages=latency published=published_numbers "
+    "misses=tile_recall states=tile_recall",
+    "plots": "selectors=looks sparse_methods=looks contestants=looks length=cost profiles=lines planes=lines "
+    "steps=lines turnover=lines rounding=lines",
 }
 MODULES = (
     {
@@ -67,7 +71,7 @@ def now(name: str) -> str | None:
     return MODULES[parent] + child if parent else None
 
 
-# what a module of an earlier version held: its name today, where that differs
+# what a module of an earlier version held: its name today, where that differs; "module:name" where it went elsewhere
 NAMES = {
     "workbench.Step": "PrefillOutput",
     "workbench.Work": "PrefillRequest",
@@ -83,8 +87,26 @@ NAMES = {
     "workbench.keeping.Rule": "TileRule",
     "workbench.masks.Rule": "MaskRule",
     "workbench.metrics.causes.computed": "full_attention_kv",
+    "workbench.metrics.misses.Causes": "BflaRules",
+    "workbench.metrics.misses.causes": "bfla_rules",
+    "workbench.metrics.misses.Window": "TileWindow",
+    "workbench.metrics.states.of_prompt": "dense_states",
+    "workbench.metrics.states.synthetic": "synthetic_states",
     "workbench.metrics.turning.Turning": "KeyRotation",
     "workbench.metrics.turning.turning": "key_rotation",
+    "workbench.plots.length.Panel": "cost_panel",
+    "workbench.plots.length.Series": "cost_series",
+    "workbench.plots.profiles.Panel": "profile",
+    "workbench.plots.planes.Plane": "plane",
+    "workbench.plots.planes.looks_of": "workbench.plots.looks:looks_of",
+} | {
+    f"workbench.plots.{module}.{name}": f"{table}.{name}"
+    for module, table in {
+        "selectors": "SELECTORS",
+        "sparse_methods": "SPARSE_METHODS",
+        "contestants": "BASELINES",
+    }.items()
+    for name in ("name_of", "colour_of", "symbol_of", "start_of", "maker", "colours")
 }
 
 
@@ -94,7 +116,8 @@ class Moved(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in ("__all__", "__doc__"):
             raise AttributeError(name)
-        return getattr(import_module(now(self.__name__) or ""), NAMES.get(f"{self.__name__}.{name}", name))
+        module, _, today = NAMES.get(f"{self.__name__}.{name}", name).rpartition(":")
+        return attrgetter(today)(import_module(module or now(self.__name__) or ""))
 
 
 class Finder(MetaPathFinder, Loader):

@@ -11,8 +11,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.methods.sparse import Sparse
 from workbench.metrics.answers import wilson
-from workbench.metrics.misses import chosen
-from workbench.metrics.states import States, of_prompt
+from workbench.metrics.tile_recall import States, chosen, dense_states
 
 KEPT = ("em", "f1", "mass", "recall", "agree", "first")  # measures that are higher where more is kept
 
@@ -61,7 +60,7 @@ def search(
     """
     if not 0 < keep <= 1:
         raise BadInput(f"keep is {keep}: it is a share, above 0 to 1")
-    states, found = [of_prompt(model, prompt.tokens) for prompt in prompts], []
+    states, found = [dense_states(model, prompt.tokens) for prompt in prompts], []
     for name, method in methods.items():
         option, values = method.threshold_steps
         low, high, known = 0, len(values) - 1, {}

@@ -1,7 +1,7 @@
-"""A choice of tiles beside the attention that they truly get: what it keeps, and what it drops though needed."""
+"""A choice of tiles beside the attention that they truly get: which it keeps, and which needed ones it drops."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -9,20 +9,112 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import normalize, pad
+from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
+from workbench.core.plan import Plan, Site
+from workbench.core.tile_grid import Grid, mass
 from workbench.core.tiles import Tiles
+from workbench.engine.assembly import empty
+from workbench.engine.forward import prefill
 from workbench.methods.sparse import Sparse, smallest
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
 from workbench.metrics.mass import peak
-from workbench.metrics.states import States
+from workbench.metrics.sparsity import scaled
+from workbench.models.spec import attach
 
 ORACLE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)  # shares of the attention that the oracle of a curve keeps
 UNION_STEPS = ("choice", "query blocks", "heads", "chunk")  # of CompactAttention, see `Union.densities`
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """Queries and keys of a prompt under dense attention, by number of the layer; logits are queries · keys / sqrt(D).
+
+    Layers in which a sparse method may not choose are left out.
+    """
+
+    queries: dict[int, Tensor]  # [Hq, T, D]
+    keys: dict[int, Tensor]  # [H, T, D]
+    _known: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def layers(self) -> list[int]:
+        return list(self.keys)
+
+    @property
+    def heads(self) -> int:
+        return len(next(iter(self.queries.values())))
+
+    @property
+    def kv_heads(self) -> int:
+        return len(next(iter(self.keys.values())))
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return next(iter(self.keys.values())).shape[1]
+
+    def mass(self, layer: int, size: int) -> Tensor:
+        """[Hq, I, J] fp32 attention that tiles of `size` truly get, mean over the rows of a query tile; kept."""
+        at = layer, size
+        if at not in self._known:
+            self._known[at] = mass(self.queries[layer], self.keys[layer], self.grid(size))
+        return self._known[at]
+
+    def mass_of(self, layer: int, head: int, rows: slice, size: int) -> Tensor:
+        """[i, J] fp32, the same of one head and of the query tiles `rows` only; other rows are not computed."""
+        at = layer, size, head, rows.start, rows.stop
+        if at not in self._known:
+            grid, keys = self.grid(size, rows), self.keys[layer][head // (self.heads // self.kv_heads)]
+            self._known[at] = mass(self.queries[layer][head, grid.rows][None], keys[None], grid)[0]
+        return self._known[at]
+
+    def grid(self, size: int, rows: slice = slice(None)) -> Grid:
+        """Tiles of the whole prompt, or of some query tiles of it."""
+        positions = torch.arange(len(self), device=next(iter(self.keys.values())).device)
+        start, stop, _ = rows.indices(-(-len(self) // size))
+        return Grid(positions[start * size : stop * size], len(self), size)
+
+
+def dense_states(model: PreTrainedModel, tokens: Tensor) -> States:
+    """Run one dense pass over token ids [T]. Layers with a sliding window narrower than the prompt are left out.
+
+    Raises BadInput where no layer is left.
+    """
+    layers = tuple(i for i, size in enumerate(attach(model).windows) if not size or size >= len(tokens))
+    if not layers:
+        raise BadInput(f"every layer has a sliding window narrower than the {len(tokens)} tokens: nothing to choose")
+    kv = empty(model, len(tokens))
+    output = prefill(model, tokens, Plan(torch.arange(len(tokens)), return_queries=layers), kv, logits_to_keep=1)
+    return States({i: scaled(model, i, output) for i in layers}, {i: kv.keys[i] for i in layers})
+
+
+def synthetic_states(length: int, seed: int = 0, topics: int = 12) -> States:
+    """Make up one layer of 2 query heads over 1 KV head of 64 channels, with the sparse attention of long prompts.
+
+    Keys carry a topic (of stretches of 200 to 3,000 tokens), their place (slow rotations), and a common direction: the
+    first 4 tokens (a sink) and every thousandth or so (a column). Head 0 attends to tokens nearby and the sink, head 1
+    to its topic and the columns.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    width = 48
+    place = torch.arange(length)[:, None]
+    subjects = normalize(torch.randn(topics, width, generator=draw), dim=-1)
+    spans = torch.randint(200, 3001, (length // 200 + 1,), generator=draw)
+    topic_of = torch.randint(topics, (len(spans),), generator=draw).repeat_interleave(spans)[:length]
+    common = torch.zeros(length, 1)
+    common[torch.rand(length, generator=draw) < 1e-3] = 0.6
+    common[:4] = 1
+    angles = place * torch.tensor([1 / 60, 1 / 150, 1 / 400, 1 / 1000, 1 / 2500, 1 / 6000, 1 / 15000])
+    places = torch.cat((angles.cos(), angles.sin()), 1)
+    noise = 0.06 * torch.randn(3, length, width, generator=draw)
+    keys = torch.cat((subjects[topic_of] + noise[0], places, common, 1 - common), 1)
+    ones = torch.ones(length, 1)
+    near = torch.cat((8 * noise[1], 9 * places, 60 * ones, 0 * ones), 1)
+    topic = torch.cat((45 * (subjects[topic_of] + noise[2]), 2 * places, 55 * ones, 0 * ones), 1)
+    return States({0: torch.stack((near, topic))}, {0: keys[None]})
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,15 +155,17 @@ class Chosen:
     def record(self) -> dict[str, float]:
         """Means over heads; `lowest`: the head that keeps least."""
         held = self.held()
-        found = {"density": self.density().mean(), "mass": held.mean(), "lowest": held.min()}
-        missed, causal = self.missed.sum((1, 2)), self.grid.causal.sum()
-        found |= {"missed": (missed / causal).mean(), "missed_mass": self.held(self.missed).mean()}
-        return {name: float(value) for name, value in found.items()} | {"seconds": self.seconds}
+        values = {"density": self.density().mean(), "mass": held.mean(), "lowest": held.min()}
+        missed = self.missed.sum((1, 2)) / self.grid.causal.sum()
+        values |= {"missed": missed.mean(), "missed_mass": self.lost().mean()}
+        return {name: float(value) for name, value in values.items()} | {"seconds": self.seconds}
 
 
 def chosen(states: States, layer: int, method: Sparse, share: float = 0.8, chunk: int | None = None) -> Chosen:
-    """What `method` (ready for the model) chooses for the whole prompt, at once or in chunks of whole tiles; `share` is
-    what the `needed` tiles hold."""
+    """Choose with `method` (ready for the model) for the whole prompt, at once or in chunks of whole tiles.
+
+    `share` of the attention is what the `needed` tiles hold. Raises BadInput for a chunk of no whole tiles.
+    """
     if chunk is not None and (chunk < 1 or chunk % method.size):
         raise BadInput(f"chunk {chunk} is no multiple of {method.size}, the tile of the method")
     began = perf_counter()
@@ -82,14 +176,14 @@ def chosen(states: States, layer: int, method: Sparse, share: float = 0.8, chunk
 
 
 def needed(states: States, layer: int, size: int, share: float = 0.8) -> Chosen:
-    """The fewest tiles of `size` that hold `share` of the attention of every query tile, as a choice: the oracle's."""
+    """Choose as the oracle does: the fewest tiles of `size` that hold `share` of the attention of every query tile."""
     truth, grid = states.mass(layer, size), states.grid(size)
     best = smallest(truth, share, grid.own) & grid.causal
     return Chosen(Tiles(best, size), grid, truth, best, 0.0)
 
 
 def choice(states: States, layer: int, method: Sparse, chunk: int | None = None) -> Tiles:
-    """Whole tiles that `method` chooses, at once or chunk by chunk."""
+    """Choose whole tiles with `method`, at once or chunk by chunk."""
     queries, keys = states.queries[layer], states.keys[layer]
     wide, parts = -(-len(states) // method.size), []
     for rows in torch.arange(len(states), device=keys.device).split(chunk or len(states)):
@@ -127,8 +221,10 @@ class Union:
 
 
 def union(states: States, layer: int, method: Sparse, rows: slice, heads: int = 0) -> Union:
-    """`method` over the chunk `rows` of the prompt; `heads` query heads share a page list (0: a GQA group);
-    CompactAttention brings its own method and group."""
+    """Choose with `method` for the chunk `rows` of the prompt, and unite the choice into page lists.
+
+    `heads` query heads share a page list (0: a GQA group); CompactAttention brings its own method and group.
+    """
     if isinstance(method, Compact):
         heads = method.group(states.heads, states.kv_heads)
         method = method.inner
@@ -145,7 +241,7 @@ def union(states: States, layer: int, method: Sparse, rows: slice, heads: int = 
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class TileWindow:
     """Some query tiles of one head, over all key tiles or some."""
 
     rows: slice  # query tiles
@@ -156,10 +252,10 @@ class Window:
     needed: Tensor  # [i, j] bool
     causal: Tensor  # [i, j] bool
 
-    def at(self, keys: slice) -> "Window":
+    def at(self, keys: slice) -> "TileWindow":
         """The same rows over the key tiles `keys`."""
         parts = (x[:, keys] for x in (self.mass, self.kept, self.needed, self.causal))
-        return Window(self.rows, keys, self.size, *parts)
+        return TileWindow(self.rows, keys, self.size, *parts)
 
     def held(self) -> float:
         """Attention within kept tiles, mean over query tiles."""
@@ -170,34 +266,36 @@ class Window:
         return float((self.mass * (self.needed & ~self.kept)).sum(1).mean())
 
 
-def window(states: States, layer: int, head: int, tiles: Tiles, rows: slice, share: float = 0.8) -> Window:
-    """True attention of the query tiles `rows` of one head beside what `tiles` (of the whole prompt) keeps of them; the
-    attention of other rows is not computed."""
+def window(states: States, layer: int, head: int, tiles: Tiles, rows: slice, share: float = 0.8) -> TileWindow:
+    """Compare true attention of the query tiles `rows` of one head with what `tiles` (of the whole prompt) keep of it.
+
+    The attention of other rows is not computed.
+    """
     grid, truth = states.grid(tiles.size, rows), states.mass_of(layer, head, rows, tiles.size)
     best, kept = smallest(truth, share, grid.own), tiles.kept[head, rows] & grid.causal
-    return Window(rows, slice(0, grid.shape[1]), tiles.size, truth, kept, best, grid.causal)
+    return TileWindow(rows, slice(0, grid.shape[1]), tiles.size, truth, kept, best, grid.causal)
 
 
 @dataclass(frozen=True, eq=False)
-class Causes:
-    """Why BFLA keeps the tiles of one layer."""
+class BflaRules:
+    """The rules by which BFLA keeps the tiles of one layer, in its order."""
 
-    kept: dict[str, Tensor]  # cause → [H, I, J] bool, causal tiles only; the rules overlap
+    kept: dict[str, Tensor]  # rule → [H, I, J] bool, causal tiles only; the rules overlap
     causal: Tensor  # [I, J] bool
-    added: dict[str, tuple[float, float]]  # cause → (density, attention) that the causes before it do not hold
+    added: dict[str, tuple[float, float]]  # rule → (density, attention) that the rules before it do not hold
 
 
-def causes(states: States, layer: int, method: Bfla) -> Causes:
-    """The rules that keep a tile, in BFLA's order, and what each adds; shares are means over the query heads."""
+def bfla_rules(states: States, layer: int, method: Bfla) -> BflaRules:
+    """Find the rules that keep a tile, and what each adds to those before it; shares are means over the query heads."""
     group = states.heads // states.kv_heads
     grid, truth = states.grid(method.size), states.mass(layer, method.size)
-    found = method.causes(states.queries[layer], states.keys[layer], grid.rows)
+    by_rule = method.causes(states.queries[layer], states.keys[layer], grid.rows)
     before, added = torch.zeros_like(truth, dtype=torch.bool), {}
-    for name, kept in found.items():
+    for name, kept in by_rule.items():
         new = Chosen(Tiles(kept & ~before, method.size), grid, truth, before, 0.0)
         added[name] = float(new.density().mean()), float(new.held().mean())
         before = before | kept
-    return Causes({name: kept[::group] for name, kept in found.items()}, grid.causal, added)
+    return BflaRules({name: kept[::group] for name, kept in by_rule.items()}, grid.causal, added)
 
 
 def by_layer(states: States, methods: Mapping[str, Sparse], share: float = 0.8) -> dict[str, dict[int, Chosen]]:
@@ -276,7 +374,7 @@ def _mean(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([r[name] for r in records])) for name in records[0]}
 
 
-def rule_records(causes: Mapping[int, Causes]) -> list[dict[str, Any]]:
+def rule_records(causes: Mapping[int, BflaRules]) -> list[dict[str, Any]]:
     """List what each of BFLA's rules adds to those before it, by layer: {layer, rule, density, attention}."""
     return [
         {"layer": layer, "rule": rule, "density": density, "attention": attention}
@@ -302,13 +400,19 @@ def means(records: Sequence[Mapping[str, Any]], by: str, measures: Sequence[str]
     return {name: {m: fmean(r[m] for r in part) for m in measures} for name, part in groups.items()}
 
 
+def last_chunk(length: int, chunk: int) -> slice:
+    """Return the rows of the last whole chunk of a prompt; of a prompt shorter than a chunk, all rows."""
+    start = max(0, length - chunk) // chunk * chunk
+    return slice(start, min(start + chunk, length))
+
+
 @dataclass(frozen=True, eq=False)
 class Framed:
     """A choice for a long prompt, and the true attention of some of its rows."""
 
     tiles: Tiles
     seconds: float  # to choose
-    frames: list[Window]  # one a head: the same query tiles, over all key tiles
+    frames: list[TileWindow]  # one a head: the same query tiles, over all key tiles
 
     def record(self, head: int) -> dict[str, Any]:
         """{head, seconds, tiles, density, attention, missed}; the last two are of the rows in the frame."""

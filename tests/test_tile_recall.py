@@ -10,8 +10,8 @@ from workbench.core import tile_grid
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.methods import sparse
-from workbench.metrics import misses, sparsity
-from workbench.metrics.states import States, of_prompt, synthetic
+from workbench.metrics import sparsity, tile_recall
+from workbench.metrics.tile_recall import States, dense_states, synthetic_states
 
 LENGTH = 203
 
@@ -25,47 +25,47 @@ def states() -> States:
 
 def test_states_of_a_prompt_are_those_that_a_method_is_asked_with():
     model, prompt = model_of("llama"), prompt_of(30, 20, 9)
-    found = of_prompt(model, prompt.tokens)
+    found = dense_states(model, prompt.tokens)
     assert found.layers == [0, 1, 2] and (found.heads, found.kv_heads, len(found)) == (4, 2, 59)
     method = sparse.named("oracle(block=8, mass=0.6)")
     head = sparsity.measure(model, [prompt], method).heads
-    ours = torch.stack([misses.chosen(found, i, method).held() for i in found.layers]).flatten()
+    ours = torch.stack([tile_recall.chosen(found, i, method).held() for i in found.layers]).flatten()
     torch.testing.assert_close(ours, torch.tensor([h.mass for h in head]).double(), atol=1e-5, rtol=0)
-    density = torch.stack([misses.chosen(found, i, method).density() for i in found.layers]).flatten()
+    density = torch.stack([tile_recall.chosen(found, i, method).density() for i in found.layers]).flatten()
     torch.testing.assert_close(density, torch.tensor([h.density for h in head]).double(), atol=1e-6, rtol=0)
 
 
 def test_layers_with_a_window_are_left_out():
     model = model_of("mistral", sliding_window=16)
     with pytest.raises(BadInput, match="every layer has a sliding window"):
-        of_prompt(model, prompt_of(30, 20).tokens)
+        dense_states(model, prompt_of(30, 20).tokens)
 
 
 def test_needed_kept_and_missed_add_up(states):
-    found = misses.chosen(states, 2, sparse.named("window(block=16, local=1)"), 0.7)
-    assert torch.equal(found.needed, misses.needed(states, 2, 16, 0.7).kept)
-    assert (misses.needed(states, 2, 16, 0.7).held() >= 0.7).all() and found.missed.any()
+    found = tile_recall.chosen(states, 2, sparse.named("window(block=16, local=1)"), 0.7)
+    assert torch.equal(found.needed, tile_recall.needed(states, 2, 16, 0.7).kept)
+    assert (tile_recall.needed(states, 2, 16, 0.7).held() >= 0.7).all() and found.missed.any()
     assert not (found.missed & found.kept).any() and not (found.kept & ~found.grid.causal).any()
     whole = found.held() + found.held(~found.kept)
     torch.testing.assert_close(whole, torch.ones(4).double(), atol=1e-5, rtol=0)
-    dense = misses.chosen(states, 2, sparse.named("dense(block=16)"))
+    dense = tile_recall.chosen(states, 2, sparse.named("dense(block=16)"))
     assert dense.density().eq(1).all() and not dense.missed.any() and dense.record()["missed_mass"] == 0
 
 
 def test_chunk_by_chunk_is_what_each_chunk_chooses(states):
     method = sparse.named("quoka(block=8, keep=0.2)")
-    assert misses.chosen(states, 0, method).density().eq(1).all(), "of a whole prompt nothing is past"
-    found = misses.choice(states, 0, method, 64)
+    assert tile_recall.chosen(states, 0, method).density().eq(1).all(), "of a whole prompt nothing is past"
+    found = tile_recall.choice(states, 0, method, 64)
     rows = torch.arange(64, 128)
     alone = method(states.queries[0][:, rows], states.keys[0][:, :128], rows, Site(0, LENGTH)).paged()
     assert torch.equal(found.kept[:, 8:16, :16], alone.kept)
     assert not found.kept[:, 8:16, 16:].any() and not found.kept[:, 8:16, :8].all()
     with pytest.raises(BadInput, match="chunk 60 is no multiple of 8"):
-        misses.chosen(states, 0, method, chunk=60)
+        tile_recall.chosen(states, 0, method, chunk=60)
 
 
 def test_every_step_of_the_union_covers_the_one_before(states):
-    found = misses.union(states, 0, sparse.named("random(block=8, share=0.1, sink=0, local=0)"), slice(128, 192))
+    found = tile_recall.union(states, 0, sparse.named("random(block=8, share=0.1, sink=0, local=0)"), slice(128, 192))
     assert (found.heads >= found.kept.any(1)).all() and found.group == 2 and len(found.groups) == 2
     assert torch.equal(found.groups, found.heads.unflatten(0, (2, 2)).any(1))
     assert torch.equal(found.pages, found.groups | found.own) and found.own.nonzero()[:, 0].tolist() == [*range(16, 24)]
@@ -78,15 +78,15 @@ def test_every_step_of_the_union_covers_the_one_before(states):
 def test_the_union_is_that_of_compact_attention(states):
     spec, rows = "random(block=8, share=0.1, sink=0, local=0)", torch.arange(128, 192)
     compact = sparse.named(f"compact(over={spec}, heads=1)")
-    found = misses.union(states, 2, compact, slice(128, 192))
+    found = tile_recall.union(states, 2, compact, slice(128, 192))
     tiles = compact(states.queries[2][:, rows], states.keys[2][:, :192], rows, Site(2, LENGTH))
     assert found.group == 1 and torch.equal(found.pages, tiles.kept[:, -1])
 
 
 def test_a_window_of_rows_is_a_part_of_the_whole(states):
     method = sparse.named("strided(block=16, stride=3, local=0)")
-    whole, tiles = misses.chosen(states, 0, method, 0.6), misses.choice(states, 0, method)
-    part = misses.window(states, 0, 3, tiles, slice(4, 9), 0.6)
+    whole, tiles = tile_recall.chosen(states, 0, method, 0.6), tile_recall.choice(states, 0, method)
+    part = tile_recall.window(states, 0, 3, tiles, slice(4, 9), 0.6)
     torch.testing.assert_close(part.mass, whole.mass[3, 4:9])
     assert torch.equal(part.kept, whole.kept[3, 4:9]) and torch.equal(part.needed, whole.needed[3, 4:9])
     inside = part.at(slice(2, 6))
@@ -97,17 +97,17 @@ def test_a_window_of_rows_is_a_part_of_the_whole(states):
 def test_the_truth_is_worked_out_once_and_only_for_the_rows_asked_for(states, monkeypatch):
     asked = []
     once = partial(lambda mass, q, k, g: asked.append(g.shape) or mass(q, k, g), tile_grid.mass)
-    monkeypatch.setattr("workbench.metrics.states.mass", once)
+    monkeypatch.setattr("workbench.metrics.tile_recall.mass", once)
     again = States(states.queries, states.keys)
     for spec in ("window(block=16)", "dense(block=16)"):
-        misses.window(again, 0, 1, misses.choice(again, 0, sparse.named(spec)), slice(10, 12))
-        misses.chosen(again, 2, sparse.named(spec))
+        tile_recall.window(again, 0, 1, tile_recall.choice(again, 0, sparse.named(spec)), slice(10, 12))
+        tile_recall.chosen(again, 2, sparse.named(spec))
     assert asked == [(2, 13), (13, 13)]
 
 
 def test_rules_of_bfla_share_out_what_it_keeps(states):
     method = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.5, local=1, sink=1, stride=5, random=0.05)")
-    found, whole = misses.causes(states, 0, method), misses.chosen(states, 0, method)
+    found, whole = tile_recall.bfla_rules(states, 0, method), tile_recall.chosen(states, 0, method)
     assert list(found.kept) == list(found.added) == ["mass", "local", "sink", "stride", "random"]
     together = torch.stack(list(found.kept.values())).any(0).repeat_interleave(2, 0)
     assert torch.equal(together, whole.kept)
@@ -116,8 +116,10 @@ def test_rules_of_bfla_share_out_what_it_keeps(states):
 
 
 def test_made_up_states_are_sparse_and_repeatable():
-    one, two = synthetic(2048, 3), synthetic(2048, 3)
-    assert torch.equal(one.queries[0], two.queries[0]) and not torch.equal(one.keys[0], synthetic(2048, 4).keys[0])
-    needed = misses.needed(one, 0, 32, 0.8)
+    one, two = synthetic_states(2048, 3), synthetic_states(2048, 3)
+    assert torch.equal(one.queries[0], two.queries[0]) and not torch.equal(
+        one.keys[0], synthetic_states(2048, 4).keys[0]
+    )
+    needed = tile_recall.needed(one, 0, 32, 0.8)
     assert (needed.density() < 0.6).all()
     assert one.mass(0, 32)[0, 8:, 0].mean() > 0.2, "a sink"
