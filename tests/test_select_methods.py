@@ -92,9 +92,9 @@ def test_every_block_gets_the_same_mass(model, kv):
 def test_the_last_layer_is_one_that_sees_the_whole_prompt():
     mixed = model_of("gemma3")
     windows = [layer for layer, size in enumerate(attention_maps.attach(mixed).windows) if not size]
-    assert attention_maps.layers_of(attention_maps.attach(mixed), "last") == [max(windows)]
+    assert attention_maps.layers_of(mixed, "last") == [max(windows)]
     sliding = model_of("mistral-window")
-    assert attention_maps.layers_of(attention_maps.attach(sliding), "last") == [2]
+    assert attention_maps.layers_of(sliding, "last") == [2]
 
 
 def test_what_a_sliding_window_hides_scores_nothing():

@@ -7,13 +7,14 @@ R(p + s) = R(s) R(p): one more rotation by the constant s shifts the key. All to
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-Pairing = Literal["neox", "interleaved"]
+from workbench.core.errors import BadInput
+
+Pairing = Literal["neox", "interleaved"]  # channels of a plane: (i, i + R/2) or (2i, 2i + 1)
 
 
-def rotate(
-    keys: torch.Tensor, distance: int | torch.Tensor, inv_freq: torch.Tensor, pairing: Pairing = "neox"
-) -> torch.Tensor:
+def rotate(keys: Tensor, distance: int | Tensor, inv_freq: Tensor, pairing: Pairing = "neox") -> Tensor:
     """Rerotate `keys` [H, T, D] to `distance` positions later: a new tensor of the same dtype.
 
     `distance` is one number, or [T] with one for each token; negative shifts back. Only the first R = 2 * len(inv_freq)
@@ -25,9 +26,7 @@ def rotate(
     return rotate_by(keys, cos, sin, pairing)
 
 
-def cos_sin(
-    distance: int | torch.Tensor, inv_freq: torch.Tensor, device: torch.device | str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cos_sin(distance: int | Tensor, inv_freq: Tensor, device: torch.device | str) -> tuple[Tensor, Tensor]:
     """Return cos and sin [T or 1, R/2] (fp32) of a shift by `distance`."""
     shift = torch.as_tensor(distance, dtype=torch.float64, device="cpu").reshape(-1, 1)
     angle = shift * inv_freq.detach().to("cpu", torch.float64)
@@ -35,12 +34,12 @@ def cos_sin(
 
 
 def rotate_by(
-    keys: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    keys: Tensor,
+    cos: Tensor,
+    sin: Tensor,
     pairing: Pairing = "neox",
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    out: Tensor | None = None,
+) -> Tensor:
     """Rerotate `keys` [H, T, D] by the angles of `cos_sin`, into `out` (of any dtype, apart from `keys`)."""
     half = cos.shape[-1]
     if out is None:
@@ -58,8 +57,23 @@ def rotate_by(
     return out
 
 
-def _planes(keys: torch.Tensor, half: int, pairing: Pairing) -> tuple[torch.Tensor, torch.Tensor]:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `x` [H, T, R] of "neox" pairing by angles of `cos_sin`, in the dtypes given; gradients pass."""
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def pairing_of(name: str) -> Pairing:
+    """The pairing of a name, today's or that of an earlier version. BadInput for any other."""
+    if name in ("neox", "halves"):
+        return "neox"
+    if name in ("interleaved", "neighbours"):
+        return "interleaved"
+    raise BadInput(f"pairing {name!r}: it is 'neox' or 'interleaved'")
+
+
+def _planes(keys: Tensor, half: int, pairing: Pairing) -> tuple[Tensor, Tensor]:
     """Two views [H, T, R/2]: first and second channel of every plane."""
-    if pairing == "neox":
+    if pairing_of(pairing) == "neox":
         return keys[..., :half], keys[..., half : 2 * half]
     return keys[..., : 2 * half : 2], keys[..., 1 : 2 * half : 2]

@@ -14,7 +14,7 @@ from workbench.core.masks import Sees, causal, visible, window
 from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.models.spec import ModelSpec, attach
+from workbench.models.spec import attach
 
 ELEMENTS = 1 << 26  # most logits in memory at a time
 Layers = str | tuple[int, ...]
@@ -28,9 +28,10 @@ def check_layers(layers: Layers, words: tuple[str, ...]) -> None:
         raise BadInput(f"layers is {layers!r}: it is {', '.join(words)} or layer numbers in brackets, as in (0, -1)")
 
 
-def layers_of(spec: ModelSpec, layers: Layers) -> list[int]:
+def layers_of(model: PreTrainedModel, layers: Layers) -> list[int]:
     """Layer numbers of "all", of "last" (the last layer that sees the whole prompt: without a sliding window, where the
     model has one) or of a list, which may count from the end."""
+    spec = attach(model)
     if layers == "all":
         return list(range(spec.layers))
     if layers == "last":
@@ -52,9 +53,9 @@ def logits(
     scale = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None) or queries.shape[-1] ** -0.5
     rows, cols = rows.to(keys.device), torch.arange(keys.shape[1], device=keys.device)
     grouped, wide = queries.float().unflatten(0, (keys.shape[0], -1)), keys.float()[:, None].mT  # GQA without copies
-    output = max(1, ELEMENTS // (queries.shape[0] * keys.shape[1]))
-    for at in range(0, len(rows), output):
-        part = slice(at, min(at + output, len(rows)))
+    step = max(1, ELEMENTS // (queries.shape[0] * keys.shape[1]))
+    for at in range(0, len(rows), step):
+        part = slice(at, min(at + step, len(rows)))
         seen = visible(sees, rows[part], cols)
         if size:
             seen = seen & visible(window(size), rows[part], cols)
@@ -87,7 +88,7 @@ class Crossing:
 
 def crossing(model: PreTrainedModel, prompts: Sequence[Prompt], layers: Layers = "all") -> list[Crossing]:
     """Attention between blocks under full attention: a prefill of the contexts up to the deepest of `layers`."""
-    chosen = layers_of(attach(model), layers)
+    chosen = layers_of(model, layers)
     requests = []
     for prompt in prompts:
         plan = Plan(torch.arange(prompt.starts[-1]), return_queries=tuple(chosen), num_layers=chosen[-1] + 1)
@@ -125,7 +126,7 @@ def from_question(
     Summed over layers, heads and the `last` question tokens (None: all). Softmax within each "block" apart or over the
     whole "prompt". Writes the question rows of `kvs`.
     """
-    chosen = layers_of(attach(model), layers)
+    chosen = layers_of(model, layers)
     plans = [Plan(prompt.question, return_queries=tuple(chosen), num_layers=chosen[-1] + 1) for prompt in prompts]
     requests = [PrefillRequest(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)]
     found = []
@@ -142,4 +143,4 @@ def from_question(
 
 def question_pass(model: PreTrainedModel, prompt: Prompt, layers: Layers) -> Pass:
     """What `from_question` computes for one prompt."""
-    return Pass(prompt.question.tolist(), len(prompt), layers_of(attach(model), layers)[-1] + 1)
+    return Pass(prompt.question.tolist(), len(prompt), layers_of(model, layers)[-1] + 1)

@@ -11,7 +11,6 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import causal, visible
 from workbench.core.plan import Plan
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
-from workbench.models.spec import attach
 
 ELEMENTS = 1 << 24  # most pairs of rows that are asked at a time whether one sees the other
 
@@ -19,7 +18,7 @@ ELEMENTS = 1 << 24  # most pairs of rows that are asked at a time whether one se
 def prefill_chunked(
     model: PreTrainedModel, request: PrefillRequest, chunk: int, logits_to_keep: int = 0
 ) -> PrefillOutput:
-    """What `prefill` computes, in passes of `chunk` rows; a sparse method is asked anew in each, with its own rows.
+    """Prefill in passes of `chunk` rows; a sparse method is asked in each, with the rows of the pass.
 
     Without one, or with one that keeps everything, the result is that of one pass. Rows may be scattered, and blocks
     may be cached before them. Raises BadInput for a chunk below 1 or below the method's tile, and for a rule by which
@@ -31,17 +30,17 @@ def prefill_chunked(
 def prefill_chunked_many(
     model: PreTrainedModel, requests: Sequence[PrefillRequest], chunk: int, logits_to_keep: int = 0
 ) -> list[PrefillOutput]:
-    """Chunk by chunk for a batch: chunks of the same number of all requests are packed into one forward pass."""
+    """Prefill a batch chunk by chunk: the i-th chunks of all requests are packed into one forward pass."""
     for request in requests:
         check_chunk(request.plan, chunk)
-    layers, parts = attach(model).layers, [_Part(request, chunk, logits_to_keep) for request in requests]
-    for number in range(max((part.count for part in parts), default=0)):
-        now = [part for part in parts if number < part.count]
-        most = max(part.wanted(number) for part in now)
-        asked = [part.request(number, layers, most) for part in now]
-        for part, output in zip(now, prefill_many(model, asked, most or 1), strict=True):
-            part.take(number, output)
-    return [part.output() for part in parts]
+    chunked = [_ChunkedRequest(request, chunk, logits_to_keep) for request in requests]
+    for number in range(max((len(one.rows) for one in chunked), default=0)):
+        current = [one for one in chunked if number < len(one.rows)]
+        most = max(one.logits_of(number) for one in current)
+        outputs = prefill_many(model, [one.request(number, most) for one in current], most or 1)
+        for one, output in zip(current, outputs, strict=True):
+            one.take(number, output)
+    return [one.output() for one in chunked]
 
 
 def check_chunk(plan: Plan, chunk: int) -> None:
@@ -59,46 +58,42 @@ def _sees_ahead(plan: Plan, chunk: int) -> tuple[int, int] | None:
     rows = plan.rows
     for at in range(0, len(rows), chunk):
         later = rows[at + chunk :]
-        output = max(1, ELEMENTS // max(1, len(later)))
-        for part in rows[at : at + chunk].split(output):
-            if len(later) and len(found := visible(plan.sees, part, later).nonzero()):
-                return int(part[found[0, 0]]), int(later[found[0, 1]])
+        step = max(1, ELEMENTS // max(1, len(later)))
+        for part in rows[at : at + chunk].split(step):
+            if len(later) and len(pairs := visible(plan.sees, part, later).nonzero()):
+                return int(part[pairs[0, 0]]), int(later[pairs[0, 1]])
     return None
 
 
 @dataclass
-class _Part:
+class _ChunkedRequest:
     """One request on its way through its chunks."""
 
-    asked: PrefillRequest
+    whole: PrefillRequest
     chunk: int
     keep: int  # rows at the end that get logits; 0: all
 
     def __post_init__(self) -> None:
-        self.rows = self.asked.plan.rows.split(self.chunk)
+        self.rows = self.whole.plan.rows.split(self.chunk)
         self.logits: list[Tensor] = []
-        self.queries: dict[int, list[Tensor]] = {layer: [] for layer in self.asked.plan.return_queries}
+        self.queries: dict[int, list[Tensor]] = {layer: [] for layer in self.whole.plan.return_queries}
         self.backends: dict[int, str] = {}  # of the last chunk
 
-    @property
-    def count(self) -> int:
-        return len(self.rows)
-
-    def wanted(self, number: int) -> int:
+    def logits_of(self, number: int) -> int:
         """How many of the last rows of a chunk get logits."""
-        if self.asked.plan.num_layers is not None:
+        if self.whole.plan.num_layers is not None:
             return 0
-        total, end = len(self.asked.plan.rows), min((number + 1) * self.chunk, len(self.asked.plan.rows))
+        total, end = len(self.whole.plan.rows), min((number + 1) * self.chunk, len(self.whole.plan.rows))
         first = total - self.keep if self.keep else 0
         return max(0, min(end - first, len(self.rows[number])))
 
-    def request(self, number: int, layers: int, most: int) -> PrefillRequest:
-        """A chunk whose logits nobody wants ends with the KV of the last layer, if no request of the pass goes on."""
-        num_layers = self.asked.plan.num_layers if most else self.asked.plan.num_layers or layers
-        return replace(self.asked, plan=replace(self.asked.plan, rows=self.rows[number], num_layers=num_layers))
+    def request(self, number: int, most: int) -> PrefillRequest:
+        """One chunk. Where no request of the pass wants logits (`most` is 0), it ends with the KV of the last layer."""
+        num_layers = self.whole.plan.num_layers or (None if most else len(self.whole.kv.keys))
+        return replace(self.whole, plan=replace(self.whole.plan, rows=self.rows[number], num_layers=num_layers))
 
     def take(self, number: int, output: PrefillOutput) -> None:
-        if (wanted := self.wanted(number)) and output.logits is not None:
+        if (wanted := self.logits_of(number)) and output.logits is not None:
             self.logits.append(output.logits[-wanted:])
         self.backends |= output.backends
         for layer, queries in output.queries.items():

@@ -27,21 +27,24 @@ class ReadyRequest:
     passes: tuple[Pass, ...]  # all that is computed up to the first token, the last pass included
     computed: int  # tokens of the prompt that some pass computes for the answer
     reused: int  # tokens whose keys and values come from cached blocks
-    chunk: int | None = None  # the last pass is cut into passes of so many rows
+    chunk: int | None = None  # rows of one pass of the last forward pass; None: all at once
 
 
 class Method(Protocol):
-    """A way to carry out prompts."""
+    """How prompts get their keys and values: a file of `workbench.methods.modes`."""
 
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:
-        """`store` keeps cached blocks between calls (None: for this call only); `room` is left for new tokens."""
+        """Make prompts ready for their last forward pass.
+
+        `store` keeps cached blocks between calls (None: for this call only); `reserve` is capacity for new tokens.
+        """
 
 
-def finish(model: PreTrainedModel, starts: Sequence[ReadyRequest]) -> list[Tensor]:
-    """Logits [V] behind the prompt of every request of one method: the last forward pass, or its chunks."""
-    requests = [start.request for start in starts]
-    chunk = starts[0].chunk if starts else None
-    steps = prefill_many(model, requests, 1) if chunk is None else prefill_chunked_many(model, requests, chunk, 1)
-    return [output.logits[-1] for output in steps if output.logits is not None]
+def finish(model: PreTrainedModel, ready: Sequence[ReadyRequest]) -> list[Tensor]:
+    """Run the last forward pass, or its chunks: logits [V] behind the prompt of every request of one method."""
+    requests = [one.request for one in ready]
+    chunk = ready[0].chunk if ready else None
+    outputs = prefill_chunked_many(model, requests, chunk, 1) if chunk else prefill_many(model, requests, 1)
+    return [output.logits[-1] for output in outputs if output.logits is not None]

@@ -23,14 +23,13 @@ MODES: dict[str, Method] = {"full": Full(), "block": Reuse(), "superposition": S
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer: its token ids, its text up to the stop string, how many prompt tokens were computed and reused, and
-    seconds from the call to the first tokens of its batch (answers that differ in nothing else are equal)."""
+    """An answer, and what it took to compute."""
 
     tokens: tuple[int, ...]
-    text: str
-    rows_computed: int
+    text: str  # up to the stop string
+    rows_computed: int  # tokens of the prompt
     rows_reused: int
-    ttft: float = field(compare=False)
+    ttft: float = field(compare=False)  # seconds from the call to the first tokens of its batch
     passes: tuple[Pass, ...] = field(repr=False)  # all that was computed up to the first token
 
 
@@ -46,10 +45,10 @@ def generate(
     seed: int | Sequence[int] = 0,
     stop: str | Sequence[str] = (),
 ) -> list[Generation]:
-    """Answers to a batch of prompts of any lengths.
+    """Answer a batch of prompts of any lengths.
 
     mode   a method, or the name of one with its defaults. "full": every token of a prompt is computed; "block": every
-           context block is cached alone (in `store`, or for this call only) and reused at its new place;
+           context block is cached independently (in `store`, or for this call only) and reused at its new place;
            "superposition": one path a document. `Full(sees=block_attention)`, `Reuse(positions="naive")` and others are
            in `workbench.methods`.
     The other arguments are those of `decode`.
@@ -62,9 +61,10 @@ def generate(
     longest = max(map(len, prompts), default=0)
     reserve = min(max_new_tokens, spec.context - longest) if spec.context else max_new_tokens
     ttft, begin = 0.0, perf_counter()
-    starts = method.begin(model, prompts, store, reserve)
-    requests, logits = [start.request for start in starts], finish(model, starts)
-    kvs, rules = [request.kv for request in requests], [request.plan.sees for request in requests]
+    ready = method.begin(model, prompts, store, reserve)
+    logits = finish(model, ready)
+    kvs = [one.request.kv for one in ready]
+    rules = [one.request.plan.sees for one in ready]
     answers: list[list[int]] = [[] for _ in prompts]
     for step in decode(model, kvs, logits, max_new_tokens, temperature, top_p, seed, stop, tokenizer, rules):
         ttft = ttft or perf_counter() - begin
@@ -72,13 +72,13 @@ def generate(
             answer += [] if token is None else [token]
     ttft = ttft or perf_counter() - begin  # all ended at once: nothing was streamed
     return [
-        Generation(tuple(answer), text_of(tokenizer, answer, stop), start.computed, start.reused, ttft, start.passes)
-        for answer, start in zip(answers, starts, strict=True)
+        Generation(tuple(answer), text_of(tokenizer, answer, stop), one.computed, one.reused, ttft, one.passes)
+        for answer, one in zip(answers, ready, strict=True)
     ]
 
 
 def method_of(mode: Method | str) -> Method:
-    """The method itself, or the one of that name."""
+    """Return the method itself, or the one of that name."""
     if isinstance(mode, str):
         if mode not in MODES:
             raise BadInput(f"mode {mode!r}: it is one of {', '.join(MODES)}, or a method of workbench.methods")
@@ -87,7 +87,7 @@ def method_of(mode: Method | str) -> Method:
 
 
 def first_token(model: PreTrainedModel, prompt: Prompt, mode: Method | str = "full", store: Store | None = None) -> int:
-    """The most likely first token of an answer.
+    """Return the most likely first token of an answer.
 
     What a time to first token measures: from token ids (and blocks in a store) to a token id on the host.
     """

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically
-from workbench.core.rope import Pairing, rotate
+from workbench.core.rope import Pairing, cos_sin, pairing_of, rotate, rotated
 from workbench.core.tile_grid import Grid, folded, means
 from workbench.models.families import decoder_config
 from workbench.models.spec import ModelSpec, attach
@@ -23,8 +23,8 @@ FILE = "seer_attention.safetensors"  # of the shipped gate, beside the weights o
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a gate is made of. `block` tokens are one vector of `width` channels, turned by RoPE of base `theta`."""
+class GateShape:
+    """What a gate is made of. `block` tokens are one vector of `width` channels, rotated by RoPE of base `theta`."""
 
     model: str  # identity of the model that it was distilled from
     block: int
@@ -32,15 +32,18 @@ class Shape:
     theta: float
     pairing: Pairing
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pairing", pairing_of(self.pairing))  # files of earlier versions have other words
+
 
 class Gate(torch.nn.Module):
     """Per layer and head, a linear map of pooled queries and one of pooled keys, both from before RoPE.
 
-    Queries are averaged over a block; of keys, maximum, minimum and mean are joined. Both are turned by RoPE as if they
-    stood where their block begins (a query block: where its first row is).
+    Queries are averaged over a block; of keys, maximum, minimum and mean are joined. RoPE rotates both as if they stood
+    where their block begins (a query block: where its first row is).
     """
 
-    def __init__(self, shape: Shape, spec: ModelSpec, heads: int):
+    def __init__(self, shape: GateShape, spec: ModelSpec, heads: int):
         super().__init__()
         self.shape, self.inv_freq = shape, [x.detach().cpu() for x in spec.inv_freq]
         sizes = [((heads, d, shape.width), (h, 3 * d, shape.width)) for h, d in spec.shapes]
@@ -53,9 +56,9 @@ class Gate(torch.nn.Module):
         positions = torch.arange(keys.shape[1])
         ours = means(rotate(queries.float(), -grid.rows.cpu(), freq, pairing), block)
         theirs = pooled(rotate(keys.float(), -positions, freq, pairing), block)
-        turn = self.shape.theta ** -(torch.arange(0, self.shape.width, 2) / self.shape.width)
-        q = _rotated(ours @ self.query[layer], grid.first, turn)
-        k = _rotated(theirs @ self.key[layer], grid.columns * block, turn)
+        table = self.shape.theta ** -(torch.arange(0, self.shape.width, 2) / self.shape.width)
+        q = rotated(ours @ self.query[layer], *cos_sin(grid.first, table, queries.device))
+        k = rotated(theirs @ self.key[layer], *cos_sin(grid.columns * block, table, queries.device))
         logits = (q.unflatten(0, (len(k), -1)) @ k[:, None].mT).flatten(0, 1) * self.shape.width**-0.5
         return logits.masked_fill(~grid.causal, -torch.inf)
 
@@ -68,21 +71,21 @@ class Gate(torch.nn.Module):
 
 
 def new(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:
-    """An untrained gate for `model`."""
+    """Make an untrained gate for `model`."""
     spec, config = attach(model), decoder_config(model.config)
     tables = [x for x in config.rope_parameters.values() if isinstance(x, dict)] or [config.rope_parameters]
     theta = float(tables[0].get("rope_theta", 10_000.0))
     if block < 1 or width < 2 or width % 2:
         raise BadInput(f"a gate of block {block} and width {width}: block is 1 or more, width an even number")
-    shape = Shape(identity(model), block, width, theta, spec.pairing)
+    shape = GateShape(identity(model), block, width, theta, spec.pairing)
     return Gate(shape, spec, config.num_attention_heads).to(spec.device)
 
 
 def load(path: Path, model: PreTrainedModel) -> Gate:
-    """The gate in a file, on the model's device. BadInput for one that is damaged or was trained for another model."""
+    """Load the gate of a file, on the model's device. BadInput for a damaged one or one of another model."""
     try:
         with safe_open(path, framework="pt") as file:
-            shape = Shape(**json.loads((file.metadata() or {})["gate"]))
+            shape = GateShape(**json.loads((file.metadata() or {})["gate"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise BadInput(f"there is no gate {path}: `workbench sparse distill` makes one") from None
@@ -97,7 +100,7 @@ def load(path: Path, model: PreTrainedModel) -> Gate:
 
 
 def identity(model: PreTrainedModel) -> str:
-    """Hash of a model's weights that is the same in every number format: up to 4,096 values of each tensor, in bf16."""
+    """Hash a model's weights, the same in every number format: up to 4,096 values of each tensor, in bf16."""
     whole = sha256()
     for name, x in sorted(model.state_dict().items()):
         flat = x.detach().reshape(-1)
@@ -112,14 +115,6 @@ def pooled(keys: Tensor, size: int) -> Tensor:
     beyond = torch.arange(blocks.shape[1] * size, device=keys.device).view(-1, size, 1) >= keys.shape[1]
     high, low = (blocks.masked_fill(beyond, fill) for fill in (-torch.inf, torch.inf))
     return torch.cat((high.amax(2), low.amin(2), means(keys, size)), -1)
-
-
-def _rotated(x: Tensor, positions: Tensor, inv_freq: Tensor) -> Tensor:
-    """x [H, N, W] turned to `positions` [N]; gradients pass."""
-    angle = (positions.cpu().double()[:, None] * inv_freq.double()).to(torch.float32).to(x.device)
-    a, b = x.chunk(2, -1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 def _drawn(*shape: int) -> torch.nn.Parameter:

@@ -18,12 +18,10 @@ from workbench.core.rope import rotate
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import ReadyRequest
-from workbench.models.spec import attach
+from workbench.models.spec import ModelSpec, attach
 from workbench.store import MemoryStore, Store, fetch
 
-Placed = tuple[
-    KV, torch.Tensor
-]  # a run of cached tokens and the positions [T], whole or not, where its keys shall stand
+Placed = tuple[KV, torch.Tensor]  # cached tokens, and the positions [T], whole or not, where their keys shall stand
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ class Superposition:
         return [self._begin(model, prompt, kept, reserve) for prompt in prompts]
 
     def _begin(self, model: PreTrainedModel, prompt: Prompt, store: Store, reserve: int) -> ReadyRequest:
+        spec = attach(model)
         system, *documents = prompt.context
         asked, last = Block(prompt.blocks[-1].tokens[:-1]), prompt.blocks[-1].tokens[-1]
         first, *cached = fetch(model, prompt.context, store, [(), *[(system,)] * len(documents)])
@@ -67,7 +66,7 @@ class Superposition:
         for document, kv, body in zip(documents, cached, bodies, strict=True):
             path = Prompt((system, document, asked))
             late = len(document) - span  # the question stands so much behind its place at equilibrium
-            placed = _place(model, [(first, head + late), (kv, body + late)], len(asked), reserve=0)
+            placed = _place(spec, [(first, head + late), (kv, body + late)], len(asked), reserve=0)
             requests.append(PrefillRequest(path.tokens, Plan(path.question), placed))
         best = self._best(model, system, documents, requests)
         end = len(system) + span + torch.arange(len(asked)).double()
@@ -79,9 +78,9 @@ class Superposition:
             (requests[i].kv.slice(len(requests[i].kv) - len(asked), len(requests[i].kv)), end + late) for i in best
         ]
         tokens = [*system.tokens, *chain.from_iterable(documents[i].tokens for i in best), *asked.tokens * len(best)]
-        attach(model).check_tokens(torch.tensor([*tokens, last]))
+        spec.check_tokens(torch.tensor([*tokens, last]))
         request = PrefillRequest(
-            torch.tensor([*tokens, last]), Plan(torch.tensor([length - 1])), _place(model, parts, 1, reserve)
+            torch.tensor([*tokens, last]), Plan(torch.tensor([length - 1])), _place(spec, parts, 1, reserve)
         )
         return ReadyRequest(request, *self._counts(system, documents, requests, length))
 
@@ -94,11 +93,11 @@ class Superposition:
         )
         if self.prior:
             runs = [Prompt((system, document)) for document in documents]
-            alone = [PrefillRequest(run.tokens, Plan(torch.arange(len(run))), empty(model, len(run))) for run in runs]
-            for i, step in enumerate(prefill_many(model, alone)):
+            whole = [PrefillRequest(run.tokens, Plan(torch.arange(len(run))), empty(model, len(run))) for run in runs]
+            for i, step in enumerate(prefill_many(model, whole)):
                 assert step.logits is not None
                 about = step.logits[len(system) :]
-                scores[i] += _likelihood(about, alone[i]) / (len(documents[i]) - 1 or 1)
+                scores[i] += _likelihood(about, whole[i]) / (len(documents[i]) - 1 or 1)
         return sorted(scores.topk(min(self.paths, len(requests))).indices.tolist())
 
     def _counts(
@@ -121,10 +120,9 @@ def _likelihood(logits: torch.Tensor | None, request: PrefillRequest) -> float:
     return float(logits[:-1].float().log_softmax(-1).gather(1, tokens[:, None]).sum())
 
 
-def _place(model: PreTrainedModel, parts: Sequence[Placed], unwritten: int, reserve: int) -> KV:
-    """One KV of all parts behind one another, every key turned to its position, and `unwritten` tokens after them."""
-    spec = attach(model)
-    kv = empty(model, sum(len(part) for part, _ in parts) + unwritten, reserve)
+def _place(spec: ModelSpec, parts: Sequence[Placed], unwritten: int, reserve: int) -> KV:
+    """Join all parts into one KV, every key rerotated to its position, with `unwritten` tokens behind them."""
+    kv = spec.empty(sum(len(part) for part, _ in parts) + unwritten, reserve)
     at = 0
     for part, positions in parts:
         distance = positions - (part.start + torch.arange(len(part)))

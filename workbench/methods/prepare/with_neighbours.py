@@ -20,7 +20,7 @@ from workbench.engine.assembly import assemble
 from workbench.engine.encoding import packs
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods.prepare import before, check_system, shaped
-from workbench.models.spec import attach, prepare_model
+from workbench.models.spec import attach
 from workbench.store import Store, collect, fetch, fingerprint, key_of
 
 TOKENS = 32768  # most tokens, neighbours included, that are in work at one time
@@ -31,7 +31,7 @@ class WithNeighbours:
     """The system blocks and the `n` passages of `corpus` most like a passage, each cached `after_system`, are put one
     behind the other, the most alike first; then the passage is computed over them, and its own KV is kept.
 
-    It is kept as computed, at its position behind them (`KV.start`), and turned once, when a prompt is assembled.
+    It is kept as computed, at its position behind them (`KV.start`), and rerotated once, when a prompt is assembled.
     Neighbours come from the whole corpus, never from the passages of the question at hand, and a passage is no
     neighbour of itself. Raises BadInput for a corpus of n passages or fewer.
     """
@@ -51,7 +51,7 @@ class WithNeighbours:
         object.__setattr__(self, "table", nearest(self.corpus.texts, self.n, self.embedder, self.search))
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
-        prepare_model(model)
+        spec = attach(model)
         if not self.n:
             return shaped(prompts, fetch(model, _context(prompts), store, before(prompts, self.system)))
         model_key = fingerprint(model)
@@ -63,7 +63,7 @@ class WithNeighbours:
             for prompt in prompts
             for block in prompt.context[self.system :]
         ]
-        self._check(model, chunks)
+        self._check(spec.context, chunks)
         keys = [
             key_of(model_key, model.dtype, c.blocks[-1], c.blocks[: self.system], c.context[self.system :])
             for c in chunks
@@ -84,24 +84,21 @@ class WithNeighbours:
         return tuple(self.corpus.blocks[i] for i in self.table[self.corpus.place[block]])
 
     def _made(self, model: PreTrainedModel, chunks: Sequence[Prompt], store: Store) -> list[KV]:
-        """KV of the last block of every chunk, computed over the isolated KV of the blocks before it."""
+        """Compute the KV of the last block of every chunk over the `after_system` KV of the blocks before it."""
         done: list[KV] = []
-        num_layers = attach(model).layers
         for group in packs([len(chunk) for chunk in chunks], TOKENS):
             here = [chunks[i] for i in group]
-            isolated = shaped(here, fetch(model, _context(here), store, before(here, self.system)))
+            cached = shaped(here, fetch(model, _context(here), store, before(here, self.system)))
+            kvs = [assemble(model, chunk, blocks) for chunk, blocks in zip(here, cached, strict=True)]
             requests = [
-                PrefillRequest(
-                    chunk.tokens, Plan(chunk.question, num_layers=num_layers), assemble(model, chunk, cached)
-                )
-                for chunk, cached in zip(here, isolated, strict=True)
+                PrefillRequest(chunk.tokens, Plan(chunk.question, num_layers=len(kv.keys)), kv)
+                for chunk, kv in zip(here, kvs, strict=True)
             ]
             prefill_many(model, requests)
             done += [request.kv.slice(int(request.plan.rows[0]), len(request.kv)) for request in requests]
         return done
 
-    def _check(self, model: PreTrainedModel, chunks: Sequence[Prompt]) -> None:
-        context = attach(model).context
+    def _check(self, context: int | None, chunks: Sequence[Prompt]) -> None:
         longest = max(map(len, chunks), default=0)
         if context and longest > context:
             raise BadInput(

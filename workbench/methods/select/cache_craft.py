@@ -15,7 +15,6 @@ from workbench.core.kv import KV
 from workbench.core.plan import Pass
 from workbench.engine.attention_maps import Crossing, Layers, check_layers, crossing, layers_of
 from workbench.methods.select import Select, context_pass
-from workbench.models.spec import attach
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,11 @@ class CacheCraft(Select):
             raise BadInput(f"alpha is {self.alpha!r}: it is 0 or more")
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        found = crossing(model, prompts, self.layers)
-        return [self._scores(prompt, each) for prompt, each in zip(prompts, found, strict=True)]
+        attention = crossing(model, prompts, self.layers)
+        return [self._scores(prompt, each) for prompt, each in zip(prompts, attention, strict=True)]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (context_pass(prompt, layers_of(attach(model), self.layers)[-1] + 1),)
+        return (context_pass(prompt, layers_of(model, self.layers)[-1] + 1),)
 
     def _scores(self, prompt: Prompt, attention: Crossing) -> Tensor:
         paid = attention.paid.cpu()
@@ -105,5 +104,5 @@ def prefix_fit(old: Sequence[tuple[str, float]], new: Sequence[str]) -> float:
     kept = [(place[key], value) for key, value in old if key in place]
     total = sum(value for _, value in old)
     pairs = list(combinations([position for position, _ in kept], 2))
-    turned = sum(a > b for a, b in pairs) / len(pairs) if pairs else 0.0
-    return sum(value for _, value in kept) / total * (1 - turned) if total else 1.0
+    reordered = sum(a > b for a, b in pairs) / len(pairs) if pairs else 0.0
+    return sum(value for _, value in kept) / total * (1 - reordered) if total else 1.0

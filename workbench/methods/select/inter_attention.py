@@ -13,7 +13,6 @@ from workbench.core.kv import KV
 from workbench.core.plan import Pass
 from workbench.engine.attention_maps import Layers, check_layers, crossing, layers_of
 from workbench.methods.select import Select, context_pass
-from workbench.models.spec import attach
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,11 @@ class InterAttention(Select):
             raise BadInput(f"side is {self.side!r}: 'pays' or 'receives'")
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        found = crossing(model, prompts, self.layers)
-        return [self._scores(prompt, each.paid, each.received) for prompt, each in zip(prompts, found, strict=True)]
+        attention = crossing(model, prompts, self.layers)
+        return [self._scores(prompt, each.paid, each.received) for prompt, each in zip(prompts, attention, strict=True)]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (context_pass(prompt, layers_of(attach(model), self.layers)[-1] + 1),)
+        return (context_pass(prompt, layers_of(model, self.layers)[-1] + 1),)
 
     def _scores(self, prompt: Prompt, paid: Tensor, received: Tensor) -> Tensor:
         if self.side == "receives":

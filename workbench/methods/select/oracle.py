@@ -12,7 +12,6 @@ from workbench.core.kv import KV
 from workbench.core.plan import Pass
 from workbench.engine.attention_maps import Layers, check_layers, layers_of
 from workbench.methods.select import Select, check_part, context_pass, exact, gap
-from workbench.models.spec import attach
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Oracle(Select):
         check_part(self.part)
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        chosen = layers_of(attach(model), self.layers)
+        chosen = layers_of(model, self.layers)
         truths = exact(model, prompts, chosen[-1] + 1)
         return [
             torch.stack([gap(kv, truth, layer, self.part) for layer in chosen]).sum(0)
@@ -43,4 +42,4 @@ class Oracle(Select):
         ]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (context_pass(prompt, layers_of(attach(model), self.layers)[-1] + 1),)
+        return (context_pass(prompt, layers_of(model, self.layers)[-1] + 1),)
