@@ -14,8 +14,8 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, causal, sink, visible, window
 from workbench.metrics import position_encoding
+from workbench.metrics.attention_mass import busiest, masked, overlap, reused
 from workbench.metrics.kv_deviation import drift
-from workbench.metrics.mass import busiest, masked, overlap, reused
 from workbench.metrics.position_encoding import SCHEMES, key_rotation, shift_errors
 from workbench.metrics.published_numbers import TABLE_3
 from workbench.plots import (
@@ -23,18 +23,18 @@ from workbench.plots import (
     blockmass,
     exactness,
     forest,
-    length,
     masks,
     naive,
     quality,
     reuse,
-    rounding,
     savings,
-    steps,
 )
 from workbench.plots import rotation as rotations
 from workbench.plots import strip as strips
 from workbench.plots import table as tables
+from workbench.plots.cost import against_length, cost_panel, cost_series
+from workbench.plots.lines import SCHEMES as DRAWN_SCHEMES
+from workbench.plots.lines import rounding, steps
 from workbench.plots.reduce import firsts, shares, visible_pairs
 from workbench.plots.theme import TEMPLATE, WIDTH
 
@@ -246,7 +246,7 @@ def test_rounding_errors_are_the_known_ones():
     inv_freq = 5e5 ** -(torch.arange(0, 128, 2) / 128)
     records = shift_errors(inv_freq, [4096], keys=256)
     error = {r["scheme"]: r["error"] for r in records}
-    assert set(error) == set(SCHEMES) == set(rounding.STYLES)
+    assert set(error) == set(SCHEMES) == set(DRAWN_SCHEMES)
     assert error["fp32 cache, fp32 shift"] < 1e-6
     assert error["stored un-rotated, rotated once"] == pytest.approx(1.65e-3, rel=0.1)
     assert error["computed in place in bf16"] == pytest.approx(2.6e-3, rel=0.1)
@@ -254,7 +254,7 @@ def test_rounding_errors_are_the_known_ones():
     assert error["bf16 cache, bf16 shift"] == pytest.approx(3.5e-3, rel=0.1)
     assert error["20 chained fp32 shifts"] < error["20 chained bf16 shifts"] < 0.05
     assert error["naive: not moved"] > 0.5
-    check(fig := rounding.rounding(records, SCHEMES, **SAID))
+    check(fig := rounding(records, SCHEMES, **SAID))
     assert len(fig.data) == len(SCHEMES)
 
 
@@ -311,9 +311,9 @@ def test_reuse_says_the_hit_rate():
 def test_costs_against_length_have_bands_and_rings():
     lengths, n = TABLE_3["length"], len(TABLE_3["length"])
     assert all(len(values) == n for field in ("ttft_ms", "flops") for values in TABLE_3[field].values())
-    full = length.Series("full", lengths, TABLE_3["ttft_ms"]["full"], [1.0] * n, [5000.0] * n)
-    ring = length.Series("block", lengths, TABLE_3["ttft_ms"]["block"], dots=True, name="published")
-    check(fig := length.against_length([length.Panel("8B", [full, ring], "time (ms)")], title="Time", **SAID))
+    full = cost_series("full", lengths, TABLE_3["ttft_ms"]["full"], [1.0] * n, [5000.0] * n)
+    ring = cost_series("block", lengths, TABLE_3["ttft_ms"]["block"], dots=True, name="published")
+    check(fig := against_length([cost_panel("8B", [full, ring], "time (ms)")], title="Time", **SAID))
     band, line, dots = fig.data
     assert band.fill == "toself" and line.mode == "lines+markers" and dots.mode == "markers"
     assert fig.layout.xaxis.ticktext[-1] == "32K"
@@ -377,7 +377,7 @@ def test_steps_draw_a_line_and_a_band_for_every_mode():
         for mode, ems in {"full": (0.9, 0.9), "block": (0.4, 0.8)}.items()
         for step, em in ((200, ems[1]), (0, ems[0]))
     ]
-    fig = steps.steps(records, title="Curve", **SAID)
+    fig = steps(records, title="Curve", **SAID)
     check(fig)
     lines = {trace.name: trace for trace in fig.data if trace.name}
     assert list(lines["block attention, re-encoded"].x) == [0, 200]

@@ -8,10 +8,12 @@ from tests.test_plots import SAID, check
 from workbench import data, models
 from workbench.app.explore.latency import latency_explorer
 from workbench.experiments import bench_reports
-from workbench.experiments.ttft import WAYS
+from workbench.experiments.ttft import METHODS
 from workbench.metrics.latency import STAGES
-from workbench.plots import breakdown, contestants, length, peers, roofline
-from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, log_ticks
+from workbench.plots import breakdown, peers, roofline
+from workbench.plots.cost import against_length, cost_panel, cost_series
+from workbench.plots.looks import BASELINES, MODES, SYMBOLS
+from workbench.plots.theme import log_ticks
 
 BARS = {
     "full attention": {"place": 0.0, "choose": 0.0, "attend": 0.6, "rest": 0.9},
@@ -25,18 +27,18 @@ def rows(tmp_path):
 
 
 def test_every_way_has_a_look_of_its_own():
-    assert set(WAYS) <= set(MODES) == set(MODE_NAMES) == set(MODE_SYMBOLS)
-    assert len(set(MODES.values())) == len(MODES) == len(set(MODE_SYMBOLS.values()))
+    assert set(METHODS) <= set(MODES)
+    assert len({look.colour for look in MODES.values()}) == len(MODES) == len({look.symbol for look in MODES.values()})
 
 
-def test_contestants_are_named_by_who_made_them():
+def test_baselines_are_named_by_who_made_them():
     names = {"ours": "ours", "flash, dense": "SDPA flash, dense", "flashinfer": "FlashInfer", "another": "another"}
-    assert {who: contestants.name_of(who) for who in names} == names
-    assert contestants.maker("transformers, full prefill (cudnn)") == "transformers"
-    assert contestants.maker("question_attention") == "ours"
-    assert contestants.colour_of("ours, written in place") != contestants.colour_of("ours")
-    assert len(set(contestants.colours().values())) == len(contestants.LOOKS)
-    assert len(set(contestants.SYMBOLS)) == len(contestants.SYMBOLS) >= 20
+    assert {who: BASELINES.name_of(who) for who in names} == names
+    assert BASELINES.maker("transformers, full prefill (cudnn)") == "transformers"
+    assert BASELINES.maker("question_attention") == "ours"
+    assert BASELINES.colour_of("ours, written in place") != BASELINES.colour_of("ours")
+    assert len(set(BASELINES.colours().values())) == len(BASELINES)
+    assert len(set(SYMBOLS)) == len(SYMBOLS) >= 20
 
 
 def test_a_breakdown_stacks_stages_and_says_their_sum():
@@ -63,7 +65,7 @@ def test_nothing_stands_over_the_roof(rows):
     copy, product = made_up.COPY * 1e12, made_up.PRODUCT * 1e12
     assert all(point["flops"] <= 1.001 * min(product, copy * point["intensity"]) for point in points)
     panel = roofline.Roofs("Test", copy, product, points)
-    check(fig := roofline.roofline([panel, panel], contestants.colours(), title="Roof", **SAID))
+    check(fig := roofline.roofline([panel, panel], BASELINES.colours(), title="Roof", **SAID))
     roof = fig.data[0]
     assert roof.y[1] == roof.y[2] == product and roof.y[0] == roof.x[0] * copy
     named = {trace.name for trace in fig.data if trace.showlegend is not False}
@@ -81,11 +83,11 @@ def test_requests_become_points_by_the_work_they_cannot_do_without():
 
 
 def test_few_lengths_are_all_named_and_many_are_thinned():
-    one = length.Series("block", [27698, 32818], [200.0, 8.0])
-    many = length.Series("full", [2**p for p in range(5, 16)], [1.0] * 11)
-    fig = length.against_length([length.Panel(str(n), [many], "ms") for n in range(3)], title="Time", **SAID)
+    one = cost_series("block", [27698, 32818], [200.0, 8.0])
+    many = cost_series("full", [2**p for p in range(5, 16)], [1.0] * 11)
+    fig = against_length([cost_panel(str(n), [many], "ms") for n in range(3)], title="Time", **SAID)
     assert 4 <= len(fig.layout.xaxis.ticktext) <= 7
-    fig = length.against_length([length.Panel("two", [one], "ms")], title="Time", lines=2, **SAID)
+    fig = against_length([cost_panel("two", [one], "ms")], title="Time", lines=2, **SAID)
     assert list(fig.layout.xaxis.ticktext) == ["27K", "32K"]
 
 

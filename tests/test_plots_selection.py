@@ -12,11 +12,14 @@ from tests.random_models import prompt_of
 from tests.test_plots import SAID, check
 from workbench import data, models
 from workbench.app.explore import critical, repair
-from workbench.engine.forward import assemble, encode_many
+from workbench.engine.assembly import assemble
+from workbench.engine.encoding import encode_many
 from workbench.methods import select
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.plots import agreement, coloured, deviation, profiles, ratios, selectors
+from workbench.plots import agreement, coloured, deviation, ratios
 from workbench.plots.coloured import Choice
+from workbench.plots.lines import profile, profiles
+from workbench.plots.looks import SELECTORS
 from workbench.plots.ratios import Outcome
 from workbench.store import MemoryStore
 
@@ -25,11 +28,11 @@ TOKENS = [f" t{i}<" for i in range(14)]
 
 
 def test_every_selector_has_a_look_of_its_own():
-    assert set(select.names()) == set(selectors.LOOKS)
-    looks = [selectors.LOOKS[name][1:] for name in select.names()]
+    assert set(select.names()) == set(SELECTORS)
+    looks = [(SELECTORS.colour_of(name), SELECTORS.symbol_of(name)) for name in select.names()]
     assert len(set(looks)) == len(looks), "colour and symbol"
-    assert selectors.name_of("query_guided(layers=all)") == "question-guided (FusionRAG): layers=all"
-    assert selectors.colour_of("query_guided(layers=all)") == selectors.colour_of("query_guided")
+    assert SELECTORS.name_of("query_guided(layers=all)") == "question-guided (FusionRAG): layers=all"
+    assert SELECTORS.colour_of("query_guided(layers=all)") == SELECTORS.colour_of("query_guided")
 
 
 def test_profiles_list_every_name_once_and_leave_nan_out():
@@ -39,10 +42,10 @@ def test_profiles_list_every_name_once_and_leave_nan_out():
         for at in range(4)
     ]
     panels = [
-        profiles.Panel("one", rows, "layer", "share", percent=True),
-        profiles.Panel("two", rows, "layer", log=True),
+        profile("one", rows, "layer", "share", percent=True),
+        profile("two", rows, "layer", log=True),
     ]
-    check(fig := profiles.profiles(panels, title="T", colours={"a": "#0072B2"}, mark=1, **SAID))
+    check(fig := profiles(panels, title="T", colours={"a": "#0072B2"}, mark=1, **SAID))
     assert [trace.name for trace in fig.data if trace.showlegend] == ["a", "b"]
     lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
     assert len(lines) == 4 and all(trace.x == (1, 2, 3) for trace in lines)

@@ -8,9 +8,9 @@ import pytest
 from workbench.app.explore.editing import EDITS, edited
 from workbench.plots.frames import frames
 from workbench.plots.history import history
-from workbench.plots.statuses import REUSE_STATUSES
+from workbench.plots.lines import turnover
+from workbench.plots.looks import REUSE_STATUSES
 from workbench.plots.theme import TEMPLATE, WIDTH
-from workbench.plots.turnover import turnover
 
 SAID = {"caption": "n = 2, seed 0, CPU", "notice": "Look here."}
 
@@ -49,13 +49,13 @@ def test_history_draws_every_block_once_at_its_place():
     }
     for at in (0, 1):
         places = [(at, 0, 4), (at, 4, 2), (at, 6, 6), (at, 12, 5)]
-        colours = [REUSE_STATUSES[status] for status in RECORDS[at]["fates"]]
+        colours = [REUSE_STATUSES[status].colour for status in RECORDS[at]["fates"]]
         assert [bars[place] for place in places[:3]] == colours and places[3] in bars
     assert len(bars) == 8
-    assert any("moved: keys turned by +3" in text for trace in fig.data for text in trace.customdata)
+    assert any("moved: keys rerotated by +3" in text for trace in fig.data for text in trace.customdata)
 
 
-def test_frames_have_one_step_each_and_a_colour_for_every_fate():
+def test_frames_have_one_step_each_and_a_colour_for_every_status():
     fig = frames(RECORDS, columns=2, rows=["t1"], active=1, **SAID)
     text = check(fig)
     (slider,) = fig.layout.sliders
@@ -65,7 +65,7 @@ def test_frames_have_one_step_each_and_a_colour_for_every_fate():
     assert np.array_equal(fig.data[0].z, [[order.index("encoded"), order.index("moved")]])
     assert np.array_equal(fig.frames[0].data[0].z, [[order.index("encoded")] * 2])
     scale = {colour for _, colour in fig.data[0].colorscale}
-    assert scale == set(REUSE_STATUSES.values()) and len(json.loads(text)["frames"]) == 2
+    assert scale == {look.colour for look in REUSE_STATUSES.values()} and len(json.loads(text)["frames"]) == 2
 
 
 def test_turnover_leaves_out_what_was_not_measured():

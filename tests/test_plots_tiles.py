@@ -11,24 +11,25 @@ from workbench.app.explore import long as long_prompts
 from workbench.app.explore import tiles as explored
 from workbench.methods import sparse
 from workbench.methods.sparse._small import SETTINGS, small
-from workbench.metrics import misses
-from workbench.metrics.states import of_prompt, synthetic
-from workbench.plots import heads, overview, rescues, sparse_methods, tiles, turning, union
+from workbench.metrics import tile_recall
+from workbench.metrics.tile_recall import dense_states, synthetic_states
+from workbench.plots import heads, overview, rescues, tiles, turning, union
 from workbench.plots.controls import some
+from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.reduce import blocks
 from workbench.plots.tiles import LEVELS, Span
 
 MODEL = model_of("llama")
-STATES = of_prompt(MODEL, prompt_of(60, 70, 30).tokens)  # 160 tokens
+STATES = dense_states(MODEL, prompt_of(60, 70, 30).tokens)  # 160 tokens
 SPAN = Span(range(160), range(160))
 WINDOW = sparse.named("window(block=8, local=2)")
 
 
 def test_every_method_has_a_look_and_small_settings():
-    assert set(sparse.names()) == set(sparse_methods.LOOKS) == set(SETTINGS)
-    looks = [sparse_methods.LOOKS[name][1:] for name in sparse.names()]
+    assert set(sparse.names()) == set(SPARSE_METHODS) == set(SETTINGS)
+    looks = [(SPARSE_METHODS[name].colour, SPARSE_METHODS[name].symbol) for name in sparse.names()]
     assert len(set(looks)) == len(looks), "colour and symbol"
-    assert sparse_methods.name_of("compact(over=bfla(mass=0.5))") == "CompactAttention over BFLA"
+    assert SPARSE_METHODS.name_of("compact(over=bfla(mass=0.5))") == "CompactAttention over BFLA"
     for name in sparse.names():
         assert sparse.named(small(name, 16)).size == (64 if name == "seer_attention" else 16)
     assert small("bfla(mass=0.5)") == "bfla(mass=0.5)"
@@ -71,7 +72,7 @@ def test_a_tile_is_dropped_kept_or_missed_and_darker_with_attention():
 
 
 def test_maps_pick_layer_and_head_without_a_kernel():
-    found = [misses.chosen(STATES, i, WINDOW) for i in STATES.layers]
+    found = [tile_recall.chosen(STATES, i, WINDOW) for i in STATES.layers]
     panels = {name: [[tiles.of_head(c, h) for h in range(4)] for c in found] for name in ("one", "two")}
     given = {"layers": [0, 1, 2], "heads": [0, 1, 2, 3], "title": "T", "layer": 1, "head": 2}
     check(fig := tiles.maps(panels, SPAN, **given, **SAID))
@@ -93,7 +94,7 @@ def test_the_slider_turns_the_threshold():
     oracle = sparse.named("oracle(block=8)")
     turns, points = [], []
     for value in (0.3, 0.6, 0.9):
-        one = misses.chosen(STATES, 1, oracle.with_threshold(value))
+        one = tile_recall.chosen(STATES, 1, oracle.with_threshold(value))
         points.append(one.record())
         turns.append(turning.Turn(tiles.of_head(one, 0), f"mass {value}", points[-1]["density"], points[-1]["mass"]))
     x, y = [p["density"] for p in points], [p["mass"] for p in points]
@@ -113,7 +114,7 @@ def test_heads_have_one_scale_and_their_numbers():
 
 def test_rescues_show_the_first_rule():
     method = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
-    found = [misses.causes(STATES, i, method) for i in STATES.layers]
+    found = [tile_recall.bfla_rules(STATES, i, method) for i in STATES.layers]
     picture = rescues.first_cause(found[0], 1)
     kept = found[0].kept
     assert np.array_equal(picture == 2, kept["mass"][1].numpy())
@@ -128,7 +129,7 @@ def test_rescues_show_the_first_rule():
 
 def test_the_union_is_drawn_step_by_step():
     method = sparse.named("random(block=8, share=0.2, sink=1, local=0)")
-    found = [misses.union(STATES, i, method, slice(96, 128)) for i in STATES.layers]
+    found = [tile_recall.union(STATES, i, method, slice(96, 128)) for i in STATES.layers]
     first, second, third, fourth = union.steps(found[1], 1)
     assert first.shape == (2 * 4, 16) and second.shape == (2, 16) and third.shape == fourth.shape == (1, 16)
     assert np.array_equal(second >= 2, found[1].heads[2:].numpy())
@@ -145,13 +146,13 @@ def test_the_union_is_drawn_step_by_step():
 
 @pytest.mark.parametrize("spec", ["random(block=8)", "dense(block=8)"])
 def test_a_single_head_can_be_an_execution_group(spec):
-    found = misses.union(STATES, 0, sparse.named(spec), slice(0, 160), heads=1)
+    found = tile_recall.union(STATES, 0, sparse.named(spec), slice(0, 160), heads=1)
     assert found.group == 1 and len(found.groups) == 4
 
 
 def test_an_overview_beside_its_detail():
-    chosen = misses.choice(STATES, 0, WINDOW)
-    part = misses.window(STATES, 0, 1, chosen, slice(10, 14)).at(slice(8, 14))
+    chosen = tile_recall.choice(STATES, 0, WINDOW)
+    part = tile_recall.window(STATES, 0, 1, chosen, slice(10, 14)).at(slice(8, 14))
     where = tiles.span_of(part)
     assert (where.rows, where.keys) == (range(80, 112), range(64, 112))
     z = overview.reduced(chosen.kept[1].numpy(), 10, "mean")
@@ -210,7 +211,7 @@ def test_a_method_without_a_threshold_has_nothing_to_turn():
 
 
 def test_the_explorer_of_a_long_prompt_moves_its_frame():
-    states = synthetic(1024)
+    states = synthetic_states(1024)
     box = long_prompts.long_explorer(states, ["window(block=16)", "strided(block=16)"], cells=20, side=8)
     method, _, how, head, row, key = box.children[0].children
     shown = box.children[-1]

@@ -22,7 +22,7 @@ _ROOMS = {
     "tilewise=block_sparse fused=compile graphs=cuda_graphs pool=paged_pool steps=static_batch",
     "methods": "prepare select sparse generation way=config editing=incremental prepared=precompute "
     "published=presets menu=registry gates=seer_gate",
-    "experiments": "trial record results sweep cases=sweep_grid sessions turnover=session_replay ttft lengths "
+    "experiments": "trial record results sweep cases=sweep_grid sessions turnover=session_replay ttft lengths=ttft "
     "timings=bench_reports bench",
     "training": "lab tuning distill",
     "plots": "comparison=sweep_curves",
@@ -33,7 +33,8 @@ _MERGED = {
     "metrics": "causes=kv_deviation drift=kv_deviation repair=kv_deviation deviation=kv_deviation choices=selection "
     "places=selection antecedents=selection turning=position_encoding rounding=position_encoding "
     "exactness=position_encoding counts=sparsity stages=latency published=published_numbers "
-    "misses=tile_recall states=tile_recall",
+    "misses=tile_recall states=tile_recall mass=attention_mass",
+    "experiments": "lengths=ttft",
     "plots": "selectors=looks sparse_methods=looks contestants=looks length=cost profiles=lines planes=lines "
     "steps=lines turnover=lines rounding=lines",
 }
@@ -55,6 +56,8 @@ MODULES = (
         "workbench.probing": "workbench.models.spec",
         "workbench.packed": "workbench.engine.encoding",
         "workbench.store.identity": "workbench.store.keys",
+        "workbench.bench.peers": "workbench.experiments.bench.baselines",
+        "workbench.experiments.bench.peers": "workbench.experiments.bench.baselines",
         "workbench.prepare.alone": "workbench.methods.prepare.independent",
         "workbench.prepare.isolated": "workbench.methods.prepare.after_system",
         "workbench.prepare.similar": "workbench.methods.prepare.with_neighbours",
@@ -85,8 +88,24 @@ NAMES = {
     "workbench.prepare.similar.Similar": "WithNeighbours",
     "workbench.attention.Enough": "StopForward",
     "workbench.keeping.Rule": "TileRule",
+    "workbench.lengths.computed": "computed_by_mode",
+    "workbench.experiments.lengths.computed": "computed_by_mode",
+    "workbench.ttft.WAYS": "METHODS",
+    "workbench.ttft.Part": "partial_store",
+    "workbench.ttft.in_turns": "interleaved",
+    "workbench.ttft.methods": "engine_methods",
+    "workbench.timings.cards": "gpus",
+    "workbench.timings.rivals": "baselines",
+    "workbench.timings.spoken": "workload_name",
+    "workbench.bench.whole_model.Contestant": "Candidate",
+    "workbench.bench.whole_model.Entry": "Comparison",
+    "workbench.bench.run.card": "gpu_facts",
+    "workbench.bench.choices.dialled": "with_density",
+    "workbench.bench.check.Outcome": "Verdict",
+    "workbench.sweep.Outcome": "SweepResult",
     "workbench.masks.Rule": "MaskRule",
     "workbench.metrics.causes.computed": "full_attention_kv",
+    "workbench.metrics.mass.Mass": "AttentionMass",
     "workbench.metrics.misses.Causes": "BflaRules",
     "workbench.metrics.misses.causes": "bfla_rules",
     "workbench.metrics.misses.Window": "TileWindow",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
-from workbench.plots.sparse_methods import BROWN, VIOLET
+from workbench.plots.looks import BROWN, VIOLET
 from workbench.plots.theme import INK, MUTED, PAPER, SKY, finish, legend_over, pale, with_title
 
 COLOURS = {"place": SKY, "choose": BROWN, "attend": VIOLET, "rest": pale(MUTED, 0.5)}  # by stage

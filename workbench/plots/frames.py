@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.plots.controls import frame_slider
-from workbench.plots.statuses import NAMES, REUSE_STATUSES, hovers
+from workbench.plots.looks import REUSE_STATUSES, block_hovers
 from workbench.plots.theme import finish, legend_over, with_title
 
 CELL = 15  # px
@@ -33,9 +33,11 @@ def frames(
             showscale=False, colorscale=_steps(), hovertemplate="%{text}<extra></extra>", hoverongaps=False,
         )
     )  # fmt: skip
-    for status, colour in REUSE_STATUSES.items():
+    for status, colour in {k: v.colour for k, v in REUSE_STATUSES.items()}.items():
         marker = {"color": colour, "symbol": "square", "size": 11}
-        fig.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=NAMES[status], hoverinfo="skip")
+        fig.add_scatter(
+            x=[None], y=[None], mode="markers", marker=marker, name=REUSE_STATUSES[status].name, hoverinfo="skip"
+        )
     fig.frames = [
         go.Frame(name=str(at), data=[go.Heatmap(z=z, text=texts)], traces=[0]) for at, (z, texts) in enumerate(cells)
     ]
@@ -66,7 +68,7 @@ def _cells(record: Mapping[str, Any], columns: int, rows: int) -> tuple[np.ndarr
     """Fate [rows, columns] (nan: no block) and hover text of every cell."""
     number = {status: i for i, status in enumerate(REUSE_STATUSES)}
     z, texts = np.full(rows * columns, np.nan, np.float32), np.full(rows * columns, "", object)
-    statuses, hover = record["fates"][1:], hovers(record)[1:]
+    statuses, hover = record["fates"][1:], block_hovers(record)[1:]
     z[: len(statuses)] = [number[status] for status in statuses]
     texts[: len(hover)] = hover
     return z.reshape(rows, columns), texts.reshape(rows, columns)
@@ -74,4 +76,8 @@ def _cells(record: Mapping[str, Any], columns: int, rows: int) -> tuple[np.ndarr
 
 def _steps() -> list[list]:
     edges = np.linspace(0, 1, len(REUSE_STATUSES) + 1)
-    return [[edge, colour] for i, colour in enumerate(REUSE_STATUSES.values()) for edge in (edges[i], edges[i + 1])]
+    return [
+        [edge, colour]
+        for i, colour in enumerate(v.colour for v in REUSE_STATUSES.values())
+        for edge in (edges[i], edges[i + 1])
+    ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.plots.statuses import NAMES, QUESTION_COLOUR, QUESTION_NAME, REUSE_STATUSES, hovers
+from workbench.plots.looks import REUSE_STATUSES, Look, block_hovers
 from workbench.plots.theme import PAPER, finish, legend_over, with_title
 
 
@@ -16,7 +16,9 @@ def history(records: Sequence[Mapping[str, Any]], *, title: str, unit: str, capt
     parts: dict[str, list[tuple]] = {name: [] for name in (*REUSE_STATUSES, "question")}
     for at, record in enumerate(records):
         starts = [0, *accumulate(record["sizes"])]
-        for status, start, size, text in zip(record["fates"], starts, record["sizes"], hovers(record), strict=False):
+        for status, start, size, text in zip(
+            record["fates"], starts, record["sizes"], block_hovers(record), strict=False
+        ):
             parts[status].append((at, start, size, text))
         asked = f"<b>question, {record['question']} tokens</b><br>{record['label'].replace('<', '&lt;')}"
         parts["question"].append((at, starts[-1], record["question"], asked))
@@ -27,8 +29,8 @@ def history(records: Sequence[Mapping[str, Any]], *, title: str, unit: str, capt
             base=[start for _, start, *_ in bars],
             x=[size for *_, size, _ in bars] or [None],
             orientation="h",
-            name=NAMES.get(status, QUESTION_NAME),
-            marker={"color": REUSE_STATUSES.get(status, QUESTION_COLOUR), "line": {"color": PAPER, "width": 1}},
+            name=REUSE_STATUSES.get(status, Look(name="question")).name,
+            marker={"color": REUSE_STATUSES.get(status, Look("#1b1e23")).colour, "line": {"color": PAPER, "width": 1}},
             customdata=[text for *_, text in bars],
             hovertemplate="%{customdata}<extra></extra>",
         )

@@ -5,7 +5,7 @@ from math import log10
 
 import plotly.graph_objects as go
 
-from workbench.plots.contestants import colour_of, name_of, start_of
+from workbench.plots.looks import BASELINES
 from workbench.plots.theme import FAINT, INK, MUTED, finish, legend_over, with_title
 
 ROW = 24  # px
@@ -19,10 +19,10 @@ def peers(records: Sequence[Mapping], *, title: str, caption: str, notice: str) 
     fig = go.Figure()
     seen: list[str] = []
     for r in records:
-        if (start := start_of(r["who"]) or r["who"]) not in seen:
+        if (start := BASELINES.start_of(r["who"]) or r["who"]) not in seen:
             seen.append(start)
     for start in seen:
-        part = [r for r in records if (start_of(r["who"]) or r["who"]) == start]
+        part = [r for r in records if (BASELINES.start_of(r["who"]) or r["who"]) == start]
         fig.add_scatter(
             x=[r["ratio"] for r in part],
             y=[r["work"] for r in part],
@@ -33,13 +33,13 @@ def peers(records: Sequence[Mapping], *, title: str, caption: str, notice: str) 
                 "width": 3,
             },
             mode="markers",
-            name=name_of(start),
+            name=BASELINES.name_of(start),
             marker={
-                "color": colour_of(start), "size": 10,
+                "color": BASELINES.colour_of(start), "size": 10,
                 "symbol": ["circle-open" if "dense" in r["who"] or "full" in r["who"] else "circle" for r in part],
-                "line": {"width": 2, "color": colour_of(start)},
+                "line": {"width": 2, "color": BASELINES.colour_of(start)},
             },
-            customdata=[[name_of(r["who"]), r["ms"]] for r in part],
+            customdata=[[BASELINES.name_of(r["who"]), r["ms"]] for r in part],
             hovertemplate="<b>%{y}</b><br>%{customdata[0]}: %{customdata[1]:.3g} ms, ours is %{x:.2f} times as fast"
             "<extra></extra>",
         )  # fmt: skip

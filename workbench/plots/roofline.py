@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from workbench.experiments.bench_reports import FEEDS
 from workbench.experiments.ttft import WORK
-from workbench.plots.contestants import SYMBOLS, maker
+from workbench.plots.looks import BASELINES, SYMBOLS
 from workbench.plots.theme import INK, MUTED, PAPER, RULE, finish, legend_over, panel_titles
 
 
@@ -29,7 +29,7 @@ def of_reports(rows: pd.DataFrame) -> list[dict]:
     """Points of a table of reports (`timings.table`); attention that a choice feeds is other work."""
     return [
         {
-            "kind": r.report, "name": maker(r.who), "work": r.work, "who": r.who, "intensity": r.intensity,
+            "kind": r.report, "name": BASELINES.maker(r.who), "work": r.work, "who": r.who, "intensity": r.intensity,
             "flops": r.flops / r.ms * 1e3, "ms": r.ms, "share": r.share,
         }
         for r in rows[rows.who != FEEDS].dropna(subset=["ms"]).itertuples()

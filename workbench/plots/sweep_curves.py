@@ -10,7 +10,7 @@ from workbench.core.errors import BadInput
 from workbench.experiments.results import today
 from workbench.methods import registry
 from workbench.metrics.answers import bootstrap, normalised
-from workbench.plots.selectors import name_of
+from workbench.plots.looks import SELECTORS
 
 Rows = list[dict[str, Any]]
 
@@ -53,7 +53,7 @@ def curves(
         if not len(part):
             raise BadInput(f"the table has no trial of {spec!r} on passages cached {prepare!r}, kind {kind!r}")
         found += [
-            {"name": name_of(spec), "at": getattr(r, x), "mean": r.em, "low": r.em_low, "high": r.em_high}
+            {"name": SELECTORS.name_of(spec), "at": getattr(r, x), "mean": r.em, "low": r.em_low, "high": r.em_high}
             for r in part.itertuples()
         ]
     return found
@@ -117,7 +117,7 @@ def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 
             part[part.prepare.isin(list(numbers))].assign(at=lambda rows: rows.prepare.map(numbers)).sort_values("at")
         )
         found += [
-            {"name": name_of(selector), "at": int(r.at), "mean": r.em, "low": r.em_low, "high": r.em_high}
+            {"name": SELECTORS.name_of(selector), "at": int(r.at), "mean": r.em, "low": r.em_low, "high": r.em_high}
             for r in part.itertuples()
         ]
     return found

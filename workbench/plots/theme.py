@@ -1,9 +1,10 @@
-"""One look for every figure: template, colours, and the title / what-to-notice / how-measured frame around a plot."""
+"""What every figure shares: template, colours, and the frame of title, what to notice and how it was measured."""
 
 from collections.abc import Iterable
+from importlib import import_module
 from math import ceil, floor, log10
 from textwrap import wrap
-from typing import Any
+from typing import Any, TypedDict
 
 import plotly.graph_objects as go
 
@@ -14,25 +15,9 @@ FONT = "Inter, 'Open Sans', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 # Okabe and Ito's colours, which people with the common colour-vision deficiencies can tell apart; darkened where
 # they must carry text.
 BLUE, ORANGE, GREEN, RED, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
-BLOCKS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)  # cached blocks take them in turn
+BLOCKS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)  # one cached block after another
 QUESTION = INK
 SEQUENTIAL = "Cividis"
-
-MODES = {  # how a prompt is answered: the same colour in every figure
-    "full": INK, "block": BLUE, "naive": RED, "recompute": ORANGE, "stock full": MUTED, "stock prefix": GREEN,
-}  # fmt: skip
-MODE_NAMES = {
-    "full": "full attention",
-    "block": "block attention, re-encoded",
-    "naive": "block attention, naive positions",
-    "recompute": "blocks, some tokens computed again",
-    "stock full": "transformers, full prefill",
-    "stock prefix": "transformers, ready prefix cache",
-}
-MODE_SYMBOLS = {
-    "full": "circle", "block": "square", "naive": "diamond", "recompute": "star", "stock full": "triangle-up",
-    "stock prefix": "triangle-down",
-}  # fmt: skip
 
 _AXIS = {
     "gridcolor": FAINT,
@@ -63,19 +48,41 @@ TEMPLATE = go.layout.Template(
 )
 
 
+class Notes(TypedDict):
+    """The texts of a figure whose title is always the same: what to notice, and how it was measured."""
+
+    notice: str
+    caption: str
+
+
+class Texts(Notes):
+    """The texts of a figure."""
+
+    title: str
+
+
+def __getattr__(name: str) -> Any:
+    """Looks of modes, which lay here in earlier versions."""
+    fields = {"MODES": "colour", "MODE_NAMES": "name", "MODE_SYMBOLS": "symbol"}
+    if name not in fields:
+        raise AttributeError(name)
+    looks = import_module("workbench.plots.looks").MODES
+    return {mode: getattr(look, fields[name]) for mode, look in looks.items()}
+
+
 def block_colour(block: int, blocks: int) -> str:
-    """Colour of block number `block` of `blocks`; the last one is the question."""
+    """Return the colour of block number `block` of `blocks`; the last one is the question."""
     return QUESTION if block == blocks - 1 else BLOCKS[block % len(BLOCKS)]
 
 
 def pale(colour: str, strength: float = 0.4) -> str:
-    """`colour` (#rrggbb) mixed with white; strength 1 leaves it as it is."""
+    """Mix `colour` (#rrggbb) with white; strength 1 leaves it as it is."""
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
 def clear(colour: str, opacity: float) -> str:
-    """`colour` (#rrggbb) that lets what lies under it through."""
+    """`colour` (#rrggbb) with this opacity, from 0 to 1."""
     return f"rgba({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))}, {opacity})"
 
 
@@ -93,9 +100,8 @@ def finish(
 ) -> go.Figure:
     """Put the frame around a plot: title, what to notice (under it), how it was measured (at the foot).
 
-    `height` is that of the plot area in px; `above` and `below` is the room that legends, menus, sliders and axis
-    titles need
-    between the plot area and the texts.
+    `height` is that of the plot area in px; `above` and `below` are reserved, between the plot area and the texts, for
+    legends, menus, sliders and axis titles.
     """
     noticed, measured = _lines(notice, 136), _lines(caption, 168)
     top = 50 + 18 * len(noticed) + above
@@ -108,16 +114,14 @@ def finish(
         height=height + top + bottom,
         margin={"t": top, "b": bottom, "l": left, "r": right},
     )
-    texts = (
+    frame = {"x": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "xshift": 8 - left}
+    for text, y, anchor, shift, size, colour in (
         (f"<b>{title}</b>", 1, "bottom", top - 32, 17, INK),
         ("<br>".join(noticed), 1, "bottom", above + 6, 13, MUTED),
         ("<br>".join(measured), 0, "top", -below, 11, MUTED),
-    )
-    for text, y, anchor, shift, size, colour in texts:
-        fig.add_annotation(
-            text=text, x=0, xref="paper", xanchor="left", xshift=8 - left, y=y, yref="paper", yanchor=anchor,
-            yshift=shift, showarrow=False, align="left", font={"size": size, "color": colour},
-        )  # fmt: skip
+    ):
+        place = {"y": y, "yanchor": anchor, "yshift": shift, **frame}
+        fig.add_annotation(text=text, showarrow=False, align="left", font={"size": size, "color": colour}, **place)
     return fig
 
 
@@ -126,12 +130,12 @@ def _lines(text: str, width: int) -> list[str]:
 
 
 def with_title(text: str, **more: Any) -> dict[str, Any]:
-    """An axis title as a dictionary, with the template's spacing kept."""
+    """Return an axis title as a dictionary that keeps the template's spacing."""
     return {"title": {"text": text}, **more}
 
 
 def log_ticks(values: Iterable[float]) -> dict[str, Any]:
-    """Of a logarithmic axis: powers of ten where the values span more than three of them, else 1-2-5 steps."""
+    """Return the ticks of a logarithmic axis: powers of ten where they span over three, else 1-2-5 steps."""
     positive = [value for value in values if value > 0] or [1.0]
     low, high = floor(log10(min(positive))), ceil(log10(max(positive)))
     if high - low > 3 or high > 5:
@@ -147,5 +151,5 @@ def panel_titles(fig: go.Figure, size: int = 13) -> None:
 
 
 def legend_over(height: int, gap: int = 4, **more: Any) -> dict[str, Any]:
-    """A legend line `gap` px over a plot area of `height` px."""
+    """Return a legend that lies `gap` px over a plot area of `height` px."""
     return {"y": 1 + gap / height, "yanchor": "bottom", **more}

@@ -20,7 +20,7 @@ from workbench.methods.prepare import Prepare
 from workbench.metrics.answers import exact_match
 from workbench.models.loading import Loaded
 from workbench.plots.coloured import Choice, coloured
-from workbench.plots.selectors import name_of
+from workbench.plots.looks import SELECTORS
 from workbench.store import MemoryStore
 
 
@@ -42,7 +42,7 @@ def critical_explorer(
         right = "right" if exact_match(partly, reading.answers) else "wrong"
         return [
             coloured(
-                {name_of(spec): Choice(scores.numpy(), rows.numpy())},
+                {SELECTORS.name_of(spec): Choice(scores.numpy(), rows.numpy())},
                 reading.tokens,
                 reading.block_of,
                 marked=reading.supporting,
@@ -53,7 +53,7 @@ def critical_explorer(
             )
         ]
 
-    menu = widgets.Dropdown(options=[(name_of(n), n) for n in select.names()], value="answer_guided")
+    menu = widgets.Dropdown(options=[(SELECTORS.name_of(n), n) for n in select.names()], value="answer_guided")
     return explorer([slider("question", 0, 0, len(samples) - 1), menu, slider("computed again (%)", 15, 0, 100)], draw)
 
 

@@ -9,10 +9,9 @@ import plotly.graph_objects as go
 from workbench.app.explore.live import explorer, slider
 from workbench.app.explore.tiles import method_and_threshold, method_of
 from workbench.core.tiles import Tiles
-from workbench.metrics.misses import Window, choice, window
-from workbench.metrics.states import States
+from workbench.metrics.tile_recall import States, TileWindow, choice, window
+from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.overview import WAYS, reduced, zoomed
-from workbench.plots.sparse_methods import name_of
 from workbench.plots.tiles import Span, in_window, span_of
 
 
@@ -27,7 +26,7 @@ def long_explorer(
         return choice(states, 0, method_of(None, spec, value))
 
     @lru_cache(maxsize=4)
-    def looked(spec: str, value: float | None, head: int, row: int) -> Window:
+    def looked(spec: str, value: float | None, head: int, row: int) -> TileWindow:
         return window(states, 0, head, found(spec, value), slice(row, row + side), share)
 
     def draw(spec: str, value: float | None, how: str, head: int, row: int, key: int) -> list[go.Figure]:
@@ -38,8 +37,9 @@ def long_explorer(
         seen = part.at(slice(key, key + side))
         whole = Span(range(len(states)), range(len(states)))
         overview = reduced(tiles.kept[head].cpu().numpy(), cells, how)
+        name = SPARSE_METHODS.name_of(spec)
         figure = zoomed(
-            overview, whole, in_window(seen, count), span_of(seen), title=f"{name_of(spec)}, head {head}",
+            overview, whole, in_window(seen, count), span_of(seen), title=f"{name}, head {head}",
             names=[f"all {len(states):,} tokens: {WAYS[how]}", "the frame, tile by tile"],
             notice=f"{tiles.size}-token tiles; of the rows in the frame it keeps {part.held():.0%} of the attention, "
             f"{part.missed():.0%} is in tiles that are dropped though needed for {share:.0%}.",

@@ -14,7 +14,7 @@ from workbench.methods import select
 from workbench.metrics.kv_deviation import full_attention_kv, repair
 from workbench.models.loading import Loaded
 from workbench.plots.deviation import deviation
-from workbench.plots.selectors import name_of
+from workbench.plots.looks import SELECTORS
 
 
 def repair_explorer(
@@ -30,20 +30,21 @@ def repair_explorer(
         rows = select.choose(select.named(spec)(model, prompt, kv), prompt, percent / 100)
         (found,) = repair(model, prompt, kv, [rows], truth)
         panels = {preparation: found.before, f"{len(rows)} tokens computed again": found.after}
+        name = SELECTORS.name_of(spec)
         return [
             deviation(
                 {name: gap[:end].cpu().numpy() for name, gap in panels.items()},
                 reading.tokens[:end],
                 reading.block_of[:end],
                 marked=reading.supporting,
-                notice=f"In the last layer {name_of(spec)} at {percent}% leaves {found.context[-1]:.0%} of the "
+                notice=f"In the last layer {name} at {percent}% leaves {found.context[-1]:.0%} of the "
                 f"context's deviation, and {found.asked[-1]:.0%} of the question's.",
                 caption=f"{reading.source}. ★ marks passages that the answer needs; white: less than rounding.",
             )
         ]
 
     ways = widgets.Dropdown(options=list(cached))
-    menu = widgets.Dropdown(options=[(name_of(n), n) for n in select.names()], value="kv_deviation")
+    menu = widgets.Dropdown(options=[(SELECTORS.name_of(n), n) for n in select.names()], value="kv_deviation")
     return explorer(
         [slider("question", 0, 0, len(samples) - 1), ways, menu, slider("computed again (%)", 15, 0, 100)], draw
     )

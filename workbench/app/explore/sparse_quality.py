@@ -6,8 +6,8 @@ import plotly.graph_objects as go
 
 from workbench.app.explore.live import explorer, slider
 from workbench.metrics.thresholds import KEPT, cheapest
-from workbench.plots.planes import Plane, looks_of, planes, points
-from workbench.plots.sparse_methods import name_of
+from workbench.plots.lines import plane, planes, points
+from workbench.plots.looks import SPARSE_METHODS, looks_of
 
 ACROSS = {"density": "density", "union": "density after the union", "cost": "operations, choice included"}
 UP = {
@@ -19,7 +19,7 @@ UP = {
 def quality_explorer(swept: pd.DataFrame, answers: pd.DataFrame) -> widgets.VBox:
     """Menus over the settings measured; `keep` in percent is read off for every method that is shown."""
     curve = swept[swept.group == "curve"]
-    names = {name_of(spec): method for spec, method in zip(curve.spec, curve.method, strict=True)}
+    names = {SPARSE_METHODS.name_of(spec): method for spec, method in zip(curve.spec, curve.method, strict=True)}
     (dense,) = curve[curve.method == "dense"].to_dict("records")
     looks = looks_of(curve.spec)
 
@@ -29,9 +29,9 @@ def quality_explorer(swept: pd.DataFrame, answers: pd.DataFrame) -> widgets.VBox
         asked = y if y in KEPT else "em"
         found = [r for r in cheapest(part, asked, keep / 100, answers) if r["spec"]]
         listed = "; ".join(f"{r['spec']} ({r['density']:.0%})" for r in found[:4]) or "no setting that is listed"
-        plane = Plane(which, points(part, x, y), ACROSS[x], UP[y], level, y not in ("error", "kl"))
+        panel = plane(which, points(part, x, y), ACROSS[x], UP[y], level, y not in ("error", "kl"))
         figure = planes(
-            [plane],
+            [panel],
             looks,
             title=f"{UP[y]} against {ACROSS[x]}",
             notice=f"{keep}% of the {UP[asked]} of dense attention is kept, sparsest first, by: {listed}.",

@@ -13,10 +13,9 @@ from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse._small import small
 from workbench.methods.sparse.bfla import Bfla
-from workbench.metrics.misses import Chosen, causes, chosen, needed, union
-from workbench.metrics.states import States
+from workbench.metrics.tile_recall import Chosen, States, bfla_rules, chosen, needed, union
 from workbench.plots import rescues as rescued
-from workbench.plots.sparse_methods import name_of
+from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.tiles import Span, maps, of_head
 from workbench.plots.union import union as union_figure
 
@@ -52,7 +51,9 @@ def thresholds_of(spec: str) -> tuple[list[tuple[str, float | None]], float | No
 
 def method_and_threshold(specs: Sequence[str]) -> tuple[widgets.Dropdown, widgets.SelectionSlider]:
     """A menu of methods, and the slider of the threshold of the one that is chosen."""
-    menu = widgets.Dropdown(options=[(name_of(spec), spec) for spec in specs], value=specs[0], description="method")
+    menu = widgets.Dropdown(
+        options=[(SPARSE_METHODS.name_of(spec), spec) for spec in specs], value=specs[0], description="method"
+    )
     options, own = thresholds_of(specs[0])
     wide = widgets.Layout(width="380px")
     turn = widgets.SelectionSlider(
@@ -94,7 +95,7 @@ def tiles_explorer(
         now = found(spec, value, layer, chunks)
         best = needed(states, layer, method.size, share)
         tiles = maps(
-            {f"needed for {share:.0%}": [[of_head(best, head)]], name_of(spec): [[of_head(now, head)]]},
+            {f"needed for {share:.0%}": [[of_head(best, head)]], SPARSE_METHODS.name_of(spec): [[of_head(now, head)]]},
             span, layers=[layer], heads=[head], columns=2, title="Kept tiles over true attention",
             notice=said(now, head), caption=caption,
         )  # fmt: skip
@@ -134,7 +135,7 @@ def rules(states: States, layer: int, method: Sparse, head: int, caption: str) -
     """Which of BFLA's rules keeps a tile, of one KV head. BadInput for other methods."""
     if not isinstance(method, Bfla):
         raise BadInput("only BFLA has rules that rescue tiles: choose BFLA above, or another picture below")
-    found = causes(states, layer, method)
+    found = bfla_rules(states, layer, method)
     kv_head = head // (states.heads // states.kv_heads)
     span = Span(range(len(states)), range(len(states)))
     return rescued.rescues(

@@ -5,8 +5,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.app.explore.live import explorer, slider
-from workbench.plots.profiles import Panel, profiles
-from workbench.plots.selectors import colour_of, name_of, symbol_of
+from workbench.plots.lines import profile, profiles
+from workbench.plots.looks import SELECTORS
 from workbench.plots.sweep_curves import curves, levels
 
 AXES = {
@@ -26,7 +26,7 @@ def tradeoff_explorer(swept: pd.DataFrame) -> widgets.VBox:
     def draw(prepare: str, kind: str, axis: str, number: int) -> list[go.Figure]:
         part = block[(block.prepare == prepare) & (block["select"] != "none") & block.ratio.notna()]
         specs = [spec for spec in dict.fromkeys(part["select"]) if spec != "all"]
-        panel = Panel(
+        panel = profile(
             f"{kind}, {prepare}",
             curves(swept, specs, prepare, kind, x=axis),
             AXES[axis],
@@ -35,15 +35,17 @@ def tradeoff_explorer(swept: pd.DataFrame) -> widgets.VBox:
             percent_x=axis == "ratio",
         )
         here = part[(part.kind == kind) & (part.ratio == ratios[number])].sort_values("em", ascending=False)
-        read = ", ".join(f"{name_of(r.select)} {r.em:.1%}" for r in here.itertuples()) or "nothing was measured"
+        read = (
+            ", ".join(f"{SELECTORS.name_of(r.select)} {r.em:.1%}" for r in here.itertuples()) or "nothing was measured"
+        )
         figure = profiles(
             [panel],
             title="What recomputing buys",
             notice=f"Full attention {level['full', kind]:.1%}, Full Reuse {level['none', kind]:.1%} (isolated). "
             f"At {ratios[number]:.0%}: {read}.",
             caption=f"n = {int(part[part.kind == kind].n.max()):,} questions of this kind; 95% intervals (Wilson).",
-            colours={name_of(spec): colour_of(spec) for spec in specs},
-            symbols={name_of(spec): symbol_of(spec) for spec in specs},
+            colours={SELECTORS.name_of(spec): SELECTORS.colour_of(spec) for spec in specs},
+            symbols={SELECTORS.name_of(spec): SELECTORS.symbol_of(spec) for spec in specs},
             lines=3,
             zero=False,
             mark=ratios[number] if axis == "ratio" else None,

@@ -1,109 +1,67 @@
-"""Cost against context length: one panel per place it was taken from, one line per way to answer."""
+"""Cost against context length: measured, computed and published, a line a mode."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from workbench.metrics.published_numbers import QUESTION
+from workbench.plots.lines import Panel, Series, line_chart
+from workbench.plots.looks import MODES
 from workbench.plots.table import table
-from workbench.plots.theme import MODE_NAMES, MODE_SYMBOLS, MODES, clear, finish, legend_over, log_ticks, panel_titles
+from workbench.plots.theme import Texts, log_ticks
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line. `mode` gives name and colour; `low` and `high` a band; `dots` draws markers only (published numbers);
-    `thick` is the width of the line, px."""
+def cost_series(
+    mode: str,
+    length: Sequence[float],
+    value: Sequence[float],
+    low: Sequence[float] = (),
+    high: Sequence[float] = (),
+    name: str = "",
+    dots: bool = False,
+    thick: float = 2,
+) -> Series:
+    """Make a line with the look of `mode`; `low` and `high` are the 5th and 95th percentile, `dots` draws rings only
+    (published numbers), `thick` is the width of the line in px."""
+    look = MODES[mode]
+    return Series(
+        name or look.name,
+        length,
+        value,
+        low,
+        high,
+        hover="<br>5 to 95%: %{customdata[0]:.3s} to %{customdata[1]:.3s}" if len(low) else "",
+        data=list(zip(low, high, strict=True)) if len(low) else None,
+        look=replace(look, symbol=look.symbol + ("-open" if dots else "")),
+        width=thick,
+        size=9 if dots else 5 + thick / 2,
+        edge=2 if dots else 0,
+        mode="markers" if dots else "lines+markers",
+    )
 
-    mode: str
-    length: Sequence[float]
-    value: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    name: str = ""
-    dots: bool = False
-    thick: float = 2
+
+def cost_panel(label: str, series: Sequence[Series], unit: str) -> Panel:
+    """Make a log-log panel of `cost_series`; `label` says measured, computed or published, `unit` is an axis title
+    that ends in the unit in brackets."""
+    short = unit.split("(")[-1].rstrip(")")
+    lines = [replace(line, hover=f"%{{x:,}} tokens: %{{y:.3s}} {short}{line.hover}") for line in series]
+    values = [v for line in series for v in (*line.y, *line.low)]
+    axis = {"title_text": unit, "type": "log", **log_ticks(values)}
+    return Panel(label, lines, {"title_text": "context length (tokens)"}, axis)
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One plot; `label` says measured, computed or published."""
-
-    label: str
-    series: Sequence[Series]
-    unit: str
-
-
-def against_length(panels: Sequence[Panel], *, title: str, caption: str, notice: str, lines: int = 1) -> go.Figure:
-    """Log-log plots side by side, each with its own axes; lengths in tokens. `lines` that the legend takes."""
-    fig = make_subplots(1, len(panels), horizontal_spacing=0.1, subplot_titles=[panel.label for panel in panels])
-    listed: set[str] = set()
-    for col, panel in enumerate(panels, 1):
-        for series in panel.series:
-            if len(series.low):
-                fig.add_trace(_band(series), row=1, col=col)
-        for series in panel.series:
-            fig.add_trace(_line(series, panel.unit, listed), row=1, col=col)
-        lengths = sorted({n for series in panel.series for n in series.length})
+def against_length(panels: Sequence[Panel], *, lines: int = 1, **texts: Unpack[Texts]) -> go.Figure:
+    """Draw panels of `cost_panel` side by side, each with its own axes. `lines` that the legend takes."""
+    drawn = []
+    for panel in panels:
+        lengths = sorted({int(n) for series in panel.series for n in series.x})
         ticks = [2**p for p in range(4, 18) if lengths[0] <= 2**p <= lengths[-1]]
         ticks = ticks[:: -(-len(ticks) * len(panels) // 20)] if len(ticks) > 1 else lengths
-        texts = [f"{t / 1024:.0f}K" if t >= 1024 else str(t) for t in ticks]
-        fig.update_xaxes(
-            title_text="context length (tokens)", type="log", tickvals=ticks, ticktext=texts, row=1, col=col
-        )
-        values = [v for series in panel.series for v in (*series.value, *series.low)]
-        fig.update_yaxes(title_text=panel.unit, type="log", **log_ticks(values), row=1, col=col)
-    fig.update_layout(legend=legend_over(320, 26))
-    panel_titles(fig)
-    return finish(
-        fig, title=title, notice=notice, caption=caption, height=320, above=46 + 20 * lines, below=58, left=80
-    )
-
-
-def _band(series: Series) -> go.Scatter:
-    around = [*series.high, *reversed(series.low)]
-    return go.Scatter(
-        x=[*series.length, *reversed(series.length)],
-        y=around,
-        fill="toself",
-        fillcolor=clear(MODES[series.mode], 0.16),
-        line={"width": 0},
-        hoverinfo="skip",
-        showlegend=False,
-        mode="lines",
-    )
-
-
-def _line(series: Series, unit: str, listed: set[str]) -> go.Scatter:
-    colour, name = MODES[series.mode], series.name or MODE_NAMES[series.mode]
-    between = "<br>5 to 95%: %{customdata[0]:.3s} to %{customdata[1]:.3s}" if len(series.low) else ""
-    ring = series.dots
-    trace = go.Scatter(
-        x=series.length,
-        y=series.value,
-        name=name,
-        legendgroup=name,
-        showlegend=name not in listed,
-        mode="markers" if ring else "lines+markers",
-        line={"color": colour, "width": series.thick},
-        marker={
-            "color": colour,
-            "size": 9 if ring else 5 + series.thick / 2,
-            "line": {"width": 2 if ring else 0},
-            "symbol": MODE_SYMBOLS[series.mode] + ("-open" if ring else ""),
-        },
-        customdata=list(zip(series.low, series.high, strict=True)) if len(series.low) else None,
-        hovertemplate="%{x:,} tokens: %{y:.3s} "
-        + unit.split("(")[-1].rstrip(")")
-        + between
-        + "<extra>"
-        + name
-        + "</extra>",
-    )
-    listed.add(name)
-    return trace
+        names = [f"{tick / 1024:.0f}K" if tick >= 1024 else str(tick) for tick in ticks]
+        drawn.append(replace(panel, x={**panel.x, "type": "log", "tickvals": ticks, "ticktext": names}))
+    return line_chart(drawn, height=320, lines=lines, left=80, **texts)
 
 
 def lines_by_mode(
@@ -117,13 +75,15 @@ def lines_by_mode(
 ) -> list[Series]:
     """Return one line per mode of `records` {length, mode, <field>}, with values multiplied by `scale`.
 
-    `band` adds the fields p5 and p95 around it; `look` are further fields of `Series`.
+    `band` adds the fields p5 and p95 around it; `look` are further arguments of `cost_series`.
     """
     lines = []
     for mode in modes:
         points = [r for r in records if r["mode"] == mode]
-        edges = {"low": [r["p5"] * scale for r in points], "high": [r["p95"] * scale for r in points]} if band else {}
-        lines.append(Series(mode, [r["length"] for r in points], [r[field] * scale for r in points], **edges, **look))
+        low = [r["p5"] * scale for r in points] if band else []
+        high = [r["p95"] * scale for r in points] if band else []
+        values = [r[field] * scale for r in points]
+        lines.append(cost_series(mode, [r["length"] for r in points], values, low, high, **look))
     return lines
 
 
@@ -141,8 +101,8 @@ def ttft_by_length(
     unit = "time to first token (ms)"
     return against_length(
         [
-            Panel(f"{model}, measured here", lines_by_mode(timed, "p50", 1e3, band=True), unit),
-            Panel("8B model, published (Table 3)", lines_by_mode(paper, "ttft_ms"), unit),
+            cost_panel(f"{model}, measured here", lines_by_mode(timed, "p50", 1e3, band=True), unit),
+            cost_panel("8B model, published (Table 3)", lines_by_mode(paper, "ttft_ms"), unit),
         ],
         title="Time to the first token",
         notice=f"At {longest:,} tokens reuse takes {ms['block']:.0f} ms where full attention takes {ms['full']:.0f} "
@@ -164,11 +124,11 @@ def flops_by_length(
 ) -> go.Figure:
     """Draw operations counted for `model` (`own`) and for the paper's shape (`large`), with published ones as rings."""
     unit = "operations to first token (FLOPs)"
-    published = lines_by_mode(paper, "flops", dots=True, name="published")
+    shape = [*lines_by_mode(large, "flops"), *lines_by_mode(paper, "flops", dots=True, name="published")]
     return against_length(
         [
-            Panel(f"{model}, computed", lines_by_mode(own, "flops"), unit),
-            Panel("Llama-3-8B shape, computed; rings: published", [*lines_by_mode(large, "flops"), *published], unit),
+            cost_panel(f"{model}, computed", lines_by_mode(own, "flops"), unit),
+            cost_panel("Llama-3-8B shape, computed; rings: published", shape, unit),
         ],
         title="Operations to the first token",
         notice="Full attention pays for every token of the context. Towards 32K tokens attention's own products grow "
@@ -183,10 +143,11 @@ def bytes_by_length(
     own: Sequence[Mapping[str, Any]], large: Sequence[Mapping[str, Any]], *, model: str, dtype: str
 ) -> go.Figure:
     """Draw the traffic counted for `model`, whose values are `dtype`, and for the paper's shape in bfloat16."""
+    unit = "traffic to first token"
     return against_length(
         [
-            Panel(f"{model}, computed ({dtype})", _traffic(own, 2**-20), "traffic to first token (MiB)"),
-            Panel("Llama-3-8B shape, computed (bfloat16)", _traffic(large, 2**-30), "traffic to first token (GiB)"),
+            cost_panel(f"{model}, computed ({dtype})", _traffic(own, 2**-20), f"{unit} (MiB)"),
+            cost_panel("Llama-3-8B shape, computed (bfloat16)", _traffic(large, 2**-30), f"{unit} (GiB)"),
         ],
         title="Bytes to the first token",
         notice="Reuse saves operations, not traffic: the keys and values that are no longer computed must be read "
@@ -219,7 +180,7 @@ def paper_table(
 ) -> go.Figure:
     """Draw the paper's Table 3 beside the same numbers computed for its shape, and measured on `model`."""
     lengths = [r["length"] for r in paper if r["mode"] == "full"]
-    parts = {
+    parts: dict[str, list[tuple[str, Sequence[Mapping[str, Any]], str, Callable[..., str]]]] = {
         "Published: 8B on H20 GPUs": [
             ("TTFT, {} (ms)", paper, "ttft_ms", "{:,}".format),
             ("FLOPs, {}", paper, "flops", "{:.1e}".format),

@@ -1,0 +1,173 @@
+"""How modes, selectors, sparse methods, baselines and reuse statuses look: the same in every figure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workbench.experiments import bench
+from workbench.methods import registry
+from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY, pale
+
+BROWN, VIOLET = "#8C6D31", "#6A51A3"
+
+
+@dataclass(frozen=True)
+class Look:
+    """`symbol` and `dash` are plotly's words; `name` is what a legend says."""
+
+    colour: str = BLUE
+    symbol: str = "circle"
+    dash: str = "solid"
+    name: str = ""
+
+
+class Looks(dict[str, Look]):
+    """Looks by name. A spec has the look of its name, and shows its options as they were given."""
+
+    def of(self, spec: str) -> Look:
+        """Return the look of a spec; an unknown name is drawn in blue."""
+        name, bracket, options = spec.partition("(")
+        look = self.get(name, Look(name=name))
+        return replace(look, name=f"{look.name}: {options.removesuffix(')')}") if bracket else look
+
+    def name_of(self, spec: str) -> str:
+        """Return the name that people read: `query_guided` → question-guided (FusionRAG)."""
+        return self.of(spec).name
+
+    def colour_of(self, spec: str) -> str:
+        """Return the colour of a spec."""
+        return self.of(spec).colour
+
+    def symbol_of(self, spec: str) -> str:
+        """Return the plotly symbol of a spec."""
+        return self.of(spec).symbol
+
+
+class SparseLooks(Looks):
+    """Looks of sparse methods: options are left out, but for the method that CompactAttention is over."""
+
+    def of(self, spec: str) -> Look:
+        """Return the look of a spec: `compact(over=bfla)` → CompactAttention over BFLA."""
+        name, options = registry.parse(spec)
+        look = self.get(name, Look(name=name))
+        return replace(look, name=f"{look.name} over {self.name_of(options['over'])}") if "over" in options else look
+
+
+class BaselineLooks(Looks):
+    """Looks of what a kernel is measured against, by how its label begins: `flash, dense` is SDPA flash."""
+
+    def start_of(self, label: str) -> str:
+        """Return the baseline without what it does: `flash, dense` → flash; "" for an unknown one."""
+        return next((start for start in self if label == start or label.startswith((f"{start},", f"{start} "))), "")
+
+    def of(self, label: str) -> Look:
+        """Return the look of a label: `flash, dense` → SDPA flash, dense; an unknown one is grey."""
+        start = self.start_of(label)
+        look = self[start] if start else Look(MUTED)
+        colour = OTHER_LAUNCH if label.startswith("ours,") else look.colour
+        return replace(look, colour=colour, name=look.name + label[len(start) :])
+
+    def maker(self, label: str) -> str:
+        """Return who made it, whatever it does: `flash, dense` → SDPA flash; a kernel of this package → ours."""
+        if start := self.start_of(label):
+            return self[start].name
+        return self["ours"].name if label in bench.names() else label
+
+    def colours(self) -> dict[str, str]:
+        """Return the colour of every maker."""
+        return {look.name: look.colour for look in self.values()}
+
+
+MODES = Looks(
+    {
+        "full": Look(INK, "circle", name="full attention"),
+        "block": Look(BLUE, "square", name="block attention, re-encoded"),
+        "naive": Look(RED, "diamond", name="block attention, naive positions"),
+        "recompute": Look(ORANGE, "star", name="blocks, some tokens computed again"),
+        "stock full": Look(MUTED, "triangle-up", name="transformers, full prefill"),
+        "stock prefix": Look(GREEN, "triangle-down", name="transformers, ready prefix cache"),
+    }
+)
+MODE_NAMES = {mode: look.name for mode, look in MODES.items()}
+
+SELECTORS = Looks(
+    {
+        "none": Look(MUTED, "circle-open", name="Full Reuse"),
+        "random": Look(SKY, "circle", name="random"),
+        "first_k": Look(ORANGE, "triangle-up", name="first tokens (EPIC)"),
+        "kv_deviation": Look(RED, "diamond", name="KV deviation (CacheBlend)"),
+        "inter_attention": Look(PINK, "pentagon", name="inter-attention (Cache-Craft)"),
+        "cache_craft": Look(BROWN, "hexagon", name="CCI and CFO (Cache-Craft)"),
+        "query_guided": Look(BLUE, "square", name="question-guided (FusionRAG)"),
+        "answer_guided": Look(GREEN, "star", name="answer-guided"),
+        "oracle": Look(INK, "x", name="largest deviation (oracle)"),
+        "all": Look(INK, "circle", name="full attention"),
+    }
+)
+
+SPARSE_METHODS = SparseLooks(
+    {
+        "bfla": Look(BLUE, "circle", name="BFLA"),
+        "flash_prefill": Look(ORANGE, "square", name="FlashPrefill"),
+        "xattention": Look(GREEN, "diamond", name="XAttention"),
+        "seer_attention": Look(PINK, "star", name="SeerAttention"),
+        "quoka": Look(BROWN, "hexagon", name="QUOKA"),
+        "vertical_slash": Look(RED, "triangle-up", name="vertical-slash"),
+        "window": Look(SKY, "triangle-down", name="window and sink"),
+        "strided": Look(VIOLET, "pentagon", name="strided"),
+        "random": Look(MUTED, "circle-open", name="random"),
+        "oracle": Look(INK, "x", name="oracle"),
+        "dense": Look(INK, "circle", name="all tiles"),
+        "compact": Look(BLUE, "hourglass", name="CompactAttention"),
+    }
+)
+
+BASELINES = BaselineLooks(
+    {
+        "ours": Look(BLUE, name="ours"),
+        "flashinfer": Look(RED, name="FlashInfer"),
+        "flash": Look(ORANGE, name="SDPA flash"),
+        "cudnn": Look(GREEN, name="SDPA cuDNN"),
+        "flex": Look(PINK, name="FlexAttention"),
+        "transformers": Look(INK, name="transformers"),
+        "torch": Look(MUTED, name="torch"),
+    }
+)
+OTHER_LAUNCH = SKY  # a kernel of this package launched otherwise, as "ours, written in place"
+
+REUSE_STATUSES = Looks(
+    {
+        "kept": Look(pale(BLUE, 0.22), name="kept in place"),
+        "moved": Look(pale(BLUE, 0.6), name="moved: keys rerotated"),
+        "recalled": Look(GREEN, name="recalled from an earlier prompt"),
+        "encoded": Look(RED, name="encoded now"),
+    }
+)
+
+STAGE_COLOURS = {"place": SKY, "choose": BROWN, "attend": VIOLET, "rest": pale(MUTED, 0.5)}
+
+SYMBOLS = """
+circle square diamond triangle-up star hexagon cross pentagon triangle-down bowtie hourglass x star-square diamond-tall
+triangle-left triangle-right octagon diamond-wide star-diamond hexagram
+""".split()
+
+
+def looks_of(specs: Iterable[str]) -> dict[str, Look]:
+    """Return the looks of sparse methods by name; CompactAttention takes the colour of what it is over, and dots."""
+    looks = {}
+    for spec in specs:
+        over = registry.parse(spec)[1].get("over", spec)
+        look = replace(SPARSE_METHODS.of(spec), colour=SPARSE_METHODS.colour_of(over))
+        looks[look.name] = look if over == spec else replace(look, dash="dot")
+    return looks
+
+
+def block_hovers(record: Mapping[str, Any]) -> list[str]:
+    """Return a hover text for every context block of a record of `session_replay.follow`."""
+    hovers = []
+    for at, status in enumerate(record["fates"]):
+        shift = f" by {record['moves'][at]:+d}" if status == "moved" else ""
+        head = f"block {at}, {record['sizes'][at]} tokens: {REUSE_STATUSES[status].name}{shift}"
+        label = record["labels"][at].replace("<", "&lt;")
+        hovers.append(f"<b>{head}</b><br>{label}")
+    return hovers
