@@ -10,13 +10,22 @@ from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.metrics.cost import first_token
-from workbench.metrics.crossover import LENGTHS, Floor, Model, attention_share, crossover, forced, operations, times
+from workbench.metrics.crossover import (
+    LENGTHS,
+    CrossoverModel,
+    Floor,
+    attention_share,
+    crossover,
+    forced,
+    operations,
+    times,
+)
 from workbench.metrics.published_numbers import LLAMA_3_8B
 from workbench.metrics.sparsity import measure
 from workbench.metrics.thresholds import cheapest, search
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-MODEL = Model.of("small", LlamaConfig(**SMALL | {"num_key_value_heads": 2, "vocab_size": 50}))
+MODEL = CrossoverModel.of("small", LlamaConfig(**SMALL | {"num_key_value_heads": 2, "vocab_size": 50}))
 
 
 def test_a_dense_prefill_counts_what_the_cost_model_counts():
@@ -53,7 +62,7 @@ def test_the_floor_falls_with_the_length_to_what_is_rescued():
 
 def test_the_crossover_is_where_the_saving_begins():
     method = sparse.named("flash_prefill")
-    floor, big = Floor.of(method), Model.of("Llama-3-8B", LlamaConfig(**LLAMA_3_8B))
+    floor, big = Floor.of(method), CrossoverModel.of("Llama-3-8B", LlamaConfig(**LLAMA_3_8B))
     at = crossover(big, method, floor, 0.1, 0.05)
     assert at in LENGTHS
     saved = [operations(big, method, n, floor.density(n, 0.1)).saved for n in LENGTHS]

@@ -17,6 +17,7 @@ METRICS = {
     "exactness": "TOLERANCE TINY tiny tiny_configs exactness differences",
     "counts": "Head Counts of_layer of_rows SEVERAL",
     "stages": "STAGES Stages Stopwatch stages",
+    "mass": "Mass busiest peak overlap masked reused softmax",
     "misses": "Chosen chosen needed choice Union union Window window Causes causes",
     "states": "States of_prompt synthetic",
     "published": "TABLE_2 TABLE_3 QUESTION LLAMA_3_8B",

@@ -1,4 +1,4 @@
-"""What the first token costs: floating-point operations and bytes moved, from a configuration alone.
+"""Cost of the first token: floating-point operations and bytes moved, from a configuration alone.
 
 Linear parts (projections, MLP, output head) and attention parts (scores and weighted values) are counted apart, a
 multiply-add as two operations. Left out, each under 1% of a prefill: norms, activations, softmax, rotation of keys.
@@ -17,8 +17,8 @@ from workbench.core.plan import Pass
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What of a model decides its cost. Per-layer tuples, because families mix full and sliding layers."""
+class ModelShape:
+    """Sizes of a model that decide its cost. Per-layer tuples, because families mix full and sliding layers."""
 
     linear: int  # weights of the matrix products of one token's pass through all layers (of the experts: those used)
     head: int  # weights of the output head
@@ -33,9 +33,12 @@ class Shape:
         return self.linear + self.head
 
 
+Shape = ModelShape  # the name in earlier versions
+
+
 @dataclass(frozen=True)
 class Cost:
-    """Of one prefill to its first token. Operations in flops, traffic in bytes."""
+    """Cost of one prefill to its first token. Operations in flops, traffic in bytes."""
 
     linear: float  # operations in projections, MLPs and the output head
     attention: float  # operations in scores and weighted values
@@ -53,8 +56,11 @@ class Cost:
         return self.weights + self.kv_written + self.kv_read + self.kv_loaded
 
 
-def shape(config: PretrainedConfig) -> Shape:
-    """The shape of any causal language model, from a copy without storage (meta device)."""
+def shape(config: PretrainedConfig) -> ModelShape:
+    """Return the shape of any causal language model, from a copy without storage (meta device).
+
+    Raises BadInput for a configuration of another kind of model.
+    """
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -63,8 +69,8 @@ def shape(config: PretrainedConfig) -> Shape:
     return shape_of(model)
 
 
-def shape_of(model: PreTrainedModel) -> Shape:
-    """The shape of a loaded model."""
+def shape_of(model: PreTrainedModel) -> ModelShape:
+    """Return the shape of a loaded model."""
     config = model.config.get_text_config()
     layers = config.num_hidden_layers
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -82,23 +88,29 @@ def shape_of(model: PreTrainedModel) -> Shape:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if sliding else "full_attention"] * layers
     windows = tuple(sliding if kind == "sliding_attention" else None for kind in kinds)
     stored = sum(weight.numel() for weight in model.parameters())
-    return Shape(linear, output.numel(), stored, (heads * dim,) * layers, (2 * kv_heads * dim,) * layers, windows)
+    return ModelShape(
+        linear=linear,
+        head=output.numel(),
+        stored=stored,
+        query_width=(heads * dim,) * layers,
+        kv_width=(2 * kv_heads * dim,) * layers,
+        windows=windows,
+    )
 
 
 def _share_of_experts(config: PretrainedConfig) -> float:
-    total = next(
-        (n for name in ("num_local_experts", "num_experts", "n_routed_experts") if (n := getattr(config, name, None))),
-        1,
-    )
+    """Share of the experts' weights that one token passes through."""
+    counts = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+    total = next(filter(None, counts), 1)
     return (getattr(config, "num_experts_per_tok", None) or total) / total
 
 
-def first_token(shape: Shape, rows: Sequence[int] | np.ndarray, length: int, itemsize: int = 2) -> Cost:
-    """Cost of a prefill of `length` tokens that computes the positions `rows` and reads all others from the store.
+def first_token(shape: ModelShape, rows: Sequence[int] | np.ndarray, length: int, itemsize: int = 2) -> Cost:
+    """Count the cost of a prefill of `length` tokens that computes the positions `rows`; the store holds all others.
 
     Every row attends to all columns up to its own position (or its layer's window); the head is applied to the last row
     only. `itemsize` is bytes a number, of weights and of keys and values. range(length) is ordinary prefill; the last
-    Q positions are Block-Attention with its blocks in the store.
+    Q positions are Block-Attention with its blocks in the store. Raises BadInput for rows outside the prompt, or none.
     """
     positions = np.asarray(rows, dtype=np.int64)
     if positions.size == 0 or positions.min() < 0 or positions.max() >= length:
@@ -118,29 +130,30 @@ def first_token(shape: Shape, rows: Sequence[int] | np.ndarray, length: int, ite
     )
 
 
-def of_passes(shape: Shape, passes: Sequence[Pass], reused: int, itemsize: int = 2) -> Cost:
-    """Cost of all that a method computes for one request up to its first token; `reused` tokens come from the store.
+def of_passes(shape: ModelShape, passes: Sequence[Pass], reused: int, itemsize: int = 2) -> Cost:
+    """Count the cost of all passes of one request up to its first token; `reused` tokens come from the store.
 
-    The weights are read once a forward, the output head is applied in the last one only, and a pass of `depth` layers
-    counts for its share of the layers.
+    The weights are read once a forward, the output head is applied in the last one only, and a pass of `num_layers`
+    layers counts for its share of the layers.
     """
     layers = len(shape.windows)
-    last = passes[-1]
-    linear = attention = written = read = 0.0
-    for part in passes:
-        share = (part.num_layers or layers) / layers
-        found = first_token(shape, part.rows, part.length, itemsize)
-        linear += share * (found.linear - 2.0 * shape.head) + (2.0 * shape.head if part is last else 0.0)
-        attention, written = attention + share * found.attention, written + share * found.kv_written
-        read += share * found.kv_read
-    forwards = {part.forward: (part.num_layers or layers) / layers for part in passes}
-    weights = shape.stored * itemsize * sum(forwards.values())
-    loaded = float(reused * sum(shape.kv_width) * itemsize)
-    return Cost(linear, attention, weights, written, read, loaded)
+    head = 2.0 * shape.head
+    shares = [(part.num_layers or layers) / layers for part in passes]
+    full = [first_token(shape, part.rows, part.length, itemsize) for part in passes]
+    costs = list(zip(full, shares, strict=True))
+    forwards = {part.forward: share for part, share in zip(passes, shares, strict=True)}
+    return Cost(
+        linear=sum(share * (cost.linear - head) for cost, share in costs) + head,
+        attention=sum(share * cost.attention for cost, share in costs),
+        weights=shape.stored * itemsize * sum(forwards.values()),
+        kv_written=sum(share * cost.kv_written for cost, share in costs),
+        kv_read=sum(share * cost.kv_read for cost, share in costs),
+        kv_loaded=float(reused * sum(shape.kv_width) * itemsize),
+    )
 
 
-def encoding(shape: Shape, lengths: Iterable[int], itemsize: int = 2) -> Cost:
-    """Cost of encoding blocks of these lengths alone, in one pass: no head, nothing loaded."""
+def encoding(shape: ModelShape, lengths: Iterable[int], itemsize: int = 2) -> Cost:
+    """Count the cost of encoding blocks of these lengths independently, in one pass: no head, nothing loaded."""
     parts = [first_token(shape, range(length), length, itemsize) for length in lengths]
     return Cost(
         linear=sum(part.linear - 2.0 * shape.head for part in parts),
@@ -153,5 +166,5 @@ def encoding(shape: Shape, lengths: Iterable[int], itemsize: int = 2) -> Cost:
 
 
 def convention(parameters: int, tokens: int) -> float:
-    """FLOPs to first token as the Block-Attention papers count them: 2 · parameters · computed tokens."""
+    """Count FLOPs to first token as the Block-Attention papers do: 2 · parameters · computed tokens."""
     return 2.0 * parameters * tokens

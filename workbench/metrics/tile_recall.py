@@ -21,7 +21,7 @@ from workbench.engine.forward import prefill
 from workbench.methods.sparse import Sparse, smallest
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
-from workbench.metrics.mass import peak
+from workbench.metrics.attention_mass import peak
 from workbench.metrics.sparsity import scaled
 from workbench.models.spec import attach
 

@@ -7,7 +7,7 @@ from workbench.app.explore.live import explorer, slider
 from workbench.core import mask_rules
 from workbench.core.masks import block_attention, causal
 from workbench.data.prompt_view import Reading
-from workbench.metrics.mass import masked
+from workbench.metrics.attention_mass import masked
 from workbench.models.loading import Loaded
 from workbench.models.spec import attach
 from workbench.plots.attention import attention

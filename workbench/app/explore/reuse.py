@@ -14,7 +14,7 @@ from workbench.methods.generation import Generation, generate
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import exact_match
-from workbench.metrics.mass import masked, reused
+from workbench.metrics.attention_mass import masked, reused
 from workbench.models.loading import Loaded
 from workbench.models.spec import attach
 from workbench.plots.attention import attention

@@ -1,6 +1,6 @@
 """Where attention goes: the softmax of every layer and head, taken from the queries and keys of a prefill."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ from workbench.models.loading import Loaded
 
 
 @dataclass(frozen=True)
-class Mass:
-    """Attention of one prompt, answered in one way."""
+class AttentionMass:
+    """Attention of one prompt, computed by one method."""
 
     tokens: Tensor  # [L, Hq, T] fp32, of the last row (the token that predicts the answer); sums to 1
     blocks: Tensor  # [L, Hq, B, B] fp32, mean over the computed rows of a block; rows of blocks that were cached are 0
@@ -34,7 +34,10 @@ class Mass:
 
 
 def busiest(tokens: Tensor, wanted: Tensor) -> tuple[int, int]:
-    """(layer, head) that pays most attention to the positions `wanted` [T] (bool); `tokens` is `Mass.tokens`."""
+    """Return the (layer, head) that pays most attention to the positions `wanted` [T] (bool).
+
+    `tokens` is `AttentionMass.tokens`.
+    """
     return peak(tokens[:, :, wanted].sum(-1))
 
 
@@ -44,43 +47,46 @@ def peak(scores: Tensor) -> tuple[int, int]:
 
 
 def overlap(a: Tensor, b: Tensor) -> Tensor:
-    """[L, Hq]: how much of the attention `a` [L, Hq, T] lies where `b` has it; 1 minus their total variation
-    distance."""
+    """[L, Hq]: share of the attention `a` [L, Hq, T] that lies where `b` has it; 1 minus total variation distance."""
     return torch.minimum(a, b).sum(-1)
 
 
-def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> Mass:
-    """Every row computed, under the rule `sees`."""
+def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> AttentionMass:
+    """Compute every row under the mask rule `sees`, and measure its attention."""
     return _measure(model, prompt, torch.arange(len(prompt)), empty(model, len(prompt)), sees)
 
 
-def reused(model: PreTrainedModel, prompt: Prompt, positions: str, cached: list[KV] | None = None) -> Mass:
-    """The passages from the cache (encoded here unless given), the question computed; positions "re-encoded" or
-    "naive"."""
+def reused(model: PreTrainedModel, prompt: Prompt, positions: str, cached: list[KV] | None = None) -> AttentionMass:
+    """Compute the question over cached passages, and measure its attention; positions "re-encoded" or "naive".
+
+    The passages are encoded here unless `cached` is given.
+    """
     blocks = encode_many(model, prompt.context) if cached is None else cached
     return _measure(model, prompt, prompt.question, assemble(model, prompt, blocks, positions), causal)  # type: ignore[arg-type]
 
 
-def _measure(model: PreTrainedModel, prompt: Prompt, rows: Tensor, kv: KV, sees: Sees) -> Mass:
+def _measure(model: PreTrainedModel, prompt: Prompt, rows: Tensor, kv: KV, sees: Sees) -> AttentionMass:
     layers = range(len(kv.keys))
     output = prefill(model, prompt.tokens, Plan(rows, sees=sees, return_queries=tuple(layers)), kv, logits_to_keep=1)
     assert output.logits is not None
-    of, count = prompt.block_of.to(model.device), len(prompt.blocks)
-    sizes = torch.bincount(of[rows.to(model.device)], minlength=count).clamp(min=1)
+    block_of = prompt.block_of.to(model.device)
+    block_of_row = block_of[rows.to(model.device)]
+    count = len(prompt.blocks)
+    sizes = torch.bincount(block_of_row, minlength=count).clamp(min=1)
     tokens, blocks = [], []
     for share in softmax(model, output.queries, kv, rows, sees):  # [Hq, R, T] of one layer
-        wide = share.new_zeros(*share.shape[:2], count).index_add_(2, of, share)
-        square = share.new_zeros(share.shape[0], count, count).index_add_(1, of[rows.to(of.device)], wide)
+        to_blocks = share.new_zeros(*share.shape[:2], count).index_add_(2, block_of, share)
+        between = share.new_zeros(share.shape[0], count, count).index_add_(1, block_of_row, to_blocks)
         tokens.append(share[:, -1].cpu())
-        blocks.append((square / sizes[:, None]).cpu())
-    return Mass(torch.stack(tokens), torch.stack(blocks), output.logits[-1].float().cpu(), kv)
+        blocks.append((between / sizes[:, None]).cpu())
+    return AttentionMass(torch.stack(tokens), torch.stack(blocks), output.logits[-1].float().cpu(), kv)
 
 
 def softmax(model: PreTrainedModel, queries: dict[int, Tensor], kv: KV, rows: Tensor, sees: Sees) -> Iterator[Tensor]:
-    """[Hq, R, T] fp32 per layer, in order: what `attend` weighs values with. A row that sees nothing is 0."""
+    """Compute the weights of `attend`, [Hq, R, T] fp32 per layer, in order. A row that sees nothing is 0."""
     for layer, keys in enumerate(kv.keys):
-        found = attention_maps.logits(model, layer, queries[layer], keys, rows, sees)
-        yield torch.cat([attention_maps.softmax(part) for _, part in found], 1)
+        by_rows = attention_maps.logits(model, layer, queries[layer], keys, rows, sees)
+        yield torch.cat([attention_maps.softmax(logits) for _, logits in by_rows], 1)
 
 
 def positions_of(prompt: Prompt, blocks: Collection[int] = ()) -> Tensor:
@@ -88,7 +94,7 @@ def positions_of(prompt: Prompt, blocks: Collection[int] = ()) -> Tensor:
     return torch.isin(prompt.block_of, torch.tensor(list(blocks) or range(1, len(prompt.blocks) - 1)))
 
 
-def to_other_blocks(mass: Mass) -> float:
+def to_other_blocks(mass: AttentionMass) -> float:
     """Return the share of attention that the passages' rows pay to other blocks, mean over passages, layers, heads."""
     passages = range(1, mass.blocks.shape[-1] - 1)
     own = sum(mass.blocks[:, :, b, b].mean().item() for b in passages)
@@ -96,7 +102,7 @@ def to_other_blocks(mass: Mass) -> float:
 
 
 def answers_under(
-    loaded: Loaded, view: Reading, rules: Mapping[str, Sees], found: Mapping[str, Mass], max_new_tokens: int
+    loaded: Loaded, view: Reading, rules: Mapping[str, Sees], found: Mapping[str, AttentionMass], max_new_tokens: int
 ) -> list[dict[str, Any]]:
     """Answer one prompt under every mask rule: records {mask, answer, right (None: no answer is known), kl}.
 
@@ -106,7 +112,7 @@ def answers_under(
     truth = next(iter(found.values())).logits.log_softmax(-1)
     records = []
     for name, rule in rules.items():
-        method = Full(lambda _, rule=rule: rule)
+        method = Full(_always(rule))
         (output,) = generate(model, tokenizer, [view.prompt], method, max_new_tokens=max_new_tokens, stop=layout.stop)
         answer, logits = output.text.strip(), found[name].logits.log_softmax(-1)
         right = bool(exact_match(answer, view.answers)) if view.answers else None
@@ -115,7 +121,11 @@ def answers_under(
     return records
 
 
-def most_changed(found: Mapping[str, Mass], wanted: Tensor) -> tuple[int, int]:
+def _always(rule: Sees) -> Callable[[Prompt], Sees]:
+    return lambda _: rule
+
+
+def most_changed(found: Mapping[str, AttentionMass], wanted: Tensor) -> tuple[int, int]:
     """Return the (layer, head) that looks at the positions `wanted` [T] (bool) and that "naive" changes most."""
     truth = found["full"].tokens
     return peak(truth[:, :, wanted].sum(-1) * (1 - overlap(truth, found["naive"].tokens)))
