@@ -1,7 +1,7 @@
 """Training of a lab model in miniature: what it reads, that it learns, resumes and writes whole checkpoints."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from random import Random
 
 import pytest
@@ -14,15 +14,15 @@ from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data.lab_world import Style
 from workbench.training.lab import checkpoint
-from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
+from workbench.training.lab.config import PretrainConfig
+from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, CurriculumStage, draw
 from workbench.training.lab.evaluate import recompute_all
-from workbench.training.lab.recipe import PretrainConfig
 from workbench.training.lab.tokenizer import train_tokenizer
-from workbench.training.lab.train import Order, Progress, train
+from workbench.training.lab.train import Order, PretrainProgress, train
 
 SMALL = PretrainConfig(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
 EASY = tuple(
-    Stage((2, n), Style(facts=1, continued=0, asides=0), {"single-hop": 1.0}, batch=4, questions=2, most=20)
+    CurriculumStage((2, n), Style(facts=1, continued=0, asides=0), {"single-hop": 1.0}, batch=4, questions=2, most=20)
     for n in (2, 3)
 )
 
@@ -53,7 +53,7 @@ def test_nothing_is_asked_twice_over_one_context(tokenizer):
 
 
 def test_what_is_drawn_does_not_depend_on_how_far_ahead_it_is_drawn():
-    eager, lazy = Progress(), Progress()
+    eager, lazy = PretrainProgress(), PretrainProgress()
     order = iter(Order(eager, 0, 1))
     ahead = [next(order) for _ in range(60)]
     for progress in (eager, lazy):
@@ -67,7 +67,7 @@ def test_what_is_drawn_does_not_depend_on_how_far_ahead_it_is_drawn():
 def test_a_run_that_was_interrupted_ends_with_the_weights_of_one_that_was_not(tokenizer, tmp_path):
     whole, _ = train(SMALL, tokenizer, tmp_path / "whole", EASY, save_every=20)
     _, progress = train(SMALL, tokenizer, tmp_path / "parts", EASY, save_every=20, minutes=0)
-    assert progress.step == 0
+    assert progress.step == 20
     rows: list[dict] = []
 
     def kill(row):
@@ -78,7 +78,20 @@ def test_a_run_that_was_interrupted_ends_with_the_weights_of_one_that_was_not(to
     with pytest.raises(KeyboardInterrupt):
         train(SMALL, tokenizer, tmp_path / "parts", EASY, kill, save_every=20)
     resumed, progress = train(SMALL, tokenizer, tmp_path / "parts", EASY, rows.append, save_every=20, workers=1)
-    assert [row["step"] for row in rows] == [20, 40, 40, 60] and progress.step == 60
+    assert [row["step"] for row in rows] == [40, 40, 60] and progress.step == 60
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_state_that_an_earlier_version_saved_is_resumed(tokenizer, tmp_path):
+    whole, _ = train(SMALL, tokenizer, tmp_path / "whole", EASY)
+    train(SMALL, tokenizer, tmp_path / "old", EASY, minutes=0)
+    record = tmp_path / "old" / "state" / "progress.json"
+    curve = json.loads(record.read_text())["progress"]["curve"]
+    progress = {"step": 20, "entered": [0, 20], "curve": curve}
+    record.write_text(json.dumps({"recipe": asdict(SMALL), "progress": progress}))
+    resumed, progress = train(SMALL, tokenizer, tmp_path / "old", EASY)
+    assert progress.step == 60 and [row["step"] for row in progress.curve] == [20, 40, 60]
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,16 +17,17 @@ from typer.testing import CliRunner
 from workbench import data, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
+from workbench.training import common
 from workbench.training.tuning import output
 from workbench.training.tuning import train as loop
+from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data
 from workbench.training.tuning.output import TUNING, save_model
-from workbench.training.tuning.recipe import TuneConfig
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
 from workbench.training.tuning.train import train
 
-RECIPE = TuneConfig(steps=6, batch=2, lr=3e-3, warmup=2, max_length=2000)
+CONFIG = TuneConfig(steps=6, batch=2, lr=3e-3, warmup=2, max_length=2000)
 QUESTIONS = 6
 FSDP = {
     "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
@@ -51,8 +52,8 @@ def weights(run):
     return {name: x.detach().clone() for name, x in run.loaded[0].state_dict().items()}
 
 
-def tuned(recipe, base, questions, out, **options):
-    run, source = start(recipe, base, Data(questions), out)
+def tuned(config, base, questions, out, **options):
+    run, source = start(config, base, Data(questions), out)
     progress = train(run, source, **options)
     return run, progress
 
@@ -65,38 +66,50 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("recipe", [RECIPE, replace(RECIPE, accumulate=2, optimizer="muon", mode="block")])
-def test_killed_and_resumed_is_not_interrupted(recipe, base, questions, tmp_path):
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, accumulate=2, optimizer="muon", mode="block")])
+def test_killed_and_resumed_is_not_interrupted(config, base, questions, tmp_path):
     def kill(row):
         if row["step"] == 4:
             raise Killed
 
-    whole, through = tuned(recipe, base, questions, tmp_path / "whole", save_every=2)
-    run, source = start(recipe, base, Data(questions), tmp_path / "cut")
+    whole, through = tuned(config, base, questions, tmp_path / "whole", save_every=2)
+    run, source = start(config, base, Data(questions), tmp_path / "cut")
     with pytest.raises(Killed):
         train(run, source, report=kill, save_every=2)
-    again, progress = tuned(recipe, base, questions, tmp_path / "cut", save_every=2)
+    again, progress = tuned(config, base, questions, tmp_path / "cut", save_every=2)
     assert same(weights(whole), weights(again))
     assert progress.curve == through.curve and progress.step == 6
     assert json.loads((tmp_path / "cut" / "curve.json").read_text())["train"] == through.curve
 
 
+def test_a_state_that_an_earlier_version_saved_is_resumed(base, questions, tmp_path, monkeypatch):
+    whole, through = tuned(CONFIG, base, questions, tmp_path / "whole")
+    monkeypatch.setattr(common, "READ_EVERY", 2)
+    run, stopped = tuned(CONFIG, base, questions, tmp_path / "old", minutes=0)
+    settings = {"recipe": asdict(CONFIG), "base": run.base, "data": run.identity["data"], "processes": 1}
+    progress = {"step": 2, "seconds": 60.0, "curve": stopped.curve, "scores": []}
+    (tmp_path / "old" / "state" / "progress.json").write_text(json.dumps({**settings, "progress": progress}))
+    resumed, progress = tuned(CONFIG, base, questions, tmp_path / "old")
+    assert same(weights(whole), weights(resumed)) and progress.step == 6
+    assert progress.seconds > 60 and progress.curve[-1]["lr"] == through.curve[-1]["lr"]
+
+
 def test_drawing_processes_and_time_limits_change_nothing(base, questions, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "READ_EVERY", 2)
-    whole, through = tuned(RECIPE, base, questions, tmp_path / "whole")
+    monkeypatch.setattr(common, "READ_EVERY", 2)
+    whole, through = tuned(CONFIG, base, questions, tmp_path / "whole")
     for _ in range(2):
-        _, stopped = tuned(RECIPE, base, questions, tmp_path / "cut", minutes=0)
+        _, stopped = tuned(CONFIG, base, questions, tmp_path / "cut", minutes=0)
     assert stopped.step == 4
-    again, progress = tuned(RECIPE, base, questions, tmp_path / "cut", workers=2)
+    again, progress = tuned(CONFIG, base, questions, tmp_path / "cut", workers=2)
     assert same(weights(whole), weights(again)) and progress.curve == through.curve
 
 
 def test_accumulated_batches_and_recomputed_activations_give_the_gradients_of_one_batch(base, questions, tmp_path):
-    recipe = replace(RECIPE, steps=3, batch=4)
-    wanted = weights(tuned(recipe, base, questions, tmp_path / "one")[0])
+    config = replace(CONFIG, steps=3, batch=4)
+    wanted = weights(tuned(config, base, questions, tmp_path / "one")[0])
     for name, other in (
-        ("accumulated", replace(recipe, batch=2, accumulate=2)),
-        ("recomputed", replace(recipe, gradient_checkpointing=True)),
+        ("accumulated", replace(config, batch=2, accumulate=2)),
+        ("recomputed", replace(config, gradient_checkpointing=True)),
     ):
         found = weights(tuned(other, base, questions, tmp_path / name)[0])
         for key in wanted:
@@ -106,8 +119,8 @@ def test_accumulated_batches_and_recomputed_activations_give_the_gradients_of_on
 def test_both_modes_learn_the_answers_and_the_model_is_whole(base, questions, tmp_path):
     few = tmp_path / "few.jsonl"
     few.write_text("".join(Path(questions).read_text().splitlines(keepends=True)[:2]))
-    recipe = replace(RECIPE, steps=45, lr=1e-2)
-    run, progress = tuned(recipe, base, str(few), tmp_path / "run", save_every=15)
+    config = replace(CONFIG, steps=45, lr=1e-2)
+    run, progress = tuned(config, base, str(few), tmp_path / "run", save_every=15)
     last = progress.curve[-1]
     assert last["loss"] < 0.2 and min(last["full"], last["block"]) == 1
     trained = weights(run)
@@ -125,7 +138,7 @@ def test_a_model_that_cannot_be_written_leaves_no_folder(base, questions, tmp_pa
     def refuse(*_):
         raise OSError("disk full")
 
-    run, progress = tuned(replace(RECIPE, steps=2), base, questions, tmp_path / "run")
+    run, progress = tuned(replace(CONFIG, steps=2), base, questions, tmp_path / "run")
     monkeypatch.setattr(output, "write_card", refuse)
     with pytest.raises(OSError, match="full"):
         save_model(run, progress, tmp_path / "run" / "model")
@@ -133,13 +146,13 @@ def test_a_model_that_cannot_be_written_leaves_no_folder(base, questions, tmp_pa
 
 
 def test_both_modes_are_scored_at_the_beginning_every_so_often_and_at_the_end(base, questions, tmp_path):
-    run, source = start(replace(RECIPE, steps=5), base, Data(questions), tmp_path / "run")
+    run, source = start(replace(CONFIG, steps=5), base, Data(questions), tmp_path / "run")
     rows = []
     progress = train(run, source, Evaluation(every=2, samples=3, passages=2), rows.append)
     assert [row["step"] for row in progress.scores] == [0, 2, 4, 5]
     assert all(row["full"]["n"] == row["block"]["n"] == 3 for row in progress.scores)
     assert [row for row in rows if "loss" not in row] == progress.scores
-    untouched = tuned(replace(RECIPE, steps=5), base, questions, tmp_path / "other")[0]
+    untouched = tuned(replace(CONFIG, steps=5), base, questions, tmp_path / "other")[0]
     assert same(weights(run), weights(untouched))  # looking at a model does not change it
 
 
@@ -158,9 +171,9 @@ def test_two_processes_give_what_one_gives_with_twice_the_batch(base, questions,
         )
         for name, (settings, options) in ways.items()
     }
-    recipe = replace(RECIPE, steps=2, warmup=1, lr=1e-3, batch=4)
+    config = replace(CONFIG, steps=2, warmup=1, lr=1e-3, batch=4)
     for name, process in running.items():
-        alone = replace(recipe, lora_rank=2 if name == "lora" else 0)
+        alone = replace(config, lora_rank=2 if name == "lora" else 0)
         run, progress = tuned(alone, base, questions, tmp_path / f"{name} alone")
         save_model(run, progress, tmp_path / f"{name} alone" / "model")
         _, errors = process.communicate()
@@ -177,8 +190,8 @@ def test_two_processes_give_what_one_gives_with_twice_the_batch(base, questions,
 
 def test_lora_is_merged_and_kept_beside(base, questions, tmp_path):
     peft = pytest.importorskip("peft")
-    recipe = replace(RECIPE, lora_rank=2, lr=5e-2)
-    run, progress = tuned(recipe, base, questions, tmp_path / "run")
+    config = replace(CONFIG, lora_rank=2, lr=5e-2)
+    run, progress = tuned(config, base, questions, tmp_path / "run")
     save_model(run, progress, tmp_path / "run" / "model")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     plain = AutoModelForCausalLM.from_pretrained(base)
@@ -191,32 +204,32 @@ def test_lora_is_merged_and_kept_beside(base, questions, tmp_path):
 
 def test_lora_resumes_bit_for_bit(base, questions, tmp_path):
     pytest.importorskip("peft")
-    recipe = replace(RECIPE, lora_rank=2, steps=4)
-    whole = weights(tuned(recipe, base, questions, tmp_path / "whole")[0])
-    run, source = start(recipe, base, Data(questions), tmp_path / "cut")
+    config = replace(CONFIG, lora_rank=2, steps=4)
+    whole = weights(tuned(config, base, questions, tmp_path / "whole")[0])
+    run, source = start(config, base, Data(questions), tmp_path / "cut")
     with pytest.raises(Killed):
         train(run, source, report=lambda row: (_ for _ in ()).throw(Killed) if row["step"] == 4 else None, save_every=2)
-    assert same(whole, weights(tuned(recipe, base, questions, tmp_path / "cut", save_every=2)[0]))
+    assert same(whole, weights(tuned(config, base, questions, tmp_path / "cut", save_every=2)[0]))
 
 
 def test_a_missing_peft_is_told_with_the_line_that_installs_it(base, questions, tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.training.tuning.start.find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"pip install 'cached-block-workbench\[lora\]'"):
-        start(replace(RECIPE, lora_rank=2), base, Data(questions), tmp_path / "run")
+        start(replace(CONFIG, lora_rank=2), base, Data(questions), tmp_path / "run")
 
 
 def test_a_run_of_something_else_is_refused_and_left_alone(base, questions, tmp_path):
     out = tmp_path / "run"
-    tuned(replace(RECIPE, steps=2), base, questions, out)
+    tuned(replace(CONFIG, steps=2), base, questions, out)
     before = (out / "state" / "progress.json").read_bytes()
     other = tiny.checkpoint(tmp_path / "other", num_hidden_layers=1)
-    for recipe, model, source, message in (
-        (replace(RECIPE, steps=2, lr=1e-4), base, questions, r"another recipe \(different: lr\)"),
-        (replace(RECIPE, steps=2), str(other), questions, "from another base model"),
-        (replace(RECIPE, steps=2), base, "lab-sample", "on other data"),
+    for config, model, source, message in (
+        (replace(CONFIG, steps=2, lr=1e-4), base, questions, r"another recipe \(different: lr\)"),
+        (replace(CONFIG, steps=2), str(other), questions, "from another base model"),
+        (replace(CONFIG, steps=2), base, "lab-sample", "on other data"),
     ):
         with pytest.raises(BadInput, match=message):
-            start(recipe, model, Data(source), out)
+            start(config, model, Data(source), out)
     assert (out / "state" / "progress.json").read_bytes() == before
 
 
@@ -242,17 +255,17 @@ def test_a_failing_step_says_what_to_lower_and_the_last_state_stays(
             raise failure
         return failure
 
-    run, source = start(RECIPE, base, Data(questions), tmp_path / "run")
+    run, source = start(CONFIG, base, Data(questions), tmp_path / "run")
     monkeypatch.setattr(loop, "step", step)
     with pytest.raises(BadInput, match=message + ".*the state of step 2 is kept in"):
         train(run, source, save_every=2)
     monkeypatch.undo()
-    assert tuned(RECIPE, base, questions, tmp_path / "run")[1].step == 6
+    assert tuned(CONFIG, base, questions, tmp_path / "run")[1].step == 6
 
 
 def test_the_rate_rises_and_falls_linearly():
-    recipe = TuneConfig(steps=10, warmup=4, lr=1.0 - 1e-9)
-    rates = [recipe.rate(step) for step in range(10)]
+    config = TuneConfig(steps=10, warmup=4, lr=1.0 - 1e-9)
+    rates = [config.rate(step) for step in range(10)]
     assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert rates[4:] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
 
@@ -272,7 +285,7 @@ def test_the_rate_rises_and_falls_linearly():
 )
 def test_a_recipe_that_cannot_be_is_refused(change, message):
     with pytest.raises(BadInput, match=message):
-        replace(RECIPE, **change)
+        replace(CONFIG, **change)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +312,7 @@ def test_a_model_the_family_refuses_is_refused_by_name(base, questions, tmp_path
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     other = tiny.checkpoint(tmp_path / "dynamic", rope_parameters=rope)
     with pytest.raises(BadInput, match="dynamic: frequencies change"):
-        start(RECIPE, str(other), Data(questions), tmp_path / "run")
+        start(CONFIG, str(other), Data(questions), tmp_path / "run")
 
 
 def test_the_command_tunes_and_says_where_the_model_is(base, questions, tmp_path):

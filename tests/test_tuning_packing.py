@@ -13,7 +13,7 @@ from workbench.core.masks import visible
 from workbench.core.plan import Plan
 from workbench.models.spec import attach
 from workbench.training.tuning.attention import NAME, masks_of
-from workbench.training.tuning.examples import Example, Turn
+from workbench.training.tuning.examples import Example, QuestionAnswer
 from workbench.training.tuning.packing import BLOCK, FULL, pack, padded
 from workbench.training.tuning.train import forward
 
@@ -23,13 +23,15 @@ def example_of(seed: int, *lengths: int, turns: int = 2) -> Example:
         return block_of(length, 1000 * seed + number).tokens
 
     context = tuple(tokens(length, i) for i, length in enumerate(lengths))
-    return Example(f"e{seed}", context, tuple(Turn(tokens(4 + t, 50 + t), tokens(3, 70 + t)) for t in range(turns)))
+    return Example(
+        f"e{seed}", context, tuple(QuestionAnswer(tokens(4 + t, 50 + t), tokens(3, 70 + t)) for t in range(turns))
+    )
 
 
 EXAMPLES = [example_of(1, 7, 9, 4, turns=3), example_of(2, 12, 3, turns=1), example_of(3, 6, turns=2)]
 
 
-def of_inference(model, example: Example, turn: Turn, mode: str, positions: str) -> torch.Tensor:
+def of_inference(model, example: Example, turn: QuestionAnswer, mode: str, positions: str) -> torch.Tensor:
     """Logits that predict the answer, from the engine: blocks encoded apart and assembled, or everything computed."""
     prompt = Prompt((*(Block(tokens) for tokens in example.context), Block(turn.question + turn.answer[:-1])))
     if mode == "block":

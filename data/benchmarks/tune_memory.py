@@ -24,9 +24,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from workbench import models
 from workbench.experiments.record import device_name, versions, write
 from workbench.models.spec import attach
-from workbench.training.tuning.attention import NAME, TILE, Part, masks_of
-from workbench.training.tuning.examples import Example, Turn
-from workbench.training.tuning.packing import Packed, pack
+from workbench.training.tuning.attention import NAME, TILE, MaskBlock, masks_of
+from workbench.training.tuning.examples import Example, QuestionAnswer
+from workbench.training.tuning.packing import PackedExamples, pack
 from workbench.training.tuning.train import forward
 
 SHAPES = {  # random weights; the first has the sizes of Llama-3.2-1B
@@ -50,21 +50,21 @@ def model_of(shape: str, device: str) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPES[shape]), dtype=torch.float32)
 
 
-def sample_of(tokens: int, vocabulary: int) -> Packed:
+def sample_of(tokens: int, vocabulary: int) -> PackedExamples:
     """One sample of exactly `tokens` rows in block mode: passages, a question of 16 tokens, an answer of 16."""
     ids = torch.randint(3, vocabulary, (tokens + 1,), generator=torch.Generator().manual_seed(0)).tolist()
     context = [tuple(ids[at : min(at + 128, tokens - 31)]) for at in range(0, tokens - 31, 128)]
-    example = Example("one", tuple(context), (Turn(tuple(ids[-32:-16]), tuple(ids[-16:])),))
+    example = Example("one", tuple(context), (QuestionAnswer(tuple(ids[-32:-16]), tuple(ids[-16:])),))
     return pack([example], ("block",), multiple=TILE)
 
 
-def mask_bytes(mask: BlockMask | tuple[Part, ...]) -> int:
+def mask_bytes(mask: BlockMask | tuple[MaskBlock, ...]) -> int:
     found = [part.mask for part in mask] if isinstance(mask, tuple) else vars(mask).values()
     parts = [x for x in found if torch.is_tensor(x)]
     return sum(part.numel() * part.element_size() for part in parts)
 
 
-def measure(model: PreTrainedModel, windows: list[int | None], batch: Packed, how: str, device: str) -> dict:
+def measure(model: PreTrainedModel, windows: list[int | None], batch: PackedExamples, how: str, device: str) -> dict:
     """Peak and time of the second step; the first one compiles and makes the optimizer's state."""
     optimizer, on_gpu = torch.optim.AdamW(model.parameters(), lr=1e-4), device != "cpu"
     for _ in range(2):

@@ -1,10 +1,13 @@
-"""What every training here shares: optimizers, and states to resume from, of which a killed run leaves no half."""
+"""What every training here shares: optimizers, the loop of steps, and states to resume from."""
 
 import json
 import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -13,10 +16,11 @@ from workbench.core.errors import BadInput
 from workbench.core.files import earlier, replace_folder
 
 RECORD = "progress.json"
+READ_EVERY = 20  # steps between two rows of the curve (each one waits for the device)
 
 
 class Settings(Protocol):
-    """What a recipe says about its optimizer, "adamw" or "muon"."""
+    """What the settings of a training say about its optimizer, "adamw" or "muon"."""
 
     @property
     def optimizer(self) -> str: ...
@@ -26,6 +30,109 @@ class Settings(Protocol):
     def betas(self) -> tuple[float, float]: ...
     @property
     def weight_decay(self) -> float: ...
+    @property
+    def clip(self) -> float: ...
+
+
+@dataclass
+class Progress:
+    """Where a training stands; saved as JSON beside the weights."""
+
+    step: int = 0
+    curve: list[dict] = field(default_factory=list)  # loss and teacher-forced accuracy on the training stream
+
+
+SomeProgress = TypeVar("SomeProgress", bound=Progress)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model under training; `out` holds the state to resume from."""
+
+    accelerator: Accelerator
+    model: torch.nn.Module  # as accelerate prepared it
+    optims: list[torch.optim.Optimizer]
+    config: Settings
+    identity: dict[str, Any]  # JSON values that a resumed training must have in common
+    out: Path
+
+    def update(self, lr: float) -> None:
+        """Take an optimizer step along the gradients, clipped, and clear them."""
+        self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        for optim in self.optims:
+            for group in optim.param_groups:
+                group["lr"] = lr
+            optim.step()
+            optim.zero_grad(set_to_none=True)
+
+    def steps(
+        self,
+        progress: Progress,
+        take_step: Callable[[], torch.Tensor],
+        finished: Callable[[], bool],
+        save_every: int,
+        minutes: float,
+    ) -> Iterator[tuple[torch.Tensor, bool, bool]]:
+        """Take steps until `finished` or, at the next row of the curve, until `minutes` are over.
+
+        Yields after every step its loss, whether a row of the curve is due, and whether a state is to be saved.
+        """
+        end = time.monotonic() + 60 * minutes
+        stopped = False
+        while not (stopped or finished()):
+            loss = take_step()
+            progress.step += 1
+            reading = progress.step % READ_EVERY == 0
+            stopped = reading and self._is_over(end)
+            saving = stopped or finished() or progress.step % save_every == 0
+            yield loss, reading or saving, saving
+
+    def _is_over(self, end: float) -> bool:
+        """Whether the time of any process is over: all stop at the same step."""
+        late = torch.tensor(float(time.monotonic() > end), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(late, "sum") > 0)
+
+    def save(self, progress: Progress) -> None:
+        """Write the state to resume from, in place of the one before."""
+        save_state(self.accelerator, self.out, self.identity | {"progress": asdict(progress)})
+
+    def resume(self, begin: SomeProgress) -> SomeProgress:
+        """Where the training in `out` stands, its state loaded; `begin` where there is none."""
+        saved = saved_record(self.out)
+        if saved is None:
+            return begin
+        load_state(self.accelerator, self.out)
+        return type(begin)(**saved["progress"])
+
+
+class Tally:
+    """How many answers of every kind were wholly right, of how many, since the last look."""
+
+    def __init__(self, kinds: Sequence[str], device: torch.device):
+        self.kinds = kinds
+        self.counts = torch.zeros(2, len(kinds), device=device)
+
+    def add(self, kinds: torch.Tensor, right: torch.Tensor) -> None:
+        """Count answers, by index of their kind [N] and whether they are right [N]."""
+        self.counts[0].index_add_(0, kinds, right.float())
+        self.counts[1].index_add_(0, kinds, torch.ones_like(right, dtype=self.counts.dtype))
+
+    def take(self, accelerator: Accelerator) -> dict[str, tuple[float, float]]:
+        """(right, seen) of every kind that was seen by any process; counting begins again."""
+        right, seen = accelerator.reduce(self.counts, "sum").tolist()
+        self.counts.zero_()
+        return {kind: (r, s) for kind, r, s in zip(self.kinds, right, seen, strict=True) if s}
+
+
+def wholly_right(logits: torch.Tensor, targets: torch.Tensor, answers: torch.Tensor, count: int) -> torch.Tensor:
+    """[count] bool: whether all tokens of an answer are predicted (teacher-forced).
+
+    logits [..., V]; targets and answers [...]: token ids, and the answer that each belongs to (-1: to none).
+    """
+    wrong = (logits.detach().argmax(-1) != targets).float()
+    misses = torch.zeros(count + 1, device=logits.device)
+    misses.index_add_(0, (answers + 1).flatten(), wrong.flatten())
+    return misses[1:] == 0
 
 
 def optimizers(model: torch.nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
@@ -62,8 +169,8 @@ def save_state(accelerator: Accelerator, out: Path, record: dict[str, Any]) -> N
 
 def saved_record(out: Path) -> dict[str, Any] | None:
     """The record of the state in `out`, None where there is none."""
-    found = _state(out)
-    return json.loads((found / RECORD).read_text()) if found else None
+    state = _state(out)
+    return json.loads((state / RECORD).read_text()) if state else None
 
 
 def load_state(accelerator: Accelerator, out: Path) -> None:
@@ -71,10 +178,10 @@ def load_state(accelerator: Accelerator, out: Path) -> None:
     accelerator.load_state(str(_state(out)))
 
 
-def check_same(out: Path, saved: dict[str, Any], asked: dict[str, Any]) -> None:
-    """BadInput that names the settings in which the run in `out` differs from the one that is asked for."""
-    asked = json.loads(json.dumps(asked))
-    if changed := [name for name in asked if saved.get(name) != asked[name]]:
+def check_same(out: Path, settings: dict[str, Any]) -> None:
+    """Raise BadInput, naming the settings that differ, where `out` holds a training with other `settings`."""
+    saved, settings = saved_record(out), json.loads(json.dumps(settings))
+    if saved and (changed := [name for name in settings if saved["recipe"].get(name) != settings[name]]):
         raise BadInput(f"{out} holds a run of another recipe (different: {', '.join(changed)}); choose another folder")
 
 

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.core.tile_grid import Grid, peaks
-from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.engine.assembly import empty
-from workbench.models.spec import attach
+from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import seer_gate
 from workbench.methods.seer_gate import Gate
+from workbench.models.spec import attach
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ import typer
 from tqdm import tqdm
 
 from workbench.core.errors import BadInput
+from workbench.training.common import READ_EVERY
+from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data
 from workbench.training.tuning.output import save_model
-from workbench.training.tuning.recipe import TuneConfig
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
-from workbench.training.tuning.train import READ_EVERY, train
+from workbench.training.tuning.train import train
 
 RECIPE, EVALUATION = "Recipe", "Evaluation"
 LINE_EVERY = 5 * READ_EVERY  # steps between two lines where nobody watches a bar
@@ -70,7 +71,7 @@ def tune(
     It learns to answer from passages that are cached apart; the result lands in OUT/model. On several GPUs:
     `accelerate launch --num_processes N -m workbench tune …`.
     """
-    recipe = TuneConfig(
+    config = TuneConfig(
         mode=mode, positions=positions, steps=steps, batch=batch, accumulate=accumulate, lr=lr, warmup=warmup,
         max_length=max_length, seed=seed, lora_rank=lora_rank, optimizer=optimizer, precision=precision,
         gradient_checkpointing=gradient_checkpointing,
@@ -80,7 +81,7 @@ def tune(
     evaluation = _evaluation(data, evaluate_every, evaluate_samples, evaluate_data, evaluate_passages)
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     run, source = start(
-        recipe,
+        config,
         model,
         Data(data, _range(passages), questions, _weights(kinds), continued, shuffled),
         out,

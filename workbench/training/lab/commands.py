@@ -17,9 +17,9 @@ from workbench.core.errors import BadInput
 from workbench.data import lab
 from workbench.experiments.record import write
 from workbench.training.lab import checkpoint
+from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import STAGES
 from workbench.training.lab.evaluate import SEED, evaluate
-from workbench.training.lab.recipe import PretrainConfig
 from workbench.training.lab.tokenizer import train_tokenizer
 from workbench.training.lab.train import finished, train
 
@@ -52,23 +52,23 @@ def train_model(
     settings: Annotated[list[str] | None, typer.Option("--set", help="Recipe setting, e.g. lr=0.002")] = None,
 ) -> None:
     """Train a lab model from nothing; under `accelerate launch` on several GPUs. The model lands in OUT/model."""
-    recipe = _recipe(seed, settings or [])
+    config = _config(seed, settings or [])
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     tokenizer, begin = train_tokenizer(), time.monotonic()
     clock = out / "seconds"
     spent = float(clock.read_text()) if clock.is_file() else 0.0
     with tqdm(unit="step", disable=not sys.stderr.isatty()) as bar:
         model, progress = train(
-            recipe, tokenizer, out, report=lambda row: _show(bar, row), workers=workers, minutes=minutes
+            config, tokenizer, out, report=lambda row: _show(bar, row), workers=workers, minutes=minutes
         )
     seconds = spent + time.monotonic() - begin
     write(f"{seconds}\n", clock)
-    if not finished(recipe, progress):
+    if not finished(config, progress):
         typer.echo(
             f"stopped at step {progress.step:,}, stage {progress.stage} of {len(STAGES) - 1}: run again to go on"
         )
         return
-    checkpoint.save(out / "model", model, tokenizer, recipe, progress, _facts(model, seconds))
+    checkpoint.save(out / "model", model, tokenizer, config, progress, _facts(model, seconds))
     typer.echo(f"trained in {seconds / 60:.1f} minutes: {out / 'model'}")
 
 
@@ -89,7 +89,7 @@ def _show(bar: tqdm, row: dict) -> None:
     bar.set_postfix({"stage": f"{row['stage']}/{len(STAGES) - 1}", "right": row["answers_right"], "loss": row["loss"]})
 
 
-def _recipe(seed: int, settings: list[str]) -> PretrainConfig:
+def _config(seed: int, settings: list[str]) -> PretrainConfig:
     kinds = {field.name: field.type for field in fields(PretrainConfig)}
     values: dict[str, Any] = {}
     for setting in settings:

@@ -20,7 +20,7 @@ ANSWER, REST, NOTHING = 1, 2, 0  # roles of a token: part of an answer, other te
 
 
 @dataclass(frozen=True)
-class Stage:
+class CurriculumStage:
     """One step of the curriculum."""
 
     passages: tuple[int, int]  # fewest and most passages of a context
@@ -42,14 +42,18 @@ _ALL = {"single-hop": 0.15, "continuation": 0.2, "two-hop": 0.3, "comparison": 0
 _PLAIN = Style(pronouns=0.0, continued=0.0, aliases=0.0, asides=0.0, alike=1.0)
 _UNHINTED = Style(hints=0.0, alike=0.3)
 STAGES = (
-    Stage((2, 4), replace(_PLAIN, facts=1), _EASY, 256, 4, 0.5, 0.0, 0.90, 3000),
-    Stage((2, 4), replace(_PLAIN, facts=2), _EASY, 128, 6, 0.4, 0.1, 0.90, 3000),
-    Stage((2, 4), replace(_PLAIN, facts=3, pronouns=0.2, asides=0.3, alike=0.7), _EASY, 128, 8, 0.3, 0.1, 0.90),
-    Stage((2, 5), replace(_PLAIN, facts=4, pronouns=0.5, asides=1.0, alike=0.5), _EASY, 96, 8, 0.2, 0.1, 0.90),
-    Stage((2, 6), _UNHINTED, _CONTINUED, 96, 8, 0.2, 0.1, 0.90),
-    Stage((2, 8), _UNHINTED, _TWO_HOP, 96, 12, 0.1, 0.1, 0.80),
-    Stage((2, 12), _UNHINTED, _ALL, 64, 16, 0.1, 0.1, 0.80),
-    Stage((1, 40), Style(hints=0.5), _ALL, 64, 16, 0.05, 0.1),
+    CurriculumStage((2, 4), replace(_PLAIN, facts=1), _EASY, 256, 4, 0.5, 0.0, 0.90, 3000),
+    CurriculumStage((2, 4), replace(_PLAIN, facts=2), _EASY, 128, 6, 0.4, 0.1, 0.90, 3000),
+    CurriculumStage(
+        (2, 4), replace(_PLAIN, facts=3, pronouns=0.2, asides=0.3, alike=0.7), _EASY, 128, 8, 0.3, 0.1, 0.90
+    ),
+    CurriculumStage(
+        (2, 5), replace(_PLAIN, facts=4, pronouns=0.5, asides=1.0, alike=0.5), _EASY, 96, 8, 0.2, 0.1, 0.90
+    ),
+    CurriculumStage((2, 6), _UNHINTED, _CONTINUED, 96, 8, 0.2, 0.1, 0.90),
+    CurriculumStage((2, 8), _UNHINTED, _TWO_HOP, 96, 12, 0.1, 0.1, 0.80),
+    CurriculumStage((2, 12), _UNHINTED, _ALL, 64, 16, 0.1, 0.1, 0.80),
+    CurriculumStage((1, 40), Style(hints=0.5), _ALL, 64, 16, 0.05, 0.1),
 )
 
 
@@ -70,7 +74,7 @@ class Batch:
         return Batch(self.tokens.pin_memory(), self.roles.pin_memory(), self.answers.pin_memory(), self.kinds)
 
 
-def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: Layout = LAB) -> Batch:
+def draw(stage: CurriculumStage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: Layout = LAB) -> Batch:
     """One batch of a stage: contexts of one number of passages, each with several questions and their answers."""
     low, high = stage.passages
     count = round(low * (high / low) ** rng.random())  # as many contexts of 1 to 2 passages as of 20 to 40
@@ -99,7 +103,7 @@ def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: 
     return Batch(filled[0], filled[1], filled[2], kinds)
 
 
-def _pieces(stage: Stage, world: World, count: int, layout: Layout) -> Iterator[tuple[str, int, str]]:
+def _pieces(stage: CurriculumStage, world: World, count: int, layout: Layout) -> Iterator[tuple[str, int, str]]:
     """Text, role and kind of question of every piece of one training sequence."""
     rng, context = world.rng, world.context(count)
     yield layout.system, REST, ""

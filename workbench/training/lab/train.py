@@ -5,10 +5,10 @@ Warm-up, a constant rate while the curriculum climbs, and a linear decay to zero
 
 import math
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -22,25 +22,23 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from workbench.core.errors import BadInput
 from workbench.data.lab_world import KINDS
-from workbench.training.common import check_same, load_state, optimizers, save_state, saved_record
-from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
-from workbench.training.lab.recipe import PretrainConfig
+from workbench.training.common import READ_EVERY, Progress, Tally, Training, check_same, optimizers, wholly_right
+from workbench.training.lab.config import PretrainConfig
+from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, CurriculumStage, draw
 
-READ_EVERY = 20  # steps between two looks at the accuracy (each one waits for the device)
 LEAD = 64  # most batches that are drawn ahead of their use
 SEEN_KINDS = (*KINDS, "recall", "years")
 
 
 @dataclass
-class Progress:
-    """Where a training run stands; saved beside the weights."""
+class PretrainProgress(Progress):
+    """Where the training of a lab model stands."""
 
-    step: int = 0
     entered: list[int] = field(default_factory=lambda: [0])  # step at which each stage so far began
-    curve: list[dict] = field(default_factory=list)
 
     @property
     def stage(self) -> int:
+        """Index of the stage that is trained."""
         return len(self.entered) - 1
 
     @property
@@ -52,7 +50,7 @@ class Progress:
 class Draws(Dataset):
     """Batch (stage, index): a pure function of both and of the seed."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int, stages: tuple[Stage, ...]):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int, stages: tuple[CurriculumStage, ...]):
         self.tokenizer, self.seed, self.stages = tokenizer, seed, stages
 
     def __getitem__(self, at: tuple[int, int]) -> Batch:
@@ -63,7 +61,7 @@ class Order:
     """Which batch comes next. The loader asks up to LEAD steps ahead, so a batch is of the stage LEAD steps before it:
     what is drawn does not depend on how many processes draw it, nor on where a run was interrupted."""
 
-    def __init__(self, progress: Progress, rank: int, ranks: int):
+    def __init__(self, progress: PretrainProgress, rank: int, ranks: int):
         self.progress, self.rank, self.ranks = progress, rank, ranks
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -80,22 +78,18 @@ def losses(logits: torch.Tensor, batch: Batch, rest_weight: float) -> tuple[torc
     target, role, answer = batch.tokens[:, 1:], batch.roles[:, 1:], batch.answers[:, 1:]
     loss = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), reduction="none").view_as(target)
     asked, rest = role == ANSWER, (role != ANSWER) & (role != NOTHING)
-    total = (loss * asked).sum() / asked.sum().clamp(min=1) + rest_weight * (loss * rest).sum() / rest.sum().clamp(
-        min=1
-    )
-    wrong = (logits.argmax(-1) != target) & asked
-    misses = torch.zeros(len(batch.kinds) + 1, device=logits.device)
-    misses.index_add_(0, (answer + 1).flatten(), wrong.flatten().float())
-    return total, misses[1:] == 0
+    of_answers = (loss * asked).sum() / asked.sum().clamp(min=1)
+    total = of_answers + rest_weight * (loss * rest).sum() / rest.sum().clamp(min=1)
+    return total, wholly_right(logits, target, answer, len(batch.kinds))
 
 
-def rate(recipe: PretrainConfig, progress: Progress, last_stage: int) -> float:
+def rate(config: PretrainConfig, progress: PretrainProgress, last_stage: int) -> float:
     """Share of the full learning rate at this step."""
-    warm = min(1.0, (progress.step + 1) / recipe.warmup)
+    warm = min(1.0, (progress.step + 1) / config.warmup)
     if progress.stage < last_stage:
         return warm
-    left = 1 - progress.spent / recipe.last
-    return warm * min(1.0, max(left, 0.0) / recipe.decay)
+    left = 1 - progress.spent / config.last
+    return warm * min(1.0, max(left, 0.0) / config.decay)
 
 
 @contextmanager
@@ -112,102 +106,82 @@ def deterministic() -> Iterator[None]:
 
 @deterministic()
 def train(
-    recipe: PretrainConfig,
+    config: PretrainConfig,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
-    stages: tuple[Stage, ...] = STAGES,
+    stages: tuple[CurriculumStage, ...] = STAGES,
     report: Callable[[dict], None] = lambda row: None,
     save_every: int = 1000,
     workers: int = 0,
     minutes: float = math.inf,
-) -> tuple[LlamaForCausalLM, Progress]:
+) -> tuple[LlamaForCausalLM, PretrainProgress]:
     """Train until the last stage is done or `minutes` are over; `out` holds the state to resume from.
 
-    `report` gets a row of the curve every 20 steps. The same recipe gives the same weights on the same device, however
-    many `workers` draw the text and wherever the run was interrupted. Raises BadInput for a folder of another recipe.
+    `report` gets a row of the curve every 20 steps. The same config gives the same weights on the same device, however
+    many `workers` draw the text and wherever the run was interrupted. Raises BadInput for a folder of another config.
     """
     if not 0 <= workers <= LEAD:
         raise BadInput(f"workers is {workers}: allowed are 0 to {LEAD}")
     if save_every % READ_EVERY:
         raise BadInput(f"save_every is {save_every}: a multiple of {READ_EVERY} is needed")
-    accelerator, model, optims = _start(recipe, tokenizer)
-    progress = _resume(accelerator, recipe, out)
+    run = _start(config, tokenizer, out)
+    progress, device, last = run.resume(PretrainProgress()), run.accelerator.device, len(stages) - 1
+    tally = Tally(SEEN_KINDS, device)
     loader = DataLoader(
-        Draws(tokenizer, recipe.seed, stages),
+        Draws(tokenizer, config.seed, stages),
         batch_size=None,  # a draw is a whole batch
-        sampler=Order(progress, accelerator.process_index, accelerator.num_processes),
+        sampler=Order(progress, run.accelerator.process_index, run.accelerator.num_processes),
         num_workers=workers,
         prefetch_factor=min(4, LEAD // workers) if workers else None,
         pin_memory=torch.cuda.is_available(),
     )
-    last, end = len(stages) - 1, time.monotonic() + 60 * minutes
-    right = torch.zeros(2, len(SEEN_KINDS), device=accelerator.device)
-    for batch in loader:
-        if finished(recipe, progress, last) or (progress.step % READ_EVERY == 0 and time.monotonic() > end):
-            break
-        share = rate(recipe, progress, last)
-        loss = _step(accelerator, model, optims, batch.to(accelerator.device), recipe, share, right)
-        progress.step += 1
-        if progress.step % READ_EVERY == 0:
-            report(_read(accelerator, right, loss, progress, stages))
-        if progress.step % save_every == 0:
-            _save(accelerator, recipe, progress, out)
-    _save(accelerator, recipe, progress, out)
-    return accelerator.unwrap_model(model), progress
+    batches = iter(loader)
+
+    def step() -> torch.Tensor:
+        batch = next(batches).to(device)
+        logits = run.model(input_ids=batch.tokens[:, :-1], use_cache=False).logits
+        loss, right = losses(logits, batch, config.rest_weight)
+        run.accelerator.backward(loss)
+        run.update(config.lr * rate(config, progress, last))
+        tally.add(torch.tensor([SEEN_KINDS.index(kind) for kind in batch.kinds], device=device), right)
+        return loss.detach()
+
+    ended = partial(finished, config, progress, last)
+    for loss, reading, saving in run.steps(progress, step, ended, save_every, minutes):
+        if reading:
+            report(_read(run, tally, loss, progress, stages))
+        if saving:
+            run.save(progress)
+    return run.accelerator.unwrap_model(run.model), progress
 
 
-def _start(recipe: PretrainConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[Accelerator, torch.nn.Module, list]:
-    set_seed(recipe.seed)
+def _start(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> Training:
+    identity = {"recipe": asdict(config)}
+    check_same(out, identity["recipe"])
+    set_seed(config.seed)
     accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
-    bare = LlamaForCausalLM(recipe.config(len(tokenizer))).train()
-    model, *optims = accelerator.prepare(bare, *optimizers(bare.to(accelerator.device), recipe))
-    return accelerator, model, optims
+    bare = LlamaForCausalLM(config.model_config(len(tokenizer))).train()
+    model, *optims = accelerator.prepare(bare, *optimizers(bare.to(accelerator.device), config))
+    return Training(accelerator, model, optims, config, identity, out)
 
 
-def _step(
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    optims: Sequence[torch.optim.Optimizer],
-    batch: Batch,
-    recipe: PretrainConfig,
-    share: float,
-    right: torch.Tensor,
-) -> torch.Tensor:
-    """One step at `share` of the full rate; adds to `right` [2, kinds] the answers that were right and those seen."""
-    for optim in optims:
-        for group in optim.param_groups:
-            group["lr"] = recipe.lr * share
-    loss, hit = losses(model(input_ids=batch.tokens[:, :-1], use_cache=False).logits, batch, recipe.rest_weight)
-    accelerator.backward(loss)
-    accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
-    for optim in optims:
-        optim.step()
-        optim.zero_grad(set_to_none=True)
-    kind = torch.tensor([SEEN_KINDS.index(k) for k in batch.kinds], device=hit.device)
-    right[0].index_add_(0, kind, hit.float())
-    right[1].index_add_(0, kind, torch.ones_like(hit, dtype=right.dtype))
-    return loss.detach()
-
-
-def finished(recipe: PretrainConfig, progress: Progress, last_stage: int = len(STAGES) - 1) -> bool:
+def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int = len(STAGES) - 1) -> bool:
     """Whether the last stage has had all its steps."""
-    return progress.stage == last_stage and progress.spent >= recipe.last
+    return progress.stage == last_stage and progress.spent >= config.last
 
 
 def _read(
-    accelerator: Accelerator, right: torch.Tensor, loss: torch.Tensor, progress: Progress, stages: tuple[Stage, ...]
+    run: Training, tally: Tally, loss: torch.Tensor, progress: PretrainProgress, stages: tuple[CurriculumStage, ...]
 ) -> dict:
     """A row of the curve; moves on to the next stage when the answers of this one are right."""
-    hits, seen = accelerator.reduce(right, "sum").tolist()
-    by_kind = {k: round(h / s, 4) for k, h, s in zip(SEEN_KINDS, hits, seen, strict=True) if s}
-    share = sum(hits[: len(KINDS)]) / max(sum(seen[: len(KINDS)]), 1)
-    right.zero_()
+    answers = tally.take(run.accelerator)
+    right, seen = (sum(answers[kind][i] for kind in KINDS if kind in answers) for i in (0, 1))
     row = {
         "step": progress.step,
         "stage": progress.stage,
         "loss": round(loss.item(), 4),
-        "answers_right": round(share, 4),
-    } | by_kind
+        "answers_right": round(right / max(seen, 1), 4),
+    } | {kind: round(right / seen, 4) for kind, (right, seen) in answers.items()}
     progress.curve.append(row)
     stage = stages[progress.stage]
     recent = [r["answers_right"] for r in progress.curve[-2:] if r["stage"] == progress.stage]
@@ -215,16 +189,3 @@ def _read(
     if progress.stage < len(stages) - 1 and (learned or progress.spent >= stage.most):
         progress.entered.append(progress.step)
     return row
-
-
-def _save(accelerator: Accelerator, recipe: PretrainConfig, progress: Progress, out: Path) -> None:
-    save_state(accelerator, out, {"recipe": asdict(recipe), "progress": asdict(progress)})
-
-
-def _resume(accelerator: Accelerator, recipe: PretrainConfig, out: Path) -> Progress:
-    saved = saved_record(out)
-    if saved is None:
-        return Progress()
-    check_same(out, saved["recipe"], asdict(recipe))
-    load_state(accelerator, out)
-    return Progress(**saved["progress"])

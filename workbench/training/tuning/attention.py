@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from workbench.core.errors import BadInput
 from workbench.core.masks import visible
 from workbench.models.seam import refuse
-from workbench.training.tuning.packing import Packed
+from workbench.training.tuning.packing import PackedExamples
 
 NAME = "workbench-train"
 LENGTHS = 64  # most sequence lengths that kernels are compiled for
@@ -26,7 +26,7 @@ TILE = 128  # tokens of a tile of a BlockMask; a packed sequence is a multiple o
 
 
 @dataclass(frozen=True)
-class Part:
+class MaskBlock:
     """Neighbouring rows and the neighbouring columns that hold all they may see."""
 
     rows: slice
@@ -34,10 +34,10 @@ class Part:
     mask: torch.Tensor  # [rows, cols] bool
 
 
-Masks = Mapping[int | None, BlockMask | tuple[Part, ...]]
+Masks = Mapping[int | None, BlockMask | tuple[MaskBlock, ...]]
 
 
-def masks_of(packed: Packed, windows: Iterable[int | None], how: str | None = None) -> Masks:
+def masks_of(packed: PackedExamples, windows: Iterable[int | None], how: str | None = None) -> Masks:
     """The mask of a packed sequence for every sliding window of the model.
 
     how   "tiles": BlockMask, the default on a GPU; "parts": a dense mask for every part, the default elsewhere;
@@ -48,11 +48,11 @@ def masks_of(packed: Packed, windows: Iterable[int | None], how: str | None = No
     return {window: MAKERS[how](packed, window) for window in set(windows)}
 
 
-def _dense(packed: Packed, window: int | None) -> tuple[Part, ...]:
+def _dense(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
     return (_part(packed, window, 0, 0, len(packed.tokens)),)
 
 
-def _parts(packed: Packed, window: int | None) -> tuple[Part, ...]:
+def _parts(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
     """A context block sees itself; the questions over a context see it and, each, itself."""
     owner = torch.where(packed.asked, -1 - packed.examples, packed.blocks)
     parts, context, begin = [], 0, 0
@@ -66,13 +66,13 @@ def _parts(packed: Packed, window: int | None) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _part(packed: Packed, window: int | None, begin: int, first: int, end: int) -> Part:
+def _part(packed: PackedExamples, window: int | None, begin: int, first: int, end: int) -> MaskBlock:
     """Rows from `begin` and columns from `first`, both up to `end`."""
     index = torch.arange(first, end, device=packed.tokens.device)
-    return Part(slice(begin, end), slice(first, end), visible(packed.sees(window), index[begin - first :], index))
+    return MaskBlock(slice(begin, end), slice(first, end), visible(packed.sees(window), index[begin - first :], index))
 
 
-def _block_mask(packed: Packed, window: int | None) -> BlockMask:
+def _block_mask(packed: PackedExamples, window: int | None) -> BlockMask:
     sees, length = packed.sees(window), len(packed.tokens)
 
     def mask(batch: torch.Tensor, head: torch.Tensor, row: torch.Tensor, col: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ def _block_mask(packed: Packed, window: int | None) -> BlockMask:
     return make(mask, None, None, length, length, device=packed.tokens.device, BLOCK_SIZE=TILE)
 
 
-MAKERS: Mapping[str, Callable[[Packed, int | None], BlockMask | tuple[Part, ...]]] = {
+MAKERS: Mapping[str, Callable[[PackedExamples, int | None], BlockMask | tuple[MaskBlock, ...]]] = {
     "tiles": _block_mask,
     "parts": _parts,
     "dense": _dense,

@@ -24,7 +24,7 @@ GOLDEN = 0.6180339887498949  # its multiples, modulo 1, spread evenly over [0, 1
 
 
 @dataclass(frozen=True)
-class Turn:
+class QuestionAnswer:
     """A question and its answer, token ids; `answer` ends as the layout's answers end."""
 
     question: tuple[int, ...]
@@ -37,7 +37,7 @@ class Example:
 
     id: str
     context: tuple[tuple[int, ...], ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[QuestionAnswer, ...]
 
     @cached_property
     def length(self) -> int:
@@ -86,7 +86,7 @@ def example(samples: Sequence[Sample], layout: Layout, tokenizer: PreTrainedToke
     answers = tokenizer([layout.answer.format(answer=s.answers[0]) for s in samples], add_special_tokens=False)
     turns = zip((prompt.blocks[-1].tokens for prompt in prompts), map(tuple, answers["input_ids"]), strict=True)
     context = tuple(block.tokens for block in prompts[0].context)
-    return Example(samples[0].id, context, tuple(Turn(question, answer) for question, answer in turns))
+    return Example(samples[0].id, context, tuple(QuestionAnswer(question, answer) for question, answer in turns))
 
 
 class Files:

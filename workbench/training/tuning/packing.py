@@ -17,7 +17,7 @@ FULL, BLOCK = 0, 1  # modes as numbers
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedExamples:
     """One packed sequence of T tokens with N answers, whose A tokens are predicted from A of its rows."""
 
     tokens: torch.Tensor  # [T] token ids
@@ -31,11 +31,13 @@ class Packed:
     answers: torch.Tensor  # [A] to which answer it belongs
     modes: torch.Tensor  # [N] FULL or BLOCK
 
-    def to(self, device: torch.device) -> "Packed":
-        return Packed(**{field.name: getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)})
+    def to(self, device: torch.device) -> "PackedExamples":
+        return PackedExamples(
+            **{field.name: getattr(self, field.name).to(device, non_blocking=True) for field in fields(self)}
+        )
 
-    def pin_memory(self) -> "Packed":
-        return Packed(**{field.name: getattr(self, field.name).pin_memory() for field in fields(self)})
+    def pin_memory(self) -> "PackedExamples":
+        return PackedExamples(**{field.name: getattr(self, field.name).pin_memory() for field in fields(self)})
 
     def sees(self, window: int | None = None) -> Sees:
         """The rule over indices of the packed sequence, within a sliding `window` where the layer has one."""
@@ -70,7 +72,7 @@ class _Columns:
         self.spans.append((len(tokens), example, asked))
 
 
-def pack(examples: Sequence[Example], copies: Sequence[str], naive: bool = False, multiple: int = 1) -> Packed:
+def pack(examples: Sequence[Example], copies: Sequence[str], naive: bool = False, multiple: int = 1) -> PackedExamples:
     """Examples as one sequence, each once for every mode in `copies`; filled up by `padded` to a length on a GPU.
 
     naive     in block mode, position ids of every context block begin at 0
@@ -84,7 +86,7 @@ def pack(examples: Sequence[Example], copies: Sequence[str], naive: bool = False
         columns.add([0] * spare, 0, 0, -1)
         columns.positions[-spare:] = columns.places[-spare:] = [0] * spare
     lengths, owners, asked = (torch.tensor(part) for part in zip(*columns.spans, strict=True))
-    return Packed(
+    return PackedExamples(
         tokens=torch.tensor(columns.tokens),
         positions=torch.tensor(columns.positions),
         places=torch.tensor(columns.places),

@@ -13,63 +13,63 @@ from workbench import models
 from workbench.core.errors import BadInput
 from workbench.models.spec import ModelSpec, attach
 from workbench.store.keys import fingerprint
-from workbench.training.common import check_same, optimizers, saved_record
+from workbench.training.common import Tally, check_same, optimizers, saved_record
 from workbench.training.tuning.attention import NAME
+from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data, Limits, Source
-from workbench.training.tuning.recipe import TuneConfig
 from workbench.training.tuning.scores import NEVER, Evaluation
-from workbench.training.tuning.train import Run
+from workbench.training.tuning.train import TuneRun
 
 
 def start(
-    recipe: TuneConfig,
+    config: TuneConfig,
     model: str,
     data: Data,
     out: Path,
     evaluation: Evaluation = NEVER,
     device: str = "cpu",
-) -> tuple[Run, Source]:
+) -> tuple[TuneRun, Source]:
     """A run that is ready for its first step, or for the step behind the last one saved in `out`.
 
     Raises BadInput for every setting, model, sample or folder that does not fit; nothing is written.
     """
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
-    if recipe.lora_rank and not find_spec("peft"):
+    if config.lora_rank and not find_spec("peft"):
         raise BadInput("lora_rank needs the package peft: pip install 'cached-block-workbench[lora]'")
-    accelerator = _accelerator(device, recipe, evaluation)
-    set_seed(recipe.seed)
+    accelerator = _accelerator(device, config, evaluation)
+    set_seed(config.seed)
     fsdp = accelerator.distributed_type == DistributedType.FSDP
-    low = recipe.lora_rank and recipe.precision != "fp32" and accelerator.device.type == "cuda"
+    low = config.lora_rank and config.precision != "fp32" and accelerator.device.type == "cuda"
     loaded = models.load(model, "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32")
     bare, tokenizer, layout = loaded
     base = {"name": model, "fingerprint": fingerprint(bare)}
     spec = attach(bare)
-    source = data.source(layout, tokenizer, _limits(recipe, bare, spec), recipe.seed)
+    source = data.source(layout, tokenizer, _limits(config, bare, spec), config.seed)
     identity = {
-        "recipe": asdict(recipe),
+        "recipe": asdict(config),
         "base": base,
         "data": {"name": data.name, "identity": source.identity},
         "processes": accelerator.num_processes,
     }
     _check_resumed(out, identity)
     if evaluation.every:
-        evaluation.trials(model, recipe.positions)
-    trained = _trained(bare, recipe)
-    prepared, *optims = accelerator.prepare(trained, *optimizers(trained, recipe))
-    right = torch.zeros(2, 2, device=accelerator.device)
-    return Run(accelerator, prepared, optims, loaded, tuple(spec.windows), recipe, identity, out, right), source
+        evaluation.trials(model, config.positions)
+    trained = _trained(bare, config)
+    prepared, *optims = accelerator.prepare(trained, *optimizers(trained, config))
+    tally = Tally(("full", "block"), accelerator.device)
+    return TuneRun(accelerator, prepared, optims, config, identity, out, loaded, tuple(spec.windows), tally), source
 
 
-def _accelerator(device: str, recipe: TuneConfig, evaluation: Evaluation) -> Accelerator:
+def _accelerator(device: str, config: TuneConfig, evaluation: Evaluation) -> Accelerator:
     place = models.device_of(device)
     if place.type == "cuda" and place.index is not None:
         torch.cuda.set_device(place)
     accelerator = Accelerator(cpu=place.type == "cpu", mixed_precision="no")
     if accelerator.distributed_type == DistributedType.FSDP:
         for unfit, reason in (
-            (recipe.optimizer == "muon", "optimizer 'muon' needs whole matrices: use adamw"),
-            (bool(recipe.lora_rank), "lora_rank cannot be merged from shards: launch with --multi_gpu"),
+            (config.optimizer == "muon", "optimizer 'muon' needs whole matrices: use adamw"),
+            (bool(config.lora_rank), "lora_rank cannot be merged from shards: launch with --multi_gpu"),
             (bool(evaluation.every), "evaluate_every needs the whole model on one device: evaluate afterwards"),
         ):
             if unfit:
@@ -77,12 +77,12 @@ def _accelerator(device: str, recipe: TuneConfig, evaluation: Evaluation) -> Acc
     return accelerator
 
 
-def _limits(recipe: TuneConfig, model: PreTrainedModel, spec: ModelSpec) -> Limits:
-    if spec.context and recipe.max_length > spec.context:
-        raise BadInput(f"max_length is {recipe.max_length}: the model's context is {spec.context} tokens")
+def _limits(config: TuneConfig, model: PreTrainedModel, spec: ModelSpec) -> Limits:
+    if spec.context and config.max_length > spec.context:
+        raise BadInput(f"max_length is {config.max_length}: the model's context is {spec.context} tokens")
     if dropout := getattr(model.config, "attention_dropout", 0.0):
         raise BadInput(f"the model has attention_dropout {dropout}: set it to 0 in its config.json")
-    return Limits(recipe.max_length, spec.window if "block" in recipe.copies else None)
+    return Limits(config.max_length, spec.window if "block" in config.copies else None)
 
 
 def _check_resumed(out: Path, identity: dict) -> None:
@@ -95,7 +95,7 @@ def _check_resumed(out: Path, identity: dict) -> None:
             f"{out} holds a run from another base model ({saved['base']['name']}, now {identity['base']['name']}); "
             "choose another folder"
         )
-    check_same(out, saved["recipe"], identity["recipe"])
+    check_same(out, identity["recipe"])
     if saved["data"]["identity"] != identity["data"]["identity"]:
         raise BadInput(
             f"{out} holds a run on other data ({saved['data']['identity']}, now {identity['data']['identity']}); "
@@ -105,16 +105,16 @@ def _check_resumed(out: Path, identity: dict) -> None:
         raise BadInput(f"{out} holds a run of {saved['processes']} processes, now there are {identity['processes']}")
 
 
-def _trained(model: PreTrainedModel, recipe: TuneConfig) -> torch.nn.Module:
+def _trained(model: PreTrainedModel, config: TuneConfig) -> torch.nn.Module:
     """The model with the training attention, under LoRA where it is asked for."""
     model.set_attn_implementation(NAME)
-    if recipe.gradient_checkpointing:
+    if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if not recipe.lora_rank:
+    if not config.lora_rank:
         return model.train()
     from peft import LoraConfig, get_peft_model  # an optional package
 
-    rank = recipe.lora_rank
+    rank = config.lora_rank
     return get_peft_model(
         model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     ).train()

@@ -48,7 +48,7 @@ class PretrainConfig:
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"unknown optimizer {self.optimizer!r}: allowed are {', '.join(OPTIMIZERS)}")
 
-    def config(self, vocab_size: int) -> LlamaConfig:
+    def model_config(self, vocab_size: int) -> LlamaConfig:
         """The model's configuration in Hugging Face format."""
         return LlamaConfig(
             vocab_size=vocab_size,
