@@ -1,8 +1,9 @@
 """What a session of prompts that share blocks takes, prompt by prompt, and how well it is answered."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from statistics import median
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -148,3 +149,43 @@ def _generated(
     model, tokenizer, layout = loaded
     found = generate(model, tokenizer, asked, mode, store, max_new_tokens=most, stop=layout.stop)
     return [(answer.text.strip(), answer.tokens) for answer in found]
+
+
+def total(records: Sequence[Mapping[str, Any]], field: str) -> Any:
+    """Return the sum of one field over records."""
+    return sum(record[field] for record in records)
+
+
+def mean_em(rows: Sequence[Mapping[str, Any]], mode: str) -> float:
+    """Return the exact match of one mode over all questions of rows {mode, kind, n, em} of single kinds."""
+    of_mode = [row for row in rows if row["mode"] == mode]
+    return sum(row["em"] * row["n"] for row in of_mode) / total(of_mode, "n")
+
+
+def by_number(rows: Sequence[Mapping[str, Any]], shots: int) -> list[dict[str, Any]]:
+    """Return the `scores` of single kinds, named for requests with `shots` demonstrations."""
+    return [{**row, "kind": f"{row['kind']}, {shots}", "shots": shots} for row in rows if row["kind"] != "all"]
+
+
+def later_prompts(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Summarise a session whose prompts have the same blocks, after the first of them.
+
+    blocks                      of a prompt
+    repeated                    share of them that is not encoded again
+    computed, tokens, after_prefix      of `follow`, mean of a prompt
+    ttft_ms, ttft_full_ms       median milliseconds to the first token; those of full attention count the first prompt
+    """
+    later, blocks = records[1:], len(records[0]["fates"])
+    full = [record["ttft_full"] for record in records if record["ttft_full"] is not None]
+    return {
+        "blocks": blocks,
+        "repeated": 1 - total(later, "blocks_encoded") / (blocks * len(later)),
+        **{field: total(later, field) / len(later) for field in ("computed", "tokens", "after_prefix")},
+        "ttft_ms": median(record["ttft"] for record in later) * 1e3,
+        "ttft_full_ms": median(full) * 1e3,
+    }
+
+
+def without_blocks(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of `follow` without the entries that have one value a block."""
+    return [{k: v for k, v in record.items() if k not in ("fates", "moves", "sizes", "labels")} for record in records]

@@ -171,3 +171,12 @@ def block_hovers(record: Mapping[str, Any]) -> list[str]:
         label = record["labels"][at].replace("<", "&lt;")
         hovers.append(f"<b>{head}</b><br>{label}")
     return hovers
+
+
+def selector_looks(specs: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the colours and symbols of selectors by name, as `lines.profiles` takes them."""
+    looks = [SELECTORS.of(spec) for spec in specs]
+    return {
+        "colours": {look.name: look.colour for look in looks},
+        "symbols": {look.name: look.symbol for look in looks},
+    }

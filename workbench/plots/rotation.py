@@ -1,11 +1,14 @@
 """Re-encoding step by step: the channel pairs of one real key as rotating vectors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.metrics.position_encoding import SCHEMES, KeyRotation
+from workbench.plots.lines import rounding
+from workbench.plots.masks import shown
 from workbench.plots.theme import BLUE, FAINT, INK, MUTED, RED, RULE, finish, legend_over, panel_titles
 
 
@@ -93,3 +96,36 @@ def _slider(distances: Sequence[int], start: int) -> dict:
         "font": {"size": 11, "color": MUTED}, "bordercolor": RULE, "bgcolor": FAINT, "tickcolor": RULE,
         "steps": [{"label": str(d), "method": "animate", "args": [[str(d)], play]} for d in distances],
     }  # fmt: skip
+
+
+def rotating_key(rotated: KeyRotation, word: str, *, distance: int, about: str) -> go.Figure:
+    """Draw the channel pairs of the key of the token `word`.
+
+    The slider stands at the first distance of at least `distance` tokens.
+    """
+    later = [i for i, moved in enumerate(rotated.distances) if moved >= distance]
+    return rotation(
+        rotated.cached,
+        rotated.inv_freq,
+        rotated.distances,
+        rotated.in_place,
+        pairs=rotated.pairs,
+        start=later[0] if later else len(rotated.distances) - 1,
+        notice=f"{len(rotated.pairs)} channel pairs of the key of “{shown(word)}”. Move the slider: fast pairs spin, "
+        "slow ones hardly move. The re-encoded key always lands in the ring where the model itself puts it.",
+        caption=f"{about}. Red: encoded with its block at position 0. Ring: the model run with the block at that "
+        "distance. Lengths normalised to 1, fp32.",
+    )
+
+
+def scheme_errors(records: Sequence[dict], at: Mapping[str, float], *, about: str) -> go.Figure:
+    """Draw `metrics.position_encoding.shift_errors`; `at` quotes the error of every scheme at 1,024 tokens."""
+    return rounding(
+        records,
+        SCHEMES,
+        notice=f"One fp32 shift of a bf16 cache ({at['bf16 cache, fp32 shift']:.1e}) is about as exact as computing in "
+        f"place in bf16 ({at['computed in place in bf16']:.1e}), at any distance. Chains of shifts add up. Keys that "
+        "are not shifted are wrong by their own length.",
+        caption=f"Relative L2 error against fp64 rotation over {about}. Every scheme hands bf16 keys on, but for the "
+        "fp32 cache. Errors at 1,024 tokens are quoted. Hover explains the schemes.",
+    )
