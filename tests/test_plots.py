@@ -22,17 +22,14 @@ from workbench.plots import (
     attention,
     blockmass,
     exactness,
-    forest,
     masks,
     naive,
-    quality,
-    reuse,
-    savings,
 )
 from workbench.plots import rotation as rotations
-from workbench.plots import strip as strips
 from workbench.plots import table as tables
+from workbench.plots.bars import reuse, savings, strip
 from workbench.plots.cost import against_length, cost_panel, cost_series
+from workbench.plots.intervals import forest, quality
 from workbench.plots.lines import SCHEMES as DRAWN_SCHEMES
 from workbench.plots.lines import rounding, steps
 from workbench.plots.reduce import firsts, shares, visible_pairs
@@ -160,12 +157,12 @@ def test_other_sentences_are_refused_and_nothing_runs(sentence):
 
 def test_savings_shows_what_is_computed_on_request():
     record = {"mask": "Full Reuse", "pairs": 60, "computed": 20, "causal": 100, "rows": 5, "length": 40}
-    check(fig := savings.savings([record], **SAID))
+    check(fig := savings([record], **SAID))
     assert fig.data[0].x == (0.6,) and fig.data[1].x == (0.2,)
 
 
 def test_strip_shows_every_block_and_its_text():
-    check(fig := strips.strip(prompt().block_of.numpy(), ["a <b>", "second", "why?"], marked=[1], **SAID))
+    check(fig := strip(prompt().block_of.numpy(), ["a <b>", "second", "why?"], marked=[1], **SAID))
     assert [bar.x[0] for bar in fig.data] == list(SIZES)
     assert [bar.text for bar in fig.data] == ["0", "1★", "Q"]
     assert "a &lt;b>" in fig.data[0].hovertemplate
@@ -290,7 +287,7 @@ def score(mode, kind, em):
 
 def test_quality_orders_kinds_and_carries_intervals():
     records = [score(m, k, 0.5) for m in ("full", "block") for k in ("two-hop", "odd", "all", "single-hop")]
-    check(fig := quality.quality(records, **SAID))
+    check(fig := quality(records, **SAID))
     assert [t.split("<br>")[0] for t in fig.layout.xaxis.ticktext] == ["all", "single-hop", "two-hop", "odd"]
     assert "n = 40" in fig.layout.xaxis.ticktext[0]
     assert fig.data[0].error_y.array == pytest.approx([0.1] * 4)
@@ -302,7 +299,7 @@ def test_reuse_says_the_hit_rate():
         {"name": "full", "reused": 0, "encoded": 90, "question": 10, "hit_rate": None},
         {"name": "block", "reused": 90, "encoded": 0, "question": 10, "hit_rate": 0.25},
     ]
-    check(fig := reuse.reuse(runs, **SAID))
+    check(fig := reuse(runs, **SAID))
     texts = [note.text for note in fig.layout.annotations]
     assert "no store" in texts and "hit rate 25%" in texts
     assert [bar.x for bar in fig.data] == [(0, 0.9), (0.9, 0), (0.1, 0.1)]
@@ -362,7 +359,7 @@ SCORES = [
 
 
 def test_a_forest_has_a_panel_a_kind_a_row_a_method_and_marks_the_reference():
-    fig = forest.forest(SCORES, title="Methods", reference="Full attention", **SAID)
+    fig = forest(SCORES, title="Methods", reference="Full attention", **SAID)
     drawn = check(fig)
     assert [list(trace["y"]) for trace in drawn["data"]] == [["Full attention", "Block-Attention"]] * 2
     assert [list(trace.x) for trace in fig.data] == [[0.9, 0.6]] * 2

@@ -10,8 +10,10 @@ from workbench.app.explore.latency import latency_explorer
 from workbench.experiments import bench_reports
 from workbench.experiments.ttft import METHODS
 from workbench.metrics.latency import STAGES
-from workbench.plots import breakdown, peers, roofline
+from workbench.plots import roofline
+from workbench.plots.bars import breakdown, listed, spoken
 from workbench.plots.cost import against_length, cost_panel, cost_series
+from workbench.plots.intervals import baseline_ratios
 from workbench.plots.looks import BASELINES, MODES, SYMBOLS
 from workbench.plots.theme import log_ticks
 
@@ -42,17 +44,17 @@ def test_baselines_are_named_by_who_made_them():
 
 
 def test_a_breakdown_stacks_stages_and_says_their_sum():
-    check(fig := breakdown.breakdown(BARS, STAGES, title="Where", **SAID))
+    check(fig := breakdown(BARS, STAGES, title="Where", **SAID))
     assert [bar.name for bar in fig.data] == list(STAGES.values())
     assert sum(bar.x[0] for bar in fig.data) == pytest.approx(1500)
     texts = " ".join(note.text for note in fig.layout.annotations)
     assert "1,500 ms" in texts and "60 ms" in texts
-    assert breakdown.listed(STAGES, BARS["cached blocks"]).startswith("projections, MLPs, head 50%, attention 33%")
-    assert breakdown.spoken(7.866) == "7.87 ms" and breakdown.spoken(1430.2) == "1,430 ms"
+    assert listed(STAGES, BARS["cached blocks"]).startswith("projections, MLPs, head 50%, attention 33%")
+    assert spoken(7.866) == "7.87 ms" and spoken(1430.2) == "1,430 ms"
 
 
-def test_ratios_to_peers_stand_right_of_one_where_ours_is_faster(rows):
-    check(fig := peers.peers(bench_reports.rivals(rows), title="Peers", **SAID))
+def test_ratios_to_baselines_stand_right_of_one_where_ours_is_faster(rows):
+    check(fig := baseline_ratios(bench_reports.baselines(rows), title="Baselines", **SAID))
     by_name = {trace.name: trace for trace in fig.data}
     assert set(by_name) == {"FlexAttention", "SDPA flash", "torch", "transformers"}
     assert all(ratio > 1 for trace in fig.data for ratio in trace.x)

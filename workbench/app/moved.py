@@ -36,7 +36,8 @@ _MERGED = {
     "misses=tile_recall states=tile_recall mass=attention_mass",
     "experiments": "lengths=ttft",
     "plots": "selectors=looks sparse_methods=looks contestants=looks length=cost profiles=lines planes=lines "
-    "steps=lines turnover=lines rounding=lines",
+    "steps=lines turnover=lines rounding=lines savings=bars strip=bars reuse=bars breakdown=bars history=bars "
+    "forest=intervals quality=intervals peers=intervals",
 }
 MODULES = (
     {
@@ -97,6 +98,10 @@ NAMES = {
     "workbench.tuning.attention.Part": "MaskBlock",
     "workbench.probing.Facts": "ModelSpec",
     "workbench.probing.facts_of": "attach",
+    "workbench.sparse.oracle.Oracle": "OracleTiles",
+    "workbench.sparse.random.Random": "RandomTiles",
+    "workbench.select.oracle.Oracle": "OracleTokens",
+    "workbench.select.random.Random": "RandomTokens",
     "workbench.prepare.alone.Alone": "Independent",
     "workbench.prepare.isolated.Isolated": "AfterSystem",
     "workbench.prepare.similar.Similar": "WithNeighbours",
@@ -127,6 +132,8 @@ NAMES = {
     "workbench.metrics.states.synthetic": "synthetic_states",
     "workbench.metrics.turning.Turning": "KeyRotation",
     "workbench.metrics.turning.turning": "key_rotation",
+    "workbench.plots.breakdown.COLOURS": "workbench.plots.looks:STAGE_COLOURS",
+    "workbench.plots.peers.peers": "baseline_ratios",
     "workbench.plots.length.Panel": "cost_panel",
     "workbench.plots.length.Series": "cost_series",
     "workbench.plots.profiles.Panel": "profile",

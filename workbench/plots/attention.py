@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.data.prompt_view import Reading
-from workbench.metrics.mass import Mass, overlap
+from workbench.metrics.attention_mass import AttentionMass, overlap
 from workbench.plots.controls import head_menu, layer_slider, of_head
 from workbench.plots.masks import names
 from workbench.plots.theme import MODE_NAMES, RULE, block_colour, finish, panel_titles
@@ -82,7 +82,7 @@ def _axes(fig: go.Figure, block_of: np.ndarray, panels: int, marked: Collection[
 
 
 def attention_under_masks(
-    found: Mapping[str, Mass], view: Reading, layer: int, head: int, *, chosen: bool, about: str
+    found: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, chosen: bool, about: str
 ) -> go.Figure:
     """Draw where the last token of one prompt looks under several mask rules, the first of which is full attention.
 
@@ -107,7 +107,9 @@ def attention_under_masks(
     )
 
 
-def attention_by_positions(found: Mapping[str, Mass], view: Reading, layer: int, head: int, *, about: str) -> go.Figure:
+def attention_by_positions(
+    found: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, about: str
+) -> go.Figure:
     """Draw where the last token of one prompt looks with full attention, re-encoded and naive positions.
 
     `found` has the modes "full", "block" and "naive"; `layer` and `head` are shown first.

@@ -11,7 +11,7 @@ from workbench.experiments.record import Record
 from workbench.methods.generation import Generation
 from workbench.metrics.answers import exact_match
 from workbench.metrics.published_numbers import TABLE_2
-from workbench.plots.forest import forest
+from workbench.plots.intervals import forest
 from workbench.plots.lines import steps
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, INK, RED

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.data.prompt_view import Reading
+from workbench.plots.bars import question_of
 from workbench.plots.reduce import MaskRule, firsts, shares
-from workbench.plots.strip import question_of
 from workbench.plots.table import table, verdict
 from workbench.plots.theme import FAINT, PAPER, RULE, block_colour, finish, pale, panel_titles
 
@@ -142,7 +142,7 @@ def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Colle
 
 
 def answers_table(records: Sequence[Mapping[str, Any]], view: Reading, *, about: str, device: str) -> go.Figure:
-    """Draw what the model answers under every mask: `records` as of `metrics.mass.answers_under`."""
+    """Draw what the model answers under every mask: `records` as of `metrics.attention_mass.answers_under`."""
     return table(
         ["mask", "answer", "right", "KL from full (nats)"],
         [[r["mask"], r["answer"], verdict(r["right"]), f"{r['kl']:.3f}"] for r in records],

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.metrics.misses import Causes
+from workbench.metrics.tile_recall import BflaRules
 from workbench.plots.controls import choice_menu, layer_slider
 from workbench.plots.reduce import blocks
 from workbench.plots.theme import BLUE, FAINT, GREEN, MUTED, ORANGE, PAPER, PINK, SKY, finish, legend_over, panel_titles
@@ -16,7 +16,7 @@ CAUSES = {"mass": BLUE, "local": GREEN, "sink": ORANGE, "stride": PINK, "random"
 SIDE = 410
 
 
-def first_cause(found: Causes, head: int, most: int = CELLS) -> np.ndarray:
+def first_cause(found: BflaRules, head: int, most: int = CELLS) -> np.ndarray:
     """uint8 [n, m] of one KV head: 0 the future, 1 dropped, from 2 on the first of CAUSES that keeps a tile. In a
     picture of fewer cells the latest cause shows: rescues are few."""
     first = found.causal.cpu().numpy().astype(np.uint8)

@@ -9,10 +9,10 @@ from workbench.data import demonstrations
 from workbench.data.game import Frame
 from workbench.experiments.session_replay import later_prompts, mean_em, total
 from workbench.metrics.answers import wilson
+from workbench.plots.bars import history
 from workbench.plots.frames import frames
-from workbench.plots.history import history
+from workbench.plots.intervals import quality
 from workbench.plots.lines import turnover
-from workbench.plots.quality import quality
 from workbench.plots.table import table, verdict
 
 Records = Sequence[Mapping[str, Any]]

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.metrics.misses import Chosen, Window
+from workbench.metrics.tile_recall import Chosen, TileWindow
 from workbench.plots.controls import choice_menu, layer_slider
 from workbench.plots.reduce import blocks
 from workbench.plots.theme import BLUE, FAINT, PAPER, RED, RULE, finish, legend_over, panel_titles
@@ -66,13 +66,13 @@ def of_head(choice: Chosen, head: int, most: int = CELLS) -> Cells:
     return cells(mass, kept, needed, causal, most)
 
 
-def in_window(part: Window, among: int, most: int = CELLS) -> Cells:
+def in_window(part: TileWindow, among: int, most: int = CELLS) -> Cells:
     """The picture of a window of a prompt of `among` key tiles."""
     mass, kept, needed, causal = (x.cpu().numpy() for x in (part.mass, part.kept, part.needed, part.causal))
     return cells(mass, kept, needed, causal, most, among)
 
 
-def span_of(part: Window) -> Span:
+def span_of(part: TileWindow) -> Span:
     """Where a window lies."""
     i, j = part.mass.shape
     rows, keys = part.rows.start * part.size, part.keys.start * part.size

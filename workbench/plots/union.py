@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.metrics.misses import Union
+from workbench.metrics.tile_recall import Union
 from workbench.plots.controls import choice_menu, frame_slider
 from workbench.plots.theme import BLUE, FAINT, GREEN, ORANGE, PAPER, RULE, finish, legend_over, panel_titles
 

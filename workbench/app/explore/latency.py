@@ -8,7 +8,6 @@ from ipywidgets import VBox
 from workbench.app.explore.live import explorer, slider
 from workbench.data.sample import Sample
 from workbench.experiments import ttft
-from workbench.experiments.lengths import prompt_of_length
 from workbench.experiments.record import device_name
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
@@ -16,7 +15,7 @@ from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics.latency import STAGES, stages
 from workbench.models.loading import Loaded
 from workbench.models.spec import attach
-from workbench.plots.breakdown import breakdown, listed
+from workbench.plots.bars import breakdown, listed
 from workbench.store import Store
 
 MOST = 4096  # tokens
@@ -28,10 +27,10 @@ def latency_explorer(loaded: Loaded, samples: Sequence[Sample], question: int = 
     longest = min(attach(model).context or MOST, MOST)
 
     def draw(length: int, cached: int, again: int) -> list[go.Figure]:
-        prompt = prompt_of_length(length, samples, tokenizer, layout, min(question, length // 2))
+        prompt = ttft.prompt_of_length(length, samples, tokenizer, layout, min(question, length // 2))
         store = ttft.filled(model, prompt.context)
         count = round(cached / 100 * len(prompt.context))
-        part = ttft.Part(model, prompt.context, store, count)
+        part = ttft.partial_store(model, prompt.context, store, count)
         select = QueryGuided() if again else None
         ways: dict[str, tuple[Full | Reuse, Store]] = {
             "full attention": (Full(), store),
