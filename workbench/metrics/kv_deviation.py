@@ -1,8 +1,10 @@
 """How far cached keys and values are from those of full attention, why, and what recomputing some tokens repairs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, pad
@@ -203,3 +205,72 @@ def repair(model: PreTrainedModel, prompt: Prompt, kv: KV, choices: Sequence[Ten
 def _left(before: Tensor, after: Tensor) -> Tensor:
     total = before.sum(0)
     return torch.where(total > 0, after.sum(0) / total, torch.nan)
+
+
+def context_gaps(cached: Sequence[KV], exact: Sequence[KV], prompts: Sequence[Prompt]) -> list[Tensor]:
+    """Return `squared` of the context of every prompt, [T, L] each on the CPU: the question is left out."""
+    return [
+        squared(kv, truth)[: prompt.starts[-1]].cpu() for kv, truth, prompt in zip(cached, exact, prompts, strict=True)
+    ]
+
+
+def document_mean(values: Sequence[Tensor], prompts: Sequence[Prompt]) -> float:
+    """Return the mean of `values` [T of the context] over all tokens behind the first block of every prompt."""
+    documents = [value[prompt.starts[1] :] for value, prompt in zip(values, prompts, strict=True)]
+    return float(torch.cat(documents).mean())
+
+
+def mean_concentration(gaps: Sequence[Tensor], prompts: Sequence[Prompt], points: int = 101) -> Tensor:
+    """Return `concentration` [points, L] of the tokens behind the first block, mean over prompts."""
+    curves = [concentration(gap[prompt.starts[1] :], points) for gap, prompt in zip(gaps, prompts, strict=True)]
+    return torch.stack(curves).nanmean(0)
+
+
+CAUSES = {  # field of `Causes` → what it is
+    "position": "position: not re-encoded",
+    "context": "context: cross-attention missing",
+    "precision": "precision: stored in bf16",
+}
+
+
+def cause_records(
+    model: PreTrainedModel, prompts: Sequence[Prompt], cached: Sequence[Sequence[KV]]
+) -> list[dict[str, Any]]:
+    """Measure `causes` of every prompt: records {prompt, cause, name, part (keys or values), at (layer), mean}.
+
+    `mean` is the relative L2 error over heads and tokens behind the first passage. It has all its context already.
+    """
+    records = []
+    for index, (prompt, kvs) in enumerate(zip(prompts, cached, strict=True)):
+        measured = causes(model, prompt, kvs)
+        for cause, name in CAUSES.items():
+            for part in ("keys", "values"):
+                errors = getattr(getattr(measured, cause), part)[prompt.starts[2] :].nanmean((0, 2))
+                about = {"prompt": index, "cause": cause, "name": name, "part": part}
+                records += [{**about, "at": layer, "mean": float(error)} for layer, error in enumerate(errors)]
+    return records
+
+
+def mean_causes(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return `cause_records` as a table of means over prompts: columns part, cause, name, at, mean."""
+    return pd.DataFrame(records).groupby(["part", "cause", "name", "at"], sort=False)["mean"].mean().reset_index()
+
+
+def typical_causes(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean error of keys by cause, over the layers behind the first."""
+    mean = mean_causes(records)
+    keys = mean[(mean.part == "keys") & (mean["at"] > 0)]
+    return {cause: float(keys[keys.cause == cause]["mean"].mean()) for cause in CAUSES}
+
+
+def repairs(
+    model: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    cached: Sequence[KV],
+    rows: Mapping[str, Sequence[Tensor]],
+    exact: Sequence[KV],
+) -> dict[str, list[Repair]]:
+    """Recompute the `rows` that every selector chose, a tensor a prompt: one `Repair` a prompt, by selector."""
+    choices = zip(*rows.values(), strict=True)
+    by_prompt = [repair(model, *each) for each in zip(prompts, cached, choices, exact, strict=True)]
+    return {spec: [measured[i] for measured in by_prompt] for i, spec in enumerate(rows)}

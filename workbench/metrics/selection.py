@@ -95,3 +95,17 @@ def antecedents(
             if i and passage.title.startswith(CONTINUED):
                 before.setdefault(documents[i], documents[i - 1])
     return sum(antecedent in neighbours(block) for block, antecedent in before.items()), len(before)
+
+
+def places(values: Sequence[Tensor], prompts: Sequence[Prompt], name: str, bins: int = 10) -> list[dict]:
+    """Return where the document tokens have more of `values` [T of the context]: records {by, name, at, mean, low,
+    high, n}.
+
+    By "offset": `at` is the middle of one of `bins` stretches of a block, from 0 to 1. By "rank": it counts blocks.
+    """
+    offsets, ranks = by_offset(values, prompts, bins), by_block(values, prompts)
+    middles = [(i + 0.5) / bins for i in range(bins)]
+    return [
+        *({"by": "offset", **record} for record in summary(offsets, name, middles)),
+        *({"by": "rank", **record} for record in summary(ranks, name, range(1, ranks.shape[1] + 1))),
+    ]
