@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.by_tile import HEADS, KV_HEADS, LENGTH, ROWS, WIDTH, blocks, covering, every_rows, expected, states
-from workbench.methods import sparse
+from workbench.core import tile_selection
 from workbench.methods.sparse.bfla import Bfla
-from workbench.methods.sparse.oracle import Oracle
+from workbench.methods.sparse.oracle import OracleTiles
 
 
 def pooled(q, k, rows, b, g):
@@ -71,7 +71,7 @@ def test_bfla_keeps_at_least_its_mass_and_not_one_block_more(rows, mass):
     method = Bfla(block=16, tile=8, flat=4, mass=mass)
     q, k = states(rows)
     shares = method.shares(q, k, rows).double()
-    kept = sparse.smallest(shares, mass)
+    kept = tile_selection.smallest(shares, mass)
     held = (shares * kept).sum(-1)
     least = shares.masked_fill(~kept, inf).amin(-1)
     assert (held >= mass - 1e-9).all() and (held - least < mass).all()
@@ -128,7 +128,7 @@ def test_the_cost_of_the_choice_is_equation_24():
     """Hq Nq Nkv C / g multiply-adds: 1/g of the attention that it decides about."""
     method = Bfla(block=256, flat=64)
     assert method.operations(32, 1024, 131072, 128) * 64 == 32 * 1024 * 131072 * 128
-    assert Oracle().operations(32, 1024, 131072, 128) == 64 * method.operations(32, 1024, 131072, 128)
+    assert OracleTiles().operations(32, 1024, 131072, 128) == 64 * method.operations(32, 1024, 131072, 128)
 
 
 TABLE_5 = [  # b, g, γ, local, ρ, η; η 0 stands for none

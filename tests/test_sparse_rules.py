@@ -12,9 +12,9 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.methods.sparse import xattention
 from workbench.methods.sparse.flash_prefill import FlashPrefill
-from workbench.methods.sparse.oracle import Oracle
+from workbench.methods.sparse.oracle import OracleTiles
 from workbench.methods.sparse.quoka import Quoka
-from workbench.methods.sparse.random import Random
+from workbench.methods.sparse.random import RandomTiles
 from workbench.methods.sparse.strided import Strided
 from workbench.methods.sparse.vertical_slash import VerticalSlash
 from workbench.methods.sparse.window import Window
@@ -223,7 +223,10 @@ def test_static_choices(rows):
 def test_random_tiles_come_in_their_share_and_differ_by_head_layer_and_seed():
     rows = torch.arange(4096)
     q, k = torch.zeros(HEADS, 4096, 1), torch.zeros(KV_HEADS, 4096, 1)
-    draw = lambda seed=0, layer=0: Random(block=16, share=0.3, sink=0, local=0, seed=seed)(q, k, rows, Site(layer)).kept  # noqa: E731
+
+    def draw(seed=0, layer=0):
+        return RandomTiles(block=16, share=0.3, sink=0, local=0, seed=seed)(q, k, rows, Site(layer)).kept
+
     below = torch.ones(256, 256).tril(-1).bool()
     first = draw()
     assert torch.equal(first, draw())
@@ -250,4 +253,4 @@ def test_the_oracle_keeps_the_fewest_tiles_that_hold_the_true_mass(rows):
                 held[key // 8] += value
         return j in covering(held, 0.7, {row // 8 for _, row in ours[i]})
 
-    assert torch.equal(Oracle(block=8, mass=0.7)(q, k, rows).kept, expected(rows, k.shape[1], 8, wanted))
+    assert torch.equal(OracleTiles(block=8, mass=0.7)(q, k, rows).kept, expected(rows, k.shape[1], 8, wanted))

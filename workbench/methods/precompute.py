@@ -59,10 +59,10 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Shards that are prepared one way, all before the next stage begins."""
+class PrepareStage:
+    """Shards that are prepared by one policy, all before the next stage begins."""
 
-    way: Prepare
+    policy: Prepare
     folder: Path
     shards: list[Shard]
 
@@ -73,7 +73,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Preparation:
-    """All passages of a data set, prepared one way and kept in the folder `out`.
+    """All passages of a data set, prepared by one policy and kept in the folder `out`.
 
     data, samples, seed, passages   whose passages, as in a trial; of a file, all samples with all of their passages
     prepare                         a file of `workbench.methods.prepare`, with options in brackets
@@ -117,7 +117,7 @@ class Preparation:
         made = len(stages[-1].passages) if stages else 0
         for stage in stages:
             if system and not (stage.folder / "system.safetensors").is_file():
-                Bench(model, stage.way, stage.folder, system).make(("system", ()))
+                ShardMaker(model, stage.policy, stage.folder, system).make(("system", ()))
         total, done, seconds = sum(len(stage.passages) for stage in stages), 0, 0.0
         with self._makers(model, system, stages) as make:
             for stage in stages:
@@ -129,28 +129,28 @@ class Preparation:
                 seconds += end - begin
         return self._finish(policy, corpus, made, seconds)
 
-    def _stages(self, model: PreTrainedModel, policy: Prepare, corpus: Corpus) -> list[Stage]:
-        """What is to do: none of it where all shards are written."""
+    def _stages(self, model: PreTrainedModel, policy: Prepare, corpus: Corpus) -> list[PrepareStage]:
+        """Return what is left to do: no stage where all shards are written."""
         cuts = range(0, len(corpus), self.shard)
         shards = [(f"passages-{i // self.shard:06d}", corpus.blocks[i : i + self.shard]) for i in cuts]
-        ways = [(policy, self.out)]
+        policies = [(policy, self.out)]
         if isinstance(policy, WithNeighbours) and policy.n:
-            ways.insert(0, (AfterSystem(policy.system), self.out / UNPREPARED))
-        stages = [Stage(way, folder, _missing(shards, folder)) for way, folder in ways]
+            policies.insert(0, (AfterSystem(policy.system), self.out / UNPREPARED))
+        stages = [PrepareStage(policy, folder, _missing(shards, folder)) for policy, folder in policies]
         if not stages[-1].shards:
             return []
         for stage in stages[:-1]:
-            FolderStore(stage.folder, kind_of(model, stage.way), new=True)
+            FolderStore(stage.folder, kind_of(model, stage.policy), new=True)
         return [stage for stage in stages if stage.shards]
 
     @contextmanager
     def _makers(
-        self, model: PreTrainedModel, system: tuple[Block, ...], stages: list[Stage]
-    ) -> Iterator[Callable[[Stage], Iterator[Made]]]:
-        """A function that prepares a stage: in this process, or in `workers` others that load the model once."""
+        self, model: PreTrainedModel, system: tuple[Block, ...], stages: list[PrepareStage]
+    ) -> Iterator[Callable[[PrepareStage], Iterator[Made]]]:
+        """Yield a function that prepares a stage: in this process, or in `workers` others that load the model once."""
 
-        def here(stage: Stage) -> Iterator[Made]:
-            bench = Bench(model, stage.way, stage.folder, system)
+        def here(stage: PrepareStage) -> Iterator[Made]:
+            bench = ShardMaker(model, stage.policy, stage.folder, system)
             return map(bench.make, stage.shards)
 
         if self.workers == 1 or all(len(stage.shards) == 1 for stage in stages):
@@ -160,11 +160,11 @@ class Preparation:
         places = context.SimpleQueue()
         for i in range(self.workers):
             places.put(f"cuda:{i % torch.cuda.device_count()}" if self.device == "cuda" else self.device)
-        ways = {stage.folder: stage.way for stage in stages}
-        given = (places, self.model, self.dtype, max(1, torch.get_num_threads() // self.workers), ways, system)
+        policies = {stage.folder: stage.policy for stage in stages}
+        given = (places, self.model, self.dtype, max(1, torch.get_num_threads() // self.workers), policies, system)
         with ProcessPoolExecutor(self.workers, context, _begin, given) as pool:
 
-            def there(stage: Stage) -> Iterator[Made]:
+            def there(stage: PrepareStage) -> Iterator[Made]:
                 futures = [pool.submit(_next, stage.folder, shard) for shard in stage.shards]
                 try:
                     yield from (future.result() for future in as_completed(futures))
@@ -213,11 +213,11 @@ def _missing(shards: list[Shard], folder: Path) -> list[Shard]:
     return [shard for shard in shards if not (folder / f"{shard[0]}.safetensors").is_file()]
 
 
-class Bench:
-    """What one process prepares shards with."""
+class ShardMaker:
+    """Prepares shards in one process, with its model and its folders."""
 
-    def __init__(self, model: PreTrainedModel, way: Prepare, folder: Path, system: tuple[Block, ...]):
-        self.model, self.way, self.system = model, way, system
+    def __init__(self, model: PreTrainedModel, policy: Prepare, folder: Path, system: tuple[Block, ...]):
+        self.model, self.policy, self.system = model, policy, system
         self.out, below = FolderStore(folder), folder / UNPREPARED
         self.below = [MemoryStore(behind=FolderStore(below))] if below.is_dir() else []
 
@@ -227,27 +227,27 @@ class Bench:
         name, blocks = shard
         store = StagingStore(self.out, *self.below) if blocks else StagingStore()
         last = (blocks or self.system)[0]  # stands for a question, which is not cached
-        self.way(self.model, [Prompt((*self.system, *blocks, last))], store)
+        self.policy(self.model, [Prompt((*self.system, *blocks, last))], store)
         self.out.write(name, store.staged)
         return begin, time.monotonic(), len(blocks)
 
 
-_HERE: dict[Path, Bench] = {}  # of a worker process, by folder
+_HERE: dict[Path, ShardMaker] = {}  # of a worker process, by folder
 _GIVEN: list[Any] = []
 
 
 def _begin(
-    places: Any, name: str, dtype: str | None, threads: int, ways: dict[Path, Prepare], system: tuple[Block, ...]
+    places: Any, name: str, dtype: str | None, threads: int, policies: dict[Path, Prepare], system: tuple[Block, ...]
 ) -> None:
     torch.set_num_threads(threads)
     logging.disable_progress_bar()
     model, _, _ = models.load(name, places.get(), dtype)
     prepare_model(model)
-    _GIVEN[:] = [model, ways, system]
+    _GIVEN[:] = [model, policies, system]
 
 
 def _next(folder: Path, shard: Shard) -> Made:
-    model, ways, system = _GIVEN
+    model, policies, system = _GIVEN
     if folder not in _HERE:
-        _HERE[folder] = Bench(model, ways[folder], folder, system)
+        _HERE[folder] = ShardMaker(model, policies[folder], folder, system)
     return _HERE[folder].make(shard)

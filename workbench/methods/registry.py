@@ -1,6 +1,7 @@
 """Policies by name: one frozen dataclass a file, found by looking into the folder.
 
-The class carries the name of its file (`first_k.py` holds `FirstK`), and its fields are its options:
+The class carries the name of its file (`first_k.py` holds `FirstK`), with what it chooses behind it where two folders
+have a policy of one name (`OracleTiles`, `OracleTokens`). Its fields are its options:
 
     with_neighbours                    the file's class with its defaults
     with_neighbours(n=4, embedder=minilm)      … with options; text needs no quotation marks where it is one word
@@ -13,6 +14,7 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from workbench.core import renamed
@@ -40,7 +42,7 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
     known, what = names(package), package.rpartition(".")[2]
     if name not in known:
         raise BadInput(f"unknown {what} {name!r}: allowed are {', '.join(known)}")
-    policy = getattr(import_module(f"{package}.{name}"), _class(name))
+    policy = _policy(import_module(f"{package}.{name}"), _class(name))
     allowed = [field.name for field in fields(policy) if field.init and field.name not in given]
     if unknown := [option for option in options if option not in allowed]:
         raise BadInput(
@@ -74,6 +76,12 @@ def spec_of(policy: Any) -> str:
     name = type(policy).__module__.rpartition(".")[2]
     options = [f"{field.name}={_plain(getattr(policy, field.name))}" for field in fields(policy) if field.repr]
     return f"{name}({', '.join(options)})" if options else name
+
+
+def _policy(module: ModuleType, name: str) -> type:
+    """The dataclass of a module whose name begins with `name`."""
+    classes = (x for x in vars(module).values() if is_dataclass(x) and x.__module__ == module.__name__)
+    return next(x for x in classes if isinstance(x, type) and x.__name__.startswith(name))
 
 
 def _class(name: str) -> str:

@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan, Site
 from workbench.core.tile_grid import Grid, mass
+from workbench.core.tile_selection import smallest
 from workbench.core.tiles import Tiles
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
-from workbench.methods.sparse import Sparse, smallest
+from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
 from workbench.metrics.attention_mass import peak

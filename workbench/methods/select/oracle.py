@@ -15,7 +15,7 @@ from workbench.methods.select import Select, check_part, context_pass, exact, ga
 
 
 @dataclass(frozen=True)
-class Oracle(Select):
+class OracleTokens(Select):
     """Squared distance from the KV of full attention, summed over heads, channels and `layers` (FusionRAG, figure 3a:
     "the most critical tokens, identified by a postmortem oracle").
 

@@ -15,7 +15,7 @@ from workbench.methods.select import Select
 
 
 @dataclass(frozen=True)
-class Random(Select):
+class RandomTokens(Select):
     """A uniform draw that depends on `seed` and on the prompt's tokens, not on the batch or the order of calls."""
 
     seed: int = 0

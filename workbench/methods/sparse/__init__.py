@@ -1,11 +1,11 @@
 """Which key tiles a query tile attends to: one method a file, found by `names`.
 
-A method is called by the engine once per layer, `Plan(sparse=Bfla(...))`, and answers with `Tiles`. Two rules hold for
+The engine calls a method once per layer, `Plan(sparse=Bfla(...))`, and gets `Tiles`. Two rules hold for
 all of them: what no row can see is never kept, and every row keeps the tile that it stands in.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -14,40 +14,56 @@ from transformers import PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
-from workbench.core.tile_selection import TileRule, smallest
+from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
 from workbench.engine import backends
 from workbench.methods import registry
 
-__all__ = [
-    "HERE", "Sparse", "check_count", "check_divides", "check_share", "fused", "named", "names", "on_gpu", "smallest",
-]  # fmt: skip
-
-HERE = Site()
+HERE = Site()  # a whole prompt, in layer 0
 FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a spec
+
+
+def count(default: int, least: int = 0) -> Any:
+    """An option that is a whole number of at least `least`."""
+    return field(default=default, metadata={"least": least})
+
+
+def fraction(default: float, zero: bool = False) -> Any:
+    """An option that is a share: above 0 to 1, or from 0 where `zero` is allowed."""
+    return field(default=default, metadata={"zero": zero})
 
 
 @dataclass(frozen=True)
 class Sparse(ABC):
-    """A way to choose key tiles. Logits are queries · keys / sqrt(D), in fp32.
+    """A method that chooses key tiles. Logits are queries · keys / sqrt(D), in fp32.
 
-    DIAL is the option by which a method keeps more or less, STEPS are values of it that keep ever more.
+    THRESHOLD  the option by which a method keeps more or less
+    STEPS      values of it that keep ever more
+
+    Options made with `count` and `fraction` are checked.
     """
 
-    DIAL: ClassVar[str] = ""
+    THRESHOLD: ClassVar[str] = ""
     STEPS: ClassVar[tuple[float, ...]] = ()
 
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            if "least" in option.metadata:
+                check_count(option.name, getattr(self, option.name), option.metadata["least"])
+            if "zero" in option.metadata:
+                check_share(option.name, getattr(self, option.name), option.metadata["zero"])
+
     @property
-    @abstractmethod
     def size(self) -> int:
         """Tokens of a tile of the choice."""
+        return self.block  # type: ignore[attr-defined]  # an option of most methods
 
     @abstractmethod
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
-        """The choice on tiles of `size`; made with `grid.tiles`."""
+        """Choose tiles of `size` tokens, with `grid.tiles`."""
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> Tiles:
-        """Tiles for queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D] of positions 0 … T - 1."""
+        """Choose tiles for queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D] of positions 0 … T - 1."""
         if len(queries) % len(keys):
             raise BadInput(f"{len(queries)} query heads cannot share {len(keys)} KV heads")
         return self.choose(queries, keys, Grid(rows.to(keys.device), keys.shape[1], self.size), site)
@@ -58,19 +74,27 @@ class Sparse(ABC):
         return False
 
     def ready(self, model: PreTrainedModel) -> Self:
-        """This method for `model`: what it was fitted to a model is read, and refused where it is another's."""
+        """Return this method for `model`, with what was fitted to it; BadInput where that is of another model."""
         return self
 
     @property
     def threshold_steps(self) -> tuple[str, tuple[float, ...]]:
-        """DIAL and STEPS; of a method over another, those of the other."""
-        return self.DIAL, self.STEPS
+        """THRESHOLD and STEPS; of a method over another, those of the other."""
+        return self.THRESHOLD, self.STEPS
 
     def with_threshold(self, value: float) -> Self:
-        """This method with its threshold at `value`. BadInput where it has none."""
-        if not self.DIAL:
+        """Return this method with its threshold at `value`. BadInput where it has none."""
+        if not self.THRESHOLD:
             raise BadInput(f"{type(self).__name__} has no option that says how much is kept")
-        return replace(self, **{self.DIAL: value})
+        return replace(self, **{self.THRESHOLD: value})
+
+    @property
+    def dial(self) -> tuple[str, tuple[float, ...]]:
+        """`threshold_steps` by its earlier name, as `turned` is `with_threshold`."""
+        return self.threshold_steps
+
+    def turned(self, value: float) -> Self:
+        return self.with_threshold(value)
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         """Multiply-adds of the choice in one layer: `heads` query heads, `rows` over `length` keys of `width`."""
@@ -78,31 +102,29 @@ class Sparse(ABC):
 
 
 def names() -> list[str]:
-    """The sparse methods there are."""
+    """Return the names of all sparse methods."""
     return registry.names(__name__)
 
 
 def named(spec: str) -> Sparse:
-    """A method from `bfla` or `bfla(block=256, mass=0.99)`."""
+    """Return a method from `bfla` or `bfla(block=256, mass=0.99)`."""
     return registry.made(__name__, spec, **FITTED)
 
 
 def fused(kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, *options: int) -> Tensor | None:
-    """[Hq, I, J] bool: a choice made by one of our kernels, without an N × N tensor and without waiting for the card.
+    """Choose by a kernel, [Hq, I, J] bool, without an N × N tensor and without waiting for the GPU.
 
     None on a CPU, and for what the kernel's `takes` leaves out: the method's torch code chooses then, the same tiles up
     to ties.
     """
-    if not on_gpu(keys):
+    module, arguments = backends.kernel(kernel), (queries[None], keys[None])
+    if not on_gpu(keys) or not module.takes(*arguments, rule, *options):
         return None
-    module = backends.kernel(kernel)
-    arguments = queries[None], keys[None]
-    return (
-        module.launch(*arguments, rows[None], rule, *options)[0] if module.takes(*arguments, rule, *options) else None
-    )
+    return module.launch(*arguments, rows[None], rule, *options)[0]
 
 
 def on_gpu(x: Tensor) -> bool:
+    """Whether kernels choose there."""
     return x.is_cuda
 
 

@@ -10,7 +10,7 @@ from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
-from workbench.methods.sparse import HERE, Sparse, check_count, check_divides, check_share, fused
+from workbench.methods.sparse import HERE, Sparse, check_divides, count, fraction, fused
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,23 @@ class Bfla(Sparse):
     so that they rescue the same tiles whatever the chunks; h is the KV head.
     """
 
-    DIAL = "mass"
+    THRESHOLD = "mass"
     STEPS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
 
     block: int = 256
     tile: int = 64
     flat: int = 64
-    mass: float = 0.99
-    local: int = 8
-    sink: int = 1
-    stride: int = 16
-    random: float = 0.0
-    seed: int = 0
+    mass: float = fraction(0.99)
+    local: int = count(8)
+    sink: int = count(1)
+    stride: int = count(16)
+    random: float = fraction(0.0, zero=True)
+    seed: int = count(0)
 
     def __post_init__(self) -> None:
         check_divides("tile", self.tile, "block", self.block)
         check_divides("flat", self.flat, "block", self.block)
-        check_share("mass", self.mass)
-        check_share("random", self.random, zero=True)
-        for name in ("local", "sink", "stride", "seed"):
-            check_count(name, getattr(self, name))
+        super().__post_init__()
 
     @property
     def size(self) -> int:
@@ -63,9 +60,15 @@ class Bfla(Sparse):
     def rule(self) -> TileRule:
         """What is kept of the scores (eq. 10-20)."""
         return TileRule(
-            self.block, self.tile, self.mass, local=self.local, sink=self.sink,
-            stride=self.stride, random=self.random, seed=self.seed,
-        )  # fmt: skip
+            block=self.block,
+            tile=self.tile,
+            mass=self.mass,
+            local=self.local,
+            sink=self.sink,
+            stride=self.stride,
+            random=self.random,
+            seed=self.seed,
+        )
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         group = len(queries) // len(keys)

@@ -7,21 +7,14 @@ from torch import Tensor
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, check_count
+from workbench.methods.sparse import Sparse, count
 
 
 @dataclass(frozen=True)
 class Dense(Sparse):
     """Every tile that a row can see; `block` tokens a tile."""
 
-    block: int = 64
-
-    def __post_init__(self) -> None:
-        check_count("block", self.block, 1)
-
-    @property
-    def size(self) -> int:
-        return self.block
+    block: int = count(64, least=1)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         return grid.tiles(grid.causal[None], len(queries))

@@ -10,7 +10,7 @@ from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, check_count, check_share, fused
+from workbench.methods.sparse import Sparse, count, fraction, fused
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,14 @@ class FlashPrefill(Sparse):
     tail     query blocks at the end of the prompt that keep everything
     """
 
-    DIAL = "alpha"
+    THRESHOLD = "alpha"
     STEPS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
 
-    block: int = 128
-    alpha: float = 0.01
-    sink: int = 2
-    window: int = 4
-    tail: int = 2
-
-    def __post_init__(self) -> None:
-        check_count("block", self.block, 1)
-        check_share("alpha", self.alpha, zero=True)
-        check_count("window", self.window, 1)
-        check_count("sink", self.sink)
-        check_count("tail", self.tail)
-
-    @property
-    def size(self) -> int:
-        return self.block
+    block: int = count(128, least=1)
+    alpha: float = fraction(0.01, zero=True)
+    sink: int = count(2)
+    window: int = count(4, least=1)
+    tail: int = count(2)
 
     def rule(self, length: int) -> TileRule:
         """What is kept of the scores in a prompt of `length` tokens."""

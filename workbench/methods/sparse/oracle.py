@@ -7,28 +7,21 @@ from torch import Tensor
 from workbench.core import tile_grid as grids
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
+from workbench.core.tile_selection import smallest
 from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, check_count, check_share, smallest
+from workbench.methods.sparse import Sparse, count, fraction
 
 
 @dataclass(frozen=True)
-class Oracle(Sparse):
+class OracleTiles(Sparse):
     """Fewest tiles that hold `mass` of the attention of a query tile, for each head apart; a row's own tile is counted
     first. `block` tokens a tile."""
 
-    DIAL = "mass"
+    THRESHOLD = "mass"
     STEPS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)
 
-    block: int = 64
-    mass: float = 0.95
-
-    def __post_init__(self) -> None:
-        check_count("block", self.block, 1)
-        check_share("mass", self.mass)
-
-    @property
-    def size(self) -> int:
-        return self.block
+    block: int = count(64, least=1)
+    mass: float = fraction(0.95)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         kept = smallest(grids.mass(queries, keys, grid), self.mass, grid.own)

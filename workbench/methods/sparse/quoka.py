@@ -10,7 +10,7 @@ from workbench.core import tile_grid as grids
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, check_count, check_share
+from workbench.methods.sparse import Sparse, count, fraction
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,12 @@ class Quoka(Sparse):
     is made sparse. `block` tokens are a page, where the choice is carried out in pages.
     """
 
-    DIAL = "keep"
+    THRESHOLD = "keep"
     STEPS = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 0.9)
 
-    queries: float = 0.25
-    keep: float = 0.25
-    block: int = 128
-
-    def __post_init__(self) -> None:
-        check_share("queries", self.queries)
-        check_share("keep", self.keep, zero=True)
-        check_count("block", self.block, 1)
-
-    @property
-    def size(self) -> int:
-        return self.block
+    queries: float = fraction(0.25)
+    keep: float = fraction(0.25, zero=True)
+    block: int = count(128, least=1)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         chosen = torch.zeros(len(keys), grid.length, dtype=torch.bool, device=keys.device)

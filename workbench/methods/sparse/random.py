@@ -8,32 +8,22 @@ from torch import Tensor
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, check_count, check_share
+from workbench.methods.sparse import Sparse, count, fraction
 
 
 @dataclass(frozen=True)
-class Random(Sparse):
+class RandomTiles(Sparse):
     """Every tile with probability `share`, for each head apart, drawn by `seed` and the tile's place in the prompt: the
     same tiles whatever the chunks. `sink` tiles at the front and `local` tiles before a row's own are kept besides."""
 
-    DIAL = "share"
+    THRESHOLD = "share"
     STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.9)
 
-    block: int = 64
-    share: float = 0.1
-    sink: int = 1
-    local: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_count("block", self.block, 1)
-        check_share("share", self.share, zero=True)
-        for name in ("sink", "local", "seed"):
-            check_count(name, getattr(self, name))
-
-    @property
-    def size(self) -> int:
-        return self.block
+    block: int = count(64, least=1)
+    share: float = fraction(0.1, zero=True)
+    sink: int = count(1)
+    local: int = count(1)
+    seed: int = count(0)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         device = grid.rows.device

@@ -14,7 +14,7 @@ from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
 from workbench.methods import seer_gate
 from workbench.methods.seer_gate import Gate
-from workbench.methods.sparse import Sparse, check_count, check_share
+from workbench.methods.sparse import Sparse, count, fraction
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,15 @@ class SeerAttention(Sparse):
     Keys are turned back to before RoPE by their position, so a cache with naive positions is seen as if re-encoded.
     """
 
-    DIAL = "threshold"
+    THRESHOLD = "threshold"
     STEPS = (0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 1e-4)
 
     gate: str = ""
-    threshold: float = 5e-4
-    top: int = 0
-    tail: int = 2
-    block: int = 64
+    threshold: float = fraction(5e-4, zero=True)
+    top: int = count(0)
+    tail: int = count(2)
+    block: int = count(64, least=1)
     trained: Gate | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        check_share("threshold", self.threshold, zero=True)
-        check_count("top", self.top)
-        check_count("tail", self.tail)
-        check_count("block", self.block, 1)
-
-    @property
-    def size(self) -> int:
-        return self.block
 
     @property
     def fitted(self) -> bool:

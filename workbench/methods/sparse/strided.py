@@ -8,28 +8,19 @@ from torch import Tensor
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, check_count
+from workbench.methods.sparse import Sparse, count
 
 
 @dataclass(frozen=True)
 class Strided(Sparse):
     """Tiles at a distance of a multiple of `stride` tiles from a row's own, and the `local` tiles before its own."""
 
-    DIAL = "stride"
+    THRESHOLD = "stride"
     STEPS = (64, 32, 16, 12, 8, 6, 4, 3, 2)
 
-    block: int = 64
-    stride: int = 8
-    local: int = 1
-
-    def __post_init__(self) -> None:
-        check_count("block", self.block, 1)
-        check_count("stride", self.stride, 1)
-        check_count("local", self.local)
-
-    @property
-    def size(self) -> int:
-        return self.block
+    block: int = count(64, least=1)
+    stride: int = count(8, least=1)
+    local: int = count(1)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         found = torch.zeros(grid.shape[0], self.stride, dtype=torch.int32, device=grid.rows.device)

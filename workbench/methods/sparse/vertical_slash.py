@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid, attention
 from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, check_count
+from workbench.methods.sparse import Sparse, count
 
 
 @dataclass(frozen=True)
@@ -22,23 +22,15 @@ class VerticalSlash(Sparse):
     block             tokens of a tile
     """
 
-    DIAL = "slash"
+    THRESHOLD = "slash"
     STEPS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
-    vertical: int = 1000
-    slash: int = 2048
-    last: int = 64
-    front: int = 30
-    near: int = 100
-    block: int = 64
-
-    def __post_init__(self) -> None:
-        for name, least in (("vertical", 0), ("slash", 0), ("last", 1), ("front", 0), ("near", 0), ("block", 1)):
-            check_count(name, getattr(self, name), least)
-
-    @property
-    def size(self) -> int:
-        return self.block
+    vertical: int = count(1000)
+    slash: int = count(2048)
+    last: int = count(64, least=1)
+    front: int = count(30)
+    near: int = count(100)
+    block: int = count(64, least=1)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         vertical, slash = self.lines(queries, keys, grid)

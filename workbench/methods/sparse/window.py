@@ -7,28 +7,19 @@ from torch import Tensor
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, check_count
+from workbench.methods.sparse import Sparse, count
 
 
 @dataclass(frozen=True)
 class Window(Sparse):
     """`sink` tiles at the front, a row's own tile and the `local` tiles before it; `block` tokens a tile."""
 
-    DIAL = "local"
+    THRESHOLD = "local"
     STEPS = (0, 1, 2, 4, 8, 12, 16, 24, 32)
 
-    block: int = 64
-    sink: int = 1
-    local: int = 8
-
-    def __post_init__(self) -> None:
-        check_count("block", self.block, 1)
-        check_count("sink", self.sink)
-        check_count("local", self.local)
-
-    @property
-    def size(self) -> int:
-        return self.block
+    block: int = count(64, least=1)
+    sink: int = count(1)
+    local: int = count(8)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         return grid.tiles(((grid.columns < self.sink) | grid.near(self.local))[None], len(queries))

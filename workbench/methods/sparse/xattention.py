@@ -16,12 +16,12 @@ from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.core.plan import Plan, Site
 from workbench.core.tile_grid import Grid
-from workbench.core.tile_selection import TileRule
+from workbench.core.tile_selection import TileRule, smallest
 from workbench.core.tiles import Tiles
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
 from workbench.methods import seer_gate
-from workbench.methods.sparse import Sparse, check_count, check_divides, check_share, fused, smallest
+from workbench.methods.sparse import Sparse, check_count, check_divides, check_share, fused
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Xattention(Sparse):
     threshold  τ in (0, 1], or a file that `workbench sparse profile` wrote: a τ for every layer and head
     """
 
-    DIAL = "threshold"
+    THRESHOLD = "threshold"
     STEPS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
 
     block: int = 128
@@ -48,10 +48,6 @@ class Xattention(Sparse):
         check_divides("stride", self.stride, "block", self.block)
         if not isinstance(self.threshold, str):
             check_share("threshold", self.threshold)
-
-    @property
-    def size(self) -> int:
-        return self.block
 
     @property
     def fitted(self) -> bool:
