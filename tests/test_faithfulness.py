@@ -15,8 +15,8 @@ from workbench.data import lab
 from workbench.data.lab_facts import statements, supported
 from workbench.data.lab_world import World, passages_of
 from workbench.data.sample import Passage, Sample
-from workbench.engine.support import prepare_model
 from workbench.metrics.faithfulness import LabJudge, ModelJudge, faithfulness, verdict
+from workbench.models.spec import prepare_model
 
 ADA = (
     Passage("Ada Kelric", "Ada Kelric is a potter by trade. Nobody seems to remember why. She works for the Lantern."),

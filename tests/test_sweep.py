@@ -17,6 +17,7 @@ from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.experiments import sweep as sweeps
 from workbench.experiments.sweep import Failed, cases, difference, sweep
+from workbench.experiments.sweep_grid import Case
 from workbench.experiments.trial import Trial
 
 QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 3, "timed": 1}
@@ -97,6 +98,28 @@ def test_what_is_finished_is_not_run_again(whole, base, monkeypatch):
     pd.testing.assert_frame_equal(sweep(base, out, **LISTS), table)
     part = sweep(base, out, select=["first_k"], ratio=[0.1], prepare=["independent"])
     assert set(part.trial) < set(table.trial)
+
+
+def test_results_of_earlier_versions_are_found_again():
+    """Later fields enter a key only where they are set, and preparations by their earlier names."""
+    reuse = {"mode": "block", "select": "query_guided", "samples": 12}
+    keys = [
+        Case(trial).key
+        for trial in (
+            Trial("a-model-in-memory"),
+            Trial("a-model-in-memory", prepare="with_neighbours(n=4)", **reuse),
+            Trial("a-model-in-memory", prepare="similar(n=4)", **reuse),
+            Trial("a-model-in-memory", faithfulness="lab"),
+        )
+    ]
+    assert keys[:3] == ["3b971fd3d1b7e2f4", "e93b18e257313469", "e93b18e257313469"] and keys[3] not in keys[:3]
+
+
+def test_faithfulness_stands_in_the_table_of_a_sweep_that_judges(base, tmp_path):
+    table = sweep(base, tmp_path, samples=[2], faithfulness=[None, "lab"])
+    judged = table[table["faithfulness"] == "lab"]
+    assert (judged["faithfulness_n"] == 2).all() and judged["faithfulness_mean"].between(0, 1).all()
+    assert table[table["faithfulness"].isna()]["faithfulness_mean"].isna().all() and len(judged) < len(table)
 
 
 def test_an_interrupted_sweep_ends_as_if_nothing_had_been(whole, base, tmp_path, monkeypatch):

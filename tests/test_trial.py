@@ -13,6 +13,7 @@ from workbench.experiments.record import Record, dumps
 from workbench.experiments.trial import Trial, batches
 from workbench.methods.generation import Generation
 from workbench.metrics import cost
+from workbench.metrics.faithfulness import verdict
 from workbench.store import MemoryStore
 
 QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 4, "timed": 2, "batch": 4}
@@ -130,6 +131,7 @@ def test_batches_keep_the_order_and_both_limits():
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"timed": 0}, "timed is 0"),
         ({"store_gib": 0}, "store_gib is 0"),
+        ({"faithfulness": "nli"}, "unknown judge 'nli': allowed are lab or a model; unknown model 'nli'"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_refused_before_anything_is_loaded(change, message):
@@ -206,3 +208,29 @@ def test_reuse_recomputation_sparse_tiles_and_chunks_go_together(folder, loaded)
 def test_sparse_choices_that_make_no_sense_are_refused_before_anything_is_loaded(fields, sentence):
     with pytest.raises(BadInput, match=sentence):
         Trial("tiny", **fields)
+
+
+def test_faithfulness_is_judged_where_it_is_asked_for_and_changes_nothing_else(folder, loaded, records):
+    plain = records["block"]
+    trial = Trial(str(folder), mode="block", faithfulness="lab", **QUESTIONS)
+    record, rows = trial.run_each(loaded=loaded)
+    samples = data.load("lab", 6, 0, 3)
+    shares = [float(verdict(sample, row["answer"]) == "supported") for sample, row in zip(samples, rows, strict=True)]
+    judged = record.faithfulness
+    assert judged["n"] == 6 and judged["mean"] == sum(shares) / 6 and judged["low"] <= judged["mean"] <= judged["high"]
+    assert (record.em, record.f1, record.trial["faithfulness"]) == (plain.em, plain.f1, "lab")
+    assert plain.faithfulness is None and "faithfulness" not in plain.trial | plain.to_json()
+    assert Record.from_json(json.loads(dumps(record))) == record
+
+
+def test_a_model_judges_the_answers_of_another(folder, loaded):
+    trial = Trial(str(folder), faithfulness=str(folder), **QUESTIONS | {"samples": 2})
+    judged = trial.run(loaded=loaded).faithfulness
+    assert judged["n"] == 2 <= judged["claims"] and 0 <= judged["low"] <= judged["high"] <= 1
+
+
+def test_the_lab_judge_refuses_questions_of_other_data_before_any_work(tmp_path):
+    line = {"question": "Why?", "answers": ["because"], "ctxs": [{"title": "a", "text": "b"}]}
+    (tmp_path / "own.jsonl").write_text(json.dumps(line))
+    with pytest.raises(BadInput, match="the lab corpus does not ask 'Why\\?'"):
+        Trial("no-such-model", data=str(tmp_path / "own.jsonl"), faithfulness="lab").run()

@@ -1,6 +1,6 @@
 """Names of earlier versions: a renamed field, attribute or argument still answers to its old name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -36,7 +36,10 @@ def fields(**today: str) -> Callable[[type], type]:
 POLICIES = {"alone": "independent", "isolated": "after_system", "similar": "with_neighbours"}
 
 
-def spec(text: str) -> str:
-    """The spec of a policy by its name today: `similar(n=4)` is `with_neighbours(n=4)`."""
+EARLIER = {today: earlier for earlier, today in POLICIES.items()}
+
+
+def spec(text: str, names: Mapping[str, str] = POLICIES) -> str:
+    """The spec of a policy by its name today: `similar(n=4)` is `with_neighbours(n=4)`; by EARLIER the other way."""
     name, bracket, options = text.strip().partition("(")
-    return f"{POLICIES[name]}{bracket}{options}" if name in POLICIES else text
+    return f"{names[name]}{bracket}{options}" if name in names else text

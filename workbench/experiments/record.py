@@ -40,11 +40,12 @@ class Record(Score):
     device: str
     versions: dict[str, str]
     sparsity: dict[str, Any] | None = None  # what a sparse method keeps and loses (`metrics.sparsity`), else None
+    faithfulness: dict[str, Any] | None = None  # of the answers, `metrics.faithfulness.Faithfulness`, where judged
     note: str = ""  # what the model's folder says of it, e.g. that its weights are random
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; `from_json` reads them back."""
-        return asdict(self)
+        """Plain JSON values; `from_json` reads them back. Faithfulness is left out where it was not judged."""
+        return {name: value for name, value in asdict(self).items() if name != "faithfulness" or value is not None}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Record":

@@ -217,7 +217,7 @@ def _load(model: str, device: str, dtype: str | None) -> Loaded:
 
 
 def _fail(case: Case, folder: Path, problem: str, trace: str) -> str:
-    text = json.dumps({"trial": asdict(case.trial), "problem": problem, "traceback": trace}, indent=1)
+    text = json.dumps({"trial": case.trial.settings(), "problem": problem, "traceback": trace}, indent=1)
     write_text(folder / f"{case.key}.failed.json", text)
     return problem
 
@@ -237,8 +237,9 @@ def _tables(cases: Sequence[Case], folder: Path) -> tuple[pd.DataFrame, pd.DataF
 def _rows(case: Case, record: Record) -> list[dict[str, Any]]:
     costs = {name: value for name, value in record.to_json().items() if isinstance(value, float | int)}
     times = {f"ttft_{name}": value for name, value in asdict(record.ttft_s).items() if name != "n"}
-    asked = {"trial": case.key, "method": case.method, "way": record.way} | asdict(case.trial)
+    judged = {f"faithfulness_{name}": value for name, value in (record.faithfulness or {}).items()}
+    asked = {"trial": case.key, "method": case.method, "way": record.way} | case.trial.settings()
     asked["note"] = record.note
     if case.trial.mode != "block":
         asked["ratio"] = None
-    return [asked | {"kind": row["kind"]} | costs | row | times | asked for row in record.rows()]
+    return [asked | {"kind": row["kind"]} | costs | row | times | judged | asked for row in record.rows()]

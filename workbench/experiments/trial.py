@@ -23,6 +23,8 @@ from workbench.methods.generation import Generation, first_token, generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
 from workbench.metrics import answers, cost
+from workbench.metrics.faithfulness import check_judge, judge
+from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
 from workbench.metrics.latency import Quantiles, measure
 from workbench.metrics.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
@@ -55,6 +57,9 @@ class Trial(MethodConfig):
     max_new_tokens: Annotated[int, "Most tokens of an answer"] = 32
     timed: Annotated[int, "Requests whose time to first token is measured, one at a time"] = 20
     store_gib: float = 2.0
+    faithfulness: Annotated[
+        str | None, "Judge of the share of claims that passages support: lab (its own questions) or a model"
+    ] = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -65,6 +70,15 @@ class Trial(MethodConfig):
             raise BadInput(f"passages is {self.passages!r}: a whole number of at least 1 is needed, or none")
         if not isinstance(self.store_gib, int | float) or not 0 < self.store_gib < float("inf"):
             raise BadInput(f"store_gib is {self.store_gib!r}: a positive number is needed")
+        if self.faithfulness is not None:
+            check_judge(self.faithfulness)
+
+    def settings(self) -> dict[str, Any]:
+        """The fields as results hold them: a field that earlier versions lack is left out where it is not set."""
+        values = asdict(self)
+        if self.faithfulness is None:
+            del values["faithfulness"]
+        return values
 
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Record:
         """Answer every question, measure, score.
@@ -82,6 +96,8 @@ class Trial(MethodConfig):
         `store` holds blocks that other trials have cached; hit rate and seconds are then those of a warm store.
         """
         samples = data.load(self.data, self.samples, self.seed, self.passages)
+        if self.faithfulness is not None:
+            check_judge(self.faithfulness, samples)
         loaded = models.Loaded(*(loaded or models.load(self.model, self.device, self.dtype)))
         model, tokenizer, layout = loaded
         attach(model)
@@ -98,6 +114,10 @@ class Trial(MethodConfig):
         if (tiles := self.tiles()) is not None:
             kept = measure_sparsity(model, prompts[: min(self.timed, SPARSE_PROMPTS)], tiles.ready(model), self.chunk)
             record = replace(record, sparsity=kept.record())
+        if self.faithfulness is not None:
+            texts = [answer.text.strip() for answer in found]
+            own_judge = judge(self.faithfulness, self.device, self.dtype)
+            record = replace(record, faithfulness=asdict(measure_faithfulness(own_judge, samples, texts, self.seed)))
         return record, [_row(sample, answer) for sample, answer in zip(samples, found, strict=True)]
 
     def _corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
@@ -155,7 +175,7 @@ class Trial(MethodConfig):
         costs = [cost.of_passes(shape, answer.passes, answer.rows_reused, model.dtype.itemsize) for answer in found]
         return Record(
             **asdict(answers.score(texts, aliases, self.seed)),
-            trial=asdict(self),
+            trial=self.settings(),
             by_kind={
                 kind: answers.score([texts[i] for i in where], [aliases[i] for i in where], self.seed)
                 for kind, where in of_kind.items()

@@ -1,5 +1,6 @@
-"""Faithfulness: which share of what an answer claims is supported by the passages it was given (Ragas; FusionRAG,
-section 5.1.2). Exact on the lab corpus, whose facts can be read back; by a language model as judge on real questions.
+"""Faithfulness: share of an answer's claims that its passages support (Ragas; FusionRAG, section 5.1.2).
+
+It is exact on the lab corpus, whose facts can be read back. On real questions a language model is the judge.
 """
 
 from collections.abc import Sequence
@@ -9,19 +10,22 @@ from typing import Any, Literal, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from workbench import models
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.data import Sample, lab_facts
-from workbench.engine.forward import PrefillRequest, empty, prefill_many
+from workbench.engine.assembly import empty
+from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods.generation import generate
 from workbench.metrics.answers import bootstrap, normalise
 
+LAB = "lab"  # the judge of the lab corpus
 Verdict = Literal["supported", "of another subject", "in another place", "nowhere"]
 
 
 class Judge(Protocol):
-    """Says of every claim of every answer whether the sample's passages support it."""
+    """Decides of every claim of every answer whether the sample's passages support it."""
 
     def __call__(self, samples: Sequence[Sample], answers: Sequence[str]) -> list[list[bool]]: ...
 
@@ -30,7 +34,7 @@ class Judge(Protocol):
 class Faithfulness:
     """Mean over `n` answers of the share of their claims that is supported, with a bootstrap 95% interval.
 
-    An answer that claims nothing counts 0: silence is not faithful.
+    An answer without a claim counts 0: silence is not faithful.
     """
 
     n: int
@@ -41,7 +45,7 @@ class Faithfulness:
 
 
 def faithfulness(judge: Judge, samples: Sequence[Sample], answers: Sequence[str], seed: int = 0) -> Faithfulness:
-    """Faithfulness of answers to the passages of their samples."""
+    """Measure the faithfulness of answers to the passages of their samples."""
     if not samples or len(samples) != len(answers):
         raise BadInput(f"{len(answers)} answers for {len(samples)} samples: one each is needed, and at least one")
     verdicts = judge(samples, answers)
@@ -49,20 +53,39 @@ def faithfulness(judge: Judge, samples: Sequence[Sample], answers: Sequence[str]
     return Faithfulness(len(shares), sum(map(len, verdicts)), sum(shares) / len(shares), *bootstrap(shares, seed))
 
 
+def judge(name: str, device: str = "cpu", dtype: str | None = None) -> Judge:
+    """Make a judge: "lab" for questions of the lab corpus, else a model by folder or name (`models.load`)."""
+    check_judge(name)
+    return LabJudge() if name == LAB else ModelJudge(*models.load(name, device, dtype)[:2])
+
+
+def check_judge(name: str, samples: Sequence[Sample] = ()) -> None:
+    """Raise BadInput for an unknown judge, and for samples that it cannot judge; loads nothing."""
+    if name == LAB:
+        for sample in samples:
+            lab_facts.supported(sample)
+        return
+    try:
+        models.folder(name)
+    except BadInput as problem:
+        raise BadInput(f"unknown judge {name!r}: allowed are {LAB} or a model; {problem}") from None
+
+
 def verdict(sample: Sample, answer: str) -> Verdict:
-    """Where the passages of a lab sample say what an answer claims.
+    """Find out where the passages of a lab sample say what an answer claims.
 
     An answer to a lab question is one claim: "the employer of Ada Kelric is Lordex Mills". It is supported where the
     passages state it; else the passages may say the same of another subject, or hold its words in another place.
     """
-    said = normalise(answer)
-    if said in map(normalise, lab_facts.supported(sample)):
+    claim = normalise(answer)
+    if claim in map(normalise, lab_facts.supported(sample)):
         return "supported"
-    told, relation = lab_facts.statements(sample.ctxs), lab_facts.asked(sample.question)
-    if said in (normalise(one.object) for one in told if one.relation == relation):
+    relation = lab_facts.asked(sample.question)
+    objects = [fact.object for fact in lab_facts.statements(sample.ctxs) if fact.relation == relation]
+    if claim in map(normalise, objects):
         return "of another subject"
     text = normalise(" ".join(f"{passage.title} {passage.text}" for passage in sample.ctxs))
-    return "in another place" if said and f" {said} " in f" {text} " else "nowhere"
+    return "in another place" if claim and f" {claim} " in f" {text} " else "nowhere"
 
 
 class LabJudge:
@@ -87,11 +110,11 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class ModelJudge:
-    """A language model asked twice, as Ragas does: what an answer claims, then of each claim whether it is supported.
+    """A language model that lists the claims of an answer, then decides of each whether it is supported (Ragas).
 
     A claim is supported where `yes` is a more probable next token than `no` (with a space before it or without, in
-    capitals or not), so any causal model can be asked, however it likes to speak. Templates are wrapped in the
-    tokenizer's chat template where it has one. `most`: claims of an answer, at most.
+    capitals or not), so any causal model can be asked. Templates are wrapped in the tokenizer's chat template where it
+    has one. `most`: claims of an answer, at most. BadInput for a template without its fields.
     """
 
     model: PreTrainedModel
@@ -105,55 +128,53 @@ class ModelJudge:
     batch: int = 8
 
     def __post_init__(self) -> None:
-        for name, template, wanted in (
-            ("claims", self.claims, ("{question}", "{answer}")),
-            ("supported", self.supported, ("{passages}", "{claim}")),
-        ):
-            if lacking := [field for field in wanted if field not in template]:
+        needed = {"claims": ("{question}", "{answer}"), "supported": ("{passages}", "{claim}")}
+        for name, placeholders in needed.items():
+            if lacking := [field for field in placeholders if field not in getattr(self, name)]:
                 raise BadInput(f"the judge's template `{name}` has no {lacking[0]}")
         if not all(self._verdicts()):
             raise BadInput(f"{self.yes!r} and {self.no!r} begin with the same token: the judge cannot tell them apart")
 
     def __call__(self, samples: Sequence[Sample], answers: Sequence[str]) -> list[list[bool]]:
         claims = self.claimed([sample.question for sample in samples], answers)
-        asked = [
+        texts = [
             self.supported.format(
                 passages="\n\n".join(f"{p.title}\n{p.text}".strip() for p in sample.ctxs), claim=claim
             )
-            for sample, listed in zip(samples, claims, strict=True)
-            for claim in listed
+            for sample, own in zip(samples, claims, strict=True)
+            for claim in own
         ]
-        rest = iter(self._holds(asked))
-        return [[next(rest) for _ in listed] for listed in claims]
+        verdicts = iter(self._holds(texts))
+        return [[next(verdicts) for _ in own] for own in claims]
 
     def claimed(self, questions: Sequence[str], answers: Sequence[str]) -> list[list[str]]:
-        """The claims of every answer; of one that the model rewrites as nothing, the answer itself."""
-        told = [i for i, answer in enumerate(answers) if answer.strip()]
-        prompts = self._prompts([self.claims.format(question=questions[i], answer=answers[i]) for i in told])
-        found: list[list[str]] = [[] for _ in answers]
-        for begin in range(0, len(told), self.batch):
-            made = generate(
-                self.model, self.tokenizer, prompts[begin : begin + self.batch], max_new_tokens=self.max_new_tokens
-            )
-            for i, text in zip(told[begin:], (one.text for one in made), strict=False):
-                lines = [line.strip(" -*•\t") for line in text.splitlines()]
-                found[i] = [line for line in lines if line][: self.most] or [f"{questions[i]} {answers[i]}"]
-        return found
+        """List the claims of every answer; of one that the model rewrites as nothing, the answer itself."""
+        claims: list[list[str]] = [[] for _ in answers]
+        spoken = [i for i, answer in enumerate(answers) if answer.strip()]
+        prompts = self._prompts([self.claims.format(question=questions[i], answer=answers[i]) for i in spoken])
+        for begin in range(0, len(spoken), self.batch):
+            batch = prompts[begin : begin + self.batch]
+            outputs = generate(self.model, self.tokenizer, batch, max_new_tokens=self.max_new_tokens)
+            for i, output in zip(spoken[begin:], outputs, strict=False):
+                lines = [line.strip(" -*•\t") for line in output.text.splitlines()]
+                claims[i] = [line for line in lines if line][: self.most] or [f"{questions[i]} {answers[i]}"]
+        return claims
 
-    def _holds(self, asked: Sequence[str]) -> list[bool]:
+    def _holds(self, texts: Sequence[str]) -> list[bool]:
+        """Whether the next token of every text is rather `yes` than `no`."""
         yes, no = self._verdicts()
-        found: list[bool] = []
-        prompts = self._prompts(asked)
+        verdicts: list[bool] = []
+        prompts = self._prompts(texts)
         for begin in range(0, len(prompts), self.batch):
             requests = [
                 PrefillRequest(prompt.tokens, Plan(torch.arange(len(prompt))), empty(self.model, len(prompt)))
                 for prompt in prompts[begin : begin + self.batch]
             ]
-            for step in prefill_many(self.model, requests, logits_to_keep=1):
-                assert step.logits is not None  # a plan without `depth` has logits
-                last = step.logits[-1].float()
-                found.append(bool(last[yes].logsumexp(0) > last[no].logsumexp(0)))
-        return found
+            for output in prefill_many(self.model, requests, logits_to_keep=1):
+                assert output.logits is not None  # a plan of all layers has logits
+                last = output.logits[-1].float()
+                verdicts.append(bool(last[yes].logsumexp(0) > last[no].logsumexp(0)))
+        return verdicts
 
     def _prompts(self, texts: Sequence[str]) -> list[Prompt]:
         chat = bool(self.tokenizer.chat_template)
@@ -169,12 +190,12 @@ class ModelJudge:
 
     def _verdicts(self) -> list[list[int]]:
         """Tokens that begin a yes, and those that begin a no; none that begins both."""
-        begins = [
+        yes, no = (
             {
-                self.tokenizer(space + spelt, add_special_tokens=False)["input_ids"][0]
+                self.tokenizer(space + spelling, add_special_tokens=False)["input_ids"][0]
                 for space in ("", " ")
-                for spelt in (word, word.capitalize())
+                for spelling in (word, word.capitalize())
             }
             for word in (self.yes, self.no)
-        ]
-        return [sorted(begins[0] - begins[1]), sorted(begins[1] - begins[0])]
+        )
+        return [sorted(yes - no), sorted(no - yes)]

@@ -91,6 +91,9 @@ def _costs(result: Record) -> Table:
         kept = result.sparsity
         about = f"[dim]of the attention {kept['mass']:.1%}, output error {kept['error']:.3f}, chosen in "
         table.add_row("tiles kept", f"{kept['tiles']:.1%}", about + f"{kept['seconds'] * 1e3:.1f} ms[/]")
+    if judged := result.faithfulness:
+        spread = f"[dim]{judged['low']:.3f}–{judged['high']:.3f}, {judged['claims']} claims of {judged['n']} answers[/]"
+        table.add_row("faithfulness", f"{judged['mean']:.3f}", spread)
     if result.rows_reused:
         table.add_row("store hit rate", f"{result.hit_rate:.1%}", "[dim]while the questions were answered[/]")
     return table
