@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
-from workbench.core import tile_grid
+from workbench.core import tile_grid, tile_selection
 from workbench.core.errors import BadInput
 from workbench.core.masks import window
 from workbench.core.plan import Plan, Site
@@ -294,11 +294,11 @@ def test_states_that_do_not_fit():
 def test_the_fewest_that_hold_a_share():
     weights = torch.tensor([0.1, 0.4, 0.2, 0.2, 0.1])
     first = torch.tensor([1, 0, 0, 0, 0]).bool()
-    picked = lambda *args: sparse.smallest(weights, *args).nonzero()[:, 0].tolist()  # noqa: E731
+    picked = lambda *args: tile_selection.smallest(weights, *args).nonzero()[:, 0].tolist()  # noqa: E731
     assert picked(0.39) == [1] and picked(0.41) == [1, 2], "the one that crosses is included; of equals, the earlier"
     assert picked(0.61) == [1, 2, 3] and picked(1) == [0, 1, 2, 3, 4]
     assert picked(0.45, first) == [0, 1] and picked(0.05, first) == [0] and picked(0.55, first) == [0, 1, 2]
-    assert sparse.smallest(torch.zeros(2, 3), 0.5).sum() == 0
+    assert tile_selection.smallest(torch.zeros(2, 3), 0.5).sum() == 0
 
 
 @pytest.mark.parametrize("name", sparse.names())
