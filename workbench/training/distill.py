@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,12 +23,12 @@ from workbench.models.spec import attach
 class GateConfig:
     """AdamW; the rate rises over `warmup` steps and falls to 0 as a cosine. `batch` prompts a step, drawn by `seed`."""
 
-    steps: int = 400
-    batch: int = 2
-    lr: float = 1e-3
-    warmup: int = 20
-    block: int = 64
-    width: int = 128
+    steps: Annotated[int, "Optimizer steps"] = 400
+    batch: Annotated[int, "Prompts a step"] = 2
+    lr: Annotated[float, "Highest learning rate"] = 1e-3
+    warmup: Annotated[int, "Steps on which the rate rises; then it falls to 0"] = 20
+    block: Annotated[int, "Tokens of a block"] = 64
+    width: Annotated[int, "Channels of the gate"] = 128
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -44,9 +45,9 @@ def distill(
     config: GateConfig,
     tell: Callable[[int, float], object] | None = None,
 ) -> tuple[Gate, list[float]]:
-    """A gate for `model` from its attention on `prompts` (token ids [T]), and the loss of every step (nats).
+    """Train a gate for `model` from its attention on `prompts` (token ids [T]); return it and every step's loss (nats).
 
-    The model is read only. `tell` is called with step and loss. Raises BadInput for prompts shorter than two blocks.
+    The model stays as it is. `tell` is called with step and loss. Raises BadInput for prompts shorter than two blocks.
     """
     spec = attach(model)
     if not prompts or min(map(len, prompts)) <= config.block:
@@ -74,34 +75,33 @@ def distill(
 def losses_of(model: PreTrainedModel, gate: Gate, prompts: Sequence[Tensor]) -> Tensor:
     """[L] distillation loss of every layer, mean over `prompts`."""
     layers = range(len(gate.query))
-    plans = [
-        Plan(torch.arange(len(tokens)), return_queries=tuple(layers), num_layers=len(layers)) for tokens in prompts
-    ]
-    requests = [PrefillRequest(t, plan, empty(model, len(t))) for t, plan in zip(prompts, plans, strict=True)]
-    found = []
-    for request, step in zip(requests, prefill_many(model, requests), strict=True):
+    requests = []
+    for tokens in prompts:
+        plan = Plan(torch.arange(len(tokens)), return_queries=tuple(layers), num_layers=len(layers))
+        requests.append(PrefillRequest(tokens, plan, empty(model, len(tokens))))
+    losses = []
+    for request, output in zip(requests, prefill_many(model, requests), strict=True):
         rows = request.plan.rows.to(model.device)
         grid = Grid(rows, len(rows), gate.shape.block)
-        pairs = [(step.queries[layer], request.kv.keys[layer]) for layer in layers]
-        found.append(
-            torch.stack([divergence(target(q, k, grid), gate(i, q, k, grid)) for i, (q, k) in enumerate(pairs)])
-        )
-    return torch.stack(found).mean(0)
+        pairs = [(output.queries[layer], request.kv.keys[layer]) for layer in layers]
+        of_layers = [divergence(target(q, k, grid), gate(i, q, k, grid)) for i, (q, k) in enumerate(pairs)]
+        losses.append(torch.stack(of_layers))
+    return torch.stack(losses).mean(0)
 
 
 @torch.no_grad()
 def target(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
     """[Hq, I, J] what a gate should say: the largest attention within a tile, over the sum of its row of tiles."""
-    found = peaks(queries, keys, grid)
-    return found / found.sum(-1, keepdim=True)
+    largest = peaks(queries, keys, grid)
+    return largest / largest.sum(-1, keepdim=True)
 
 
 def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
     """KL(wanted ‖ softmax of logits), mean over heads and query tiles; the first quarter of the tiles is left out."""
     first = wanted.shape[1] // 4
-    wanted, said = wanted[:, first:], logits[:, first:].log_softmax(-1)
-    gap = wanted * (wanted.clamp(min=1e-30).log() - said)
-    return gap.masked_fill(wanted == 0, 0.0).sum(-1).mean()
+    wanted, log_gate = wanted[:, first:], logits[:, first:].log_softmax(-1)
+    terms = wanted * (wanted.clamp(min=1e-30).log() - log_gate)
+    return terms.masked_fill(wanted == 0, 0.0).sum(-1).mean()
 
 
 def _rate(step: int, config: GateConfig) -> float:

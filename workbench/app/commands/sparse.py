@@ -3,15 +3,15 @@
 import json
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench import data, models
-from workbench.app.commands.text import plain, progress
+from workbench.app.commands.options import AsJson, of_fields, taking
+from workbench.app.commands.text import plain, progress, show
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.methods.sparse import xattention
@@ -31,7 +31,6 @@ Samples = Annotated[int, typer.Option(help="Prompts to draw")]
 Passages = Annotated[int | None, typer.Option(help="Passages of a prompt")]
 Seed = Annotated[int, typer.Option(help="Of the prompts and of new weights")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N")]
-AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout")]
 HELD_OUT = 8  # prompts, after those that train
 
 
@@ -45,39 +44,35 @@ def names() -> None:
 @app.command(
     "distill", epilog="Example: workbench sparse distill --model lab-full --out gate.safetensors --device cuda"
 )
+@taking(of_fields(GateConfig, {}))
 def distill_command(
     out: Out,
     model: Model = "lab-full",
     data: Data = "lab",
     samples: Samples = 200,
     passages: Passages = 40,
-    steps: Annotated[int, typer.Option(help="Optimizer steps")] = GateConfig.steps,
-    batch: Annotated[int, typer.Option(help="Prompts a step")] = GateConfig.batch,
-    lr: Annotated[float, typer.Option(help="Highest learning rate")] = GateConfig.lr,
-    warmup: Annotated[int, typer.Option(help="Steps on which the rate rises; then it falls to 0")] = GateConfig.warmup,
-    block: Annotated[int, typer.Option(help="Tokens of a block")] = GateConfig.block,
-    width: Annotated[int, typer.Option(help="Channels of the gate")] = GateConfig.width,
+    *,
     seed: Seed = 0,
     device: Device = "cpu",
     as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Train SeerAttention's gate from a model's own attention; used by `seer_attention(gate=FILE)`."""
-    config = GateConfig(steps, batch, lr, warmup, block, width, seed)
+    config = GateConfig(**given, seed=seed)
     loaded, prompts = _prompts(model, device, data, samples + HELD_OUT, passages, seed, out)
     began = perf_counter()
     with progress("distilling") as bar:
-        gate, losses = distill(loaded, prompts[:-HELD_OUT], config, lambda step, _: bar and bar(step, steps))
+        gate, losses = distill(loaded, prompts[:-HELD_OUT], config, lambda step, _: bar and bar(step, config.steps))
     held_out = sum(losses_of(loaded, gate, [tokens]).mean().item() for tokens in prompts[-HELD_OUT:]) / HELD_OUT
     record = {"out": str(out), "model": model, "data": data, **vars(config), "first_loss": losses[0]}
     record |= {"last_loss": losses[-1], "held_out_loss": held_out, "seconds": perf_counter() - began}
     gate.save(out, record)
-    if as_json:
-        print(json.dumps(record))
-    else:
-        Console(highlight=False).print(
-            f"[bold]{plain(str(out))}[/]: KL {losses[0]:.3f} → {held_out:.3f} nats on held-out prompts, "
-            f"{steps} steps in {record['seconds']:.0f} s"
-        )
+    show(
+        as_json,
+        json.dumps(record),
+        f"[bold]{plain(str(out))}[/]: KL {losses[0]:.3f} → {held_out:.3f} nats on held-out prompts, "
+        f"{config.steps} steps in {record['seconds']:.0f} s",
+    )
 
 
 @app.command("profile", epilog="Example: workbench sparse profile --model lab-full --out thresholds.json --samples 20")
@@ -100,17 +95,16 @@ def profile_command(
     method = Xattention(block, stride)
     sparse.check_share("cover", cover)
     loaded, prompts = _prompts(model, device, data, samples, passages, seed, out)
-    found = xattention.profile(loaded, prompts, method, cover)
-    xattention.save(out, loaded, method, found)
-    values = sorted(value for layer in found for value in layer)
+    thresholds = xattention.profile(loaded, prompts, method, cover)
+    xattention.save(out, loaded, method, thresholds)
+    values = sorted(value for layer in thresholds for value in layer)
     middle = values[len(values) // 2]
-    if as_json:
-        print(json.dumps({"out": str(out), "low": values[0], "median": middle, "high": values[-1], "prompts": samples}))
-    else:
-        Console(highlight=False).print(
-            f"[bold]{plain(str(out))}[/]: thresholds of {len(values)} heads from {values[0]:.3f} to {values[-1]:.3f}, "
-            f"median {middle:.3f}"
-        )
+    show(
+        as_json,
+        json.dumps({"out": str(out), "low": values[0], "median": middle, "high": values[-1], "prompts": samples}),
+        f"[bold]{plain(str(out))}[/]: thresholds of {len(values)} heads from {values[0]:.3f} to {values[-1]:.3f}, "
+        f"median {middle:.3f}",
+    )
 
 
 def _prompts(

@@ -1,57 +1,50 @@
 """The settings of a block fine-tuning."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from workbench.core.errors import BadInput
 
-MODES = ("mixed", "block", "full")
-POSITIONS = ("re-encoded", "naive")
-OPTIMIZERS = ("adamw", "muon")
-PRECISIONS = ("auto", "bf16", "fp32")
+ALLOWED = {
+    "mode": ("mixed", "block", "full"),
+    "positions": ("re-encoded", "naive"),
+    "optimizer": ("adamw", "muon"),
+    "precision": ("auto", "bf16", "fp32"),
+}
+LEAST = {"steps": 1, "batch": 1, "accumulate": 1, "max_length": 2, "warmup": 0, "seed": 0, "lora_rank": 0}
 
 
 @dataclass(frozen=True)
 class TuneConfig:
     """Everything but model and data that decides what comes out. Raises BadInput for a value that is not allowed.
 
-    mode        "mixed": every sample in both modes (the paper's recipe); "block" or "full": in that mode only
-    positions   of context blocks in block mode: "re-encoded" for where they stand, or "naive", every block from 0 (the
-                paper's ablation without position re-encoding)
-    batch       samples that are packed into one forward pass, of each process
-    accumulate  forward passes a step
-    warmup      steps on which the learning rate rises; behind them it falls linearly to 0
-    max_length  most tokens of a prompt and its answer
-    lora_rank   0: all weights are trained
-    precision   "bf16" autocast or "fp32"; "auto" is bf16 on a GPU
+    Mode "mixed" is the recipe of Block-Attention; positions "naive" are its ablation without position re-encoding.
     """
 
-    mode: str = "mixed"
-    positions: str = "re-encoded"
-    steps: int = 500
-    batch: int = 8
-    accumulate: int = 1
-    lr: float = 2e-5
-    warmup: int = 20
-    max_length: int = 4096
-    seed: int = 0
-    lora_rank: int = 0
-    optimizer: str = "adamw"
+    mode: Annotated[str, "mixed: every sample in both modes; block or full: in one"] = "mixed"
+    positions: Annotated[str, "Of blocks in block mode: re-encoded for their place, or naive, each from 0"] = (
+        "re-encoded"
+    )
+    steps: Annotated[int, "Optimizer steps"] = 500
+    batch: Annotated[int, "Samples packed into one forward pass, of each process"] = 8
+    accumulate: Annotated[int, "Forward passes a step"] = 1
+    lr: Annotated[float, "Highest learning rate"] = 2e-5
+    warmup: Annotated[int, "Steps on which the rate rises; then it falls to 0"] = 20
+    max_length: Annotated[int, "Most tokens of a prompt and its answer"] = 4096
+    seed: Annotated[int, "Of data order and of new weights"] = 0
+    lora_rank: Annotated[int, "Train LoRA of this rank (needs peft); 0: all weights"] = 0
+    optimizer: Annotated[str, "adamw, or muon for the matrices of the layers"] = "adamw"
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.98)
     clip: float = 1.0
-    precision: str = "auto"
-    gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
+    precision: Annotated[str, "bf16, fp32, or auto: bf16 on a GPU"] = "auto"
+    gradient_checkpointing: Annotated[bool, "Less memory, more time"] = False
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("mode", MODES), ("positions", POSITIONS), ("optimizer", OPTIMIZERS), ("precision", PRECISIONS)
-        ):  # fmt: skip
+        for name, allowed in ALLOWED.items():
             if (value := getattr(self, name)) not in allowed:
                 raise BadInput(f"unknown {name} {value!r}: allowed are {', '.join(allowed)}")
-        for name, least in (
-            ("steps", 1), ("batch", 1), ("accumulate", 1), ("max_length", 2), ("warmup", 0), ("seed", 0),
-            ("lora_rank", 0),
-        ):  # fmt: skip
+        for name, least in LEAST.items():
             if (value := getattr(self, name)) < least:
                 raise BadInput(f"{name} is {value}: at least {least} is needed")
         if not 0 < self.lr < 1:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -192,35 +192,25 @@ class Lab:
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on: `lab`, a shipped name or a file. For `lab` alone: `passages` and `questions` of a context,
-    weights of the `kinds` of question, the share of documents that are `continued` in a second passage, and the share
-    of contexts that are `shuffled`: their passages come in any order, so that only what they say tells which belong
-    together."""
+    """What is trained on: `lab`, a shipped name or a file. The other settings are for `lab` alone.
+
+    Passages of a shuffled context come in any order, so that only what they say tells which belong together.
+    """
 
     name: str = "lab"
-    passages: tuple[int, int] | None = None
-    questions: int | None = None
-    kinds: Mapping[str, float] | None = None
-    continued: float | None = None
-    shuffled: float | None = None
+    passages: Annotated[tuple[int, int] | None, "Passages of a lab context, as 10 or 1-40"] = None
+    questions: Annotated[int | None, "Questions over one lab context"] = None
+    kinds: Annotated[Mapping[str, float] | None, "Weights of lab questions, as continuation=3,order=1"] = None
+    continued: Annotated[float | None, "Share of lab documents with a second passage"] = None
+    shuffled: Annotated[float | None, "Share of lab contexts in random order"] = None
 
     def source(self, layout: Layout, tokenizer: PreTrainedTokenizerBase, limits: Limits, seed: int) -> Source:
         """BadInput for unknown data, for a sample that does not fit, and for lab settings of a file."""
+        own = {name: value for name, value in vars(self).items() if name != "name" and value is not None}
         if self.name == "lab":
-            return Lab(
-                layout,
-                tokenizer,
-                limits,
-                seed,
-                self.passages or (1, MOST_PASSAGES),
-                8 if self.questions is None else self.questions,
-                self.kinds or SHARE_OF,
-                Style.continued if self.continued is None else self.continued,
-                self.shuffled or 0.0,
-            )
+            return Lab(layout, tokenizer, limits, seed, **own)
         samples = data.load(self.name)
-        own = (self.passages, self.questions, self.kinds, self.continued, self.shuffled)
-        if any(value is not None for value in own):
+        if own:
             raise BadInput(
                 "passages, questions, kinds, continued and shuffled are for data 'lab', which is drawn; "
                 f"{self.name} has its own"
