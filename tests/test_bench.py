@@ -15,7 +15,7 @@ from workbench.app.cli import app
 from workbench.app.commands import bench as command
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
-from workbench.experiments.bench import peers, timing, workloads
+from workbench.experiments.bench import baselines, timing, workloads
 from workbench.experiments.bench.check import allowance, check, fresh, stretched
 from workbench.experiments.bench.run import add, before, driver, entry
 from workbench.experiments.bench.variants import variants
@@ -42,21 +42,21 @@ def test_times_are_refused_without_a_gpu(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_kernel_or_peer_is_named():
+def test_an_unknown_kernel_or_baseline_is_named():
     done = invoke("no_such", "--check")
     assert done.exit_code == 2 and "no_such" in done.stderr and "tile_attention" in done.stderr
     with pytest.raises(BadInput, match="no_such"):
-        peers.chosen("flash,no_such")
-    assert peers.chosen("all") == list(peers.NAMES)
+        baselines.chosen("flash,no_such")
+    assert baselines.chosen("all") == list(baselines.NAMES)
 
 
 def test_check_reports_every_case_as_json():
     done = invoke("question_attention", "--check", "--json")
     assert done.exit_code == 0, done.output
-    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    verdicts = [json.loads(line) for line in done.stdout.splitlines()]
     kernel = bench.named("question_attention")
-    assert len(outcomes) >= len(list(kernel.cases()))
-    assert all(outcome["right"] for outcome in outcomes)
+    assert len(verdicts) >= len(list(kernel.cases()))
+    assert all(verdict["right"] for verdict in verdicts)
 
 
 class Broken:
@@ -128,8 +128,8 @@ def test_workloads_can_be_carried_out(kernel, monkeypatch):
     for name, value in {"HEADS": (2, 1), "WIDTH": 32, "CHUNK": (1, 2, 1), "sets": lambda moved: range(1)}.items():
         monkeypatch.setattr(workloads, name, value)
     for work in islice(WORKLOADS[kernel]([], [], unit=16), 3):
-        assert work.flops > 0 and work.moved > 0
-        out = work.contestants["ours"][0]()
+        assert work.flops > 0 and work.bytes > 0
+        out = work.candidates["ours"][0]()
         assert not out.isnan().any(), work.name
         json.dumps(work.shape)
 
@@ -140,10 +140,10 @@ def test_every_variant_is_taken_by_its_kernel():
             assert set(variant) <= {"config", "splits"}
 
 
-def test_a_peer_that_cannot_run_is_reported_and_the_others_are_timed(monkeypatch):
+def test_a_baseline_that_cannot_run_is_reported_and_the_others_are_timed(monkeypatch):
     taken = {"ours": timing.of([1.0, 2.0, 3.0]), "flash": timing.of([4.0] * 20), "cudnn": "RuntimeError: no"}
     monkeypatch.setattr(
-        "workbench.experiments.bench.run.measure", lambda contestants: {who: taken[who] for who in contestants}
+        "workbench.experiments.bench.run.measure", lambda candidates: {name: taken[name] for name in candidates}
     )
     work = Workload("a", {}, 8e9, 1e6)
     for who in taken:
@@ -156,21 +156,21 @@ def test_a_peer_that_cannot_run_is_reported_and_the_others_are_timed(monkeypatch
     assert "RuntimeError" in cudnn["problem"]
 
 
-def test_preparing_a_peer_may_fail():
+def test_preparing_a_baseline_may_fail():
     work = Workload("a", {}, 1, 1)
     work.enter("gone", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        work.contestants["gone"][0]()
+        work.candidates["gone"][0]()
 
 
 def faked(monkeypatch, card, *works):
-    """`workbench bench` on a card that is not there."""
+    """`workbench bench` on a GPU that is not there."""
     head = {"kernel": "page_attention", "card": card, "versions": {"torch": "2"}, "copy_tbps": 4, "product_tflops": 600}
     parts = [{"name": name, "floor_ms": 1, "contestants": [{"who": who, "problem": "no"}]} for name, who in works]
     monkeypatch.setattr("workbench.experiments.bench.run.run", lambda *_: iter([head, *parts]))
 
 
-def test_a_report_of_one_workload_leaves_the_others_of_its_card(monkeypatch, tmp_path):
+def test_a_report_of_one_workload_leaves_the_others_of_its_gpu(monkeypatch, tmp_path):
     def measured(against="flash", only=""):
         command._time(["page_attention"], against, False, only, tmp_path, True)
         return json.loads((tmp_path / "page_attention.json").read_text())
@@ -186,12 +186,12 @@ def test_a_report_of_one_workload_leaves_the_others_of_its_card(monkeypatch, tmp
     assert b["command"] == second["command"] == "workbench bench page_attention --against cudnn --only b"
     assert a["versions"] == {"torch": "2"}
     faked(monkeypatch, "H200", ("c", "flash"))
-    assert [work["name"] for work in measured()["workloads"]] == ["c"], "all there are were measured anew"
+    assert [work["name"] for work in measured()["workloads"]] == ["c"], "all there are were measured again"
     faked(monkeypatch, "H100", ("a", "flash"))
-    assert [work["name"] for work in measured()["workloads"]] == ["a"], "another card"
+    assert [work["name"] for work in measured()["workloads"]] == ["a"], "another GPU"
 
 
-def test_a_broken_report_is_begun_anew(tmp_path):
+def test_a_broken_report_is_replaced(tmp_path):
     path = tmp_path / "a.json"
     assert before(path, "H200") == []
     for text in ("{", "[]", "{}", '{"card": "H200"}'):
@@ -226,5 +226,5 @@ def test_a_kernel_is_held_to_a_reference_of_more_digits_than_its_own(dtype, wide
         __name__="double", reference=reference, launch=lambda x: x * 2,
         cases=lambda device, dtype: iter([(torch.ones(2, 2, 2, device=device, dtype=dtype),)]),
     )  # fmt: skip
-    (outcome,) = check(module, "cpu", [dtype])
-    assert outcome.right and asked == [wider, dtype]
+    (verdict,) = check(module, "cpu", [dtype])
+    assert verdict.right and asked == [wider, dtype]

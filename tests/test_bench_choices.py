@@ -9,9 +9,10 @@ import torch
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.tile_selection import TileRule
-from workbench.kernels._page_lists import Pages
 from workbench.experiments.bench import choices, named, workloads
 from workbench.experiments.bench.run import WORKLOADS
+from workbench.experiments.bench.variants import variants
+from workbench.kernels._page_lists import Pages
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +28,9 @@ def test_workloads_can_be_carried_out(kernel):
     assert WORKLOADS[kernel] is choices.WORKLOADS[kernel]
     found = set()
     for work in choices.WORKLOADS[kernel]([], [], unit=128):
-        assert work.flops > 0 and work.moved > 0
+        assert work.flops > 0 and work.bytes > 0
         json.dumps(work.shape)
-        out = {who: call() for who, (call,) in work.contestants.items()}
+        out = {name: call() for name, (call,) in work.candidates.items()}
         found |= set(out)
         if "choice and attention" in work.name:
             assert out["ours"].isfinite().all()
@@ -41,18 +42,18 @@ def test_workloads_can_be_carried_out(kernel):
     assert found == {"ours", "torch", choices.FEEDS} | ({choices.KEPT} if kernel == "choose_flash_prefill" else set())
 
 
-def test_the_dial_is_turned_to_the_density(monkeypatch):
+def test_a_threshold_is_set_for_the_density(monkeypatch):
     monkeypatch.setattr(choices, "HALVINGS", 12)
     rule = TileRule(16, 16, 0.5)
-    assert choices.dialled(rule, "mass", lambda rule: rule.mass, 0.3).mass == pytest.approx(0.3, abs=1e-3)
-    assert choices.dialled(rule, "part", lambda rule: 1 - rule.part, 0.3).part == pytest.approx(0.7, abs=1e-3)
+    assert choices.with_density(rule, "mass", lambda rule: rule.mass, 0.3).mass == pytest.approx(0.3, abs=1e-3)
+    assert choices.with_density(rule, "part", lambda rule: 1 - rule.part, 0.3).part == pytest.approx(0.7, abs=1e-3)
 
 
 @pytest.mark.parametrize("kernel", sorted(choices.WORKLOADS))
 def test_variants_choose_the_same(kernel):
     """Launch shapes beside the kernel's own; one of them, under the interpreter."""
     case = list(named(kernel).cases(device=workloads.DEVICE))[-1]
-    tried = choices.variants(kernel)
+    tried = variants(kernel)
     assert tried
     for variant in tried[:1] if os.environ.get("TRITON_INTERPRET") else tried:
         assert torch.equal(named(kernel).launch(*case, **variant), named(kernel).reference(*case))

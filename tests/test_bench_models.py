@@ -1,4 +1,4 @@
-"""`workbench bench question` and the like: every contestant of every whole-model benchmark can be carried out."""
+"""`workbench bench question` and the like: every candidate of every whole-model benchmark can be carried out."""
 
 import json
 
@@ -24,22 +24,22 @@ def scene():
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
-def test_every_contestant_can_be_carried_out(scene, name):
-    for work, contestants in OPERATIONS[name](scene):
-        assert contestants[0].who == "ours" and work.flops > 0 and work.moved > 0
-        for one in contestants:
-            one.runs = 1
-        found = whole_model.measured(work, contestants, Roof(1e9, 1e9))
+def test_every_candidate_can_be_carried_out(scene, name):
+    for work, candidates in OPERATIONS[name](scene):
+        assert candidates[0].name == "ours" and work.flops > 0 and work.bytes > 0
+        for candidate in candidates:
+            candidate.runs = 1
+        found = whole_model.measured(work, candidates, Roof(1e9, 1e9))
         json.dumps(found)
         for entry in found["contestants"]:
             assert "problem" not in entry, entry
             assert entry["ms"] > 0 and entry["ratio"] > 0
 
 
-def test_bfla_is_turned_to_the_density_that_is_asked_for(scene):
-    (_, contestants), *_ = OPERATIONS["prefill"](scene)
-    contestants[0].begin(contestants[0])()
-    assert 0.05 < contestants[0].facts["density"] < 0.35  # few tiles, so in coarse steps
+def test_bfla_is_set_to_the_density_that_is_asked_for(scene):
+    (_, candidates), *_ = OPERATIONS["prefill"](scene)
+    candidates[0].begin(candidates[0])()
+    assert 0.05 < candidates[0].facts["density"] < 0.35  # few tiles, so in coarse steps
 
 
 def test_the_shape_is_that_of_llama_8b():
@@ -48,14 +48,14 @@ def test_the_shape_is_that_of_llama_8b():
     assert sum(p.numel() for p in model.parameters()) == 8_030_261_248
 
 
-def test_a_contestant_that_fails_is_reported_and_the_others_are_timed(scene):
-    def broken(one):
+def test_a_candidate_that_fails_is_reported_and_the_others_are_timed(scene):
+    def broken(candidate):
         raise RuntimeError("no memory")
 
-    (work, contestants), *_ = OPERATIONS["decode"](scene)
-    contestants = [contestants[0], whole_model.Contestant("broken", broken)]
-    contestants[0].runs = 1
-    ours, other = whole_model.measured(work, contestants, Roof(1e9, 1e9))["contestants"]
+    (work, candidates), *_ = OPERATIONS["decode"](scene)
+    candidates = [candidates[0], whole_model.Candidate("broken", broken)]
+    candidates[0].runs = 1
+    ours, other = whole_model.measured(work, candidates, Roof(1e9, 1e9))["contestants"]
     assert ours["ms"] > 0 and "no memory" in other["problem"]
 
 

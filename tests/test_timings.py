@@ -1,4 +1,4 @@
-"""Reports of `workbench bench` as tables: what is read, what is missing, what is said of peers."""
+"""Reports of `workbench bench` as tables: what is read, what is missing, what is said of baselines."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_other_json_files_are_passed_over_and_missing_reports_named(tmp_path):
     (tmp_path / "other.json").write_text('{"rows": []}')
     (tmp_path / "list.json").write_text("[]")
     found = bench_reports.reports(tmp_path)
-    assert set(found) == {"page_attention"} and bench_reports.cards(found) == [made_up.CARD]
+    assert set(found) == {"page_attention"} and bench_reports.gpus(found) == [made_up.CARD]
     assert set(bench_reports.missing(found)) == {*bench.names(), *bench_reports.MODELS} - {"page_attention"}
 
 
@@ -73,31 +73,31 @@ def test_lines_over_a_shape(found):
     assert bench_reports.by_density(table[:0], 32768) == [] == bench_reports.against(table, "gone", "share")
 
 
-def test_whole_models_by_length_in_the_ways_of_ttft(found):
+def test_whole_models_by_length_with_the_methods_of_ttft(found):
     records = bench_reports.by_context(bench_reports.table(found))
     assert [r["way"] for r in records] == ["block", "stock prefix", "stock full"]
     assert all(r["length"] == 32768 + 50 for r in records)
 
 
-def test_works_stand_by_their_context_whatever_the_order_of_the_file():
+def test_workloads_stand_by_their_context_whatever_the_order_of_the_file():
     table = bench_reports.table(bench_reports.reports())
     contexts = [shape["context"] for shape in table[table.report == "question"]["shape"]]
     assert contexts == sorted(contexts) and len(set(contexts)) >= 5
 
 
-def test_rivals_are_weighed_against_ours(found):
-    rivals = bench_reports.rivals(bench_reports.table(found))
-    assert {r["who"] for r in rivals} == {"flex", "flash, dense", "torch", *made_up.WHO["question"]}
-    assert {round(r["ratio"], 6) for r in rivals} == {2, 3} and all(r["low"] < r["ratio"] < r["high"] for r in rivals)
+def test_baselines_are_compared_with_ours(found):
+    records = bench_reports.baselines(bench_reports.table(found))
+    assert {r["who"] for r in records} == {"flex", "flash, dense", "torch", *made_up.WHO["question"]}
+    assert {round(r["ratio"], 6) for r in records} == {2, 3} and all(r["low"] < r["ratio"] < r["high"] for r in records)
 
 
 def test_a_workload_is_named_with_its_report():
     both = "choice and attention, 32K"
-    assert bench_reports.spoken("choose_bfla", both) == "choose_bfla + attention: 32K"
-    assert bench_reports.spoken("decode", "a token") == "decode: a token"
+    assert bench_reports.workload_name("choose_bfla", both) == "choose_bfla + attention: 32K"
+    assert bench_reports.workload_name("decode", "a token") == "decode: a token"
 
 
-def test_the_table_counts_the_fastest_of_a_peer_and_says_who_refused(found):
+def test_the_table_counts_the_fastest_of_a_baseline_and_says_who_refused(found):
     lines, headings = bench_reports.listed(
         bench_reports.table(found), {"FA2": ["flash"], "cuDNN": ["cudnn"], "stock": ["torch", "transformers"]}
     )
@@ -116,7 +116,7 @@ def test_a_kernel_that_did_not_run_is_said_so(tmp_path):
     table = bench_reports.table(bench_reports.reports(tmp_path))
     lines, _ = bench_reports.listed(table, {"FA2": ["flash"]})
     assert lines[1][1] == "did not run" and len(lines[1]) == 6
-    assert bench_reports.rivals(table) == []
+    assert bench_reports.baselines(table) == []
 
 
 def test_the_table_that_is_kept_names_what_is_missing(found):

@@ -1,4 +1,4 @@
-"""Ways to a first token: that they agree, what they cost, where their time goes."""
+"""Methods up to a first token: that they agree, what they cost, where their time goes."""
 
 import numpy as np
 import pytest
@@ -32,19 +32,19 @@ def test_stock_shares_every_weight_and_leaves_the_model_alone():
     assert stock.config._attn_implementation == "sdpa" != MODEL.config._attn_implementation
 
 
-def test_every_way_answers_again_and_again(store):
+def test_every_method_answers_repeatedly(store):
     jobs = ttft.jobs_of(MODEL, PROMPT, store)
-    assert tuple(jobs) == ttft.WAYS
+    assert tuple(jobs) == ttft.METHODS
     for _ in range(2):
         assert jobs["full"]() == jobs["stock full"]() == jobs["stock prefix"]()
         assert jobs["block"]() == first_token(MODEL, PROMPT, "block", store)
     with pytest.raises(BadInput, match="no_such"):
-        ttft.jobs_of(MODEL, PROMPT, store, ways=["no_such"])
+        ttft.jobs_of(MODEL, PROMPT, store, methods=["no_such"])
 
 
-def test_jobs_take_turns():
+def test_jobs_run_interleaved():
     ran = []
-    times = ttft.in_turns({name: lambda name=name: ran.append(name) for name in "ab"}, torch.device("cpu"), 2)
+    times = ttft.interleaved({name: lambda name=name: ran.append(name) for name in "ab"}, torch.device("cpu"), 2)
     assert "".join(ran) == "aa" + "bb" + "ab", "one run of each to warm up"
     assert all(time.n == 2 and 0 <= time.p5 <= time.p50 <= time.p95 for time in times.values())
 
@@ -59,14 +59,14 @@ def test_costs_stand_beside_times():
 
 
 def test_a_part_of_a_store_finds_and_misses_the_same_each_time(store):
-    part = ttft.Part(MODEL, PROMPT.context, store, 2)
-    asked = []
-    part_get = part.get
-    part.get = lambda key: asked.append(part_get(key) is not None) or part_get(key)
+    view = ttft.partial_store(MODEL, PROMPT.context, store, 2)
+    hits = []
+    view_get = view.get
+    view.get = lambda key: hits.append(view_get(key) is not None) or view_get(key)
     for _ in range(2):
-        found = fetch(MODEL, PROMPT.context, part)
-        torch.testing.assert_close(found[2].keys[0], fetch(MODEL, PROMPT.context, store)[2].keys[0])
-    assert sorted(asked[:3]) == sorted(asked[3:]) == [False, True, True]
+        cached = fetch(MODEL, PROMPT.context, view)
+        torch.testing.assert_close(cached[2].keys[0], fetch(MODEL, PROMPT.context, store)[2].keys[0])
+    assert sorted(hits[:3]) == sorted(hits[3:]) == [False, True, True]
 
 
 def test_what_is_not_cached_is_encoded_within_the_request():
@@ -91,6 +91,20 @@ def test_computed_costs_agree_with_counted_rows(length):
     assert rows["block"]["flops"] < rows["recompute"]["flops"] < rows["full"]["flops"]
     half = cost.first_token(shape, np.arange(length - 50, length), length, 2)
     assert rows["block"]["bytes"] == half.bytes
+
+
+def test_a_method_that_is_named_a_way_is_taken_still(store):
+    assert list(ttft.jobs_of(MODEL, PROMPT, store, ways=["full"])) == ["full"]
+
+
+def test_records_by_mode_are_those_of_full_and_block():
+    records = ttft.measured(MODEL, [PROMPT], 1)
+    assert [record["mode"] for record in records] == ["full", "block"]
+    assert all({"length", "p5", "p50", "p95", "n"} <= set(record) and record["n"] == 1 for record in records)
+    shape = cost.shape_of(MODEL)
+    full, block = ttft.computed_by_mode(shape, [500], 2)
+    assert (full["mode"], block["mode"]) == ("full", "block") and full["kv_loaded"] == 0 < block["kv_loaded"]
+    assert block["convention"] == cost.convention(shape.convention, 50) and full["linear"] > block["linear"]
 
 
 def test_ceilings_are_those_of_the_device():

@@ -2,7 +2,7 @@
 
     python data/benchmarks/ttft.py --device cpu --threads 2     writes data/benchmarks/ttft-DEVICE.json
 
-The ways are those of `workbench.experiments.ttft`, taken in turns so that a busy machine hurts all alike.
+The methods are those of `workbench.experiments.ttft`; they run interleaved, so that a busy machine slows all alike.
 """
 
 import argparse
@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from workbench import data, models
-from workbench.experiments.lengths import prompt_of_length
 from workbench.experiments.record import device_name, versions, write
-from workbench.experiments.ttft import WAYS, by_length
+from workbench.experiments.ttft import METHODS, by_length, prompt_of_length
 
 
 def main() -> None:
@@ -26,9 +25,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048])
     parser.add_argument("--question", type=int, default=50, help="tokens of the question")
-    parser.add_argument("--ratio", type=float, default=0.15, help="share of the document tokens computed again")
+    parser.add_argument("--ratio", type=float, default=0.15, help="share of the document tokens that is recomputed")
     parser.add_argument("--repeats", type=int, default=21)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     model, tokenizer, layout = models.load(asked.model, asked.device)
@@ -45,7 +44,7 @@ def main() -> None:
     }
     for length in asked.lengths:
         prompt = prompt_of_length(length, samples, tokenizer, layout, asked.question)
-        rows = by_length(model, [prompt], asked.repeats, asked.ratio, asked.ways)
+        rows = by_length(model, [prompt], asked.repeats, asked.ratio, asked.methods)
         facts["rows"] += rows
         block = next((row["p50"] for row in rows if row["way"] == "block"), None)
         for row in rows:

@@ -26,7 +26,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
         "workbench.app.commands.sparse",
         "Fit sparse attention to a model: a learned gate, thresholds of heads.",
     ),
-    "bench": ("workbench.app.commands.bench", "Time the kernels beside their peers on this GPU, or check them."),
+    "bench": ("workbench.app.commands.bench", "Time the kernels beside their baselines on this GPU, or check them."),
     "report": ("workbench.app.report", "Run the notebooks and write a website of figures, metrics and tables."),
     "models": ("workbench.app.commands.models", "List the shipped models."),
     "data": ("workbench.app.commands.data", "Look at a data set."),
@@ -64,24 +64,24 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Cached-block attention on real language models: reuse, move and recompute the keys and values of a prompt.",
+    help="Cached-block attention on real language models: reuse, shift and recompute the keys and values of a prompt.",
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Makes of `app` a group although it has no command of its own."""
+    """Make `app` a group although it has no command of its own."""
 
 
 def _quiet() -> None:
-    """No bar while weights are loaded, unless a person watches."""
+    """Show no bar while weights are loaded, unless a person watches."""
     logging = sys.modules.get("transformers.utils.logging")
     if logging and not sys.stderr.isatty():
         logging.disable_progress_bar()
 
 
 def main() -> None:
-    """Entry point of the `workbench` command."""
+    """Run the `workbench` command."""
     app()
 
 

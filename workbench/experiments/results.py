@@ -22,18 +22,23 @@ FOLDER = ROOT / "benchmarks"
 
 
 def read(name: str) -> dict[str, Any]:
-    """A results file by name, `block-attention` say. Raises BadInput where it is missing or half-written."""
+    """Read a results file by name, `block-attention` say. Raises BadInput where it is missing or half-written."""
     path = FOLDER / f"{name}.json"
+    if not path.is_file():
+        raise BadInput(f"no results {name!r} in {FOLDER}: there are {', '.join(names()) or 'none'}")
+    return read_json(path)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises BadInput where it is half-written."""
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise BadInput(f"no results {name!r} in {FOLDER}: there are {', '.join(names()) or 'none'}") from None
     except json.JSONDecodeError as problem:
         raise BadInput(f"{path} is no whole JSON file ({problem}): make it anew") from None
 
 
 def table(name: str) -> pd.DataFrame:
-    """A results table by name, `fusion` say. Raises BadInput where it is missing."""
+    """Read a results table by name, `fusion` say. Raises BadInput where it is missing."""
     path = FOLDER / f"{name}.parquet"
     if not path.is_file():
         raise BadInput(f"no results table {name!r} in {FOLDER}: there are {', '.join(names('parquet')) or 'none'}")
@@ -41,17 +46,17 @@ def table(name: str) -> pd.DataFrame:
 
 
 def today(swept: pd.DataFrame) -> pd.DataFrame:
-    """The table of a sweep with its preparations by their names today."""
+    """Return the table of a sweep with its preparations by their names today."""
     return swept.assign(prepare=swept.prepare.map(renamed.spec))
 
 
 def names(kind: str = "json") -> list[str]:
-    """The results there are."""
+    """List the results there are."""
     return sorted(path.stem for path in Path(FOLDER).glob(f"*.{kind}"))
 
 
 def rows(methods: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a method and kind of question: {name, kind, n, em, em_low, em_high, f1, …}; kind "all" comes first."""
+    """Return one row a method and kind of question: {name, kind, n, em, em_low, em_high, f1, …}; "all" comes first."""
     return [
         {**row, "name": name, "kind": row["kind"]}
         for name, entry in methods.items()
@@ -60,9 +65,10 @@ def rows(methods: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any], seed: int = 0) -> tuple[float, Interval]:
-    """How many more questions `one` answers right than `other`, as a share, with a paired bootstrap 95% interval."""
-    pairs = [np.array([int(digit) for digit in entry["right"]]) for entry in (one, other)]
-    if len(pairs[0]) != len(pairs[1]):
-        raise BadInput(f"{len(pairs[0])} and {len(pairs[1])} questions: only the same questions can be compared")
-    gap = pairs[0] - pairs[1]
+    """Return how many more questions `one` answers right than `other`, as a share, with a paired bootstrap 95%
+    interval."""
+    first, second = (np.array([int(digit) for digit in entry["right"]]) for entry in (one, other))
+    if len(first) != len(second):
+        raise BadInput(f"{len(first)} and {len(second)} questions: only the same questions can be compared")
+    gap = first - second
     return float(gap.mean()), bootstrap(gap.tolist(), seed)

@@ -1,26 +1,31 @@
-"""Time to the first token on the device at hand, several ways taken in turns, so that a busy machine hurts all alike.
+"""Time to the first token: measured on this device, and its cost computed for any shape of a model.
 
-full           every token is computed, by the engine
-block          all blocks come from a store in memory, re-encoded within the time
-recompute      the same, and a share of the document tokens is computed again; choosing them is within the time
-stock full     transformers' own prefill with torch's scaled_dot_product_attention
-stock prefix   transformers over a ready cache of this very context in its place: the best a prefix cache can do
+Methods run interleaved, one request each and then the next, so that a busy machine slows all of them alike.
+
+full           computes every token, in the engine
+block          takes all blocks from a store in memory and re-encodes their positions, within the time
+recompute      does the same and recomputes a share of the document tokens; the choice of them is within the time
+stock full     is transformers' own prefill with torch's scaled_dot_product_attention
+stock prefix   is transformers over a ready cache of this very context: the best that a prefix cache can do
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from workbench.core import renamed
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.core.kv import KV
-from workbench.experiments.bench.timing import Roof
+from workbench.data import layouts
+from workbench.data.layouts import Layout
+from workbench.data.sample import Sample
+from workbench.experiments.bench.timing import roof
 from workbench.methods import Method
 from workbench.methods.generation import first_token
 from workbench.methods.modes.full import Full
@@ -29,24 +34,49 @@ from workbench.methods.select import Select
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics import cost
 from workbench.metrics.latency import Quantiles, measure, quantiles
+from workbench.metrics.published_numbers import LLAMA_3_8B, QUESTION, TABLE_3
 from workbench.store import MemoryStore, Store, fetch, fingerprint, key_of
+from workbench.store.views import ReadOnlyStore
 
-WAYS = ("full", "block", "recompute", "stock full", "stock prefix")
-WORK = {way: way for way in WAYS} | {"stock full": "full", "stock prefix": "block"}  # what a way cannot do without
+METHODS = ("full", "block", "recompute", "stock full", "stock prefix")
+WORK = {name: name for name in METHODS} | {"stock full": "full", "stock prefix": "block"}  # method: least work for it
+MODES = ("full", "block")
 Job = Callable[[], object]
+ceilings = roof  # bytes and operations a second that this device reaches
 
 
-def in_turns(jobs: Mapping[str, Job], device: torch.device, repeats: int, warm_up: int = 1) -> dict[str, Quantiles]:
-    """Seconds of every job, each `repeats` times after `warm_up` runs that do not count, one job after the other."""
+def prompt_of_length(
+    length: int, samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase, layout: Layout, question: int = QUESTION
+) -> Prompt:
+    """Return a prompt of exactly `length` tokens: passages of `samples` as blocks, the last one cut, and `question`
+    tokens behind them."""
+    if length <= question:
+        raise BadInput(f"length {length}: a prompt needs more than its {question} tokens of question")
+    pieces = list(chain.from_iterable(layout.pieces(sample)[1 if layout.system else 0 : -1] for sample in samples))
+    text = layout.question.format(question=" ".join(sample.question for sample in samples))
+    *passages, last = layouts.prompts([[*pieces, text]], tokenizer, bos=layout.bos)[0].blocks
+    blocks: list[Block] = []
+    left = length - question
+    for block in cycle(passages):
+        blocks.append(Block(block.tokens[:left]))
+        left -= len(blocks[-1])
+        if not left:
+            break
+    tokens = (last.tokens * (question // len(last) + 1))[:question]
+    return Prompt((*blocks, Block(tokens)))
+
+
+def interleaved(jobs: Mapping[str, Job], device: torch.device, repeats: int, warm_up: int = 1) -> dict[str, Quantiles]:
+    """Measure the seconds of every job `repeats` times, one job after the other; `warm_up` runs before do not count."""
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for turn in range(repeats):
+    for round_ in range(repeats):
         for name, job in jobs.items():
-            seconds[name].append(measure([job], device, warm_up if turn == 0 else 0).p50)
+            seconds[name].append(measure([job], device, 0 if round_ else warm_up).p50)
     return {name: quantiles(times) for name, times in seconds.items()}
 
 
 def stock_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model with transformers' own attention: a copy that shares every weight."""
+    """Return the same model with transformers' own attention: a copy that shares every weight."""
     kept = {id(x): x for x in chain(model.parameters(), model.buffers())}
     stock = deepcopy(model, kept)
     stock.set_attn_implementation("sdpa")
@@ -54,153 +84,175 @@ def stock_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def filled(model: PreTrainedModel, blocks: Sequence[Block]) -> MemoryStore:
-    """A store that holds these blocks."""
+    """Return a store that holds these blocks."""
     store = MemoryStore(1 << 62)
     fetch(model, blocks, store)
     return store
 
 
-class Part:
-    """A store that holds the first `count` of some blocks and keeps nothing new: every request finds and misses the
-    same."""
-
-    def __init__(self, model: PreTrainedModel, blocks: Sequence[Block], store: Store, count: int):
-        name = fingerprint(model)
-        found = {key: store.get(key) for key in (key_of(name, model.dtype, block) for block in blocks[:count])}
-        self._entries: dict[str, KV] = {key: kv for key, kv in found.items() if kv is not None}
-
-    def get(self, key: str) -> KV | None:
-        return self._entries.get(key)
-
-    def put(self, key: str, kv: KV) -> None:
-        """Nothing is kept."""
+def partial_store(model: PreTrainedModel, blocks: Sequence[Block], store: Store, count: int) -> ReadOnlyStore:
+    """Return a view of `store` that holds the first `count` of some blocks, and never another."""
+    model_key = fingerprint(model)
+    return ReadOnlyStore(store, {key_of(model_key, model.dtype, block) for block in blocks[:count]})
 
 
+@renamed.arguments(ways="methods")
 def jobs_of(
-    model: PreTrainedModel, prompt: Prompt, store: Store, ratio: float = 0.15, ways: Sequence[str] = WAYS
+    model: PreTrainedModel, prompt: Prompt, store: Store, ratio: float = 0.15, methods: Sequence[str] = METHODS
 ) -> dict[str, Callable[[], int]]:
-    """A function for every way, run once; each returns the first token. `store` holds the prompt's blocks.
+    """Return a function for every method, run once already; each returns the first token.
 
-    Raises BadInput for an unknown way, and where engine and transformers disagree about the first token in
-    fp32 (in fewer bits, logits that are nearly equal may change places).
+    `store` holds the prompt's blocks. Raises BadInput for an unknown method, and where engine and transformers disagree
+    about the first token in fp32 (in fewer bits, logits that are nearly equal may change places).
     """
-    if odd := [way for way in ways if way not in WAYS]:
-        raise BadInput(f"way {odd[0]!r}: it is one of {', '.join(WAYS)}")
+    if odd := [name for name in methods if name not in METHODS]:
+        raise BadInput(f"way {odd[0]!r}: it is one of {', '.join(METHODS)}")
     stock = stock_of(model)
     tokens, context = prompt.tokens.to(model.device)[None], prompt.starts[-1]
     ready = DynamicCache(config=stock.config)
 
-    def ask(ids: torch.Tensor, **given: Any) -> int:
+    def compute(ids: torch.Tensor, **keywords: Any) -> int:
         with torch.no_grad():
-            return int(stock(ids, logits_to_keep=1, use_cache=True, **given).logits[0, -1].argmax())
+            return int(stock(ids, logits_to_keep=1, use_cache=True, **keywords).logits[0, -1].argmax())
 
     def prefix() -> int:
-        token = ask(tokens[:, context:], past_key_values=ready)
+        token = compute(tokens[:, context:], past_key_values=ready)
         ready.crop(-(len(prompt) - context))
         return token
 
-    if "stock prefix" in ways:
-        ask(tokens[:, :context], past_key_values=ready)
-    found: dict[str, Callable[[], int]] = {
-        way: partial(first_token, model, prompt, method, store) for way, method in methods(ratio).items()
+    if "stock prefix" in methods:
+        compute(tokens[:, :context], past_key_values=ready)
+    jobs: dict[str, Callable[[], int]] = {
+        name: partial(first_token, model, prompt, method, store) for name, method in engine_methods(ratio).items()
     }
-    found |= {"stock full": partial(ask, tokens), "stock prefix": prefix}
-    first = {way: found[way]() for way in ways}  # which also warms up
-    exact = [token for way, token in first.items() if way not in ("block", "recompute")]
+    jobs |= {"stock full": partial(compute, tokens), "stock prefix": prefix}
+    first = {name: jobs[name]() for name in methods}  # which also warms up
+    exact = [token for name, token in first.items() if name not in ("block", "recompute")]
     if model.dtype == torch.float32 and len(set(exact)) > 1:
         raise BadInput(f"at {len(prompt)} tokens engine and transformers disagree about the first token: {exact}")
-    return {way: found[way] for way in ways}
+    return {name: jobs[name] for name in methods}
 
 
-def methods(ratio: float) -> dict[str, Method]:
-    """The engine's own ways."""
+def engine_methods(ratio: float) -> dict[str, Method]:
+    """The methods that the engine carries out."""
     return {"full": Full(), "block": Reuse(), "recompute": Reuse(select=QueryGuided(), ratio=ratio)}
 
 
+@renamed.arguments(ways="methods")
 def by_length(
-    model: PreTrainedModel, prompts: Sequence[Prompt], repeats: int, ratio: float = 0.15, ways: Sequence[str] = WAYS
+    model: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    repeats: int,
+    ratio: float = 0.15,
+    methods: Sequence[str] = METHODS,
 ) -> list[dict[str, Any]]:
-    """Records {length, way, p5, p50, p95 (seconds), n, flops, bytes} for prompts of different lengths."""
+    """Measure prompts of different lengths: records {length, way, p5, p50, p95 (seconds), n, flops, bytes, rows}."""
     records = []
     for prompt in prompts:
         store = filled(model, prompt.context)
-        times = in_turns(jobs_of(model, prompt, store, ratio, ways), model.device, repeats, warm_up=0)
-        for way, time in times.items():
-            method = methods(ratio)[WORK[way]]
-            records.append({"length": len(prompt), "way": way, **_plain(time), **_cost(model, prompt, method, store)})
+        times = interleaved(jobs_of(model, prompt, store, ratio, methods), model.device, repeats, warm_up=0)
+        for name, time in times.items():
+            costs = _cost(model, prompt, engine_methods(ratio)[WORK[name]], store)
+            records.append({"length": len(prompt), "way": name, **vars(time), **costs})
     return records
 
 
 def by_cached_share(
     model: PreTrainedModel, prompt: Prompt, shares: Sequence[float], repeats: int
 ) -> list[dict[str, Any]]:
-    """Records {share, p5, …}: the first blocks of the context come from the store, the others are encoded within the
-    time. `share` is of the context's tokens, by whole blocks."""
-    store, lengths = filled(model, prompt.context), [len(block) for block in prompt.context]
-    counts = {round(share * len(lengths)) for share in shares}
-    parts = {count: Part(model, prompt.context, store, count) for count in sorted(counts)}
-    jobs = {str(count): partial(first_token, model, prompt, "block", part) for count, part in parts.items()}
-    times = in_turns(jobs, model.device, repeats)
-    shape, found = cost.shape_of(model), []
-    asked = _cost(model, prompt, Reuse(), store)
-    for count in parts:
-        encoded = cost.encoding(shape, lengths[count:], model.dtype.itemsize) if lengths[count:] else None
-        sums = {"flops": asked["flops"] + (encoded.flops if encoded else 0.0)}
+    """Measure a prompt of which the first blocks come from the store and the others are encoded within the time.
+
+    Records {share, blocks, p5, p50, p95 (seconds), n, flops}; `share` is of the context's tokens, by whole blocks.
+    """
+    store = filled(model, prompt.context)
+    lengths = [len(block) for block in prompt.context]
+    counts = sorted({round(share * len(lengths)) for share in shares})
+    views = {count: partial_store(model, prompt.context, store, count) for count in counts}
+    jobs = {str(count): partial(first_token, model, prompt, "block", view) for count, view in views.items()}
+    times = interleaved(jobs, model.device, repeats)
+    shape = cost.shape_of(model)
+    cached = _cost(model, prompt, Reuse(), store)["flops"]
+    records = []
+    for count in counts:
+        encoding = cost.encoding(shape, lengths[count:], model.dtype.itemsize).flops if lengths[count:] else 0.0
         share = sum(lengths[:count]) / sum(lengths)
-        found.append({"share": share, "blocks": count, **_plain(times[str(count)]), **sums})
-    return found
+        records.append({"share": share, "blocks": count, **vars(times[str(count)]), "flops": cached + encoding})
+    return records
 
 
 def by_ratio(
     model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], repeats: int, select: Select
 ) -> list[dict[str, Any]]:
-    """Records {ratio, p5, …} of reuse with a share of the document tokens computed again; ratio 0 chooses nothing."""
+    """Measure reuse with a share of the document tokens recomputed; ratio 0 chooses nothing.
+
+    Records {ratio, p5, p50, p95 (seconds), n, flops, bytes, rows}.
+    """
     store = filled(model, prompt.context)
-    ways = {ratio: Reuse(select=select if ratio else None, ratio=ratio) for ratio in ratios}
-    jobs = {str(ratio): partial(first_token, model, prompt, way, store) for ratio, way in ways.items()}
-    times = in_turns(jobs, model.device, repeats)
+    methods = {ratio: Reuse(select=select if ratio else None, ratio=ratio) for ratio in ratios}
+    jobs = {str(ratio): partial(first_token, model, prompt, method, store) for ratio, method in methods.items()}
+    times = interleaved(jobs, model.device, repeats)
     return [
-        {"ratio": ratio, **_plain(times[str(ratio)]), **_cost(model, prompt, way, store)} for ratio, way in ways.items()
+        {"ratio": ratio, **vars(times[str(ratio)]), **_cost(model, prompt, method, store)}
+        for ratio, method in methods.items()
     ]
 
 
 def computed(
-    shape: cost.Shape, lengths: Sequence[int], itemsize: int, question: int, ratio: float = 0.15
+    shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int = QUESTION, ratio: float = 0.15
 ) -> list[dict[str, Any]]:
-    """Records {length, way, flops, bytes} of full, block and recompute (its share spread evenly, the choice of it left
-    out) for any shape of a model."""
-    found = []
+    """Compute the cost of full, block and recompute for any shape of a model, with `cost.first_token`.
+
+    Records {length, way, flops, linear, attention, bytes, kv_loaded, convention}. The share that is recomputed is
+    spread evenly and its choice left out. `convention` counts FLOPs as the paper does: 2 · parameters · rows.
+    """
+    records = []
     for length in lengths:
         context = max(0, length - question)
-        again = np.unique(np.linspace(0, max(0, context - 1), round(ratio * context)).astype(int))
+        spread = np.unique(np.linspace(0, max(0, context - 1), round(ratio * context)).astype(int))
         asked = np.arange(context, length)
-        rows = {"full": np.arange(length), "block": asked, "recompute": np.concatenate((again[again < context], asked))}
-        for way, which in rows.items():
-            one = cost.first_token(shape, which, length, itemsize)
-            found.append({"length": length, "way": way, "flops": one.flops, "bytes": one.bytes})
-    return found
+        recompute = np.concatenate((spread[spread < context], asked))
+        for name, rows in (("full", np.arange(length)), ("block", asked), ("recompute", recompute)):
+            costs = cost.first_token(shape, rows, length, itemsize)
+            record = {field: getattr(costs, field) for field in ("flops", "linear", "attention", "bytes", "kv_loaded")}
+            record["convention"] = cost.convention(shape.convention, len(rows))
+            records.append({"length": length, "way": name, **record})
+    return records
 
 
-def ceilings(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> Roof:
-    """What this device reaches, its best of `repeats`: a copy much larger than its caches, and a large product of
-    matrices in `dtype`."""
-    size, side = (1 << 30, 8192) if device.type == "cuda" else (1 << 27, 1024)
-    source = torch.ones(size, dtype=torch.uint8, device=device)
-    target, a = torch.empty_like(source), torch.randn(side, side, device=device).to(dtype)
-    out = torch.empty_like(a)
-    copy, product = (
-        min(measure([job], device, warm_up=1).p50 for _ in range(repeats))
-        for job in (partial(target.copy_, source), partial(torch.matmul, a, a, out=out))
-    )
-    return Roof(2 * source.nbytes / copy, 2.0 * side**3 / product)
+def measured(model: PreTrainedModel, prompts: Sequence[Prompt], repeats: int) -> list[dict[str, Any]]:
+    """Measure full and block for prompts of different lengths: `by_length`, in records {length, mode, …}."""
+    return _by_mode(by_length(model, prompts, repeats, methods=MODES))
 
 
-def _plain(time: Quantiles) -> dict[str, float]:
-    return {"p5": time.p5, "p50": time.p50, "p95": time.p95, "n": time.n}
+def computed_by_mode(
+    shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int = QUESTION
+) -> list[dict[str, Any]]:
+    """Compute the cost of full and block for any shape of a model: `computed`, in records {length, mode, …}."""
+    return _by_mode(computed(shape, lengths, itemsize, question))
+
+
+def computed_as_published() -> list[dict[str, Any]]:
+    """Compute `computed_by_mode` for the shape, number type and lengths of the paper's Table 3."""
+    return computed_by_mode(cost.shape(LlamaConfig(**LLAMA_3_8B)), TABLE_3["length"], 2)
+
+
+def published() -> list[dict[str, Any]]:
+    """The paper's Table 3 as records {length, mode, ttft_ms, flops}."""
+    return [
+        {"length": length, "mode": mode, "ttft_ms": TABLE_3["ttft_ms"][mode][i], "flops": TABLE_3["flops"][mode][i]}
+        for mode in MODES
+        for i, length in enumerate(TABLE_3["length"])
+    ]
+
+
+def _by_mode(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of full and block, whose method is called their `mode`."""
+    names = {"way": "mode"}
+    return [{names.get(k, k): v for k, v in record.items()} for record in records if record["way"] in MODES]
 
 
 def _cost(model: PreTrainedModel, prompt: Prompt, method: Method, store: Store) -> dict[str, float]:
-    """Operations and bytes of one request, selection included."""
+    """Compute operations and bytes of one request, selection included."""
     (start,) = method.begin(model, [prompt], store)
-    found = cost.of_passes(cost.shape_of(model), start.passes, start.reused, model.dtype.itemsize)
-    return {"flops": found.flops, "bytes": found.bytes, "rows": float(start.computed)}
+    costs = cost.of_passes(cost.shape_of(model), start.passes, start.reused, model.dtype.itemsize)
+    return {"flops": costs.flops, "bytes": costs.bytes, "rows": float(start.computed)}

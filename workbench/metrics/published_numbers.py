@@ -16,7 +16,7 @@ TABLE_3: dict[str, Any] = {
 QUESTION = 50  # tokens of user input in TABLE_3
 
 # The shape TABLE_3 is about, for `cost.shape(LlamaConfig(**LLAMA_3_8B))`: 7.5e9 parameters without the input embedding.
-LLAMA_3_8B = {
+LLAMA_3_8B: dict[str, Any] = {
     "vocab_size": 128256,
     "hidden_size": 4096,
     "intermediate_size": 14336,

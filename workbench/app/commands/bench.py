@@ -1,4 +1,4 @@
-"""`workbench bench`: kernels beside their peers."""
+"""`workbench bench`: kernels beside their baselines."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from workbench.app.commands.text import plain
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.experiments import bench
-from workbench.experiments.bench import peers
-from workbench.experiments.bench.check import check as outcomes
+from workbench.experiments.bench import baselines
+from workbench.experiments.bench.check import check as verdicts
 
 app = typer.Typer(add_completion=False)
 OUT = Path("data/benchmarks")
@@ -27,14 +27,18 @@ def bench_command(
     kernel: Annotated[
         str, typer.Argument(help=f"Name of a kernel, `all`; of whole models {', '.join(bench.MODELS)}, `models`")
     ],
-    against: Annotated[str, typer.Option(help="Peers: flash, cudnn, flex, flashinfer, or `all`")] = "flash,cudnn,flex",
-    check: Annotated[bool, typer.Option("--check", help="Hold the kernel to its reference; take no times")] = False,
+    against: Annotated[
+        str, typer.Option(help="Baselines: flash, cudnn, flex, flashinfer, or `all`")
+    ] = "flash,cudnn,flex",
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the kernel with its reference; take no times")
+    ] = False,
     variants: Annotated[bool, typer.Option("--variants", help="Also try other launch shapes")] = False,
     only: Annotated[str, typer.Option(help="Workloads whose name holds this text")] = "",
-    out: Annotated[Path, typer.Option(help="Folder for KERNEL.json; what it holds of this card stays")] = OUT,
+    out: Annotated[Path, typer.Option(help="Folder for KERNEL.json; workloads that it holds of this GPU stay")] = OUT,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout")] = False,
 ) -> None:
-    """Time the kernels beside their peers on this GPU, or check them."""
+    """Time the kernels beside their baselines on this GPU, or check them."""
     chosen = {"all": bench.names(), "models": list(bench.MODELS)}.get(kernel, [kernel])
     if not set(chosen) <= {*bench.names(), *bench.MODELS}:
         raise BadInput(
@@ -56,17 +60,17 @@ def bench_command(
 def _check(name: str, as_json: bool) -> bool:
     gpu = torch.cuda.is_available()
     dtypes = [torch.bfloat16, torch.float16, torch.float32] if gpu else [torch.float32]
-    wrong = count = 0
+    count = wrong = 0
     worst = 0.0
-    for outcome in outcomes(bench.named(name), "cuda" if gpu else "cpu", dtypes, stretch=gpu):
+    for verdict in verdicts(bench.named(name), "cuda" if gpu else "cpu", dtypes, stretch=gpu):
         count += 1
-        wrong += not outcome.right
-        worst = max(worst, outcome.error / outcome.allowed if outcome.allowed else 0.0)
+        wrong += not verdict.right
+        worst = max(worst, verdict.error / verdict.allowed if verdict.allowed else 0.0)
         if as_json:
-            print(json.dumps(vars(outcome) | {"right": outcome.right}), flush=True)
-        elif not outcome.right:
-            words = outcome.problem or f"error {outcome.error:.2e}, allowed {outcome.allowed:.2e}"
-            print(f"{name}, case {outcome.case}, {outcome.dtype}: {words}", flush=True)
+            print(json.dumps(vars(verdict) | {"right": verdict.right}), flush=True)
+        elif not verdict.right:
+            words = verdict.problem or f"error {verdict.error:.2e}, allowed {verdict.allowed:.2e}"
+            print(f"{name}, case {verdict.case}, {verdict.dtype}: {words}", flush=True)
     if not as_json:
         print(
             f"{name}: {count - wrong} of {count} cases right, largest error {worst:.0%} of what is allowed", flush=True
@@ -80,24 +84,26 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path,
 
     if not out.is_dir():
         raise BadInput(f"{out} is no folder: give one with --out")
-    rivals = peers.chosen(against)
+    names = baselines.chosen(against)
     for name in chosen if len(chosen) == 1 else [name for name in chosen if name in {*WORKLOADS, *bench.MODELS}]:
         report: dict[str, Any] = {}
         seen: set[str] = set()
-        for part in operations.run(name, rivals, only) if name in bench.MODELS else run(name, rivals, variants, only):
+        path = out / f"{name}.json"
+        parts = operations.run(name, names, only) if name in bench.MODELS else run(name, names, variants, only)
+        for part in parts:  # the facts of the GPU, then one workload after the other
             if as_json:
                 print(json.dumps(part), flush=True)
             if "contestants" not in part:
-                report = part | {"command": spoken(name, against, variants, only)}
-                report["workloads"] = before(out / f"{name}.json", part["card"])
+                report = part | {"command": command_of(name, against, variants, only)}
+                report["workloads"] = before(path, part["card"])
                 continue
             add(report, part)
             seen.add(part["name"])
-            _write(out / f"{name}.json", report)
+            _write(path, report)
             if not as_json:
                 Console(highlight=False).print(table(part))
         if seen and not only:  # workloads of an earlier version that are no more
-            _write(out / f"{name}.json", report | {"workloads": [w for w in report["workloads"] if w["name"] in seen]})
+            _write(path, report | {"workloads": [w for w in report["workloads"] if w["name"] in seen]})
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:
@@ -105,23 +111,23 @@ def _write(path: Path, report: dict[str, Any]) -> None:
     write_text(path, text)
 
 
-def spoken(name: str, against: str, variants: bool, only: str) -> str:
-    """The command that measures this again, without the folders of this machine."""
+def command_of(name: str, against: str, variants: bool, only: str) -> str:
+    """Return the command that repeats this measurement, without the folders of this machine."""
     words = ["workbench", "bench", name, "--against", against]
     words += ["--variants"] if variants else []
     return shlex.join([*words, *(["--only", only] if only else [])])
 
 
 def table(entry: dict[str, Any]) -> Table:
-    """One workload for a person to read."""
+    """Return one workload as a table for people."""
     shown = Table(title=plain(f"{entry['name']}: floor {entry['floor_ms']:.3f} ms"), title_justify="left")
     for heading in ("", "ms", "p5", "p95", "TF/s", "TB/s", "of the roof", "ours is faster by"):
         shown.add_column(heading, justify="left" if not heading else "right")
-    for one in entry["contestants"]:
-        if "problem" in one:
-            shown.add_row(plain(one["who"]), plain(one["problem"][:60]))
+    for row in entry["contestants"]:
+        if "problem" in row:
+            shown.add_row(plain(row["who"]), plain(row["problem"][:60]))
             continue
-        times = (f"{one[name]:.4f}" for name in ("ms", "p5", "p95"))
-        rates = (f"{one['tflops']:.0f}", f"{one['tbps']:.2f}", f"{one['share']:.0%}")
-        shown.add_row(plain(one["who"]), *times, *rates, "" if one["ratio"] is None else f"{one['ratio']:.2f}×")
+        times = (f"{row[name]:.4f}" for name in ("ms", "p5", "p95"))
+        rates = (f"{row['tflops']:.0f}", f"{row['tbps']:.2f}", f"{row['share']:.0%}")
+        shown.add_row(plain(row["who"]), *times, *rates, "" if row["ratio"] is None else f"{row['ratio']:.2f}×")
     return shown

@@ -1,7 +1,8 @@
-"""Kernels beside what a user would pick instead, on one card in one run: right first, then fast.
+"""Kernels beside their baselines, on one GPU in one run: right first, then fast.
 
-`check` holds a kernel to its reference, `timing` takes times, `workloads` says what is measured, `peers` what it is
-measured against, `run` puts it together. `whole_model` and `operations` do the same for whole models.
+`check` compares a kernel with its reference, `timing` takes times, `workloads` and `choices` hold the inputs,
+`baselines` what a user would pick instead, and `run` makes the report. `whole_model` and `operations` do the same for
+whole models.
 """
 
 import pkgutil
@@ -15,13 +16,13 @@ MODELS = ("question", "recompute", "prefill", "decode")  # of whole models: `ope
 
 
 def names() -> list[str]:
-    """The kernels."""
-    found = (module.name for module in pkgutil.iter_modules(kernels.__path__))
-    return sorted(name for name in found if not name.startswith("_"))
+    """List the kernels."""
+    modules = (module.name for module in pkgutil.iter_modules(kernels.__path__))
+    return sorted(name for name in modules if not name.startswith("_"))
 
 
 def named(name: str) -> Any:
-    """A kernel's module. BadInput for an unknown name."""
+    """Return a kernel's module. BadInput for an unknown name."""
     if name not in names():
         raise BadInput(f"there is no kernel {name!r}: it is one of {', '.join(names())}")
     return import_module(f"workbench.kernels.{name}")

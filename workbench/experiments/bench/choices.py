@@ -1,8 +1,8 @@
-"""What is measured of choosing: a choice with the lists that attention takes, beside the attention that it feeds.
+"""Workloads that choose tiles: a choice with the lists that attention takes, beside the attention that reads them.
 
-Random numbers in bf16, as in `workloads`. How much is kept is set before anything is timed: a dial of the rule is
-turned until the choice has the density asked for, and the attention reads what the choice kept. "ours" is the choice,
-its lists included; in a workload named "choice and attention" it is both.
+Inputs are random numbers in bf16, as in `workloads`. A threshold of the rule is set before the timing, so that the
+choice has a given density, and the attention reads what the choice kept. "ours" is the choice with its lists; in a
+workload named "choice and attention" it is both.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +15,10 @@ from torch import Tensor
 from workbench.core.tile_grid import Grid
 from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
+from workbench.experiments.bench import named, workloads
+from workbench.experiments.bench.variants import Variant
+from workbench.experiments.bench.workloads import DEVICE, Call, Workload, labelled, numbers
 from workbench.kernels._page_lists import Pages, page_table, union_of
-from workbench.experiments.bench import named, peers, workloads
-from workbench.experiments.bench.workloads import DEVICE, Call, Variant, Workload, labelled, numbers
-from workbench.kernels._common import Config
 
 LENGTHS = (32, 128)  # in units, 1024 tokens
 TILED = ((32, 128), (128, 64), (128, 128))  # BFLA: length in units, tile in parts of a unit of 1024
@@ -53,12 +53,12 @@ class Choosing:
         return lambda: named(self.kernel).reference(self.q, self.keys, self.rows, rule, *self.options)
 
     def density(self, rule: TileRule) -> float:
-        """Share of the causal tiles that is kept."""
+        """Return the share of the causal tiles that is kept."""
         causal = Grid(self.rows[0], self.keys.shape[2], rule.tile).causal
         return (self.kept(rule).float().mean() / causal.float().mean()).item()
 
     def lists(self, rule: TileRule, variant: Variant = NONE) -> tuple[Tensor, Tensor]:
-        """One list for every group of heads that choose alike, and query tile."""
+        """Return one list for every group of heads that choose alike, and query tile."""
         choice = Tiles(self.kept(rule, variant)[0], rule.tile, shared=self.shared)
         return choice.lists(self.q.shape[2], self.keys.shape[2])
 
@@ -68,13 +68,15 @@ class Choosing:
         return out
 
     def past(self, rule: TileRule) -> float:
-        """Share of the pages before the chunk that some union reads."""
+        """Return the share of the pages before the chunk that some union reads."""
         chunk = self.q.shape[2] // rule.block
         return union_of(self.kept(rule), self.group)[..., :-chunk].float().mean().item()
 
     def pages(self, rule: TileRule, variant: Variant = NONE, means: Any = None) -> Pages:
-        """One list for every request and GQA group (CompactAttention); `means` of the keys before the chunk are those
-        that FlashPrefill kept from earlier chunks."""
+        """Return one list for every request and GQA group (CompactAttention).
+
+        `means` of the keys before the chunk are those that FlashPrefill kept from earlier chunks.
+        """
         if means is not None:
             past = self.keys.shape[2] - self.q.shape[2]
             variant = {"means": named(self.kernel).pooled(self.keys, rule.block, means, past)}
@@ -86,11 +88,11 @@ class Choosing:
         return out
 
     def prompt(self, rule: TileRule) -> Tensor:
-        """Choice, lists and attention."""
+        """Compute choice, lists and attention."""
         return self.attention(rule, *self.lists(rule))
 
     def chunk(self, rule: TileRule, means: Any = None) -> Tensor:
-        """Choice, page table and attention."""
+        """Compute choice, page table and attention."""
         return self.paged(self.pages(rule, NONE, means))
 
     @property
@@ -98,7 +100,7 @@ class Choosing:
         return self.q.shape[1] // self.keys.shape[1]
 
     def work(self, name: str, rule: TileRule, operations: float) -> Workload:
-        """`operations`: multiply-adds that it cannot do without."""
+        """Describe the work; `operations` are the multiply-adds that it cannot do without."""
         shape: dict[str, Any] = {"rows": self.q.shape[2], "keys": self.keys.shape[2], "batch": len(self.q)}
         shape |= {"heads": (self.q.shape[1], self.keys.shape[1]), "block": rule.block, "tile": rule.tile}
         shape |= {"mass": rule.mass, "part": rule.part}
@@ -110,23 +112,23 @@ def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iter
     flat, (heads, kv_heads) = unit // 16, workloads.HEADS
     for length, parts in TILED:
         tokens, tile = length * unit, parts * unit // 1024
-        one = _prompt("choose_bfla", tokens, (flat,), heads // kv_heads)
+        choosing = _prompt("choose_bfla", tokens, (flat,), heads // kv_heads)
         rule = TileRule(unit // 4, tile, 0.9, local=unit // 2 // tile, sink=1, stride=16)
-        rule = dialled(rule, "mass", one.density, DENSITY)
+        rule = with_density(rule, "mass", choosing.density, DENSITY)
         operations = heads * tokens**2 / 2 * workloads.WIDTH / flat
-        yield _tiled(one, f"{length}K, tiles of {tile}", rule, operations, tried, slow=False)
+        yield _tiled(choosing, f"{length}K, tiles of {tile}", rule, operations, tried, slow=False)
         operations += heads * tokens**2 / 2 * DENSITY * 2 * workloads.WIDTH
-        yield _together(one, f"{length}K, tiles of {tile}", rule, operations, against)
+        yield _together(choosing, f"{length}K, tiles of {tile}", rule, operations, against)
 
 
 def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
     """Blocks of 128, squares of 8."""
     for length in LENGTHS:
         tokens, block = length * unit, unit // 8
-        one = _prompt("choose_xattention", tokens, (STRIDE,), 1)
-        rule = dialled(TileRule(block, block, 0.9, first=True), "mass", one.density, DENSITY)
+        choosing = _prompt("choose_xattention", tokens, (STRIDE,), 1)
+        rule = with_density(TileRule(block, block, 0.9, first=True), "mass", choosing.density, DENSITY)
         operations = workloads.HEADS[0] * tokens**2 / 2 * workloads.WIDTH / STRIDE
-        yield _tiled(one, f"{length}K, stride {STRIDE}", rule, operations, tried, slow=length > SLOW)
+        yield _tiled(choosing, f"{length}K, stride {STRIDE}", rule, operations, tried, slow=length > SLOW)
 
 
 def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
@@ -135,24 +137,24 @@ def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024
     (batch, heads, kv_heads), tokens, size = workloads.CHUNK, LENGTHS[-1] * unit, unit // 8
     rows = torch.arange(tokens - unit, tokens, device=DEVICE).expand(batch, -1).contiguous()
     keys, values = (numbers(batch, kv_heads, tokens, workloads.WIDTH) for _ in range(2))
-    one = Choosing("choose_flash_prefill", numbers(batch, heads, unit, workloads.WIDTH), keys, values, rows)
+    choosing = Choosing("choose_flash_prefill", numbers(batch, heads, unit, workloads.WIDTH), keys, values, rows)
     for share in SHARES:
         rule = TileRule(size, size, part=0.5, whole=True, local=3, sink=2)
-        rule = dialled(rule, "part", one.past, share)
+        rule = with_density(rule, "part", choosing.past, share)
         name = f"chunk of {unit}, {share:.0%} of {LENGTHS[-1]}K pages"
-        work = one.work(name, rule, batch * heads * unit * (tokens / size) * workloads.WIDTH)
-        for who, variant in labelled(tried):
-            work.enter(who, _call, one.pages, rule, variant)
-        means = named(one.kernel).pooled(keys, size)
-        work.enter(KEPT, _call, one.pages, rule, NONE, means)
-        work.enter("torch", one.torch, rule)
-        work.enter(FEEDS, _call, one.paged, one.pages(rule))
+        work = choosing.work(name, rule, batch * heads * unit * (tokens / size) * workloads.WIDTH)
+        for label, variant in labelled(tried):
+            work.enter(label, _call, choosing.pages, rule, variant)
+        means = named(choosing.kernel).pooled(keys, size)
+        work.enter(KEPT, _call, choosing.pages, rule, NONE, means)
+        work.enter("torch", choosing.torch, rule)
+        work.enter(FEEDS, _call, choosing.paged, choosing.pages(rule))
         yield work
         seen = batch * heads * unit * (share * (tokens - unit) + unit / 2)
-        both = one.work(f"choice and attention, {name}", rule, work.flops / 2 + 2 * seen * workloads.WIDTH)
-        both.enter("ours", _call, one.chunk, rule)
-        both.enter(KEPT, _call, one.chunk, rule, means)
-        _dense(both, against, one, causal=False)
+        both = choosing.work(f"choice and attention, {name}", rule, work.flops / 2 + 2 * seen * workloads.WIDTH)
+        both.enter("ours", _call, choosing.chunk, rule)
+        both.enter(KEPT, _call, choosing.chunk, rule, means)
+        both.enter_torch(against, choosing.q, choosing.keys, choosing.values, label=", dense")
         yield both
 
 
@@ -167,36 +169,28 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Call:
 
 
 def _tiled(
-    one: Choosing, name: str, rule: TileRule, operations: float, tried: Sequence[Variant], slow: bool
+    choosing: Choosing, name: str, rule: TileRule, operations: float, tried: Sequence[Variant], slow: bool
 ) -> Workload:
-    """A choice with its lists, the same in torch unless that is too `slow`, and the attention."""
-    work = one.work(name, rule, operations)
-    for who, variant in labelled(tried):
-        work.enter(who, _call, one.lists, rule, variant)
+    """Enter a choice with its lists, the same in torch unless that is too `slow`, and the attention."""
+    work = choosing.work(name, rule, operations)
+    for label, variant in labelled(tried):
+        work.enter(label, _call, choosing.lists, rule, variant)
     if not slow:
-        work.enter("torch", one.torch, rule)
-    work.enter(FEEDS, _call, one.attention, rule, *one.lists(rule))
+        work.enter("torch", choosing.torch, rule)
+    work.enter(FEEDS, _call, choosing.attention, rule, *choosing.lists(rule))
     return work
 
 
-def _together(one: Choosing, name: str, rule: TileRule, operations: float, against: list[str]) -> Workload:
-    """Choice, lists and attention, beside what computes everything."""
-    work = one.work(f"choice and attention, {name}", rule, operations)
-    work.enter("ours", _call, one.prompt, rule)
-    _dense(work, against, one, causal=True)
+def _together(choosing: Choosing, name: str, rule: TileRule, operations: float, against: list[str]) -> Workload:
+    """Enter choice, lists and attention together, beside attention that computes everything."""
+    work = choosing.work(f"choice and attention, {name}", rule, operations)
+    work.enter("ours", _call, choosing.prompt, rule)
+    work.enter_dense(against, choosing.q, choosing.keys, choosing.values)
     return work
 
 
-def _dense(work: Workload, against: list[str], one: Choosing, causal: bool) -> None:
-    for who in ("flash", "cudnn"):
-        if who in against:
-            work.enter(f"{who}, dense", peers.torchs, who, one.q, one.keys, one.values, causal)
-    if causal and "flashinfer" in against:
-        work.enter("flashinfer, dense", peers.flashinfer_dense, one.q, one.keys, one.values)
-
-
-def dialled(rule: TileRule, threshold: str, density: Callable[[TileRule], float], wanted: float) -> TileRule:
-    """`rule` with its "mass", or its "part" of the best, set so that it keeps the density."""
+def with_density(rule: TileRule, threshold: str, density: Callable[[TileRule], float], wanted: float) -> TileRule:
+    """Set "mass" of `rule`, or its "part" of the best, so that its choice has the density `wanted`."""
 
     def at(value: float) -> TileRule:
         return replace(rule, mass=value) if threshold == "mass" else replace(rule, part=1 - value)
@@ -209,16 +203,7 @@ def dialled(rule: TileRule, threshold: str, density: Callable[[TileRule], float]
 
 
 WORKLOADS: Mapping[str, Callable[..., Iterator[Workload]]] = {
-    "choose_bfla": bfla, "choose_flash_prefill": flash_prefill, "choose_xattention": xattention,
-}  # fmt: skip
-
-
-def variants(kernel: str) -> Sequence[Variant]:
-    """Launches that are tried beside the kernel's own."""
-    products = (
-        Config(128, 128, 8, 4, True), Config(128, 128, 8, 3), Config(128, 128, 4, 3, True),
-        Config(128, 256, 8, 3, True), Config(256, 128, 8, 3, True), Config(64, 128, 4, 4, True),
-    )  # fmt: skip
-    scores = Config(128, 128, 8, 2), Config(128, 64, 8, 3), Config(128, 64, 4, 2)
-    found = {"choose_bfla": products, "choose_xattention": products, "choose_flash_prefill": scores}
-    return [{"config": config} for config in found.get(kernel, ())]
+    "choose_bfla": bfla,
+    "choose_flash_prefill": flash_prefill,
+    "choose_xattention": xattention,
+}

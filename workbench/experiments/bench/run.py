@@ -1,4 +1,4 @@
-"""One benchmark: a kernel and its peers on every workload, as one report that is JSON.
+"""One benchmark: a kernel and its baselines on every workload, as one report that is JSON.
 
 A report is {kernel, card, processors, memory_gib, cuda, driver, versions, copy_tbps, product_tflops, command,
 workloads: [{name, shape, flops, bytes, floor_ms, command, versions, contestants: [{who, ms, p5, p95, runs, tflops,
@@ -29,7 +29,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def run(kernel: str, against: list[str], tuning: bool = False, only: str = "") -> Iterator[dict[str, Any]]:
-    """The report as it grows: first the card, then one entry a workload (its `name` holds `only`).
+    """Yield the report as it grows: first the facts of the GPU, then one entry a workload (its `name` holds `only`).
 
     BadInput where there is no GPU, no such kernel, or nothing is measured of it.
     """
@@ -40,31 +40,31 @@ def run(kernel: str, against: list[str], tuning: bool = False, only: str = "") -
         raise BadInput(f"nothing is measured of {kernel!r} yet: choose one of {', '.join(WORKLOADS)}")
     torch.manual_seed(0)
     ceiling = roof()
-    yield card() | {"kernel": kernel, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
-    tried = [*variants(kernel), *choices.variants(kernel)] if tuning else []
+    yield gpu_facts() | {"kernel": kernel, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
+    tried = variants(kernel) if tuning else ()
     with torch.inference_mode():
         for work in WORKLOADS[kernel](against, tried):
             if only in work.name:
                 yield entry(work, ceiling)
-            work.contestants.clear()
+            work.candidates.clear()
             torch.cuda.empty_cache()
 
 
-def card() -> dict[str, Any]:
-    """What the figures depend on."""
-    facts = torch.cuda.get_device_properties(0)
-    found = {"card": facts.name, "processors": facts.multi_processor_count}
-    found |= {"memory_gib": round(facts.total_memory / 2**30, 1), "cuda": torch.version.cuda, "driver": driver()}
-    return found | {"versions": {name: _version(name) for name in LIBRARIES}}
+def gpu_facts() -> dict[str, Any]:
+    """Return what times depend on: the GPU and the versions of libraries."""
+    gpu = torch.cuda.get_device_properties(0)
+    facts = {"card": gpu.name, "processors": gpu.multi_processor_count}
+    facts |= {"memory_gib": round(gpu.total_memory / 2**30, 1), "cuda": torch.version.cuda, "driver": driver()}
+    return facts | {"versions": {name: _version(name) for name in LIBRARIES}}
 
 
 def driver(path: Path = DRIVER) -> str | None:
-    """Version of the NVIDIA driver; None where the system does not say."""
+    """Read the version of the NVIDIA driver; None where the system does not say."""
     try:
-        found = re.search(r"Module.*?\s(\d+\.[\d.]+)", path.read_text())
+        match = re.search(r"Module.*?\s(\d+\.[\d.]+)", path.read_text())
     except OSError:
         return None
-    return found.group(1) if found else None
+    return match.group(1) if match else None
 
 
 def _version(name: str) -> str | None:
@@ -75,25 +75,25 @@ def _version(name: str) -> str | None:
 
 
 def entry(work: Workload, ceiling: Roof) -> dict[str, Any]:
-    """Times of all contestants on one workload."""
-    return result(work, measure(work.contestants), ceiling)
+    """Measure all candidates on one workload."""
+    return result(work, measure(work.candidates), ceiling)
 
 
-def result(work: Workload, taken: Mapping[str, Time | str], ceiling: Roof) -> dict[str, Any]:
-    """`share` of the roof, and `ratio`: how many times faster "ours" is."""
-    floor = ceiling.seconds(work.flops, work.moved) * 1e3
-    own = taken.get("ours")
-    found = []
-    for who in work.contestants:
-        time = taken[who]
+def result(work: Workload, times: Mapping[str, Time | str], ceiling: Roof) -> dict[str, Any]:
+    """Return the entry of a workload, with the `share` of the roof and the `ratio` of each time to that of "ours"."""
+    floor = ceiling.seconds(work.flops, work.bytes) * 1e3
+    own = times.get("ours")
+    rows = []
+    for name in work.candidates:
+        time = times[name]
         if not isinstance(time, Time):
-            found.append({"who": who, "problem": time})
+            rows.append({"who": name, "problem": time})
             continue
-        rates = {"tflops": work.flops / time.ms / 1e9, "tbps": work.moved / time.ms / 1e9, "share": floor / time.ms}
+        rates = {"tflops": work.flops / time.ms / 1e9, "tbps": work.bytes / time.ms / 1e9, "share": floor / time.ms}
         ratio = time.ms / own.ms if isinstance(own, Time) else None
-        found.append({"who": who} | time.to_json() | rates | {"ratio": ratio})
-    facts = {"name": work.name, "shape": work.shape, "flops": work.flops, "bytes": work.moved, "floor_ms": floor}
-    return facts | {"contestants": found}
+        rows.append({"who": name} | time.to_json() | rates | {"ratio": ratio})
+    facts = {"name": work.name, "shape": work.shape, "flops": work.flops, "bytes": work.bytes, "floor_ms": floor}
+    return facts | {"contestants": rows}
 
 
 def add(report: dict[str, Any], work: Mapping[str, Any]) -> None:
@@ -104,10 +104,10 @@ def add(report: dict[str, Any], work: Mapping[str, Any]) -> None:
     report["workloads"][at : at + 1] = [new]
 
 
-def before(path: Path, card: str) -> list[dict[str, Any]]:
-    """The workloads in a report that was written earlier, if it is of the same card; else none."""
+def before(path: Path, gpu: str) -> list[dict[str, Any]]:
+    """Read the workloads in a report that was written earlier, if it is of the same GPU; else none."""
     try:
         report = json.loads(path.read_text())
-        return list(report["workloads"]) if report["card"] == card else []
+        return list(report["workloads"]) if report["card"] == gpu else []
     except (OSError, JSONDecodeError, KeyError, TypeError):
         return []

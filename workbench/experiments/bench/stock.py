@@ -1,4 +1,4 @@
-"""Stock transformers at the work of a whole-model benchmark. Each function prepares it and gives one measurement."""
+"""The baseline of whole-model benchmarks: stock transformers. Each function prepares it and returns a `Sample`."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -9,18 +9,18 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, PreTrainedModel
 
-from workbench.experiments.bench.whole_model import DEVICE, Contestant, Sample, Scene, clock
+from workbench.experiments.bench.whole_model import DEVICE, Candidate, Sample, Scene, clock
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
 def backend(name: str) -> AbstractContextManager[Any]:
-    """Torch's own choice of an attention for "", else the one of that name."""
+    """Select torch's attention by name; "" leaves the choice to torch."""
     return sdpa_kernel(BACKENDS[name]) if name else nullcontext()
 
 
-def whole(scene: Scene, count: int, name: str, one: Contestant) -> Sample:
-    """Stock transformers compute the whole prompt."""
+def whole(scene: Scene, count: int, name: str, candidate: Candidate) -> Sample:
+    """Compute the whole prompt."""
 
     def first_token(ids: Tensor) -> int:
         scene.model.set_attn_implementation("sdpa")
@@ -28,13 +28,13 @@ def whole(scene: Scene, count: int, name: str, one: Contestant) -> Sample:
             return int(scene.model(ids, use_cache=True, logits_to_keep=1).logits[0, -1].argmax())
 
     ids = scene.ids(count).to(DEVICE)[None]
-    if one.warmed:
+    if candidate.warmed:
         first_token(ids[:, : 8 * scene.unit])
     return lambda: clock(partial(first_token, ids))
 
 
-def prefix(scene: Scene, context: int, question: int, _: Contestant) -> Sample:
-    """Stock transformers compute the question over a ready cache of this very context."""
+def prefix(scene: Scene, context: int, question: int, _: Candidate) -> Sample:
+    """Compute the question over a ready cache of this very context."""
     cache, ids = cache_of(scene.model, 1, context), scene.ids(question).to(DEVICE)[None]
 
     def first_token() -> int:
@@ -48,7 +48,7 @@ def prefix(scene: Scene, context: int, question: int, _: Contestant) -> Sample:
 
 
 def cache_of(model: PreTrainedModel, batch: int, length: int) -> DynamicCache:
-    """A cache of random numbers: what it holds takes no time."""
+    """Make a cache of random numbers, which takes no time."""
     config, cache = model.config, DynamicCache(config=model.config)
     shape = batch, config.num_key_value_heads, length, config.head_dim
     for layer in range(config.num_hidden_layers):
@@ -57,8 +57,8 @@ def cache_of(model: PreTrainedModel, batch: int, length: int) -> DynamicCache:
     return cache
 
 
-def answers(scene: Scene, context: int, batch: int, _: Contestant) -> Sample:
-    """A cache for each request, as transformers keeps it."""
+def answers(scene: Scene, context: int, batch: int, _: Candidate) -> Sample:
+    """Decode with a cache for each request, as transformers keeps it."""
     cache = cache_of(scene.model, batch, context)
     ids = scene.ids(batch).to(DEVICE)[:, None]
 

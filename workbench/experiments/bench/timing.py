@@ -1,18 +1,24 @@
 """Times of short GPU work, taken so that they can be compared.
 
-Every contestant works on several sets of inputs in turn, together larger than the L2 cache, so each run finds its
-inputs cold. Contestants take turns, so a drift of the clock meets all alike. Before each run the card waits a moment in
-a loop that touches no memory, so the host is ahead and its own time is not measured.
+Every candidate works on several sets of inputs, one after the other, together larger than the L2 cache, so each run
+finds its inputs cold. Candidates run interleaved, so a drift of the clock meets all alike. Before each run the GPU
+waits a moment in a loop that touches no memory: the host is then ahead, and its own time is not measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from workbench.metrics import latency
+from workbench.metrics.latency import quantiles
+
+Events = tuple[torch.cuda.Event, torch.cuda.Event]  # before and after a run
+
 WAIT = 2_000_000  # clock cycles, about 1 ms: longer than the host needs for any launch
-SECONDS = 0.4  # of measuring, for each contestant
+SECONDS = 0.4  # of measuring, for each candidate
 RUNS = (10, 200)  # fewest and most
 
 
@@ -30,36 +36,37 @@ class Time:
 
 
 def of(samples: Sequence[float]) -> Time:
-    ordered = sorted(samples)
-
-    def at(share: float) -> float:
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    return Time(at(0.5), at(0.05), at(0.95), len(ordered))
+    """Summarise milliseconds of several runs."""
+    summary = quantiles(samples)
+    return Time(summary.p50, summary.p5, summary.p95, summary.n)
 
 
-def measure(contestants: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, Time | str]:
-    """Each contestant is one callable for every set of inputs; the answer is its time, or why it cannot run."""
-    found: dict[str, Time | str] = {}
+def measure(candidates: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, Time | str]:
+    """Return the time of every candidate, one callable for every set of inputs, or why it cannot run."""
+    problems: dict[str, Time | str] = {}
     ready: dict[str, tuple[Sequence[Callable[[], Any]], int]] = {}
-    for who, sets in contestants.items():
+    for name, sets in candidates.items():
         try:
-            for one in sets:
-                one()
-            guess = _run([sets[0]] * 3)
-            ready[who] = sets, max(RUNS[0], min(RUNS[1], int(SECONDS * 1e3 / max(guess[-1], 1e-3))))
-        except Exception as problem:  # a peer may refuse a shape in any way it likes
-            found[who] = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
-    taken: dict[str, list[float]] = {who: [] for who in ready}
-    for turn in range(max((runs for _, runs in ready.values()), default=0)):
-        events = {who: _start(sets[turn % len(sets)]) for who, (sets, runs) in ready.items() if turn < runs}
-        torch.cuda.synchronize()
-        for who, (first, last) in events.items():
-            taken[who].append(first.elapsed_time(last))
-    return found | {who: of(samples) for who, samples in taken.items()}
+            for work in sets:
+                work()
+            guess = _milliseconds([_start(sets[0]) for _ in range(3)])
+            ready[name] = sets, max(RUNS[0], min(RUNS[1], int(SECONDS * 1e3 / max(guess[-1], 1e-3))))
+        except Exception as problem:  # a baseline may refuse a shape in any way it likes
+            problems[name] = reason(problem)
+    samples: dict[str, list[float]] = {name: [] for name in ready}
+    for i in range(max((runs for _, runs in ready.values()), default=0)):
+        events = {name: _start(sets[i % len(sets)]) for name, (sets, runs) in ready.items() if i < runs}
+        for name, ms in zip(events, _milliseconds(list(events.values())), strict=True):
+            samples[name].append(ms)
+    return problems | {name: of(times) for name, times in samples.items()}
 
 
-def _start(work: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+def reason(problem: Exception) -> str:
+    """Say in one line why a candidate cannot run."""
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+
+
+def _start(work: Callable[[], Any]) -> Events:
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(WAIT)
     first.record()
@@ -68,30 +75,42 @@ def _start(work: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]
     return first, last
 
 
-def _run(works: Sequence[Callable[[], Any]]) -> list[float]:
-    events = [_start(work) for work in works]
+def _milliseconds(events: Sequence[Events]) -> list[float]:
     torch.cuda.synchronize()
     return [first.elapsed_time(last) for first, last in events]
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What the card reaches: bytes a second of a large copy (read and written), operations a second of a matrix
+    """What a device reaches: bytes a second of a large copy (read and written), operations a second of a matrix
     product."""
 
     copy: float
     product: float
 
     def seconds(self, flops: float, moved: float) -> float:
-        """No version of the work runs much faster."""
+        """Return the seconds that no version of the work can fall much below."""
         return max(flops / self.product, moved / self.copy)
 
 
-def roof(dtype: torch.dtype = torch.bfloat16) -> Roof:
-    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
+def roof(device: torch.device | str = "cuda", dtype: torch.dtype = torch.bfloat16, repeats: int = 5) -> Roof:
+    """Measure a copy much larger than the caches of a device, and a large product of matrices in `dtype`.
+
+    On a GPU the median of `measure` counts, on a CPU the best of `repeats`.
+    """
+    device = torch.device(device)
+    size, side = (2 << 30, 8192) if device.type == "cuda" else (1 << 27, 1024)
+    source = torch.empty(size, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
-    a, b = (torch.randn(8192, 8192, dtype=dtype, device="cuda") for _ in range(2))
-    found = measure({"copy": [lambda: target.copy_(source)], "product": [lambda: a @ b]})
-    copy, product = found["copy"], found["product"]
-    assert isinstance(copy, Time) and isinstance(product, Time)
-    return Roof(2 * source.nbytes / copy.ms * 1e3, 2 * 8192**3 / product.ms * 1e3)
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    works = {"copy": partial(target.copy_, source), "product": partial(torch.matmul, a, b, out=out)}
+    if device.type == "cuda":
+        times = measure({name: [work] for name, work in works.items()})
+        seconds = {name: time.ms / 1e3 for name, time in times.items() if isinstance(time, Time)}
+    else:
+        seconds = {
+            name: min(latency.measure([work], device, warm_up=1).p50 for _ in range(repeats))
+            for name, work in works.items()
+        }
+    return Roof(2 * source.nbytes / seconds["copy"], 2.0 * side**3 / seconds["product"])

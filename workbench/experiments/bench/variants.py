@@ -5,27 +5,41 @@ from typing import Any
 
 from workbench.kernels._common import Config
 
-TALL = (
-    Config(128, 64, 8, 2), Config(128, 64, 8, 4), Config(128, 128, 8, 2), Config(64, 64, 4, 2), Config(64, 64, 4, 3),
-    Config(64, 128, 4, 2), Config(128, 32, 8, 4), Config(256, 64, 8, 2),
-)  # fmt: skip
-DESCRIBED = (
-    Config(128, 64, 8, 3), Config(128, 64, 8, 2, True), Config(128, 64, 8, 4, True), Config(128, 128, 8, 2, True),
-    Config(128, 128, 8, 3, True), Config(64, 64, 4, 2, True), Config(64, 64, 4, 3, True), Config(64, 128, 4, 2, True),
-    Config(128, 64, 4, 3, True), Config(128, 128, 8, 2),
-)  # fmt: skip
-SHORT = (Config(16, 128, 4, 2), Config(16, 128, 4, 4), Config(16, 64, 4, 4), Config(16, 128, 8, 3))
-SPLITS = (4, 8, 16, 32)
+Variant = Mapping[str, Any]  # keywords of `launch`: `config`, `splits`
 
 
-def variants(kernel: str) -> Sequence[Mapping[str, Any]]:
-    """Keywords of `launch`."""
-    if kernel == "question_attention":
-        parts = [{"splits": count} for count in SPLITS]
-        both = [{"config": Config(128, 64, 8, 2), "splits": 16}, {"config": Config(64, 64, 4, 3), "splits": 8}]
-        return parts + [{"config": one} for one in (*TALL, *SHORT)] + both
-    if kernel == "q_sparse_attention":
-        return [{"config": one} for one in TALL]
-    if kernel in ("tile_attention", "page_attention"):
-        return [{"config": one} for one in DESCRIBED]
-    return []
+def _configs(text: str) -> list[Variant]:
+    """Read configurations: query rows x keys, warps, stages, and "d" for descriptors."""
+    variants: list[Variant] = []
+    for shape, warps, stages, *descriptors in (entry.split() for entry in text.split(",")):
+        rows, _, keys = shape.partition("x")
+        config = Config(int(rows), int(keys), int(warps), int(stages), descriptors == ["d"])
+        variants.append({"config": config})
+    return variants
+
+
+TALL = _configs("128x64 8 2, 128x64 8 4, 128x128 8 2, 64x64 4 2, 64x64 4 3, 64x128 4 2, 128x32 8 4, 256x64 8 2")
+SHORT = _configs("16x128 4 2, 16x128 4 4, 16x64 4 4, 16x128 8 3")
+DESCRIBED = _configs(
+    "128x64 8 3, 128x64 8 2 d, 128x64 8 4 d, 128x128 8 2 d, 128x128 8 3 d, 64x64 4 2 d, 64x64 4 3 d, 64x128 4 2 d, "
+    "128x64 4 3 d, 128x128 8 2"
+)
+PRODUCTS = _configs("128x128 8 4 d, 128x128 8 3, 128x128 4 3 d, 128x256 8 3 d, 256x128 8 3 d, 64x128 4 4 d")
+MEANS = _configs("128x128 8 2, 128x64 8 3, 128x64 4 2")
+SPLITS: list[Variant] = [{"splits": count} for count in (4, 8, 16, 32)]
+BOTH: list[Variant] = [{"config": Config(128, 64, 8, 2), "splits": 16}, {"config": Config(64, 64, 4, 3), "splits": 8}]
+
+VARIANTS: Mapping[str, Sequence[Variant]] = {
+    "choose_bfla": PRODUCTS,
+    "choose_flash_prefill": MEANS,
+    "choose_xattention": PRODUCTS,
+    "page_attention": DESCRIBED,
+    "q_sparse_attention": TALL,
+    "question_attention": [*SPLITS, *TALL, *SHORT, *BOTH],
+    "tile_attention": DESCRIBED,
+}
+
+
+def variants(kernel: str) -> Sequence[Variant]:
+    """Return the keywords of every launch that is tried; none for most kernels."""
+    return VARIANTS.get(kernel, ())

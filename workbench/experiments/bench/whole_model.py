@@ -1,7 +1,7 @@
-"""Whole models on one card: a random one of a real shape, contestants that run one after another, and their times.
+"""Whole models on one GPU: a random one of a real shape, candidates that run one after another, and their times.
 
-Each contestant has the card's memory to itself. Times are taken by the host, from an idle device until it is idle
-again, so all that a request needs is in them: page tables, copies, the token on its way to the host.
+Each candidate has the GPU's memory to itself. The host takes the times, from an idle device until it is idle again.
+They therefore contain all that a request needs: page tables, copies, the token on its way to the host.
 """
 
 import gc
@@ -19,6 +19,7 @@ from workbench.experiments.bench import timing
 from workbench.experiments.bench.run import result
 from workbench.experiments.bench.timing import Roof
 from workbench.experiments.bench.workloads import Workload
+from workbench.metrics.latency import measure
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -37,54 +38,57 @@ Sample = Callable[[], float]  # one measurement, milliseconds
 
 
 @dataclass
-class Contestant:
-    """One way to do the work: `begin` prepares it and gives a function that takes one time. The first time is counted
-    where `begin` has `warmed` up. `facts`: what a reader should know of it besides, filled in as it runs."""
+class Candidate:
+    """One method to do the work, of ours or a baseline.
 
-    who: str
-    begin: Callable[["Contestant"], Sample]
+    `begin` prepares it and returns a function that takes one time; the first time counts only where `begin` has
+    `warmed` up. `facts` are filled in as it runs, for a reader of the report.
+    """
+
+    name: str
+    begin: Callable[["Candidate"], Sample]
     runs: int = 10
     warmed: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     after: ExitStack = field(default_factory=ExitStack)  # closed when it is done
 
 
-Entry = tuple[Workload, list[Contestant]]  # what is measured, and who does it
+Comparison = tuple[Workload, list[Candidate]]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What every operation is given: the model, tokens of a `unit` (1024; tests take fewer), stock peers asked for."""
+    """The arguments of every operation: the model, tokens of a `unit` (1024; tests take fewer), baselines asked for."""
 
     model: PreTrainedModel
     against: list[str]
     unit: int = 1024
 
     def ids(self, count: int) -> torch.Tensor:
-        """[count] token ids, on the CPU."""
+        """Draw token ids [count] on the CPU."""
         draw = torch.Generator().manual_seed(count)
         return torch.randint(self.model.config.vocab_size, (count,), generator=draw)
 
     def flops(self, rows: int, pairs: float, heads: int = 1) -> float:
-        """Of `rows` rows that see `pairs` keys in all, in every layer; `heads`: rows that get logits."""
+        """Count the operations of `rows` rows that see `pairs` keys in all, in every layer; `heads` rows get logits."""
         config = self.model.config
         attention = 4.0 * config.num_attention_heads * config.head_dim * pairs * config.num_hidden_layers
         return 2.0 * self.inner * rows + attention + 2.0 * config.vocab_size * config.hidden_size * heads
 
     @property
     def inner(self) -> int:
-        """Parameters of the layers."""
+        """Count the parameters of the layers."""
         return sum(p.numel() for p in self.model.model.layers.parameters())
 
     def bytes(self, tokens: int) -> float:
-        """The weights that a pass reads, and keys and values of `tokens`."""
+        """Count the bytes of the weights that a pass reads, and of keys and values of `tokens`."""
         config, size = self.model.config, self.model.dtype.itemsize
         weights = (self.inner + config.vocab_size * config.hidden_size) * size
         return weights + 2.0 * tokens * config.num_key_value_heads * config.head_dim * config.num_hidden_layers * size
 
 
 def build(shape: Mapping[str, Any] = LLAMA, seed: int = 0) -> PreTrainedModel:
-    """A random model, made on the device."""
+    """Make a random model on the device."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model("llama", **shape)
     with torch.device(DEVICE):
@@ -93,43 +97,37 @@ def build(shape: Mapping[str, Any] = LLAMA, seed: int = 0) -> PreTrainedModel:
 
 
 def clock(work: Callable[[], Any]) -> float:
-    """Milliseconds from an idle device until it is idle again."""
-    wait()
-    begin = time.perf_counter()
-    work()
-    wait()
-    return (time.perf_counter() - begin) * 1e3
+    """Measure the milliseconds from an idle device until it is idle again."""
+    return measure([work], torch.device(DEVICE), warm_up=0).p50 * 1e3
 
 
-def wait() -> None:
-    if GPU:
-        torch.cuda.synchronize()
+def measured(work: Workload, candidates: list[Candidate], ceiling: Roof) -> dict[str, Any]:
+    """Run candidates one after another and return the entry of the workload.
 
-
-def measured(work: Workload, contestants: list[Contestant], ceiling: Roof) -> dict[str, Any]:
-    """Contestants one after another; each begins with the card's memory to itself. Why one cannot run is told in full
-    on stderr."""
-    taken: dict[str, timing.Time | str] = {}
-    for one in contestants:
-        work.contestants[one.who] = []
-        begin, sample = time.perf_counter(), None
+    Each begins with the GPU's memory to itself. The traceback of one that cannot run goes to stderr.
+    """
+    times: dict[str, timing.Time | str] = {}
+    for candidate in candidates:
+        work.candidates[candidate.name] = []
+        begin = time.perf_counter()
+        sample = None
         try:
-            sample = one.begin(one)
-            first = [] if one.warmed else [sample()]
-            one.facts["ready_s"] = time.perf_counter() - begin  # preparation and the first run
-            taken[one.who] = timing.of([sample() for _ in range(one.runs)])
-            one.facts["first_ms"] = first[0] if first else None
+            sample = candidate.begin(candidate)
+            first = None if candidate.warmed else sample()
+            candidate.facts["ready_s"] = time.perf_counter() - begin  # preparation and the first run
+            times[candidate.name] = timing.of([sample() for _ in range(candidate.runs)])
+            candidate.facts["first_ms"] = first
         except Exception as problem:  # out of memory, or a backend that refuses the shape
             traceback.print_exc()
-            taken[one.who] = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+            times[candidate.name] = timing.reason(problem)
         sample = None
-        one.after.close()
+        candidate.after.close()
         gc.collect()
         if GPU:
-            one.facts["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+            candidate.facts["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-    found = result(work, taken, ceiling)
-    for entry, one in zip(found["contestants"], contestants, strict=True):
-        entry.update(one.facts)
-    return found
+    entry = result(work, times, ceiling)
+    for row, candidate in zip(entry["contestants"], candidates, strict=True):
+        row.update(candidate.facts)
+    return entry

@@ -1,7 +1,7 @@
-"""What is measured of every kernel: shapes of the papers' headline figures, on random numbers in bf16.
+"""The workloads of every kernel: shapes of the papers' headline figures, on random numbers in bf16.
 
-Lengths count in `unit`s, 1024 tokens; tests take fewer. A workload holds one callable a contestant for every set of
-inputs; the kernel itself is called "ours". `flops` and `moved` count what the work cannot do without: products of rows
+Lengths count in `unit`s, 1024 tokens; tests take fewer. A workload holds one callable for every candidate and set of
+inputs; the kernel itself is called "ours". `flops` and `bytes` count what the work cannot do without: products of rows
 with keys that they see, and every key, value, query and result once.
 """
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.tiles import Tiles
+from workbench.experiments.bench import baselines, named
+from workbench.experiments.bench.variants import Variant
 from workbench.kernels._page_lists import pages
-from workbench.experiments.bench import named, peers
 
 Call = Callable[[], Any]
-Variant = Mapping[str, Any]  # keywords of `launch`: `config`, `splits`
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter cannot multiply bf16
 HEADS, WIDTH, PAGE = (32, 8), 128, 128
@@ -29,51 +29,77 @@ COLD = 4 * 60 << 20  # bytes of inputs in all sets: four times the largest L2 ca
 
 @dataclass
 class Workload:
-    """One shape of a kernel. `shape` is what a reader needs to know of it."""
+    """One shape of a kernel. `shape` describes it for a reader; `candidates` are ours and its baselines."""
 
     name: str
     shape: dict[str, Any]
     flops: float
-    moved: float
-    contestants: dict[str, list[Call]] = field(default_factory=dict)
+    bytes: float
+    candidates: dict[str, list[Call]] = field(default_factory=dict)
 
-    def enter(self, who: str, make: Callable[..., Call], *arguments: Any) -> None:
-        """`make(*arguments)` is one set of inputs for a contestant, made when it is first run: what nobody asks for is
-        not prepared, and what cannot be made says so then (a peer that is not installed, or refuses the shape)."""
+    def enter(self, name: str, make: Callable[..., Call], *arguments: Any) -> None:
+        """Add one set of inputs for a candidate: `make(*arguments)`, called when it is first run.
+
+        Inputs that are never run are not prepared; a baseline that is not installed, or refuses the shape, says so when
+        it is run.
+        """
         made = cache(partial(make, *arguments))
-        self.contestants.setdefault(who, []).append(lambda: made()())
+        self.candidates.setdefault(name, []).append(lambda: made()())
+
+    def enter_ours(self, kernel: str, variants: Sequence[Variant], *arguments: Any) -> None:
+        """Add a kernel of ours, with every launch that is tried besides."""
+        for name, variant in labelled(variants):
+            self.enter(name, ours, kernel, variant, *arguments)
+
+    def enter_torch(
+        self, against: Sequence[str], q: Tensor, k: Tensor, v: Tensor, causal: bool = False, label: str = ""
+    ) -> None:
+        """Add PyTorch's attention by those of its backends that are asked for; `label` follows their names."""
+        for name in ("flash", "cudnn"):
+            if name in against:
+                self.enter(name + label, baselines.torchs, name, q, k, v, causal)
+
+    def enter_dense(self, against: Sequence[str], q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Add baselines that compute every row of the prompt, for want of a better method."""
+        self.enter_torch(against, q, k, v, True, ", dense")
+        if "flashinfer" in against:
+            self.enter("flashinfer, dense", baselines.flashinfer_dense, q, k, v)
 
 
 def numbers(*shape: int) -> Tensor:
+    """Draw normal numbers."""
     return torch.randn(shape, device=DEVICE, dtype=DTYPE)
 
 
 def frequencies() -> Tensor:
-    """Of rotary embedding, as Llama 3 has them."""
+    """Return the frequencies of rotary embedding, as Llama 3 has them."""
     return 5e5 ** (-torch.arange(0, WIDTH, 2, device=DEVICE) / WIDTH)
 
 
-def sets(moved: float) -> range:
-    return range(max(1, min(8, -(-COLD // int(moved)))))
+def sets(traffic: float) -> range:
+    """One entry for every set of inputs that together are larger than the cache; `traffic`: bytes of one set."""
+    return range(max(1, min(8, -(-COLD // int(traffic)))))
 
 
 def labelled(variants: Sequence[Variant]) -> Iterator[tuple[str, Variant]]:
-    """ "ours", and every launch that is tried besides."""
+    """Name the kernel's own launch "ours", and every launch that is tried besides by its keywords."""
     yield "ours", {}
-    for one in variants:
-        words = [f"{value}" if name == "config" else f"{value} {name}" for name, value in one.items()]
-        yield f"ours, {', '.join(words)}", one
+    for variant in variants:
+        words = [f"{value}" if name == "config" else f"{value} {name}" for name, value in variant.items()]
+        yield f"ours, {', '.join(words)}", variant
 
 
 def ours(kernel: str, variant: Variant, *arguments: Any) -> Call:
-    """One launch of a kernel."""
+    """Prepare one launch of a kernel."""
     launch = named(kernel).launch
     return lambda: launch(*arguments, **variant)
 
 
 def cache_of(tokens: int, batch: int, own: int, block: int, page: int) -> tuple[Tensor, Tensor, Paged]:
-    """A pool of pages in random places: a context of `tokens`, shared by `batch` requests with `own` tokens each; made
-    of blocks that move, where `block` is their length."""
+    """Make a pool of pages in random places: a context of `tokens`, shared by `batch` requests with `own` tokens each.
+
+    Where `block` is not 0, the context is made of blocks of that length that are shifted.
+    """
     shared, mine = -(-tokens // page), -(-own // page)
     place = torch.randperm(shared + batch * mine, device=DEVICE)
     keys, values = (numbers(HEADS[1], len(place) * page, WIDTH) for _ in range(2))
@@ -89,27 +115,23 @@ def cache_of(tokens: int, batch: int, own: int, block: int, page: int) -> tuple[
 
 
 def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """50 rows over a long cache, with and without moving its blocks; a batch that decodes over a shared one."""
+    """50 rows over a long cache, with and without shifted blocks; a batch that decodes over a shared cache."""
     freq = frequencies()
-    for length, batch, count, shifted in (
-        (32, 1, 50, True), (32, 1, 50, False), (128, 1, 50, True), (128, 1, 50, False), (32, 8, 1, False),
-    ):  # fmt: skip
+    cases = [(length, 1, 50, shifted) for length in (32, 128) for shifted in (True, False)]
+    for length, batch, count, shifted in [*cases, (32, 8, 1, False)]:
         tokens, page = length * unit, min(PAGE, unit)
-        moved = 2 * 2 * tokens * HEADS[1] * WIDTH + 4 * batch * count * HEADS[0] * WIDTH
+        traffic = 2 * 2 * tokens * HEADS[1] * WIDTH + 4 * batch * count * HEADS[0] * WIDTH
         name = f"{count} rows of {batch} over {length}K{', moved' if shifted else ''}"
         shape = {"rows": count, "keys": tokens, "batch": batch, "moved": shifted, "page": page, "heads": HEADS}
-        work = Workload(name, shape, 4.0 * batch * HEADS[0] * count * tokens * WIDTH, moved)
-        for _ in sets(moved):
+        work = Workload(name, shape, 4.0 * batch * HEADS[0] * count * tokens * WIDTH, traffic)
+        for _ in sets(traffic):
             keys, values, table = cache_of(tokens, batch, count, unit if shifted else 0, page)
             q = numbers(batch, HEADS[0], count, WIDTH)
             rows = (table.positions.masked_fill(table.positions == INVALID_POS, 0).amax((1, 2))[:, None]).long()
             rows = rows - count + 1 + torch.arange(count, device=DEVICE)
-            for who, variant in labelled(variants):
-                work.enter(who, ours, "question_attention", variant, q, keys, values, rows, table, freq)
-            k, v = (numbers(batch, HEADS[1], tokens, WIDTH) for _ in range(2))  # a copy for each request, as peers need
-            for who in ("flash", "cudnn"):
-                if who in against:
-                    work.enter(who, peers.torchs, who, q, k, v)
+            work.enter_ours("question_attention", variants, q, keys, values, rows, table, freq)
+            k, v = (numbers(batch, HEADS[1], tokens, WIDTH) for _ in range(2))  # baselines need a copy a request
+            work.enter_torch(against, q, k, v)
         yield work
 
 
@@ -121,26 +143,27 @@ def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024)
         recompute = int(tokens * share)
         drawn = torch.randperm(tokens - count, device=DEVICE)[:recompute].sort().values
         rows = torch.cat((drawn, torch.arange(tokens - count, tokens, device=DEVICE)))
-        moved = 4.0 * tokens * HEADS[1] * WIDTH + 4.0 * len(rows) * HEADS[0] * WIDTH
+        traffic = 4.0 * tokens * HEADS[1] * WIDTH + 4.0 * len(rows) * HEADS[0] * WIDTH
         seen = float((rows + 1).sum())
         shape = {"rows": len(rows), "keys": tokens, "share": share, "page": page, "heads": HEADS}
-        work = Workload(f"{share:.0%} of 32K rows + 50", shape, 4 * HEADS[0] * WIDTH * seen, moved)
-        for _ in sets(moved):
+        work = Workload(f"{share:.0%} of 32K rows + 50", shape, 4 * HEADS[0] * WIDTH * seen, traffic)
+        for _ in sets(traffic):
             q, k, v = numbers(1, HEADS[0], len(rows), WIDTH), *(numbers(1, HEADS[1], tokens, WIDTH) for _ in range(2))
             own, far = (stale_cache(tokens, rows, page, block) for block in (0, unit))
-            for who, variant in labelled(variants):
-                work.enter(who, ours, "q_sparse_attention", variant, q, *own[:2], rows[None], own[2], None)
+            work.enter_ours("q_sparse_attention", variants, q, *own[:2], rows[None], own[2], None)
             work.enter("ours, blocks turned", ours, "q_sparse_attention", {}, q, *far[:2], rows[None], far[2], freq)
             work.enter("ours, written in place", ours, "tile_attention", {}, q, k, v, rows[None])
             if "flex" in against:
-                work.enter("flex", peers.flex_rows, q, k, v, rows)
-            _dense(work, against, k, v)
+                work.enter("flex", baselines.flex_rows, q, k, v, rows)
+            work.enter_dense(against, numbers(1, HEADS[0], tokens, WIDTH), k, v)
         yield work
 
 
 def stale_cache(tokens: int, rows: Tensor, page: int, block: int) -> tuple[Tensor, Tensor, Paged]:
-    """The pages of a cached prompt, entries of `rows` [R] stale, and pages with the fresh ones; made of blocks that
-    move, where `block` is their length."""
+    """Make the pages of a cached prompt, entries of `rows` [R] stale, and pages with the fresh ones.
+
+    Where `block` is not 0, the prompt is made of blocks of that length that are shifted.
+    """
     shared, mine = tokens // page, -(-len(rows) // page)
     at = torch.full(((shared + mine) * page,), INVALID_POS, device=DEVICE)
     at[:tokens] = torch.arange(tokens, device=DEVICE)
@@ -152,16 +175,6 @@ def stale_cache(tokens: int, rows: Tensor, page: int, block: int) -> tuple[Tenso
         shifts = shifts.masked_fill(torch.arange(shared + mine, device=DEVICE) >= shared, 0)[None]
     keys, values = (numbers(HEADS[1], (shared + mine) * page, WIDTH) for _ in range(2))
     return keys, values, Paged.of(table[None], at.view(1, -1, page), shifts, length=tokens)
-
-
-def _dense(work: Workload, against: list[str], k: Tensor, v: Tensor) -> None:
-    """Peers that compute every row of the prompt, having no better way."""
-    q = numbers(k.shape[0], HEADS[0], k.shape[2], WIDTH)
-    for who in ("flash", "cudnn"):
-        if who in against:
-            work.enter(f"{who}, dense", peers.torchs, who, q, k, v, True)
-    if "flashinfer" in against:
-        work.enter("flashinfer, dense", peers.flashinfer_dense, q, k, v)
 
 
 def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
@@ -176,27 +189,26 @@ def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> 
             drawn = torch.rand(1, HEADS[0], side, side, device=DEVICE) < density
             chosen = (drawn | torch.eye(side, dtype=torch.bool, device=DEVICE)) & causal
         kept = HEADS[0] * tokens * (tokens + 1) / 2 if chosen is None else _pairs(chosen, size)
-        moved = 4.0 * tokens * (HEADS[0] + HEADS[1]) * WIDTH
+        traffic = 4.0 * tokens * (HEADS[0] + HEADS[1]) * WIDTH
         shape = {
             "tokens": tokens,
             "density": None if chosen is None else chosen.sum().item() / causal.sum().item() / 32,
         }
         label = "dense" if density is None else f"{density:.0%} of tiles"
-        work = Workload(f"{label}, {length}K", shape | {"heads": HEADS}, 4 * WIDTH * kept, moved)
+        work = Workload(f"{label}, {length}K", shape | {"heads": HEADS}, 4 * WIDTH * kept, traffic)
         rows = torch.arange(tokens, device=DEVICE)[None]
         lists: Sequence[Tensor | None] = (None, None) if chosen is None else named("tile_attention").lists(chosen)
-        for _ in sets(moved):
+        for _ in sets(traffic):
             q, k, v = numbers(1, HEADS[0], tokens, WIDTH), *(numbers(1, HEADS[1], tokens, WIDTH) for _ in range(2))
-            for who, variant in labelled(variants):
-                work.enter(who, ours, "tile_attention", variant, q, k, v, rows, *lists, size, size)
+            work.enter_ours("tile_attention", variants, q, k, v, rows, *lists, size, size)
             if "flex" in against:
-                work.enter("flex", peers.flex_tiles, q, k, v, causal[None, None] if chosen is None else chosen)
-            _dense(work, against, k, v)
+                work.enter("flex", baselines.flex_tiles, q, k, v, causal[None, None] if chosen is None else chosen)
+            work.enter_dense(against, q, k, v)
         yield work
 
 
 def _pairs(kept: Tensor, size: int) -> float:
-    """(row, key) pairs in causal tiles of `size`, the diagonal half counted."""
+    """Count the (row, key) pairs in causal tiles of `size`, half of a diagonal tile's."""
     diagonal = kept.diagonal(dim1=-2, dim2=-1).sum().item()
     return float(size * size * (kept.sum().item() - diagonal) + diagonal * size * (size + 1) / 2)
 
@@ -209,33 +221,30 @@ def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) ->
         drawn = torch.rand(batch, heads, 1, past, device=DEVICE).argsort(-1) < int(past * share)
         kept = torch.cat((drawn, torch.ones_like(drawn[..., :own])), -1)
         group = q_heads // heads
-        table = pages([Tiles(one.repeat_interleave(group, 0), size) for one in kept], heads, group, past + own)
+        table = pages([Tiles(choice.repeat_interleave(group, 0), size) for choice in kept], heads, group, past + own)
         read = batch * heads * (int(past * share) * size + count)
-        moved = 4.0 * read * WIDTH + 4.0 * batch * q_heads * count * WIDTH
+        traffic = 4.0 * read * WIDTH + 4.0 * batch * q_heads * count * WIDTH
         seen = batch * q_heads * count * (int(past * share) * size + (count + 1) / 2)
         shape = {"batch": batch, "rows": count, "keys": tokens, "share": share, "page": size, "heads": (q_heads, heads)}
-        work = Workload(f"chunk of 1024, {share:.0%} of 128K pages", shape, 4.0 * seen * WIDTH, moved)
+        work = Workload(f"chunk of 1024, {share:.0%} of 128K pages", shape, 4.0 * seen * WIDTH, traffic)
         q = numbers(batch, q_heads, count, WIDTH)
         k, v = (numbers(batch, heads, tokens, WIDTH) for _ in range(2))
         rows = torch.arange(tokens - count, tokens, device=DEVICE).expand(batch, -1).contiguous()
-        for who, variant in labelled(variants):
-            work.enter(who, ours, "page_attention", variant, q, k, v, rows, table)
-        for who in ("flash", "cudnn"):
-            if who in against:
-                work.enter(f"{who}, dense", peers.torchs, who, q, k, v)
+        work.enter_ours("page_attention", variants, q, k, v, rows, table)
+        work.enter_torch(against, q, k, v, label=", dense")
         if "flashinfer" in against:
-            work.enter("flashinfer", peers.flashinfer_pages, q, k, v, table.indptr, table.indices, size)
+            work.enter("flashinfer", baselines.flashinfer_pages, q, k, v, table.indptr, table.indices, size)
         yield work
 
 
 def rotations(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """Keys of 32K tokens turned to new positions."""
+    """Keys of 32K tokens rerotated to new positions."""
     tokens = 32 * unit
     freq = frequencies()
-    moved = 4.0 * tokens * HEADS[1] * WIDTH
-    work = Workload("32K keys turned", {"tokens": tokens, "heads": HEADS[1]}, 3.0 * tokens * HEADS[1] * WIDTH, moved)
+    traffic = 4.0 * tokens * HEADS[1] * WIDTH
+    work = Workload("32K keys turned", {"tokens": tokens, "heads": HEADS[1]}, 3.0 * tokens * HEADS[1] * WIDTH, traffic)
     far = torch.arange(tokens, device=DEVICE) // unit * unit
-    for _ in sets(moved):
+    for _ in sets(traffic):
         keys = numbers(HEADS[1], tokens, WIDTH)
         work.enter("ours", ours, "rotate_keys", {}, keys, far, freq)
         work.enter("torch", lambda x: lambda: named("rotate_keys").reference(x, far, freq), keys)
@@ -248,17 +257,14 @@ def encodings(against: list[str], variants: Sequence[Variant], unit: int = 1024)
     total, longest = int(lengths.sum()), int(lengths.max())
     starts = torch.cat((torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).int())).to(DEVICE)
     seen = float((lengths * (lengths + 1) / 2).sum())
-    moved = 4.0 * total * (HEADS[0] + HEADS[1]) * WIDTH
+    traffic = 4.0 * total * (HEADS[0] + HEADS[1]) * WIDTH
     shape = {"blocks": len(lengths), "tokens": total, "longest": longest, "heads": HEADS}
-    work = Workload("64 blocks of different lengths", shape, 4 * HEADS[0] * WIDTH * seen, moved)
-    for _ in sets(moved):
+    work = Workload("64 blocks of different lengths", shape, 4 * HEADS[0] * WIDTH * seen, traffic)
+    for _ in sets(traffic):
         q, k, v = (numbers(heads, total, WIDTH) for heads in (HEADS[0], HEADS[1], HEADS[1]))
-        for who, variant in labelled(variants):
-            work.enter(who, ours, "encode_blocks", variant, q, k, v, starts, longest)
-        for who in ("flash", "cudnn"):
-            if who in against:
-                padded = (numbers(len(lengths), heads, longest, WIDTH) for heads in (HEADS[0], HEADS[1], HEADS[1]))
-                work.enter(f"{who}, padded to the longest", peers.torchs, who, *padded, True)
+        work.enter_ours("encode_blocks", variants, q, k, v, starts, longest)
+        q, k, v = (numbers(len(lengths), heads, longest, WIDTH) for heads in (HEADS[0], HEADS[1], HEADS[1]))
+        work.enter_torch(against, q, k, v, True, ", padded to the longest")
     yield work
 
 
@@ -266,9 +272,9 @@ def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) 
     """A row of each of eight requests over a context of 32K that all share, and pages of their own."""
     tokens, batch, page = 32 * unit, 8, min(PAGE, unit)
     pool = tokens + batch * page
-    moved = 4.0 * pool * HEADS[1] * WIDTH + 4.0 * batch * HEADS[0] * WIDTH
+    traffic = 4.0 * pool * HEADS[1] * WIDTH + 4.0 * batch * HEADS[0] * WIDTH
     shape = {"rows": 1, "keys": tokens, "batch": batch, "page": page, "heads": HEADS}
-    work = Workload("a row of 8 over shared 32K", shape, 4.0 * batch * HEADS[0] * tokens * WIDTH, moved)
+    work = Workload("a row of 8 over shared 32K", shape, 4.0 * batch * HEADS[0] * tokens * WIDTH, traffic)
     at = torch.arange(tokens + page, device=DEVICE).view(1, -1, page)
     shared = Paged.of(torch.arange(tokens // page, device=DEVICE)[None], at[:, :-1], partial_pages=False)
     mine = torch.arange(tokens // page, pool // page, device=DEVICE)[:, None]
@@ -277,20 +283,22 @@ def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) 
     whole = Paged.of(
         torch.cat((shared.table.expand(batch, -1), mine.int()), 1), at.expand(batch, -1, -1), partial_pages=False
     )
-    for _ in sets(moved):
+    for _ in sets(traffic):
         keys, values = (numbers(HEADS[1], pool, WIDTH) for _ in range(2))
         q = numbers(batch, HEADS[0], 1, WIDTH)
-        for who, variant in labelled(variants):
-            work.enter(who, ours, "shared_attention", variant, q, keys, values, rows, shared, own)
+        work.enter_ours("shared_attention", variants, q, keys, values, rows, shared, own)
         work.enter("question_attention", ours, "question_attention", {}, q, keys, values, rows, whole)
-        k, v = (numbers(batch, HEADS[1], tokens, WIDTH) for _ in range(2))  # a copy for each request, as peers need
-        for who in ("flash", "cudnn"):
-            if who in against:
-                work.enter(who, peers.torchs, who, q, k, v)
+        k, v = (numbers(batch, HEADS[1], tokens, WIDTH) for _ in range(2))  # baselines need a copy a request
+        work.enter_torch(against, q, k, v)
     yield work
 
 
 WORKLOADS: Mapping[str, Callable[..., Iterator[Workload]]] = {
-    "encode_blocks": encodings, "page_attention": chunks, "q_sparse_attention": scattered,
-    "question_attention": questions, "rotate_keys": rotations, "shared_attention": decoding, "tile_attention": tiles,
-}  # fmt: skip
+    "encode_blocks": encodings,
+    "page_attention": chunks,
+    "q_sparse_attention": scattered,
+    "question_attention": questions,
+    "rotate_keys": rotations,
+    "shared_attention": decoding,
+    "tile_attention": tiles,
+}

@@ -1,5 +1,8 @@
-"""What a user would pick instead of a kernel of ours. Each function prepares its peer and gives a call without
-arguments; preparation (plans, masks, compilation) is not timed. Tensors are [B, H, T, D]."""
+"""Baselines: what a user would pick instead of a kernel of ours.
+
+Each function prepares its baseline and returns a call without arguments; preparation (plans, masks, compilation) is not
+timed. Tensors are [B, H, T, D].
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -19,13 +22,13 @@ WORKSPACE = 512 << 20  # bytes
 
 
 def chosen(against: str) -> list[str]:
-    """Names from a list with commas; "all" for all. BadInput for an unknown one."""
-    asked = [name.strip() for name in against.split(",") if name.strip()]
-    if asked == ["all"]:
+    """Return the names in a list with commas; "all" stands for all. BadInput for an unknown one."""
+    names = [name.strip() for name in against.split(",") if name.strip()]
+    if names == ["all"]:
         return list(NAMES)
-    if odd := [name for name in asked if name not in NAMES]:
-        raise BadInput(f"there is no peer {odd[0]!r}: peers are {', '.join(NAMES)}, or 'all'")
-    return asked
+    if odd := [name for name in names if name not in NAMES]:
+        raise BadInput(f"there is no baseline {odd[0]!r}: baselines are {', '.join(NAMES)}, or 'all'")
+    return names
 
 
 def torchs(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Call:
