@@ -35,7 +35,8 @@ from workbench.core.files import write_atomically
 from workbench.experiments.record import device_name
 from workbench.methods import seer_gate, sparse
 from workbench.metrics import answers
-from workbench.metrics.side_by_side import MEASURES, compare_many
+from workbench.metrics.side_by_side import compare_many
+from workbench.metrics.sparsity import MEASURES
 
 HERE = Path(__file__).parent
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # a seed of worlds that neither trained nor chose the model

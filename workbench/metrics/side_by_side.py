@@ -1,4 +1,4 @@
-"""Several sparse methods on the same prompt: what each keeps, loses and answers. What they share is computed once."""
+"""Several sparse methods on the same prompt: what each keeps, loses and answers. Shared work is done once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
@@ -17,16 +16,14 @@ from workbench.engine.chunked import check_chunk, prefill_chunked_many
 from workbench.engine.decoding import decode, text_of
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
 from workbench.methods.sparse import Sparse
-from workbench.metrics.sparsity import Counts, Head, compared, of_layer, scaled
+from workbench.metrics.sparsity import MEASURES, Counts, Head, by_layer, compared
 from workbench.models.loading import Loaded
-from workbench.models.spec import attach
 
-MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # of a head, see `counts.Head`
 TOGETHER = 8  # methods whose passes are packed
 
 
 @dataclass(frozen=True)
-class Found:
+class Comparison:
     """One method on one prompt. `heads` and `seconds` are empty and None where they were not asked for."""
 
     kl: float  # of the next tokens over the question's rows, from dense attention's, nats
@@ -38,11 +35,11 @@ class Found:
 
     def measures(self) -> dict[str, float]:
         """The numbers; those of heads are means over layers and heads."""
-        found = {"kl": self.kl, "agree": self.agree, "first": float(self.first)}
+        values = {"kl": self.kl, "agree": self.agree, "first": float(self.first)}
         if self.heads:
-            found |= {name: fmean(getattr(head, name) for head in self.heads) for name in MEASURES}
-            found |= {"lowest": min(head.lowest for head in self.heads), "seconds": self.seconds or 0.0}
-        return found
+            values |= {name: fmean(getattr(head, name) for head in self.heads) for name in MEASURES}
+            values |= {"lowest": min(head.lowest for head in self.heads), "seconds": self.seconds or 0.0}
+        return values
 
 
 def compare(
@@ -52,11 +49,11 @@ def compare(
     chunk: int | None = None,
     max_new_tokens: int = 24,
     heads: bool = True,
-) -> dict[str, Found]:
-    """Every method, `ready` for the model, on a prompt that is prefilled in chunks, and the answer that follows.
+) -> dict[str, Comparison]:
+    """Compare every method, `ready` for the model, with dense attention on a prompt that is prefilled in chunks.
 
-    `heads`: also what is kept by layer and head, on the states of dense attention. Layers whose sliding window is
-    narrower than the prompt are left out. BadInput for a chunk smaller than a tile, before any work.
+    `heads`: also count the kept pairs by layer and head, on the states of dense attention. Layers whose sliding window
+    is narrower than the prompt are left out. BadInput for a chunk smaller than a tile, before any work.
     """
     return compare_many(loaded, [prompt], methods, chunk, max_new_tokens, heads)[0]
 
@@ -69,80 +66,74 @@ def compare_many(
     max_new_tokens: int = 24,
     heads: bool = True,
     together: int = TOGETHER,
-) -> list[dict[str, Found]]:
-    """`compare` for several prompts: passes of `together` pairs of a prompt and a method are packed, so that a device
-    that waits for its host more than for its numbers is kept busy."""
-    model = loaded[0]
+) -> list[dict[str, Comparison]]:
+    """Run `compare` for several prompts, with passes of `together` pairs of a prompt and a method packed.
+
+    A device that waits for its host more than for its arithmetic is so kept busy.
+    """
+    loaded = Loaded(*loaded)
     if not prompts or not methods:
         return [{} for _ in prompts]
     largest = max(method.size for method in methods.values())
     for method in methods.values():
         check_chunk(Plan(torch.arange(1), sparse=method), chunk or largest)
-    dense = _dense(model, prompts, heads)
-    counts = [_counts(model, *states, methods, chunk) if heads else {} for states in dense]
-    found: list[dict[str, Found]] = [{} for _ in prompts]
-    left = iter([(i, name) for i in range(len(prompts)) for name in methods])
-    while some := list(islice(left, together)):
-        requests = [(prompts[i], methods[name]) for i, name in some]
-        steps, texts = _answered(loaded, requests, chunk, max_new_tokens)
-        for (i, name), step, text in zip(some, steps, texts, strict=True):
-            found[i][name] = _found(dense[i][0], counts[i].get(name, {}), step, text, heads)
-    return found
+    dense = _dense(loaded, prompts, heads)
+    counts = [by_layer(loaded.model, *states, list(methods.values()), chunk) if heads else {} for states in dense]
+    comparisons: list[dict[str, Comparison]] = [{} for _ in prompts]
+    pairs = iter([(i, name) for i in range(len(prompts)) for name in methods])
+    while packed := list(islice(pairs, together)):
+        outputs, texts = _answered(loaded, [(prompts[i], methods[name]) for i, name in packed], chunk, max_new_tokens)
+        for (i, name), output, text in zip(packed, outputs, texts, strict=True):
+            number = list(methods).index(name)
+            own = {layer: of_methods[number] for layer, of_methods in counts[i].items()}
+            comparisons[i][name] = _comparison(dense[i][0], own, output, text, heads)
+    return comparisons
 
 
-def _dense(model: PreTrainedModel, prompts: Sequence[Prompt], heads: bool) -> list[tuple[PrefillOutput, KV]]:
-    """Dense attention: logits of the question's rows, and the states of all layers where `heads` are asked for."""
-    layers = tuple(range(attach(model).layers if heads else 0))
+def _dense(loaded: Loaded, prompts: Sequence[Prompt], heads: bool) -> list[tuple[PrefillOutput, KV]]:
+    """Compute dense attention: logits of the question's rows, and the states of all layers for `heads`."""
+    layers = tuple(range(loaded.spec.layers if heads else 0))
     requests = [
-        PrefillRequest(p.tokens, Plan(torch.arange(len(p)), return_queries=layers), empty(model, len(p)))
+        PrefillRequest(p.tokens, Plan(torch.arange(len(p)), return_queries=layers), empty(loaded.model, len(p)))
         for p in prompts
     ]
-    steps = prefill_many(model, requests, max(len(p.question) for p in prompts))
-    return [(_cut(step, prompt), request.kv) for step, prompt, request in zip(steps, prompts, requests, strict=True)]
+    outputs = prefill_many(loaded.model, requests, max(len(p.question) for p in prompts))
+    return [(_cut(output, p), request.kv) for output, p, request in zip(outputs, prompts, requests, strict=True)]
 
 
-def _cut(step: PrefillOutput, prompt: Prompt) -> PrefillOutput:
-    """Only the logits of the question's rows."""
-    return step if step.logits is None else replace(step, logits=step.logits[-len(prompt.question) :])
+def _cut(output: PrefillOutput, prompt: Prompt) -> PrefillOutput:
+    """Keep only the logits of the question's rows."""
+    return output if output.logits is None else replace(output, logits=output.logits[-len(prompt.question) :])
 
 
-def _found(dense: PrefillOutput, counts: Mapping[int, Counts], step: PrefillOutput, text: str, heads: bool) -> Found:
-    parts = tuple(head for layer, count in counts.items() for head in count.heads(layer))
-    spent = sum(count.seconds for count in counts.values()) if heads else None
+def _comparison(
+    dense: PrefillOutput, counts: Mapping[int, Counts], ours: PrefillOutput, text: str, heads: bool
+) -> Comparison:
+    of_heads = tuple(head for layer, count in counts.items() for head in count.heads(layer))
+    seconds = sum(count.seconds for count in counts.values()) if heads else None
     assert dense.logits is not None
-    return Found(*compared(step, dense, len(dense.logits)), text, parts, spent)
-
-
-def _counts(
-    model: PreTrainedModel, dense: PrefillOutput, kv: KV, methods: Mapping[str, Sparse], chunk: int | None
-) -> dict[str, dict[int, Counts]]:
-    """What every method keeps, by layer."""
-    found: dict[str, dict[int, Counts]] = {name: {} for name in methods}
-    for layer, size in enumerate(attach(model).windows):
-        if not size or size >= len(kv):
-            counts = of_layer(scaled(model, layer, dense), kv, layer, list(methods.values()), chunk)
-            for name, count in zip(methods, counts, strict=True):
-                found[name][layer] = count
-    return found
+    return Comparison(*compared(ours, dense, len(dense.logits)), text, of_heads, seconds)
 
 
 def _answered(
-    loaded: Loaded, asked: Sequence[tuple[Prompt, Sparse]], chunk: int | None, count: int
+    loaded: Loaded, pairs: Sequence[tuple[Prompt, Sparse]], chunk: int | None, count: int
 ) -> tuple[list[PrefillOutput], list[str]]:
-    """Logits of the question's rows, and the text of the answer, of each prompt under its method."""
+    """Compute the logits of the question's rows, and the text of the answer, of each prompt under its method."""
     model, tokenizer, layout = loaded
-    context, requests = attach(model).context, []
-    for prompt, method in asked:
-        room = min(count, context - len(prompt)) if context else count
-        kv = empty(model, len(prompt), max(0, room))
+    context = loaded.spec.context
+    requests = []
+    for prompt, method in pairs:
+        reserve = min(count, context - len(prompt)) if context else count
+        kv = empty(model, len(prompt), max(0, reserve))
         requests.append(PrefillRequest(prompt.tokens, Plan(torch.arange(len(prompt)), sparse=method), kv))
-    longest = max(len(prompt) + method.size for prompt, method in asked)  # one chunk for all
-    steps = prefill_chunked_many(model, requests, chunk or longest, max(len(prompt.question) for prompt, _ in asked))
+    longest = max(len(prompt) + method.size for prompt, method in pairs)  # one chunk for all
+    rows = max(len(prompt.question) for prompt, _ in pairs)
+    outputs = prefill_chunked_many(model, requests, chunk or longest, rows)
     kvs: list[Any] = [request.kv for request in requests]
     answers: list[list[int]] = [[] for _ in requests]
-    logits = [step.logits for step in steps if step.logits is not None]
+    logits = [output.logits for output in outputs if output.logits is not None]
     for tokens in decode(model, kvs, logits, count, stop=layout.stop, tokenizer=tokenizer):
         for answer, token in zip(answers, tokens, strict=True):
             answer += [] if token is None else [token]
-    cut = [_cut(step, prompt) for step, (prompt, _) in zip(steps, asked, strict=True)]
+    cut = [_cut(output, prompt) for output, (prompt, _) in zip(outputs, pairs, strict=True)]
     return cut, [text_of(tokenizer, answer, layout.stop).strip() for answer in answers]

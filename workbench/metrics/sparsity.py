@@ -251,18 +251,26 @@ def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, c
         check_chunk(plan, step)
         kv = empty(model, len(prompt))
         dense = prefill(model, prompt.tokens, Plan(plan.rows, return_queries=tuple(range(len(kv.keys)))), kv)
-        seconds.append(0.0)
-        for layer, size in enumerate(attach(model).windows):
-            if not size or size >= len(prompt):
-                (count,) = of_layer(scaled(model, layer, dense), kv, layer, [method], chunk)
-                counts[layer] = counts[layer] + count if layer in counts else count
-                seconds[-1] += count.seconds
+        of_prompt = {layer: count for layer, (count,) in by_layer(model, dense, kv, [method], chunk).items()}
+        counts |= {layer: counts[layer] + count if layer in counts else count for layer, count in of_prompt.items()}
+        seconds.append(sum(count.seconds for count in of_prompt.values()))
         request = PrefillRequest(prompt.tokens, plan, empty(model, len(prompt)))
         ours = prefill_chunked(model, request, step, len(prompt.question))
         gaps.append(compared(ours, dense, len(prompt.question)))
     heads = tuple(head for layer, count in sorted(counts.items()) for head in count.heads(layer))
     kl, agree, answer = (tuple(gap[i] for gap in gaps) for i in range(3))
     return Sparsity(heads, kl, agree, answer, tuple(seconds))  # type: ignore[arg-type]
+
+
+def by_layer(
+    model: PreTrainedModel, dense: PrefillOutput, kv: KV, methods: Sequence[Sparse], chunk: int | None = None
+) -> dict[int, list[Counts]]:
+    """Count what each method keeps, by layer, on the queries and `kv` of a dense prefill of a whole prompt.
+
+    Layers whose sliding window is narrower than the prompt are left out: they are not made sparse.
+    """
+    layers = [layer for layer, size in enumerate(attach(model).windows) if not size or size >= len(kv)]
+    return {layer: of_layer(scaled(model, layer, dense), kv, layer, methods, chunk) for layer in layers}
 
 
 def compared(ours: PrefillOutput, dense: PrefillOutput, rows: int) -> tuple[float, float, bool]:

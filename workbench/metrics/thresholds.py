@@ -1,4 +1,4 @@
-"""Which threshold? The sparsest setting of a method that keeps what is asked for."""
+"""The sparsest setting of a method that keeps the share asked for: of measured settings, or by search."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +9,13 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
+from workbench.data.sample import Sample
+from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
-from workbench.metrics.answers import wilson
+from workbench.metrics.answers import exact_match, wilson
+from workbench.metrics.side_by_side import Comparison, compare
 from workbench.metrics.tile_recall import States, chosen, dense_states
+from workbench.models.loading import Loaded
 
 KEPT = ("em", "f1", "mass", "recall", "agree", "first")  # measures that are higher where more is kept
 
@@ -19,30 +23,29 @@ KEPT = ("em", "f1", "mass", "recall", "agree", "first")  # measures that are hig
 def cheapest(
     table: pd.DataFrame, measure: str, keep: float, answers: pd.DataFrame | None = None, cost: str = "density"
 ) -> list[dict[str, Any]]:
-    """Of every method of `table` (a row a setting) the setting of least `cost` that keeps the share `keep` of what
-    dense attention reaches in `measure`; methods whose settings all keep less are left with `spec` None.
+    """Find, for every method of `table` (a row a setting), the setting of least `cost` that keeps enough of `measure`.
 
-    {method, spec, value, density, union, reached, low, high, sure}: `sure` where the 95% interval keeps it as well.
-    With `answers`, exact match is compared question by question: of those that dense attention answers right, the share
-    that the method does has to keep it, by Wilson's interval.
+    Enough is the share `keep` of what dense attention reaches. Methods whose settings all keep less have `spec` None.
+    Records {method, spec, value, density, union, reached, low, high, sure}: `sure` where the 95% interval keeps it as
+    well. With `answers`, exact match is compared question by question: of those that dense attention answers right, the
+    share that the method does has to keep it, by Wilson's interval.
     """
     if measure not in KEPT:
         raise BadInput(f"unknown measure {measure!r}: allowed are {', '.join(KEPT)}")
-    dense, found = table[table.method == "dense"].iloc[0], []
-    for method, part in table[table.method != "dense"].groupby("method", sort=False):
-        enough = part[part[measure] >= keep * dense[measure] - 1e-9].sort_values(cost)
-        best = enough.iloc[0] if len(enough) else part.sort_values(measure).iloc[-1]
+    dense = table[table.method == "dense"].iloc[0]
+    records = []
+    for method, settings in table[table.method != "dense"].groupby("method", sort=False):
+        enough = settings[settings[measure] >= keep * dense[measure] - 1e-9].sort_values(cost)
+        best = enough.iloc[0] if len(enough) else settings.sort_values(measure).iloc[-1]
         low, high = best[f"{measure}_low"], best[f"{measure}_high"]
         sure = low >= keep * dense[measure] - 1e-9
         if answers is not None and measure == "em":
             both = answers[f"em {best.spec}"][answers[f"em {dense.spec}"] == 1]
             sure = wilson(both.sum(), len(both))[0] >= keep
-        found.append(
-            {"method": method, "spec": best.spec if len(enough) else None, "value": best.value,
-             "density": best.density, "union": best.union, "reached": best[measure], "low": low, "high": high,
-             "sure": bool(sure and len(enough))}
-        )  # fmt: skip
-    return sorted(found, key=lambda r: (r["spec"] is None, r.get(cost, 0)))
+        record = {"method": method, "spec": best.spec if len(enough) else None, "value": best.value}
+        record |= {"density": best.density, "union": best.union, "reached": best[measure], "low": low, "high": high}
+        records.append(record | {"sure": bool(sure and len(enough))})
+    return sorted(records, key=lambda r: (r["spec"] is None, r.get(cost, 0)))
 
 
 def search(
@@ -52,18 +55,20 @@ def search(
     keep: float,
     chunk: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Find the sparsest threshold of every method that keeps the share `keep` of the attention mass of the prompts,
-    mean over layers, heads and prompts: {method, option, value, density, mass, steps}.
+    """Find the sparsest threshold of every method that keeps the share `keep` of the attention mass of the prompts.
 
-    Found by bisection, on the states of dense attention; `steps` values were tried. `value` is None where even the last
-    keeps less. Single columns count as the tiles that they are in. BadInput for a chunk of no whole tiles.
+    Records {method, option, value, density, mass, steps}, means over layers, heads and prompts. The search is a
+    bisection on the states of dense attention; `steps` values were tried. `value` is None where even the last keeps
+    less. Single columns count as the tiles that they are in. BadInput for a chunk of no whole tiles.
     """
     if not 0 < keep <= 1:
         raise BadInput(f"keep is {keep}: it is a share, above 0 to 1")
-    states, found = [dense_states(model, prompt.tokens) for prompt in prompts], []
+    states = [dense_states(model, prompt.tokens) for prompt in prompts]
+    records = []
     for name, method in methods.items():
         option, values = method.threshold_steps
-        low, high, known = 0, len(values) - 1, {}
+        low, high = 0, len(values) - 1
+        known: dict[int, tuple[float, float]] = {}
         while low < high:
             middle = (low + high) // 2
             known[middle] = _kept(states, method.with_threshold(values[middle]), chunk)
@@ -72,12 +77,46 @@ def search(
         density, mass = known[low]
         value = values[low] if mass >= keep else None
         row = {"method": name, "option": option, "value": value, "density": density, "mass": mass}
-        found.append(row | {"steps": len(known)})
-    return sorted(found, key=lambda r: (r["value"] is None, r["density"]))
+        records.append(row | {"steps": len(known)})
+    return sorted(records, key=lambda r: (r["value"] is None, r["density"]))
 
 
 def _kept(states: Sequence[States], method: Sparse, chunk: int | None) -> tuple[float, float]:
     """Density and attention mass, mean over prompts, layers and heads."""
-    every = [chosen(state, layer, method, chunk=chunk) for state in states for layer in state.layers]
-    density, mass = (torch.stack(parts).mean() for parts in zip(*((c.density(), c.held()) for c in every), strict=True))
+    choices = [chosen(state, layer, method, chunk=chunk) for state in states for layer in state.layers]
+    density = torch.stack([choice.density() for choice in choices]).mean()
+    mass = torch.stack([choice.held() for choice in choices]).mean()
     return float(density), float(mass)
+
+
+def answered(
+    loaded: Loaded,
+    samples: Sequence[Sample],
+    prompts: Sequence[Prompt],
+    specs: Sequence[str],
+    keep: float,
+    chunk: int | None = None,
+) -> list[dict[str, Any]]:
+    """`search` thresholds on `prompts` and answer under them: its records with {agree, kl, right}, dense last.
+
+    agree   share of the question's rows with the next token of dense attention, mean over prompts
+    kl      divergence of the next token from that of dense attention (nats), mean over prompts
+    right   answers that match those of `samples`; all three are None where no threshold keeps enough
+    """
+    records = search(loaded[0], prompts, {spec: sparse.named(spec) for spec in specs}, keep, chunk)
+    settings = {
+        r["method"]: sparse.named(r["method"]).with_threshold(r["value"]) for r in records if r["value"] is not None
+    }
+    settings["dense"] = sparse.named("dense")
+    outcomes = [compare(loaded, prompt, settings, chunk, heads=False) for prompt in prompts]
+    dense = {"method": "dense", "option": "", "value": None, "density": 1.0, "mass": 1.0}
+    return [r | _answers([o[r["method"]] for o in outcomes if r["method"] in o], samples) for r in [*records, dense]]
+
+
+def _answers(outcomes: Sequence[Comparison], samples: Sequence[Sample]) -> dict[str, Any]:
+    if not outcomes:
+        return {"agree": None, "kl": None, "right": None}
+    count = len(outcomes)
+    right = [exact_match(outcome.text, sample.answers) for outcome, sample in zip(outcomes, samples, strict=True)]
+    agree, kl = sum(o.agree for o in outcomes) / count, sum(o.kl for o in outcomes) / count
+    return {"agree": agree, "kl": kl, "right": sum(right)}
