@@ -1,0 +1,315 @@
+"""Sparse choices on one prompt, from choices to figures and what they show; see notebooks/09_sparse_masks.ipynb."""
+
+from collections.abc import Mapping, Sequence, Sized
+from math import nan
+from typing import Any
+
+import plotly.graph_objects as go
+from torch import Tensor
+
+from workbench.core.errors import BadInput
+from workbench.methods import sparse
+from workbench.methods.registry import spec_of
+from workbench.methods.sparse import Sparse
+from workbench.methods.sparse._small import small
+from workbench.methods.sparse.bfla import Bfla
+from workbench.methods.sparse.compact import Compact
+from workbench.metrics.tile_recall import (
+    ORACLE,
+    UNION_STEPS,
+    BflaRules,
+    Chosen,
+    Framed,
+    States,
+    Union,
+    chosen,
+    means,
+    rule_records,
+    union_records,
+)
+from workbench.plots.controls import some
+from workbench.plots.heads import by_head
+from workbench.plots.looks import SPARSE_METHODS
+from workbench.plots.overview import WAYS, overview, reduced
+from workbench.plots.rescues import first_cause, rescues
+from workbench.plots.table import table
+from workbench.plots.theme import INK
+from workbench.plots.tiles import Span, in_window, maps, of_head, span_of
+from workbench.plots.turning import Curve, Turn, turning
+from workbench.plots.union import union
+
+Choices = Mapping[str, Mapping[int, Chosen]]  # method → layer → choice
+Records = Sequence[Mapping[str, Any]]
+
+
+def named_specs(methods: Sequence[str], tile: int) -> dict[str, str]:
+    """Return the specs of `methods` by their names in figures; a name alone gets settings for tiles of `tile` tokens.
+
+    BadInput where there is none, or one twice.
+    """
+    specs = {SPARSE_METHODS.name_of(spec): small(spec, tile) for spec in methods}
+    if not methods or len(specs) < len(methods):
+        raise BadInput(f"methods are {methods}: name at least one, and each only once")
+    return specs
+
+
+def unfitted(specs: Mapping[str, str]) -> dict[str, Sparse]:
+    """Return the methods that need nothing fitted to a model, by their names; BadInput where all do."""
+    methods = {name: sparse.named(spec) for name, spec in specs.items()}
+    free = {name: method for name, method in methods.items() if not method.fitted}
+    if not free:
+        raise BadInput(f"methods are {list(specs.values())}: at least one must need nothing that was fitted to a model")
+    return free
+
+
+def kept_maps(
+    choices: Choices, best: Mapping[int, Chosen], *, share: float, layer: int, head: int, caption: str
+) -> go.Figure:
+    """Draw the tiles that every method keeps over true attention, beside the fewest that hold `share` of it (`best`).
+
+    `layer` and `head` are shown first.
+    """
+    layers, heads = _shown(best, layer, head)
+    panels = {f"needed for {share:.0%} of the attention": best, **choices}
+    now = {name: found[layer] for name, found in choices.items()}
+    lost = {name: float(choice.lost()[head]) for name, choice in now.items()}
+    kept = [f"{name} {c.density()[head]:.0%} ({c.held()[head]:.0%})" for name, c in now.items()]
+    return maps(
+        {name: [[of_head(found[i], h) for h in heads] for i in layers] for name, found in panels.items()},
+        _whole(best[layer].grid.rows),
+        layers=layers,
+        heads=heads,
+        layer=layers.index(layer),
+        head=heads.index(head),
+        title="Kept tiles over true attention",
+        notice=f"In head {head} of layer {layer}, {best[layer].density()[head]:.0%} of the causal pairs hold "
+        f"{share:.0%} of the attention. Pairs kept by each method, and in brackets the attention in them: "
+        f"{', '.join(kept)}. Orange was dropped though needed: most by {_largest(lost)}.",
+        caption=caption,
+    )
+
+
+def density_by_head(shares: Mapping[str, Mapping[str, Tensor]], layers: Sequence[int], about: str) -> go.Figure:
+    """Draw density and attention kept of every layer and head: `metrics.tile_recall.shares`."""
+    density, held = shares["density"], shares["attention"]
+    widest = _largest({name: float(x.max()) - float(x.min()) for name, x in density.items()})
+    weak = _largest({name: -float(x.min()) for name, x in held.items()})
+    at, head = divmod(int(held[weak].argmin()), held[weak].shape[1])
+    return by_head(
+        {
+            "density": {name: x.cpu().numpy() for name, x in density.items()},
+            "attention kept": {name: x.cpu().numpy() for name, x in held.items()},
+        },
+        layers,
+        title="Density and attention kept, of every layer and head",
+        notice=f"One threshold for all heads: {widest} keeps from {float(density[widest].min()):.0%} to "
+        f"{float(density[widest].max()):.0%} of the pairs. The head that is left with least is head {head} of layer "
+        f"{layers[at]} under {weak}: {float(held[weak].min()):.0%} of its attention.",
+        caption=f"{about}. Percent; density is the share of the pairs (row, key) with key ≤ row that lie in kept "
+        "tiles; attention kept is the mean over rows. Above each panel the mean over heads.",
+    )
+
+
+def threshold_slider(
+    states: States,
+    methods: Mapping[str, Sparse],
+    specs: Mapping[str, str],
+    records: Records,
+    *,
+    share: float,
+    layer: int,
+    head: int,
+    about: str,
+) -> go.Figure | None:
+    """Draw one head under the threshold of the first method that has one, and the curves of all of them.
+
+    `records` as of `metrics.tile_recall.threshold_records`. None where no method has a threshold.
+    """
+    main = next((name for name, method in methods.items() if method.threshold_steps[0]), None)
+    if main is None:
+        return None
+    size = next(iter(methods.values())).size
+    turns = [
+        _turn(chosen(states, layer, methods[main].with_threshold(r["value"]), share), head, r)
+        for r in records[: -len(ORACLE)]
+        if r["method"] == main
+    ]
+    third = {name: min(part, key=_from_a_third) for name, part in _by_method(records).items()}
+    near = [f"{name} {r['mass']:.0%} at {r['density']:.0%}" for name, r in third.items() if name != "oracle"]
+    oracle = third["oracle"]
+    return turning(
+        turns,
+        _whole(states),
+        threshold_curves(records, specs),
+        {"map": f"{main}, layer {layer}, head {head}", "curves": "mean over all layers and heads"},
+        active=len(turns) // 2,
+        notice=f"Attention kept nearest to a third of the pairs: {', '.join(near)}; the tiles that truly hold most "
+        f"keep {oracle['mass']:.0%} at {oracle['density']:.0%}. What lies between is what a better choice could win.",
+        caption=f"{about}. Tiles of {size} tokens; every point is one value of the method's own option, the others as "
+        "given.",
+    )
+
+
+def threshold_curves(records: Records, specs: Mapping[str, str]) -> list[Curve]:
+    """Return a curve for every method of `metrics.tile_recall.threshold_records`; the oracle at its end is black."""
+    curves = []
+    for name, part in _by_method(records[: -len(ORACLE)]).items():
+        labels = [f"{r['option']} = {r['value']:g}" for r in part]
+        curves.append(
+            _curve(name, SPARSE_METHODS.colour_of(specs[name]), SPARSE_METHODS.symbol_of(specs[name]), part, labels)
+        )
+    ideal = records[-len(ORACLE) :]
+    return [*curves, _curve("truly most", INK, "x", ideal, [f"{r['value']:.0%} wanted" for r in ideal])]
+
+
+def _curve(name: str, colour: str, symbol: str, records: Records, labels: Sequence[str]) -> Curve:
+    return Curve(name, colour, symbol, [r["density"] for r in records], [r["mass"] for r in records], labels)
+
+
+def _turn(choice: Chosen, head: int, record: Mapping[str, Any]) -> Turn:
+    said = (
+        f"{record['option']} = {record['value']:g}: this head keeps {choice.density()[head]:.0%} of the pairs and "
+        f"{choice.held()[head]:.0%} of the attention, {int(choice.missed[head].sum())} needed tiles are dropped; all "
+        f"heads {record['density']:.0%} and {record['mass']:.0%}"
+    )
+    return Turn(of_head(choice, head), said, record["density"], record["mass"])
+
+
+def kept_by_rule(
+    states: States, causes: Mapping[int, BflaRules], method: Bfla, *, layer: int, head: int, about: str
+) -> go.Figure:
+    """Draw which of BFLA's rules keeps a tile, by layer; the KV head of the query head `head` is shown first."""
+    group = states.heads // states.kv_heads
+    layers, heads = some(list(causes), layer), some(range(states.kv_heads), head // group)
+    added = means(rule_records(causes), "rule", ("density", "attention"))
+    worth = {rule: r["attention"] / r["density"] if r["density"] > 0 else nan for rule, r in added.items()}
+    looked = ", ".join(f"{rule} {worth[rule]:.1f}" for rule in ("mass", "local", "sink"))
+    hashed = ", ".join(f"{rule} {worth[rule]:.1f}" for rule in ("stride", "random") if added[rule]["density"] > 0)
+    rescued = f"; the hashes {hashed}: they do not look, so they get what a dropped tile gets." if hashed else "."
+    return rescues(
+        [[first_cause(causes[i], h) for h in heads] for i in layers],
+        _whole(states),
+        {rule: (r["density"], r["attention"]) for rule, r in added.items()},
+        layers=layers,
+        heads=heads,
+        layer=layers.index(layer),
+        head=heads.index(head // group),
+        notice=f"Attention per pair kept, the mean over all pairs being 1: {looked}{rescued}",
+        caption=f"{about}. {spec_of(method)}. A tile kept for one head of a KV head is kept for all. Bars: mean over "
+        "all layers and heads; each rule counts what those before it did not keep.",
+    )
+
+
+def union_of_chunk(
+    unions: Mapping[int, Union], method: Compact, rows: slice, *, layer: int, head: int, about: str
+) -> go.Figure:
+    """Draw CompactAttention's steps for the chunk `rows`, by layer; the group of the query head `head` is shown
+    first."""
+    one, layers = unions[layer], some(list(unions), layer)
+    by_step = means(union_records(unions), "step", ["density"])
+    choice, blocks, heads, chunk = (by_step[step]["density"] for step in UNION_STEPS)
+    return union(
+        [unions[i] for i in layers],
+        layers=layers,
+        layer=layers.index(layer),
+        group=head // one.group,
+        notice=f"Mean over layers: {choice:.0%} of the causal pairs are chosen, {blocks:.0%} are read after the union "
+        f"over query blocks, {heads:.0%} after that over heads, {chunk:.0%} with the chunk. Orange pages are read by "
+        "query blocks that did not ask for them.",
+        caption=f"{about}. {spec_of(method)}, rows {rows.start:,} to {rows.stop - 1:,}; pages of "
+        f"{method.size} tokens. Pick a KV head above, a layer below; the kernel's page numbers add (request · KV heads "
+        "+ KV head) · pages of the cache.",
+    )
+
+
+def long_overview(
+    choices: Mapping[str, Framed], specs: Mapping[str, str], length: int, *, cells: int, states: str
+) -> go.Figure:
+    """Draw the choices for a prompt of `length` tokens, at most `cells` a side; `states` says whose attention it is."""
+    slowest = _largest({name: found.seconds for name, found in choices.items()})
+    panels = {
+        name: {
+            f"head {head}: {WAYS[how]}": reduced(found.tiles.kept[head].cpu().numpy(), cells, how)
+            for head in (1, 0)
+            for how in WAYS
+        }
+        for name, found in choices.items()
+    }
+    return overview(
+        panels,
+        _whole(range(length)),
+        detail=_frame(choices),
+        notice=f"All {length:,} × {length:,} tokens of one head in at most {cells} × {cells} cells. To choose took up "
+        f"to {choices[slowest].seconds:.1f} s ({slowest}). The menu shows the other head, and by max where anything at "
+        "all is kept. The frame is below.",
+        caption=f"{states} Head 1 looks for its topic, head 0 nearby. {', '.join(specs[name] for name in choices)}.",
+    )
+
+
+def frame_maps(choices: Mapping[str, Framed], *, share: float, device: str) -> go.Figure:
+    """Draw the frame of every choice for a long prompt over the true attention of its head 1."""
+    records = {name: found.record(1) for name, found in choices.items()}
+    best = _largest({name: r["attention"] for name, r in records.items()})
+    worst = _largest({name: -r["attention"] for name, r in records.items()})
+    pictures = {
+        name: in_window(found.frames[1].at(found.frames[1].rows), found.tiles.kept.shape[2])
+        for name, found in choices.items()
+    }
+    return maps(
+        {name: [[picture]] for name, picture in pictures.items()},
+        _frame(choices),
+        layers=[0],
+        heads=[1],
+        title="The frame, tile by tile",
+        notice=f"Of the rows in the frame {best} keeps {records[best]['attention']:.0%} of the attention in "
+        f"{records[best]['density']:.1%} of all tiles, {worst} {records[worst]['attention']:.0%} in "
+        f"{records[worst]['density']:.1%}. Orange was dropped though needed for {share:.0%}.",
+        caption=f"Head 1 of the made-up states; true attention of {len(_frame(choices).rows):,} rows over all keys "
+        f"before them. {device}.",
+    )
+
+
+def choosing_table(choices: Mapping[str, Framed], length: int, device: str) -> go.Figure:
+    """Tabulate time, density and attention kept of the choices for a long prompt of two heads."""
+    rows = []
+    for name, found in choices.items():
+        first, second = found.record(0), found.record(1)
+        shares = [f"{r['density']:.1%}" for r in (first, second)] + [f"{r['attention']:.0%}" for r in (first, second)]
+        rows.append([name, f"{found.seconds:.2f} s", *shares])
+    return table(
+        ["method", "time to choose", "tiles kept, head 0", "head 1", "attention kept, head 0", "head 1"],
+        rows,
+        title=f"Choosing for {length:,} tokens",
+        notice="The choice looks at queries and keys once, in parts: its memory grows with the tiles, not with the "
+        f"{length:,}² pairs of tokens.",
+        caption=f"2 query heads, torch on {device}, measured once, beside whatever else the machine did; a kernel for "
+        "the choice is another matter. Attention kept: of the rows in the frame.",
+        widths=[2, 1.3, 1.4, 1, 1.6, 1],
+    )
+
+
+def _frame(choices: Mapping[str, Framed]) -> Span:
+    window = next(iter(choices.values())).frames[1]
+    return span_of(window.at(window.rows))
+
+
+def _shown(found: Mapping[int, Chosen], layer: int, head: int) -> tuple[list[int], list[int]]:
+    """Return the layers and heads that a figure carries."""
+    return some(list(found), layer), some(range(len(found[layer].mass)), head)
+
+
+def _whole(tokens: Sized) -> Span:
+    return Span(range(len(tokens)), range(len(tokens)))
+
+
+def _by_method(records: Records) -> dict[str, list[Mapping[str, Any]]]:
+    return {name: [r for r in records if r["method"] == name] for name in dict.fromkeys(r["method"] for r in records)}
+
+
+def _from_a_third(record: Mapping[str, Any]) -> float:
+    return abs(record["density"] - 1 / 3)
+
+
+def _largest(numbers: Mapping[str, float]) -> str:
+    """Return the first name of the largest number."""
+    return max(numbers, key=numbers.__getitem__)
