@@ -17,7 +17,7 @@ from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.engine.paged_pool import Pool
 from workbench.methods.generation import generate
-from workbench.methods.sparse.random import Random
+from workbench.methods.sparse.random import RandomTiles
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PROMPT = prompt_of(13, 7, 11, 5)
@@ -84,7 +84,7 @@ def tiles_of(q, k, rows, site):
 
 
 @pytest.mark.parametrize("rows", ["question", "scattered", "whole"])
-@pytest.mark.parametrize("tiles", [None, Random(block=64, share=0.3)], ids=["dense", "tiles"])
+@pytest.mark.parametrize("tiles", [None, RandomTiles(block=64, share=0.3)], ids=["dense", "tiles"])
 def test_kernels_compute_what_torch_computes(rows, tiles, monkeypatch):
     model = wide()
     kv = assemble(model, LONG, encode_many(model, LONG.context))

@@ -20,7 +20,7 @@ from workbench.engine.chunked import prefill_chunked
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, prefill
 from workbench.methods.sparse.compact import Compact
-from workbench.methods.sparse.random import Random as BigBird
+from workbench.methods.sparse.random import RandomTiles as BigBird
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODEL = model_of().to(DEVICE)

@@ -18,7 +18,7 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.select.all import All
-from workbench.methods.select.random import Random
+from workbench.methods.select.random import RandomTokens
 from workbench.models.spec import attach
 from workbench.store import MemoryStore
 
@@ -42,7 +42,7 @@ def test_recomputing_everything_is_full_attention_to_the_bit():
 
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 1.0])
 def test_a_ratio_counts_document_tokens_and_the_question_is_extra(ratio):
-    (start,) = Reuse(prepare=AfterSystem(), select=Random(), ratio=ratio).begin(MODEL, [PROMPT])
+    (start,) = Reuse(prepare=AfterSystem(), select=RandomTokens(), ratio=ratio).begin(MODEL, [PROMPT])
     documents = len(PROMPT) - len(PROMPT.question) - len(PROMPT.blocks[0])
     assert start.computed == round(ratio * documents) + len(PROMPT.question)
     assert start.computed + start.reused == len(PROMPT)
@@ -53,7 +53,7 @@ def test_blocks_that_stay_in_the_store_are_not_touched_by_what_is_computed_again
     store = MemoryStore()
     generate(MODEL, LETTERS, [PROMPT], Reuse(), store, max_new_tokens=2)
     before = [kv.clone() for kv in store._entries.values()]
-    generate(MODEL, LETTERS, [PROMPT, PROMPT], Reuse(select=Random(), ratio=0.7), store, max_new_tokens=2)
+    generate(MODEL, LETTERS, [PROMPT, PROMPT], Reuse(select=RandomTokens(), ratio=0.7), store, max_new_tokens=2)
     for old, now in zip(before, store._entries.values(), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(old.tensors(), now.tensors(), strict=True))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from workbench.core import renamed
 from workbench.core.errors import BadInput
 
 Tensors = list[torch.Tensor]
@@ -33,7 +34,10 @@ class KV:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "KV":
-        """Unwritten KV of `length` tokens with capacity for `room` more; `shapes` is (heads, head width) per layer."""
+        """Return unwritten KV of `length` tokens, with capacity for `reserve` more.
+
+        `shapes` is (heads, head width) per layer.
+        """
 
         def new() -> Tensors:
             return [torch.zeros(heads, length + reserve, width, dtype=dtype, device=device) for heads, width in shapes]
@@ -42,7 +46,7 @@ class KV:
 
     @classmethod
     def within(cls, keys: Tensors, values: Tensors, length: int, start: int = 0) -> "KV":
-        """The first `length` tokens of tensors [H, capacity, D]; what is behind them is set aside for more."""
+        """Return the first `length` tokens of tensors [H, capacity, D]; the rest is set aside for more."""
         kv = cls([x[:, :length] for x in keys], [x[:, :length] for x in values], start)
         kv._backing = (keys, values)
         return kv
@@ -60,7 +64,7 @@ class KV:
         yield from self.values
 
     def slice(self, begin: int, end: int) -> "KV":
-        """A copy of tokens [begin, end) of this run, still rotated for the positions they had."""
+        """Copy tokens [begin, end) of this run, still rotated for the positions they had."""
         if not 0 <= begin < end <= len(self):
             raise BadInput(f"cannot slice tokens {begin}:{end} of a KV of {len(self)} tokens")
         return KV(
@@ -69,8 +73,9 @@ class KV:
             self.start + begin,
         )
 
+    @renamed.arguments(room="reserve")
     def clone(self, reserve: int = 0) -> "KV":
-        """A writable copy, with capacity for `room` more tokens."""
+        """Return a writable copy, with capacity for `reserve` more tokens."""
         return self._copy(len(self) + reserve)
 
     def grow(self, count: int) -> None:
@@ -83,21 +88,21 @@ class KV:
         self.keys = [x[:, :length] for x in self._backing[0]]
         self.values = [x[:, :length] for x in self._backing[1]]
 
-    def reserve(self, reserve: int) -> None:
-        """Set capacity for `room` more tokens aside: at most one copy."""
+    def reserve(self, count: int) -> None:
+        """Set capacity for `count` more tokens aside: at most one copy."""
         self._check_writable()
-        if self._capacity() < len(self) + reserve:
-            bigger = self._copy(len(self) + reserve)
+        if self._capacity() < len(self) + count:
+            bigger = self._copy(len(self) + count)
             self.keys, self.values, self._backing = bigger.keys, bigger.values, bigger._backing
 
     def to(self, device: torch.device | str) -> "KV":
-        """This run on `device`: itself where it is there already."""
+        """Return this run on `device`: itself where it is there already."""
         if self.keys[0].to(device) is self.keys[0]:  # its tensors are all in one place
             return self
         return KV([x.to(device) for x in self.keys], [x.to(device) for x in self.values], self.start)
 
     def lock(self) -> "KV":
-        """This run, from now on read-only."""
+        """Make this run read-only, and return it."""
         self.read_only = True
         return self
 

@@ -29,10 +29,10 @@ class Site:
 class Plan:
     """`rows` [R] are computed now, in rising order; every other position is read from the cache.
 
-    sees    rule of who may see whom, over positions (the model's own sliding window is joined to it)
-    sparse  a sparse method, asked once per layer with that layer's queries, keys and rows; not asked where the layer's
-            sliding window is narrower than the prompt
-    backend carries out the attention in place of torch's `scaled_dot_product_attention`
+    sees            mask rule over positions (the model's own sliding window is joined to it)
+    sparse          a sparse method, asked once per layer with that layer's queries, keys and rows; not asked where the
+                    layer's sliding window is narrower than the prompt
+    backend         carries out the attention in place of torch's `scaled_dot_product_attention`
     return_queries  layers whose queries are returned
     num_layers      stop after this many layers: their KV is written, there are no logits
     """

@@ -20,7 +20,7 @@ def rotate(keys: Tensor, distance: int | Tensor, inv_freq: Tensor, pairing: Pair
     `distance` is one number, or [T] with one for each token; negative shifts back. Only the first R = 2 * len(inv_freq)
     channels are rotary; `pairing` says which form a plane: "neox" (i, i + R/2), "interleaved" (2i, 2i + 1).
     Arithmetic is fp32, angles are taken in fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An attention scaling
-    that a model folds into cos and sin (YaRN) is in the keys already and is not applied again.
+    that a model folds into cos and sin (YaRN) is in the keys already and is not applied twice.
     """
     cos, sin = cos_sin(distance, inv_freq, keys.device)
     return rotate_by(keys, cos, sin, pairing)

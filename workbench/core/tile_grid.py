@@ -1,6 +1,6 @@
 """Rows and keys cut into tiles: which tiles a row can see at all, and how much attention a tile truly gets.
 
-Rows may stand anywhere: a whole prompt, one chunk of it, or scattered tokens that are computed again.
+Rows may stand anywhere: a whole prompt, one chunk of it, or scattered tokens that are recomputed.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """Attention over kept tiles in plain torch, tile by tile of the queries: what is not kept is not computed.
 
 For a CPU, where a mask for every head costs more than the attention that it hides. Heads whose lists differ in length
-are computed together, the shorter ones filled up with tiles that nobody sees. Where single columns are kept besides, a
+are computed together, the shorter ones filled up with tiles that no row sees. Where single columns are kept besides, a
 list names keys instead of tiles.
 """
 

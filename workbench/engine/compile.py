@@ -20,8 +20,10 @@ SHAPES = 64  # numbers of rows that are compiled for
 
 @contextmanager
 def fused(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor") -> Iterator[PreTrainedModel]:
-    """Within it, layers run compiled: for each number of rows anew, which takes seconds. A CUDA graph that is captured
-    within it stays fused."""
+    """Run layers compiled within the context; each number of rows is compiled once, which takes seconds.
+
+    A CUDA graph that is captured within it stays fused.
+    """
     attach(model)
     layers = model.get_decoder().layers
     AttentionInterface.register(NAME, torch.compiler.disable(attend))

@@ -69,8 +69,11 @@ class Runner:
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor]) -> Tensor:
-        """Logits [B, V] after the last token of every request. `tokens[i]` [R]: of the rows that are computed now, for
-        the first time the context's tokens that are computed again, then the question."""
+        """Compute the logits [B, V] after the last token of every request.
+
+        `tokens[i]` [R] are those of the rows that are computed now: at first the recomputed tokens of the context, then
+        the question.
+        """
         _check(prompts, tokens)
         ready = self._ready(Bucket.of(prompts, max(map(len, tokens))))
         batch = ready.batch
@@ -86,9 +89,11 @@ class Runner:
     def decode(
         self, prompts: Sequence[PagedPrompt], logits: Tensor, count: int, eos: frozenset[int] = frozenset()
     ) -> Iterator[list[int | None]]:
-        """Stream greedy answers: one list of token ids a step, None for a request that has ended with one of `eos` (it
-        is not streamed; its rows are computed on). The device is one step ahead of the reader. Answers are read to
-        their end before others of the same bucket are begun."""
+        """Stream greedy answers: one list of token ids a step, None for a request that has ended with one of `eos`.
+
+        The end token itself is not streamed. The device is one step ahead of the reader. Answers are read to their end
+        before others of the same bucket are begun.
+        """
         if count < 1 or any(prompt.reserve < count - 1 for prompt in prompts):
             raise BadInput(f"{count} tokens for prompts with room for {[prompt.reserve for prompt in prompts]}")
         ready = self._ready(Bucket.of(prompts, 1, max(1, count)))

@@ -57,6 +57,7 @@ class PagedPrompt:
 
     @property
     def reserve(self) -> int:
+        """Slots that are not written yet."""
         return len(self.own) - self.written
 
 

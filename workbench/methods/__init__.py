@@ -1,7 +1,7 @@
 """How a prompt gets its keys and values: what of it is computed, and what comes from cached blocks.
 
-A method is a frozen dataclass; `begin` turns a batch of prompts into requests that are ready for the forward pass which
-gives their first token. `Full`, `Reuse` and `Superposition` are the methods; what differs between the published systems
+A method is a frozen dataclass. `begin` makes requests of a batch of prompts, ready for the forward pass that gives
+their first token. `Full`, `Reuse` and `Superposition` are the methods; what differs between the published systems
 that reuse blocks are the preparation, the selection and the positions that `Reuse` is given.
 """
 

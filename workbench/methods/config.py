@@ -35,7 +35,7 @@ class MethodConfig:
                     "superposition": one path a passage, the best joined, also as superposition(paths=2)
     positions       of reused keys: "re-encoded" for where the block stands now, or "naive", as cached
     prepare         what a block saw before it was cached: a file of `workbench.methods.prepare`
-    select, ratio   which tokens of reused blocks are computed again, a file of `methods.select`; and how many, as a
+    select, ratio   which tokens of reused blocks are recomputed, a file of `methods.select`; and how many, as a
                     share of the tokens of all passages (None: as many as the selector wants)
     prepared        folder of `workbench prepare` to take cached blocks from; what it lacks is computed
     sparse, chunk   a file of `methods.sparse`, "none": all key tiles; and rows of one pass (None: all at once)

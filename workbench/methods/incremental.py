@@ -1,8 +1,9 @@
-"""One prompt after another: only the blocks that changed are encoded again.
+"""One prompt after another: only the blocks that changed are encoded.
 
 Block-Attention, section 2.5 and appendix A: between two states of a game, two turns of a chat or two edits of a
 document, most blocks stay as they were. A block is looked up by its content, so it does not matter whether blocks were
-edited, inserted, deleted or put in another order: what the store holds is turned to its new place, the rest is encoded.
+edited, inserted, deleted or put in another order: what the store holds is rerotated to its new place, the rest is
+encoded.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Literal, get_args
 
 from transformers import PreTrainedModel
 
+from workbench.core import renamed
 from workbench.core.blocks import Block, Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
@@ -23,15 +25,16 @@ ReuseStatus = Literal["kept", "moved", "recalled", "encoded"]
 REUSE_STATUSES: tuple[ReuseStatus, ...] = get_args(ReuseStatus)
 
 
+@renamed.fields(fates="statuses", moves="shifts", work="request")
 @dataclass(frozen=True)
 class Revision:
     """A prompt whose context stands in its KV, and what that took.
 
-    fates   of every context block: "kept" where the prompt before had it, "moved" from another place in it, "recalled"
-            from the store although the prompt before did not have it (or a further copy within this prompt), or
-            "encoded" now
-    moves   tokens by which every block moved since the prompt before; None for a block that was not in it
-    prefix  leading tokens equal to those of the prompt before: what a prefix cache would have reused
+    statuses  of every context block: "kept" where the prompt before had it, "moved" from another place in it,
+              "recalled" from the store although the prompt before did not have it (or a further copy within this
+              prompt), or "encoded" now
+    shifts    tokens by which every block moved since the prompt before; None for a block that was not in it
+    prefix    leading tokens equal to those of the prompt before: what a prefix cache would have reused
     """
 
     prompt: Prompt
@@ -46,11 +49,11 @@ class Revision:
         return PrefillRequest(self.prompt.tokens, Plan(self.prompt.question), self.kv)
 
     def blocks(self, status: ReuseStatus) -> int:
-        """How many context blocks had this fate."""
+        """Count the context blocks of this status."""
         return self.statuses.count(status)
 
     def tokens(self, status: ReuseStatus) -> int:
-        """How many tokens the blocks of this fate have."""
+        """Count the tokens of the blocks of this status."""
         return sum(len(block) for block, had in zip(self.prompt.context, self.statuses, strict=True) if had == status)
 
     @property
@@ -59,13 +62,14 @@ class Revision:
         return self.tokens("encoded") + len(self.prompt.question)
 
 
+@renamed.arguments(room="reserve")
 def revise(
     model: PreTrainedModel, prompt: Prompt, store: Store, before: Prompt | None = None, reserve: int = 0
 ) -> Revision:
     """Put `prompt` together from `store`, encoding (all at once) only those of its blocks that `store` does not hold.
 
     `before` is the prompt that came before, of which the report speaks; what is reused depends on the store alone. An
-    evicted block is encoded again. `room` is capacity for new tokens. Raises BadInput before any work.
+    evicted block is encoded once more. `reserve` is capacity for new tokens. Raises BadInput before any work.
     """
     attach(model).check_tokens(prompt.tokens)
     recording = RecordingStore(store)

@@ -6,6 +6,13 @@ from workbench.store.keys import FORMAT_VERSION, fingerprint, key_of
 from workbench.store.memory import MemoryStore, Stats
 
 __all__ = [
-    "FORMAT_VERSION", "FolderStore", "MemoryStore", "Stats", "Store",
-    "collect", "fetch", "fingerprint", "key_of",
-]  # fmt: skip
+    "FORMAT_VERSION",
+    "FolderStore",
+    "MemoryStore",
+    "Stats",
+    "Store",
+    "collect",
+    "fetch",
+    "fingerprint",
+    "key_of",
+]

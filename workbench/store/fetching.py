@@ -9,29 +9,31 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine.encoding import encode_many
-from workbench.models.spec import prepare_model
+from workbench.models.spec import attach
 from workbench.store.keys import fingerprint, key_of
 
 
 class Store(Protocol):
     """Any place that keeps read-only KV under content keys."""
 
-    def get(self, key: str) -> KV | None: ...
+    def get(self, key: str) -> KV | None:
+        """Return the KV under `key`, or None."""
 
-    def put(self, key: str, kv: KV) -> None: ...
+    def put(self, key: str, kv: KV) -> None:
+        """Keep `kv` under `key`."""
 
 
 def fetch(
     model: PreTrainedModel, blocks: Sequence[Block], store: Store, after: Sequence[Sequence[Block]] = ()
 ) -> list[KV]:
-    """KV of every block, from `store` or else encoded now, all misses packed together, and kept there.
+    """Take the KV of every block from `store`; encode what it lacks, all packed together, and keep it there.
 
     `after[i]` are the blocks that block i looks back at. A block that is asked for twice is encoded once.
     """
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
-    prepare_model(model)  # refuses before any work
+    attach(model)  # refuses before any work
     model_key, dtype = fingerprint(model), model.dtype
     keys = [key_of(model_key, dtype, block, past) for block, past in zip(blocks, before, strict=True)]
     return collect(
@@ -40,17 +42,17 @@ def fetch(
 
 
 def collect(store: Store, keys: Sequence[str], make: Callable[[list[int]], Sequence[KV]]) -> list[KV]:
-    """The KV under every key, from `store` or else from `make`, and kept there.
+    """Take the KV under every key from `store`, or else from `make`, and keep it there.
 
     `make` is given the indices of the keys that are missing, each key once, and returns the KV of each.
     """
     first = {key: i for i, key in reversed(list(enumerate(keys)))}
-    found = {key: kv for key in first if (kv := store.get(key)) is not None}
-    missing = [i for key, i in sorted(first.items(), key=lambda item: item[1]) if key not in found]
+    kvs = {key: kv for key in first if (kv := store.get(key)) is not None}
+    missing = [i for key, i in sorted(first.items(), key=lambda item: item[1]) if key not in kvs]
     for i, kv in zip(missing, make(missing), strict=True):
-        found[keys[i]] = kv.lock()
+        kvs[keys[i]] = kv.lock()
         store.put(keys[i], kv)
     for i, key in enumerate(keys):
         if first[key] != i:
             store.get(key)  # counted: this look-up is served without work
-    return [found[key] for key in keys]
+    return [kvs[key] for key in keys]

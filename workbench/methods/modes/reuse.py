@@ -1,7 +1,7 @@
-"""Cached blocks are put in place, some of their tokens are computed again, and the question is computed over them.
+"""Cached blocks are put in place, some of their tokens are recomputed, and the question is computed over them.
 
 What the published systems differ in are the three choices: how blocks are prepared before they are cached, at which
-positions they are reused, and which of their tokens are computed again.
+positions they are reused, and which of their tokens are recomputed.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class Reuse:
     positions   of the reused keys: "re-encoded" for where their block stands now (Block-Attention, Full Reuse), or
                 "naive", as cached (PromptCache, arXiv:2311.04934)
     prepare     what a block saw before it was cached
-    select      scores the tokens of cached blocks; the best of them are computed again, together with the question
-    ratio       share of the document tokens to compute again, 0 to 1 (the recomputation ratio of CacheBlend and
+    select      scores the tokens of cached blocks; the best of them are recomputed, together with the question
+    ratio       share of the document tokens to recompute, 0 to 1 (the recomputation ratio of CacheBlend and
                 FusionRAG; the question is not in it); None: as many as the selector wants
     sparse      chooses the key tiles that the computed rows attend to
     chunk       rows of one pass; None: all at once

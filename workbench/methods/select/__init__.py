@@ -1,6 +1,6 @@
-"""Which cached tokens to compute again: one way a file, found by `names`.
+"""Which cached tokens to recompute: one selector a file, found by `names`.
 
-A selector scores the context tokens of a prompt; `choose` turns scores into rows. Scores are also how a selector limits
+A selector scores the context tokens of a prompt; `choose` makes rows of scores. Scores are also how a selector limits
 itself: -inf is never chosen, and without a ratio all other tokens are.
 """
 
@@ -42,14 +42,14 @@ class Select(ABC):
         return ()
 
     def __call__(self, model: PreTrainedModel, prompt: Prompt, kv: KV) -> Tensor:
-        """Scores [T] fp32 (CPU) of the T context tokens: higher is computed again sooner, -inf never, inf always.
+        """Score the T context tokens, [T] fp32 on the CPU: higher is recomputed sooner, -inf never, inf always.
 
         `kv` is the assembled cache of this request. Question rows of it may be written, context rows are only read.
         """
         return self.many(model, [prompt], [kv])[0]
 
     def many(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        """Scores of a batch of requests, their forward passes packed."""
+        """Score a batch of requests, their forward passes packed."""
         spec = attach(model)
         for prompt, kv in zip(prompts, kvs, strict=True):
             spec.check_cache(kv)
@@ -70,19 +70,19 @@ class Select(ABC):
         ratio: float | None = None,
         tokens: int | None = None,
     ) -> list[Tensor]:
-        """Rows to compute again, of every request: `choose` on its scores. The question is not among them."""
+        """Choose the rows to recompute of every request, by its scores. The question is not among them."""
         check_budget(ratio, tokens)
-        found = self.many(model, prompts, kvs)
-        return [choose(scores, p, ratio, tokens, self.system) for scores, p in zip(found, prompts, strict=True)]
+        scores = self.many(model, prompts, kvs)
+        return [choose(one, p, ratio, tokens, self.system) for one, p in zip(scores, prompts, strict=True)]
 
 
 def names() -> list[str]:
-    """The selectors there are."""
+    """Return the names of all selectors."""
     return registry.names(__name__)
 
 
 def named(spec: str) -> Select:
-    """A selector from `query_guided` or `query_guided(layers=all)`."""
+    """Return a selector from `query_guided` or `query_guided(layers=all)`."""
     return registry.made(__name__, spec)
 
 
@@ -110,7 +110,7 @@ def budget(prompt: Prompt, ratio: float, system: int = 1) -> int:
 def choose(
     scores: Tensor, prompt: Prompt, ratio: float | None = None, tokens: int | None = None, system: int = 1
 ) -> Tensor:
-    """Rows [R] to compute again, in rising order, from scores [T] of the context tokens.
+    """Choose rows [R] to recompute, in rising order, from scores [T] of the context tokens.
 
     The budget is `ratio` of the document tokens or `tokens` of them, and is met exactly unless fewer tokens have a
     score above -inf; without either, all of those are taken: the selector's own number. Equal scores are taken in the
@@ -132,19 +132,20 @@ def choose(
 
 
 def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) -> list[KV]:
-    """KV of whole contexts under full attention in layers 0 to depth - 1, from one packed forward pass.
+    """Compute the KV of whole contexts under full attention in layers 0 to `num_layers` - 1, in one packed pass.
 
     The layers above are not computed and take no memory of their own.
     """
     spec = attach(model)
 
     def new(length: int) -> list[Tensor]:
-        made = []
+        layers = []
         for layer, (heads, width) in enumerate(spec.shapes):
             stored = length if layer < num_layers else 1
-            one = torch.zeros(heads, stored, width, dtype=spec.dtype, device=spec.device)
-            made.append(one.expand(-1, length, -1))
-        return made
+            layers.append(
+                torch.zeros(heads, stored, width, dtype=spec.dtype, device=spec.device).expand(-1, length, -1)
+            )
+        return layers
 
     ends = [prompt.starts[-1] for prompt in prompts]
     kvs = [KV(new(end), new(end)) for end in ends]

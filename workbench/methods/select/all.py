@@ -1,4 +1,4 @@
-"""Every token is computed again, those of the system block too: full attention, by way of the cache."""
+"""Every token is recomputed, those of the system block too: full attention, through the cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -29,9 +29,9 @@ class Past:
 class CacheCraft(Select):
     """Of every chunk, the ⌈CFO · length⌉ tokens that pay most attention to other chunks.
 
-    CFO = clip(α · CCI · (1 - β'), 0, 1), the share of a chunk that must be computed again
+    CFO = clip(α · CCI · (1 - β'), 0, 1), the share of a chunk that must be recomputed
     CCI = σ(a / b), how much its KV depends on other chunks: inter-attention against intra-attention, per token pair
-    β'  = β (1 - γ), how much of its old context is there again: β by attention, γ by order
+    β'  = β (1 - γ), how much of its old context is back: β by attention, γ by order
 
     alpha   Cache-Craft's α: what share is recomputed at most
     layers  that attention is averaged over: "all" or layer numbers
@@ -95,7 +95,7 @@ def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
 def prefix_fit(old: Sequence[tuple[str, float]], new: Sequence[str]) -> float:
     """β' = β (1 - γ): how well the chunks before a chunk are those it was cached behind. 1 where both are none.
 
-    β is the share of the old inter-attention that went to chunks which are there again; γ the share of pairs of them
+    β is the share of the old inter-attention that went to chunks which are back; γ the share of pairs of them
     that have changed their order (Kendall).
     """
     if not old:

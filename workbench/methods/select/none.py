@@ -1,4 +1,4 @@
-"""No token is computed again: Full Reuse (FusionRAG, section 2.2.1)."""
+"""No token is recomputed: Full Reuse (FusionRAG, section 2.2.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

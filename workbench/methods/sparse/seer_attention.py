@@ -27,7 +27,7 @@ class SeerAttention(Sparse):
     tail       query blocks at the end of the prompt that keep everything
     block      tokens of a block: the gate's, 64
 
-    Keys are turned back to before RoPE by their position, so a cache with naive positions is seen as if re-encoded.
+    Keys are rerotated to before RoPE by their position, so a cache with naive positions is seen as if re-encoded.
     """
 
     THRESHOLD = "threshold"

@@ -1,4 +1,4 @@
-"""Command-R (Cohere): neighbouring channels turn together."""
+"""Command-R (Cohere): RoPE is interleaved: neighbouring channels form a plane."""
 
 from typing import Any
 

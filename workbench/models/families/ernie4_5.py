@@ -1,4 +1,4 @@
-"""ERNIE 4.5: neighbouring channels turn together."""
+"""ERNIE 4.5: RoPE is interleaved: neighbouring channels form a plane."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""GLM-4 (first release): neighbouring channels turn together, and only half of them."""
+"""GLM-4 (first release): RoPE is interleaved: neighbouring channels form a plane, and only half of them."""
 
 from typing import Any
 

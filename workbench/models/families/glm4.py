@@ -1,4 +1,4 @@
-"""GLM-4 (0414): neighbouring channels turn together, and only half of them."""
+"""GLM-4 (0414): RoPE is interleaved: neighbouring channels form a plane, and only half of them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Helium: neighbouring channels turn together."""
+"""Helium: RoPE is interleaved: neighbouring channels form a plane."""
 
 from typing import Any
 

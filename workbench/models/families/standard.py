@@ -1,4 +1,4 @@
-"""Llama, Qwen2, Qwen3, Mistral, Phi-3, OLMo-2, Gemma 3 and all that do the same: first and second half turn together.
+"""Llama, Qwen2, Qwen3, Mistral, Phi-3, OLMo-2, Gemma 3 and all that do the same: RoPE is neox.
 
 Most have one rotary table for all layers; Gemma 3 and OLMo-3 have one for sliding and one for full layers.
 """
