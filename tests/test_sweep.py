@@ -77,7 +77,7 @@ def test_the_table_has_a_row_a_trial_and_kind_and_says_what_the_trials_say(whole
     assert row.kind.tolist() == ["all", *record.by_kind]
     assert row.n.tolist() == [6, *(score.n for score in record.by_kind.values())]
     assert row.em.tolist() == [record.em, *(score.em for score in record.by_kind.values())]
-    assert set(row.way) == {record.way} and set(row.rows_computed) == {record.rows_computed}
+    assert set(row.way) == {record.label} and set(row.rows_computed) == {record.rows_computed}
     assert set(row["mode"]) == {"block"}
 
 

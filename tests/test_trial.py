@@ -180,7 +180,7 @@ def test_chunks_and_a_sparse_method_that_keeps_everything_change_no_answer(folde
         assert [row["answer"] for row in rows] == answers
         assert (record.sparsity is None) == ("sparse" not in more)
     assert record.sparsity["density"] == record.sparsity["mass"] == 1 and record.sparsity["answer"] == 1
-    assert record.way == "full, dense, chunks of 64"
+    assert record.label == "full, dense, chunks of 64"
 
 
 def test_reuse_recomputation_sparse_tiles_and_chunks_go_together(folder, loaded):
@@ -191,7 +191,7 @@ def test_reuse_recomputation_sparse_tiles_and_chunks_go_together(folder, loaded)
     )  # fmt: skip
     record = trial.run(loaded=loaded)
     assert 0 < record.sparsity["density"] < 1 and record.rows_reused > 0
-    assert record.way == "block, after_system, first_k at 50%, window(block=16, local=1), chunks of 32"
+    assert record.label == "block, after_system, first_k at 50%, window(block=16, local=1), chunks of 32"
     assert Record.from_json(json.loads(dumps(record))) == record
 
 

@@ -71,7 +71,7 @@ def collect(folders: list[Path]) -> None:
             continue
         record = Record.from_json(json.loads(path.read_text())["record"])
         costs = {"rows_computed": record.rows_computed, "flops": record.flops, "hit_rate": record.hit_rate}
-        about = {"trial": path.stem, "way": record.way} | record.trial | costs | {"device": record.device}
+        about = {"trial": path.stem, "way": record.label} | record.trial | costs | {"device": record.device}
         rows += [about | row for row in record.rows()]
         answers = pd.read_parquet(path.with_suffix(".parquet")).set_index("id")
         found[f"em {path.stem}"] = answers["em"].astype("uint8")

@@ -14,13 +14,13 @@ from workbench.core.errors import BadInput
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
     "trial": (
         "workbench.app.commands.trial",
-        "Answer questions one way and report quality, time to first token and cost.",
+        "Answer questions with one method and report quality, time to first token and cost.",
     ),
     "sweep": (
         "workbench.app.commands.sweep",
         "Try every combination of lists of options; run again to go on after an interruption.",
     ),
-    "prepare": ("workbench.app.commands.prepare", "Cache the passages of a data set beforehand, prepared one way."),
+    "prepare": ("workbench.app.commands.prepare", "Cache the passages of a data set beforehand, with one preparation."),
     "tune": ("workbench.app.commands.tune", "Block fine-tuning of a model, for full and block attention."),
     "sparse": (
         "workbench.app.commands.sparse",

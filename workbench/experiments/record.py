@@ -1,4 +1,4 @@
-"""What a trial found: one flat record that is a line of JSON."""
+"""The result of a trial: one flat record that is a line of JSON."""
 
 import json
 import platform
@@ -44,12 +44,12 @@ class Record(Score):
     note: str = ""  # what the model's folder says of it, e.g. that its weights are random
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; `from_json` reads them back. Faithfulness is left out where it was not judged."""
+        """Return plain JSON values; `from_json` reads them back. Faithfulness is left out where it was not judged."""
         return {name: value for name, value in asdict(self).items() if name != "faithfulness" or value is not None}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Record":
-        """Raises BadInput that names a missing or unknown field."""
+        """Read what `to_json` wrote. Raises BadInput that names a missing or unknown field."""
         known = {field.name for field in fields(cls)}
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if odd := sorted((needed - set(record)) | (set(record) - known)):
@@ -63,27 +63,30 @@ class Record(Score):
         )
 
     @property
-    def way(self) -> str:
-        """What was tried, in words: "full", "block", "block, after_system, query_guided at 15%", …"""
-        trial, said = self.trial, [self.trial["mode"]]
-        said += ["naive positions"] if trial["positions"] == "naive" else []
-        said += [trial["prepare"]] if renamed.spec(trial["prepare"]) != "independent" else []
+    def label(self) -> str:
+        """The method in words: "full", "block", "block, after_system, query_guided at 15%", …"""
+        trial = self.trial
+        words = [trial["mode"]]
+        words += ["naive positions"] if trial["positions"] == "naive" else []
+        words += [trial["prepare"]] if renamed.spec(trial["prepare"]) != "independent" else []
         if trial["select"] != "none":
-            said.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
-        said += [trial["sparse"]] if trial.get("sparse", "none") != "none" else []
-        said += [f"chunks of {trial['chunk']}"] if trial.get("chunk") else []
-        return ", ".join(said)
+            words.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
+        words += [trial["sparse"]] if trial.get("sparse", "none") != "none" else []
+        words += [f"chunks of {trial['chunk']}"] if trial.get("chunk") else []
+        return ", ".join(words)
+
+    way = label  # its earlier name
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row of scores a kind of question and one for "all", with the mode they were found in."""
+        """Return one row of scores a kind of question and one for "all", with the mode of the trial."""
         mode = self.trial["mode"] if self.trial["positions"] != "naive" else "naive"
         score = {field.name: getattr(self, field.name) for field in fields(Score)}
-        scores = {"all": score} | {kind: asdict(part) for kind, part in self.by_kind.items()}
-        return [{"mode": mode, "kind": kind} | part for kind, part in scores.items()]
+        scores = {"all": score} | {kind: asdict(of_kind) for kind, of_kind in self.by_kind.items()}
+        return [{"mode": mode, "kind": kind} | of_kind for kind, of_kind in scores.items()]
 
 
 def dumps(record: Record) -> str:
-    """The record as one line of JSON."""
+    """Return the record as one line of JSON."""
     return json.dumps(record.to_json(), allow_nan=False)
 
 
@@ -93,18 +96,18 @@ def write(text: str, path: str | Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a measurement depends on."""
-    found = {"python": platform.python_version()}
+    """Return the versions of the packages that a measurement depends on."""
+    packages = {"python": platform.python_version()}
     for package in ("cached-block-workbench", "torch", "transformers"):
         try:
-            found[package] = version(package)
+            packages[package] = version(package)
         except PackageNotFoundError:  # run from a checkout that is not installed
-            found[package] = "not installed"
-    return found
+            packages[package] = "not installed"
+    return packages
 
 
 def device_name(device: torch.device) -> str:
-    """The accelerator's product name, or the processor with the threads torch uses."""
+    """Return the accelerator's product name, or the processor with the threads torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()

@@ -38,8 +38,8 @@ SUCCESS = "_SUCCESS"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """All that a sweep found. `table` and `answers` are as on disk; `failures` say why, by what was tried."""
+class SweepResult:
+    """The tables of a sweep, as on disk; `failures` say why a trial failed, by its name."""
 
     table: pd.DataFrame
     answers: pd.DataFrame
@@ -47,9 +47,9 @@ class Outcome:
 
 
 class Failed(RuntimeError):
-    """Some trials failed; `outcome` holds the others."""
+    """Some trials failed; `outcome` holds the result of the others."""
 
-    def __init__(self, outcome: Outcome):
+    def __init__(self, outcome: SweepResult):
         name, why = next(iter(outcome.failures.items()))
         super().__init__(f"{len(outcome.failures)} trials failed; the first was {name}: {why}")
         self.outcome = outcome
@@ -63,14 +63,13 @@ def sweep(
     loaded: Loaded | None = None,
     **lists: Sequence[Any],
 ) -> pd.DataFrame:
-    """One row a trial and kind of question, over all combinations of `lists`; the other fields are those of `base`.
+    """Return one row a trial and kind of question, over all combinations of `lists`; other fields are those of `base`.
 
     A list is named after a field of `Trial`, or `method` for published ones. Without `out` nothing is kept on disk.
     Raises BadInput before the first trial, and `Failed` after the last where some failed.
     """
-    found = cases(asdict(base), lists)
     with TemporaryDirectory() as scratch:
-        outcome = run(found, Path(out or scratch), jobs, progress, loaded)
+        outcome = run(cases(asdict(base), lists), Path(out or scratch), jobs, progress, loaded)
     if outcome.failures:
         raise Failed(outcome)
     return outcome.table
@@ -83,7 +82,7 @@ def run(
     progress: Progress | None = None,
     loaded: Loaded | None = None,
     keep_gib: float = 0.0,
-) -> Outcome:
+) -> SweepResult:
     """Run what `out` does not hold yet, a failure or not, and write the tables.
 
     `jobs` processes run trials side by side, each with one model in memory at a time (times to first token suffer).
@@ -105,7 +104,7 @@ def run(
         tally.over(case)
         if problem:
             failures[case.name] = problem
-    outcome = Outcome(*_tables(cases, folder), failures)
+    outcome = SweepResult(*_tables(cases, folder), failures)
     for name, table in (("trials", outcome.table), ("answers", outcome.answers)):
         write_atomically(out / f"{name}.parquet", table.to_parquet)
     if not failures:
@@ -116,9 +115,9 @@ def run(
 def difference(
     answers: pd.DataFrame, one: str, other: str, score: str = "em", kind: str | None = None
 ) -> tuple[float, Interval]:
-    """How much better trial `one` scores than trial `other`, with a bootstrap 95% interval paired by question."""
-    of = answers if kind is None else answers[answers["kind"] == kind]
-    first, second = (of[of["trial"] == key].set_index("id")[score] for key in (one, other))
+    """Return how much better trial `one` scores than `other`, with a bootstrap 95% interval paired by question."""
+    rows = answers if kind is None else answers[answers["kind"] == kind]
+    first, second = (rows[rows["trial"] == key].set_index("id")[score] for key in (one, other))
     if not len(first) or not first.index.equals(second.index):
         raise BadInput(f"trials {one!r} and {other!r} have not answered the same questions")
     gap = (first - second).tolist()
@@ -126,7 +125,7 @@ def difference(
 
 
 def _check(trials: Sequence[Trial], loaded: Loaded | None) -> None:
-    """BadInput for what no trial could read, before the first of them."""
+    """Raise BadInput for files and names that no trial could read, before the first of them."""
     for name in dict.fromkeys(trial.model for trial in trials if loaded is None):
         models.check(models.folder(name))
     for device in dict.fromkeys(trial.device for trial in trials if loaded is None):
@@ -136,7 +135,7 @@ def _check(trials: Sequence[Trial], loaded: Loaded | None) -> None:
 
 
 class _Tally:
-    """How far a sweep is, in questions, while a trial runs as well."""
+    """Questions that a sweep has answered, those of the running trial included."""
 
     def __init__(self, progress: Progress | None, cases: Sequence[Case], todo: Sequence[Case]):
         self.progress = progress
@@ -155,7 +154,7 @@ class _Tally:
 def _outcomes(
     todo: Sequence[Case], folder: Path, jobs: int, loaded: Loaded | None, tally: _Tally, keep_gib: float
 ) -> Iterator[tuple[Case, str]]:
-    """Each case with what went wrong, "" where nothing did, as soon as it is over."""
+    """Yield each case with its problem ("" for none) as soon as it is over."""
     if jobs == 1 or len(todo) < 2:
         for case in todo:
             yield case, _try(case, folder, keep_gib, loaded, tally.within)
@@ -207,7 +206,7 @@ def _try(
 
 @lru_cache(maxsize=1)
 def _kept(gib: float) -> MemoryStore:
-    """The blocks of this process; their keys tell models and preparations apart."""
+    """Return the store of this process; the keys of its blocks tell models and preparations apart."""
     return MemoryStore(int(gib * 2**30))
 
 
@@ -238,8 +237,8 @@ def _rows(case: Case, record: Record) -> list[dict[str, Any]]:
     costs = {name: value for name, value in record.to_json().items() if isinstance(value, float | int)}
     times = {f"ttft_{name}": value for name, value in asdict(record.ttft_s).items() if name != "n"}
     judged = {f"faithfulness_{name}": value for name, value in (record.faithfulness or {}).items()}
-    asked = {"trial": case.key, "method": case.method, "way": record.way} | case.trial.settings()
-    asked["note"] = record.note
+    trial = {"trial": case.key, "method": case.method, "way": record.label} | case.trial.settings()
+    trial["note"] = record.note
     if case.trial.mode != "block":
-        asked["ratio"] = None
-    return [asked | {"kind": row["kind"]} | costs | row | times | judged | asked for row in record.rows()]
+        trial["ratio"] = None
+    return [trial | {"kind": row["kind"]} | costs | row | times | judged | trial for row in record.rows()]

@@ -1,4 +1,4 @@
-"""What a sweep tries: every combination of lists of a trial's fields, once."""
+"""The trials of a sweep: every combination of lists of a trial's fields, once."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,14 +39,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What was asked for, as text."""
-        default, asked = asdict(Trial(self.trial.model)), asdict(self.trial)
-        said = [f"{name}={asked[name]}" for name in FIELDS if asked[name] != default[name]]
-        return ", ".join([self.trial.model, *said])
+        """The model and every field that is not at its default, as text."""
+        default = asdict(Trial(self.trial.model))
+        settings = [f"{name}={value}" for name, value in asdict(self.trial).items() if value != default[name]]
+        return ", ".join([self.trial.model, *settings])
 
 
 def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """The trials of a sweep, each once.
+    """Return the trials of a sweep, each once.
 
     A field in a list that does not apply (a ratio where nothing is selected, a selector of full attention) is left at
     its default there, so combinations that come to the same trial are run once.
@@ -56,25 +56,25 @@ def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[C
             raise BadInput(f"a trial has no field {name!r}: allowed are method, {', '.join(FIELDS)}")
         if isinstance(values, str) or not len(values):
             raise BadInput(f"{name} is {values!r}: a list of at least one value is needed")
-    found: dict[Trial, Case] = {}
+    trials: dict[Trial, Case] = {}
     for values in product(*lists.values()):
-        asked = dict(zip(lists, values, strict=True))
-        method = asked.pop("method", None)
-        chosen = {**base, **presets.options(method, asked)}
-        if chosen["mode"] != "block":
-            chosen |= {name: Trial.__dataclass_fields__[name].default for name in REUSE if name in asked}
-        elif chosen["select"] == "none" and "ratio" in asked:
-            chosen["ratio"] = None
-        trial = Trial(**chosen)
-        found.setdefault(trial, Case(trial, method or ""))
-    return list(found.values())
+        given = dict(zip(lists, values, strict=True))
+        method = given.pop("method", None)
+        options = {**base, **presets.options(method, given)}
+        if options["mode"] != "block":
+            options |= {name: getattr(Trial, name) for name in REUSE if name in given}
+        elif options["select"] == "none" and "ratio" in given:
+            options["ratio"] = None
+        trial = Trial(**options)
+        trials.setdefault(trial, Case(trial, method or ""))
+    return list(trials.values())
 
 
 def _files(trial: Trial) -> list[list[Any]]:
-    """Name, size and time of the files that a trial reads."""
+    """List name, size and time of the files that a trial reads."""
     try:
-        read = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())
+        paths = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())
     except BadInput:
-        read = []  # a model that is in memory only
-    read += [path for path in map(Path, filter(None, (trial.data, trial.prepared))) if path.exists()]
-    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in read]
+        paths = []  # a model that is in memory only
+    paths += [path for path in map(Path, filter(None, (trial.data, trial.prepared))) if path.exists()]
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]

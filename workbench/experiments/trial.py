@@ -28,7 +28,6 @@ from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
 from workbench.metrics.latency import Quantiles, measure
 from workbench.metrics.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
-from workbench.models.spec import attach
 from workbench.store import FolderStore, MemoryStore, Stats
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
@@ -74,7 +73,7 @@ class Trial(MethodConfig):
             check_judge(self.faithfulness)
 
     def settings(self) -> dict[str, Any]:
-        """The fields as results hold them: a field that earlier versions lack is left out where it is not set."""
+        """Return the fields as results hold them; one that earlier versions lack is left out where it is not set."""
         values = asdict(self)
         if self.faithfulness is None:
             del values["faithfulness"]
@@ -91,7 +90,7 @@ class Trial(MethodConfig):
     def run_each(
         self, progress: Progress | None = None, loaded: Loaded | None = None, store: MemoryStore | None = None
     ) -> tuple[Record, list[dict[str, Any]]]:
-        """The record, and one row a question: {id, kind, answer, expected, em, f1}, in the order of the data.
+        """Return the record, and one row a question: {id, kind, answer, expected, em, f1}, in the order of the data.
 
         `store` holds blocks that other trials have cached; hit rate and seconds are then those of a warm store.
         """
@@ -100,28 +99,29 @@ class Trial(MethodConfig):
             check_judge(self.faithfulness, samples)
         loaded = models.Loaded(*(loaded or models.load(self.model, self.device, self.dtype)))
         model, tokenizer, layout = loaded
-        attach(model)
+        context = loaded.spec.context
         prompts = layout.prompts(samples, tokenizer)
-        _check_context(model, samples, prompts)
+        _check_context(context, samples, prompts)
         method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
         if store is None:
             store = MemoryStore(int(self.store_gib * 2**30), behind=self._folder(model, method))
-        before, begin = store.stats, time.perf_counter()
-        found = self.answer(prompts, loaded, store, progress, method)
+        before = store.stats
+        begin = time.perf_counter()
+        generations = self.answer(prompts, loaded, store, progress, method)
         seconds = time.perf_counter() - begin
         ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
-        record = self._record(model, samples, prompts, found, store.stats.since(before), ttft, seconds)
+        record = self._record(model, samples, prompts, generations, store.stats.since(before), ttft, seconds)
         if (tiles := self.tiles()) is not None:
             kept = measure_sparsity(model, prompts[: min(self.timed, SPARSE_PROMPTS)], tiles.ready(model), self.chunk)
             record = replace(record, sparsity=kept.record())
         if self.faithfulness is not None:
-            texts = [answer.text.strip() for answer in found]
+            texts = [generation.text.strip() for generation in generations]
             own_judge = judge(self.faithfulness, self.device, self.dtype)
             record = replace(record, faithfulness=asdict(measure_faithfulness(own_judge, samples, texts, self.seed)))
-        return record, [_row(sample, answer) for sample, answer in zip(samples, found, strict=True)]
+        return record, [_row(*pair) for pair in zip(samples, generations, strict=True)]
 
     def _corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
-        """The passages that neighbours come from, where the preparation has any."""
+        """Return the passages that neighbours come from, where the preparation has any."""
         policy, _ = registry.found(preparations.__name__, self.prepare, ("corpus",))
         if not hasattr(policy, "neighbours"):
             return None
@@ -140,11 +140,11 @@ class Trial(MethodConfig):
         progress: Progress | None = None,
         method: Method | None = None,
     ) -> list[Generation]:
-        """Greedy answers to prompts, in batches; cached blocks come from `store` and stay in it."""
+        """Generate greedy answers to prompts, in batches; cached blocks come from `store` and stay in it."""
         model, tokenizer, layout = loaded
-        found: list[Generation] = []
+        generations: list[Generation] = []
         for batch in batches([len(prompt) for prompt in prompts], self.batch):
-            found += generate(
+            generations += generate(
                 model,
                 tokenizer,
                 [prompts[i] for i in batch],
@@ -154,25 +154,25 @@ class Trial(MethodConfig):
                 stop=layout.stop,
             )
             if progress:
-                progress(len(found), len(prompts))
-        return found
+                progress(len(generations), len(prompts))
+        return generations
 
     def _record(
         self,
         model: PreTrainedModel,
         samples: Sequence[Sample],
         prompts: Sequence[Prompt],
-        found: Sequence[Generation],
+        generations: Sequence[Generation],
         stats: Stats,
         ttft: Quantiles,
         seconds: float,
     ) -> Record:
-        texts = [answer.text.strip() for answer in found]
+        texts = [generation.text.strip() for generation in generations]
         aliases = [sample.answers for sample in samples]
         kinds = sorted({sample.kind for sample in samples})
         of_kind = {kind: [i for i, sample in enumerate(samples) if sample.kind == kind] for kind in kinds}
         shape = cost.shape_of(model)
-        costs = [cost.of_passes(shape, answer.passes, answer.rows_reused, model.dtype.itemsize) for answer in found]
+        costs = [cost.of_passes(shape, one.passes, one.rows_reused, model.dtype.itemsize) for one in generations]
         return Record(
             **asdict(answers.score(texts, aliases, self.seed)),
             trial=self.settings(),
@@ -182,8 +182,8 @@ class Trial(MethodConfig):
             },
             ttft_s=ttft,
             prompt_tokens=_mean([len(prompt) for prompt in prompts]),
-            rows_computed=_mean([answer.rows_computed for answer in found]),
-            rows_reused=_mean([answer.rows_reused for answer in found]),
+            rows_computed=_mean([one.rows_computed for one in generations]),
+            rows_reused=_mean([one.rows_reused for one in generations]),
             flops=_mean([c.flops for c in costs]),
             flops_linear=_mean([c.linear for c in costs]),
             flops_attention=_mean([c.attention for c in costs]),
@@ -199,7 +199,7 @@ class Trial(MethodConfig):
 
 
 def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
-    """Indices in order, grouped to at most `most` requests and `tokens` tokens (a longer prompt goes alone)."""
+    """Yield indices in order, grouped to at most `most` requests and `tokens` tokens (a longer prompt goes alone)."""
     group: list[int] = []
     for i, length in enumerate(lengths):
         if group and (len(group) == most or sum(lengths[j] for j in group) + length > tokens):
@@ -211,28 +211,27 @@ def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> It
 
 
 def _first_tokens(model: PreTrainedModel, prompts: Sequence[Prompt], method: Method) -> Iterator[Callable[[], int]]:
-    """One job a prompt: from its token ids to its first new token, with its cached blocks in a store already."""
+    """Yield one job a prompt: from its token ids to its first new token, with its cached blocks in a store already."""
     for prompt in prompts:
         store = MemoryStore(1 << 62)
         method.begin(model, [prompt], store)
         yield partial(first_token, model, prompt, method, store)
 
 
-def _row(sample: Sample, answer: Generation) -> dict[str, Any]:
-    said = answer.text.strip()
+def _row(sample: Sample, generation: Generation) -> dict[str, Any]:
+    answer = generation.text.strip()
     return {
         "id": sample.id,
         "kind": sample.kind,
-        "answer": said,
+        "answer": answer,
         "expected": sample.answers[0],
-        "em": answers.exact_match(said, sample.answers),
-        "f1": answers.f1(said, sample.answers),
+        "em": answers.exact_match(answer, sample.answers),
+        "f1": answers.f1(answer, sample.answers),
     }
 
 
-def _check_context(model: PreTrainedModel, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:
+def _check_context(context: int | None, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:
     longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
-    context = attach(model).context
     if context and len(prompts[longest]) >= context:
         raise BadInput(
             f"the prompt of sample {samples[longest].id!r} has {len(prompts[longest])} tokens, "

@@ -25,7 +25,7 @@ def prepare(
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
-    """Cache the passages of a data set beforehand, prepared one way."""
+    """Cache the passages of a data set beforehand, with one preparation."""
     name, options = registry.parse(given["prepare"])
     options |= {key: value for key, value in (("n", n), ("embedder", embedder)) if value is not None}
     if options:

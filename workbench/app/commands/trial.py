@@ -48,7 +48,7 @@ def trial(
     out: Annotated[Path | None, typer.Option(help="Write the JSON record to this file", rich_help_panel=OUTPUT)] = None,
     **given: Any,
 ) -> None:
-    """Answer questions one way and report quality, time to first token and cost."""
+    """Answer questions with one method and report quality, time to first token and cost."""
     given["sparse"] = tiles(given["sparse"], sparse_args)
     planned = Trial(**options(method, {name: value for name, value in given.items() if value is not None}))
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
@@ -62,7 +62,7 @@ def trial(
 
 
 def _report(result: Record) -> Group:
-    head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.way)}[/]"
+    head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/]"
     foot = f"[dim]95% intervals · {result.device} · answered in {result.seconds:.1f} s[/]"
     if result.note:
         head += f"\n[bold yellow]{plain(result.note)}[/]"
