@@ -1,12 +1,8 @@
 """A choice of tiles beside the attention that they truly get: which it keeps, and which needed ones it drops."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from time import perf_counter
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
@@ -22,12 +18,8 @@ from workbench.engine.forward import prefill
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
-from workbench.metrics.attention_mass import peak
 from workbench.metrics.sparsity import scaled
 from workbench.models.spec import attach
-
-ORACLE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)  # shares of the attention that the oracle of a curve keeps
-UNION_STEPS = ("choice", "query blocks", "heads", "chunk")  # of CompactAttention, see `Union.densities`
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,12 +178,13 @@ def needed(states: States, layer: int, size: int, share: float = 0.8) -> Chosen:
 def choice(states: States, layer: int, method: Sparse, chunk: int | None = None) -> Tiles:
     """Choose whole tiles with `method`, at once or chunk by chunk."""
     queries, keys = states.queries[layer], states.keys[layer]
-    wide, parts = -(-len(states) // method.size), []
+    key_tiles = -(-len(states) // method.size)
+    chunks = []
     for rows in torch.arange(len(states), device=keys.device).split(chunk or len(states)):
         end = int(rows[-1]) + 1
         kept = method(queries[:, rows], keys[:, :end], rows, Site(layer, len(states))).paged().kept
-        parts.append(pad(kept, (0, wide - kept.shape[2])))
-    return Tiles(torch.cat(parts, 1), method.size)
+        chunks.append(pad(kept, (0, key_tiles - kept.shape[2])))
+    return Tiles(torch.cat(chunks, 1), method.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,8 +248,8 @@ class TileWindow:
 
     def at(self, keys: slice) -> "TileWindow":
         """The same rows over the key tiles `keys`."""
-        parts = (x[:, keys] for x in (self.mass, self.kept, self.needed, self.causal))
-        return TileWindow(self.rows, keys, self.size, *parts)
+        tensors = (x[:, keys] for x in (self.mass, self.kept, self.needed, self.causal))
+        return TileWindow(self.rows, keys, self.size, *tensors)
 
     def held(self) -> float:
         """Attention within kept tiles, mean over query tiles."""
@@ -297,138 +290,3 @@ def bfla_rules(states: States, layer: int, method: Bfla) -> BflaRules:
         added[name] = float(new.density().mean()), float(new.held().mean())
         before = before | kept
     return BflaRules({name: kept[::group] for name, kept in by_rule.items()}, grid.causal, added)
-
-
-def by_layer(states: States, methods: Mapping[str, Sparse], share: float = 0.8) -> dict[str, dict[int, Chosen]]:
-    """Choose for the whole prompt with every method, in every layer: {method: {layer: choice}}."""
-    return {name: {i: chosen(states, i, method, share) for i in states.layers} for name, method in methods.items()}
-
-
-def shares(choices: Mapping[str, Mapping[int, Chosen]]) -> dict[str, dict[str, Tensor]]:
-    """Share of the pairs kept, of the attention kept, and of the attention that is needed and dropped:
-    {"density", "attention" and "missed": {method: [L, Hq] fp64}}."""
-    measures = {"density": Chosen.density, "attention": Chosen.held, "missed": Chosen.lost}
-    return {
-        measure: {name: torch.stack([of(choice) for choice in layers.values()]) for name, layers in choices.items()}
-        for measure, of in measures.items()
-    }
-
-
-def head_records(by_measure: Mapping[str, Mapping[str, Tensor]], layers: Sequence[int]) -> list[dict[str, Any]]:
-    """List `shares` by head: {method, layer, head, density, attention, missed}."""
-    return [
-        {"method": name, "layer": layer, "head": head}
-        | {measure: float(of[name][at, head]) for measure, of in by_measure.items()}
-        for name, table in by_measure["density"].items()
-        for at, layer in enumerate(layers)
-        for head in range(table.shape[1])
-    ]
-
-
-def summary(choices: Mapping[str, Mapping[int, Chosen]]) -> dict[str, dict[str, float]]:
-    """Average `shares` over layers and heads, and sum the seconds of all layers: {measure: {method: number}}."""
-    names = {"density": "density", "attention": "attention_kept", "missed": "attention_missed"}
-    found = {names[m]: {name: float(x.mean()) for name, x in of.items()} for m, of in shares(choices).items()}
-    seconds = {name: sum(choice.seconds for choice in layers.values()) for name, layers in choices.items()}
-    return found | {"seconds_to_choose": seconds}
-
-
-def most_missed(
-    choices: Mapping[str, Mapping[int, Chosen]],
-    best: Mapping[int, Chosen],
-    layer: int | None = None,
-    head: int | None = None,
-) -> tuple[int, int]:
-    """Find the layer and head in which few tiles are needed (`best`, by layer) and many of them are missed.
-
-    `layer` and `head` are taken where they are given. BadInput where there is none of that number.
-    """
-    lost = shares(choices)["missed"].values()
-    needs = torch.stack([choice.density() for choice in best.values()])
-    at, most = peak(sum(lost) / len(lost) / needs)
-    layers, heads = list(best), needs.shape[1]
-    layer, head = layers[at] if layer is None else layer, most if head is None else head
-    if layer not in layers or head >= heads:
-        raise BadInput(f"layer {layer}, head {head}: there are layers {layers} of {heads} heads")
-    return layer, head
-
-
-def threshold_records(
-    states: States, methods: Mapping[str, Sparse], size: int, share: float = 0.8
-) -> list[dict[str, Any]]:
-    """Move the threshold of every method from few tiles to many: {method, option, value} and `Chosen.record`, means
-    over layers. Last comes the oracle in tiles of `size`, which takes those that hold most."""
-    found = []
-    for name, method in methods.items():
-        option, values = method.threshold_steps
-        for value in values:
-            turned = method.with_threshold(value)
-            records = [chosen(states, i, turned, share).record() for i in states.layers]
-            found.append({"method": name, "option": option, "value": value, **_mean(records)})
-    for part in ORACLE:
-        records = [needed(states, i, size, part).record() for i in states.layers]
-        found.append({"method": "oracle", "option": "mass", "value": part, **_mean(records)})
-    return found
-
-
-def _mean(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([r[name] for r in records])) for name in records[0]}
-
-
-def rule_records(causes: Mapping[int, BflaRules]) -> list[dict[str, Any]]:
-    """List what each of BFLA's rules adds to those before it, by layer: {layer, rule, density, attention}."""
-    return [
-        {"layer": layer, "rule": rule, "density": density, "attention": attention}
-        for layer, of in causes.items()
-        for rule, (density, attention) in of.added.items()
-    ]
-
-
-def union_records(unions: Mapping[int, Union]) -> list[dict[str, Any]]:
-    """List the density after each of CompactAttention's steps, by layer: {layer, step, density}."""
-    return [
-        {"layer": layer, "step": step, "density": density}
-        for layer, of in unions.items()
-        for step, density in zip(UNION_STEPS, of.densities(), strict=True)
-    ]
-
-
-def means(records: Sequence[Mapping[str, Any]], by: str, measures: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Average `measures` over the records of the same `by`: {value of `by`: {measure: mean}}."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for r in records:
-        groups.setdefault(r[by], []).append(r)
-    return {name: {m: fmean(r[m] for r in part) for m in measures} for name, part in groups.items()}
-
-
-def last_chunk(length: int, chunk: int) -> slice:
-    """Return the rows of the last whole chunk of a prompt; of a prompt shorter than a chunk, all rows."""
-    start = max(0, length - chunk) // chunk * chunk
-    return slice(start, min(start + chunk, length))
-
-
-@dataclass(frozen=True, eq=False)
-class Framed:
-    """A choice for a long prompt, and the true attention of some of its rows."""
-
-    tiles: Tiles
-    seconds: float  # to choose
-    frames: list[TileWindow]  # one a head: the same query tiles, over all key tiles
-
-    def record(self, head: int) -> dict[str, Any]:
-        """{head, seconds, tiles, density, attention, missed}; the last two are of the rows in the frame."""
-        kept, side = int(self.tiles.kept[head].sum()), self.tiles.kept.shape[1]
-        found = {"head": head, "seconds": self.seconds, "tiles": kept, "density": kept / (side * (side + 1) / 2)}
-        return found | {"attention": self.frames[head].held(), "missed": self.frames[head].missed()}
-
-
-def framed(states: States, method: Sparse, tokens: int, share: float = 0.8) -> Framed:
-    """Choose in layer 0 of a long prompt, and look at the attention of `tokens` rows around nine tenths of it."""
-    began = perf_counter()
-    tiles = choice(states, 0, method)
-    seconds = perf_counter() - began
-    count = tiles.kept.shape[1]
-    side = min(tokens // tiles.size, count)
-    first = max(0, min(int(count * 0.9) - side // 2, count - side))
-    rows = slice(first, first + side)
-    return Framed(tiles, seconds, [window(states, 0, head, tiles, rows, share) for head in range(states.heads)])

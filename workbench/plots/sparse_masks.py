@@ -14,19 +14,8 @@ from workbench.methods.sparse import Sparse
 from workbench.methods.sparse._small import small
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
-from workbench.metrics.tile_recall import (
-    ORACLE,
-    UNION_STEPS,
-    BflaRules,
-    Chosen,
-    Framed,
-    States,
-    Union,
-    chosen,
-    means,
-    rule_records,
-    union_records,
-)
+from workbench.metrics.tile_recall import BflaRules, Chosen, States, Union, chosen
+from workbench.metrics.tile_records import ORACLE, UNION_STEPS, Framed, means, rule_records, union_records
 from workbench.plots.controls import some
 from workbench.plots.heads import by_head
 from workbench.plots.looks import SPARSE_METHODS
@@ -90,7 +79,7 @@ def kept_maps(
 
 
 def density_by_head(shares: Mapping[str, Mapping[str, Tensor]], layers: Sequence[int], about: str) -> go.Figure:
-    """Draw density and attention kept of every layer and head: `metrics.tile_recall.shares`."""
+    """Draw density and attention kept of every layer and head: `metrics.tile_records.shares`."""
     density, held = shares["density"], shares["attention"]
     widest = _largest({name: float(x.max()) - float(x.min()) for name, x in density.items()})
     weak = _largest({name: -float(x.min()) for name, x in held.items()})
@@ -123,7 +112,7 @@ def threshold_slider(
 ) -> go.Figure | None:
     """Draw one head under the threshold of the first method that has one, and the curves of all of them.
 
-    `records` as of `metrics.tile_recall.threshold_records`. None where no method has a threshold.
+    `records` as of `metrics.tile_records.threshold_records`. None where no method has a threshold.
     """
     main = next((name for name, method in methods.items() if method.threshold_steps[0]), None)
     if main is None:
@@ -151,7 +140,7 @@ def threshold_slider(
 
 
 def threshold_curves(records: Records, specs: Mapping[str, str]) -> list[Curve]:
-    """Return a curve for every method of `metrics.tile_recall.threshold_records`; the oracle at its end is black."""
+    """Return a curve for every method of `metrics.tile_records.threshold_records`; the oracle at its end is black."""
     curves = []
     for name, part in _by_method(records[: -len(ORACLE)]).items():
         labels = [f"{r['option']} = {r['value']:g}" for r in part]
