@@ -18,20 +18,16 @@ from workbench.metrics.attention_mass import busiest, masked, overlap, reused
 from workbench.metrics.kv_deviation import drift
 from workbench.metrics.position_encoding import SCHEMES, key_rotation, shift_errors
 from workbench.metrics.published_numbers import TABLE_3
-from workbench.plots import (
-    attention,
-    blockmass,
-    exactness,
-    masks,
-    naive,
-)
-from workbench.plots import rotation as rotations
 from workbench.plots import table as tables
+from workbench.plots.attention_mass import attention, block_mass
 from workbench.plots.bars import reuse, savings, strip
 from workbench.plots.cost import against_length, cost_panel, cost_series
+from workbench.plots.deviation import drift as draw_drift
 from workbench.plots.intervals import forest, quality
 from workbench.plots.lines import SCHEMES as DRAWN_SCHEMES
 from workbench.plots.lines import rounding, steps
+from workbench.plots.masks import MaskPanel, masks
+from workbench.plots.position_encoding import exactness, rotation
 from workbench.plots.reduce import firsts, shares, visible_pairs
 from workbench.plots.theme import TEMPLATE, WIDTH
 
@@ -94,8 +90,8 @@ def test_visible_pairs_counts_rows_that_are_computed():
 
 def test_masks_colour_by_block_and_say_both_tokens():
     p = prompt()
-    panel = masks.Panel("block", shares(block_attention(p), len(p)), p.block_of.numpy() < 2)
-    fig = masks.masks([panel, panel], [f"<t{i}>" for i in range(12)], p.block_of.numpy(), **SAID)
+    panel = MaskPanel("block", shares(block_attention(p), len(p)), p.block_of.numpy() < 2)
+    fig = masks([panel, panel], [f"<t{i}>" for i in range(12)], p.block_of.numpy(), **SAID)
     check(fig)
     ground, top = fig.data[:2]
     assert fig.layout.yaxis.range[0] > fig.layout.yaxis.range[1], "origin at the top left"
@@ -111,7 +107,7 @@ def test_masks_colour_by_block_and_say_both_tokens():
 
 
 def test_a_long_mask_stays_small():
-    fig = masks.masks([masks.Panel("w", shares(window(64), 5000, 256))], ["t"] * 256, np.arange(256) // 64, **SAID)
+    fig = masks([MaskPanel("w", shares(window(64), 5000, 256))], ["t"] * 256, np.arange(256) // 64, **SAID)
     assert fig.data[1].z.shape == (256, 256)
     assert len(fig.to_json()) < 1_000_000
 
@@ -196,8 +192,8 @@ def test_attention_figures_select_layer_and_head_without_a_kernel(model):
     token = {way: mass.tokens.numpy() for way, mass in found.items()}
     block = {way: mass.blocks.numpy() for way, mass in found.items()}
     for fig in (
-        attention.attention(token, ["t"] * 12, p.block_of.numpy(), marked=[1], **SAID),
-        blockmass.block_mass(block, **SAID),
+        attention(token, ["t"] * 12, p.block_of.numpy(), marked=[1], **SAID),
+        block_mass(block, **SAID),
     ):
         check(fig)
         assert len(fig.data) == (4 + 1) * 2
@@ -210,7 +206,7 @@ def test_attention_figures_select_layer_and_head_without_a_kernel(model):
 
 
 def attention_of(token, p) -> go.Figure:
-    return attention.attention(token, ["t"] * 12, p.block_of.numpy(), **SAID)
+    return attention(token, ["t"] * 12, p.block_of.numpy(), **SAID)
 
 
 # --- positions
@@ -218,9 +214,7 @@ def attention_of(token, p) -> go.Figure:
 
 def test_a_turned_key_lands_where_the_model_puts_it(model):
     found = key_rotation(model, Block((5, 6, 7, 8)), token=2, layer=1, head=1, distances=[0, 1, 7, 100])
-    fig = rotations.rotation(
-        found.cached, found.inv_freq, found.distances, found.moved, pairs=found.pairs, start=2, **SAID
-    )
+    fig = rotation(found.cached, found.inv_freq, found.distances, found.moved, pairs=found.pairs, start=2, **SAID)
     check(fig)
     assert len(fig.frames) == 4 and fig.layout.sliders[0].active == 2
     for frame in fig.frames:
@@ -262,7 +256,7 @@ def test_every_family_is_exact_and_naive_positions_are_not():
     }
     for r in records:
         assert max(r["keys"], r["values"], r["logits"]) < position_encoding.TOLERANCE < r["naive"], r["family"]
-    check(exactness.exactness(records, position_encoding.TOLERANCE, **SAID))
+    check(exactness(records, position_encoding.TOLERANCE, **SAID))
 
 
 def test_drift_is_zero_where_nothing_is_reused_from_elsewhere(model):
@@ -271,7 +265,7 @@ def test_drift_is_zero_where_nothing_is_reused_from_elsewhere(model):
     assert max(max(r["error"]) for r in layers) < 1e-5
     assert all(r["agree"] == 1 and max(r["kl"]) < 1e-6 for r in first)
     layers, first = drift(model, [prompt()])
-    check(naive.naive(layers, first, **SAID))
+    check(draw_drift(layers, first, **SAID))
     assert {r["mode"] for r in layers} == {"block", "naive"} and len(layers) == 2 * 3
 
 
@@ -343,7 +337,7 @@ def test_the_head_that_looks_most_at_a_place_is_found_and_shown_first():
     wanted = torch.arange(6) == 4
     assert busiest(tokens, wanted) == (1, 2)
     assert overlap(tokens, tokens / 3)[1, 2] == pytest.approx(0.3)
-    fig = attention.attention({"full": tokens.numpy()}, ["t"] * 6, np.arange(6) // 2, layer=1, head=2, **SAID)
+    fig = attention({"full": tokens.numpy()}, ["t"] * 6, np.arange(6) // 2, layer=1, head=2, **SAID)
     assert [trace.visible for trace in fig.data] == [False, False, False, True, False]
     assert fig.data[3].y[4] == pytest.approx(0.9) and fig.layout.updatemenus[0].active == 3
     assert fig.layout.sliders[0].active == 1

@@ -16,11 +16,10 @@ from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.methods import select
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.plots import agreement, coloured, deviation, ratios
-from workbench.plots.coloured import Choice
+from workbench.plots.chosen_tokens import Choice, RatioOutcome, _layout, agreement, coloured, ratios
+from workbench.plots.deviation import deviation
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import SELECTORS
-from workbench.plots.ratios import Outcome
 from workbench.store import MemoryStore
 
 PROMPT = prompt_of(3, 5, 4, 2)
@@ -54,18 +53,18 @@ def test_profiles_list_every_name_once_and_leave_nan_out():
 
 def test_deviation_is_logarithmic_and_white_where_there_is_none():
     gap = np.array([[0.0, 1.0], [0.0, 100.0], [1e-9, 10.0]] * 4)
-    check(fig := deviation.deviation({"a": gap, "b": gap / 10}, TOKENS[:12], PROMPT.block_of[:12].numpy(), **SAID))
+    check(fig := deviation({"a": gap, "b": gap / 10}, TOKENS[:12], PROMPT.block_of[:12].numpy(), **SAID))
     first, second = fig.data
     assert np.isnan(first.z[0]).all() and first.z[1][:3].tolist() == [0, 2, 1]
     np.testing.assert_allclose(second.z[1], first.z[1] - 1, atol=1e-6)
     assert "question" not in str(first.customdata)
-    check(deviation.deviation({"exact": gap * 0}, TOKENS[:12], PROMPT.block_of[:12].numpy(), **SAID))
+    check(deviation({"exact": gap * 0}, TOKENS[:12], PROMPT.block_of[:12].numpy(), **SAID))
 
 
 def test_coloured_text_frames_what_is_chosen():
     scores = np.array([-np.inf] * 3 + [0.1, 0.5, 0.2, 0.4, 0.3, 9, 8, 7, 6])
     choices = {"one": Choice(scores, np.array([8, 9])), "two": Choice(scores[::-1].copy(), np.array([0]))}
-    check(fig := coloured.coloured(choices, TOKENS, PROMPT.block_of.numpy(), title="T", marked=[1], **SAID))
+    check(fig := coloured(choices, TOKENS, PROMPT.block_of.numpy(), title="T", marked=[1], **SAID))
     (bars,) = fig.data
     assert len(bars.text) == 14 and bars.text[0] == " t0&lt;"
     assert [i for i, width in enumerate(bars.marker.line.width) if width] == [8, 9]
@@ -76,25 +75,25 @@ def test_coloured_text_frames_what_is_chosen():
 
 
 def test_long_text_wraps_and_blocks_begin_a_line():
-    lines, columns, first = coloured._layout([60] * 5, np.array([0, 0, 0, 1, 1]))
+    lines, columns, first = _layout([60] * 5, np.array([0, 0, 0, 1, 1]))
     assert lines == [0, 0, 1, 2, 2] and columns == [0, 60, 0, 0, 60] and first == {0: 0, 1: 2}
 
 
 def test_agreement_shows_one_measure_at_a_time():
     matrix = np.array([[1, 0.25], [0.25, 1]])
-    check(fig := agreement.agreement({"a": matrix, "b": matrix}, ["one (x)", "two"], title="T", **SAID))
+    check(fig := agreement({"a": matrix, "b": matrix}, ["one (x)", "two"], title="T", **SAID))
     assert [trace.visible for trace in fig.data] == [True, False]
     assert np.isnan(fig.data[0].z[0][0]) and fig.data[0].z[0][1] == 0.25
-    assert fig.layout.updatemenus[0].buttons[1].args[1] == (False, True)
+    assert fig.layout.updatemenus[0].buttons[1].args[0]["visible"] == [False, True]
 
 
 def test_the_slider_moves_the_set_and_the_answer():
     nothing, some = np.array([], dtype=int), np.array([4, 11, 13])
     steps = {
-        0.0: {"a": Outcome(nothing, "wrong", False), "b": Outcome(nothing, "wrong", False)},
-        0.5: {"a": Outcome(some, "right", True), "b": Outcome(nothing, "who <knows>", None)},
+        0.0: {"a": RatioOutcome(nothing, "wrong", False), "b": RatioOutcome(nothing, "wrong", False)},
+        0.5: {"a": RatioOutcome(some, "right", True), "b": RatioOutcome(nothing, "who <knows>", None)},
     }
-    check(fig := ratios.ratios(steps, TOKENS, PROMPT.block_of.numpy(), title="T", active=1, **SAID))
+    check(fig := ratios(steps, TOKENS, PROMPT.block_of.numpy(), title="T", active=1, **SAID))
     assert [frame.name for frame in fig.frames] == ["0%", "50%"] and fig.layout.sliders[0].active == 1
     assert np.isnan(fig.frames[0].data[0].z).all()
     assert np.argwhere(~np.isnan(fig.data[0].z)).tolist() == [[0, 4], [0, 11]], "the question is left out"

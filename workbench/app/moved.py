@@ -37,7 +37,9 @@ _MERGED = {
     "experiments": "lengths=ttft",
     "plots": "selectors=looks sparse_methods=looks contestants=looks length=cost profiles=lines planes=lines "
     "steps=lines turnover=lines rounding=lines savings=bars strip=bars reuse=bars breakdown=bars history=bars "
-    "forest=intervals quality=intervals peers=intervals",
+    "forest=intervals quality=intervals peers=intervals attention=attention_mass blockmass=attention_mass "
+    "naive=deviation rotation=position_encoding exactness=position_encoding coloured=chosen_tokens "
+    "ratios=chosen_tokens agreement=chosen_tokens",
 }
 MODULES = (
     {
@@ -89,7 +91,6 @@ NAMES = {
     "workbench.distill.Recipe": "GateConfig",
     "workbench.lab.recipe.Recipe": "PretrainConfig",
     "workbench.lab.train.Progress": "PretrainProgress",
-    "workbench.lab.curriculum.Stage": "CurriculumStage",
     "workbench.tuning.recipe.Recipe": "TuneConfig",
     "workbench.tuning.train.Progress": "TuneProgress",
     "workbench.tuning.train.Run": "TuneRun",
@@ -133,6 +134,8 @@ NAMES = {
     "workbench.metrics.turning.Turning": "KeyRotation",
     "workbench.metrics.turning.turning": "key_rotation",
     "workbench.plots.breakdown.COLOURS": "workbench.plots.looks:STAGE_COLOURS",
+    "workbench.plots.naive.naive": "drift",
+    "workbench.plots.ratios.Outcome": "RatioOutcome",
     "workbench.plots.peers.peers": "baseline_ratios",
     "workbench.plots.length.Panel": "cost_panel",
     "workbench.plots.length.Series": "cost_series",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from workbench.experiments import bench
 from workbench.methods import registry
@@ -173,8 +173,15 @@ def block_hovers(record: Mapping[str, Any]) -> list[str]:
     return hovers
 
 
-def selector_looks(specs: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the colours and symbols of selectors by name, as `lines.profiles` takes them."""
+class LineLooks(TypedDict):
+    """Looks by name, as `lines.profiles` takes them."""
+
+    colours: dict[str, str]
+    symbols: dict[str, str]
+
+
+def selector_looks(specs: Iterable[str]) -> LineLooks:
+    """Return the colours and symbols of selectors by name."""
     looks = [SELECTORS.of(spec) for spec in specs]
     return {
         "colours": {look.name: look.colour for look in looks},

@@ -12,13 +12,11 @@ from torch import Tensor
 
 from workbench.data.prompt_view import Reading
 from workbench.metrics.answers import exact_match
-from workbench.plots.agreement import agreement
-from workbench.plots.coloured import Choice, coloured
+from workbench.plots.chosen_tokens import Choice, RatioOutcome, agreement, coloured, ratios
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import SELECTORS, selector_looks
-from workbench.plots.ratios import Outcome, ratios
 
-Outcomes = Mapping[float, Mapping[str, Outcome]]  # ratio → selector → what came out
+Outcomes = Mapping[float, Mapping[str, RatioOutcome]]  # ratio → selector → what came out
 
 
 def chosen_text(
@@ -40,14 +38,14 @@ def chosen_text(
 
 def outcomes_of(
     choices: Mapping[tuple[float, str], Tensor], answers: Sequence[str], expected: Sequence[str]
-) -> dict[float, dict[str, Outcome]]:
+) -> dict[float, dict[str, RatioOutcome]]:
     """Return what came out of every (ratio, selector): rows [R] of `choices`, the answer, and whether it is right.
 
     Without `expected` answers it is not known whether one is right.
     """
-    outcomes: dict[float, dict[str, Outcome]] = {ratio: {} for ratio, _ in choices}
+    outcomes: dict[float, dict[str, RatioOutcome]] = {ratio: {} for ratio, _ in choices}
     for ((ratio, spec), rows), answer in zip(choices.items(), answers, strict=True):
-        outcomes[ratio][spec] = Outcome(rows.numpy(), answer, is_right(answer, expected))
+        outcomes[ratio][spec] = RatioOutcome(rows.numpy(), answer, is_right(answer, expected))
     return outcomes
 
 

@@ -19,7 +19,7 @@ from workbench.methods import select
 from workbench.methods.prepare import Prepare
 from workbench.metrics.answers import exact_match
 from workbench.models.loading import Loaded
-from workbench.plots.coloured import Choice, coloured
+from workbench.plots.chosen_tokens import Choice, coloured
 from workbench.plots.looks import SELECTORS
 from workbench.store import MemoryStore
 

@@ -10,8 +10,8 @@ from workbench.data.prompt_view import Reading
 from workbench.metrics.attention_mass import masked
 from workbench.models.loading import Loaded
 from workbench.models.spec import attach
-from workbench.plots.attention import attention
-from workbench.plots.masks import Panel, masks
+from workbench.plots.attention_mass import attention
+from workbench.plots.masks import MaskPanel, masks
 from workbench.plots.reduce import shares, visible_pairs
 
 
@@ -21,7 +21,7 @@ def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> widgets.VBox:
     model, prompt, length = loaded[0], reading.prompt, len(reading.prompt)
     layers, heads = attach(model).layers, model.config.get_text_config().num_attention_heads
     known = {"full attention": causal, "block attention": block_attention(prompt)}
-    panels = [Panel(name, shares(sees, length)) for name, sees in known.items()]
+    panels = [MaskPanel(name, shares(sees, length)) for name, sees in known.items()]
     full = masked(model, prompt).tokens.numpy()
 
     def draw(sentence: str, layer: int, head: int) -> list[go.Figure]:
@@ -30,7 +30,7 @@ def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> widgets.VBox:
         places = [i * length // cells for i in range(cells)]
         share = visible_pairs(sees, length) / visible_pairs(causal, length)
         shape = masks(
-            [*panels, Panel("your rule", shares(sees, length))], [reading.tokens[i] for i in places],
+            [*panels, MaskPanel("your rule", shares(sees, length))], [reading.tokens[i] for i in places],
             reading.block_of[places], notice=f"Your rule shows {share:.1%} of the pairs of full attention.",
             caption=f"{reading.source}, {length} tokens. Words of a rule: {mask_rules.WORDS}.",
         )  # fmt: skip

@@ -9,7 +9,7 @@ from workbench.metrics.position_encoding import key_rotation
 from workbench.models.loading import Loaded
 from workbench.models.spec import attach
 from workbench.plots.masks import shown
-from workbench.plots.rotation import rotation
+from workbench.plots.position_encoding import rotation
 
 
 def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> widgets.VBox:

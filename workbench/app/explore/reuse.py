@@ -17,7 +17,7 @@ from workbench.metrics.answers import exact_match
 from workbench.metrics.attention_mass import masked, reused
 from workbench.models.loading import Loaded
 from workbench.models.spec import attach
-from workbench.plots.attention import attention
+from workbench.plots.attention_mass import attention
 from workbench.plots.table import table
 from workbench.plots.theme import MODE_NAMES
 from workbench.store import MemoryStore

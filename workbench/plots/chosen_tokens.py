@@ -1,0 +1,219 @@
+"""Which tokens are chosen: on the text of a prompt, as the ratio grows, and how far methods choose the same ones."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.controls import button, frame_slider, frames, menu, switch
+from workbench.plots.elements import block_axis, block_edges, steps
+from workbench.plots.masks import names, shown
+from workbench.plots.theme import BLUE, GREEN, INK, MUTED, PAPER, RED, RULE, Texts, clear, finish
+
+COLUMNS, LINE = 124, 23  # characters a line of text, px a line
+MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
+SCALE = [[0, PAPER], [0.5, "#fdf0d5"], [0.8, "#f9cf84"], [1, "#f0a125"]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`scores` [T] of the context's tokens (-inf: never chosen), `rows` the positions that are computed again."""
+
+    scores: np.ndarray
+    rows: np.ndarray
+
+
+def coloured(
+    choices: Mapping[str, Choice],
+    tokens: Sequence[str],
+    block_of: np.ndarray,
+    *,
+    marked: Collection[int] = (),
+    **texts: Unpack[Texts],
+) -> go.Figure:
+    """Draw the prompt's own text, every token coloured by a selector's score, the chosen ones framed.
+
+    `tokens` [N] text of all tokens of the prompt, `block_of` [N] their blocks, the last of which is the question. The
+    colour is the rank of a token's score among all that can be chosen. A menu picks one of `choices`.
+    """
+    line, column, first = _layout([len(token) for token in tokens], block_of)
+    last = int(block_of.max())
+    height = LINE * (max(line) + 1)
+    looks = {name: _look(choice, len(tokens)) for name, choice in choices.items()}
+    font = {"family": MONO, "size": 11.5, "color": INK}
+    fig = go.Figure()
+    fig.add_bar(
+        orientation="h",
+        y=line,
+        x=[max(len(token), 1) for token in tokens],
+        base=column,
+        text=[shown(token, 40) for token in tokens],
+        textfont=font,
+        **{"textposition": "inside", "insidetextanchor": "start", "textangle": 0, "constraintext": "none"},
+        width=0.86,
+        cliponaxis=False,
+        showlegend=False,
+        hovertemplate="%{customdata}<extra></extra>",
+        **next(iter(looks.values())),
+    )
+    buttons = []
+    for name, look in looks.items():
+        marker, edge = look["marker"], look["marker"]["line"]
+        changed = {
+            "marker.color": marker["color"],
+            "marker.line.color": edge["color"],
+            "customdata": look["customdata"],
+        }
+        changed = {key: [value] for key, value in {**changed, "marker.line.width": edge["width"]}.items()}
+        buttons.append({"label": name, "method": "restyle", "args": [changed, [0]]})
+    choice_of = menu(buttons, height, 8, active=0, font={"size": 12, "color": MUTED})
+    fig.update_layout(bargap=0, barmode="overlay", updatemenus=[choice_of])
+    fig.update_xaxes(visible=False, range=[0, COLUMNS])
+    heads = ["question" if b == last else f"{b}{'★' if b in marked else ''}" for b in range(last + 1)]
+    ticks = {"tickvals": [first[b] for b in range(last + 1)], "ticktext": heads, "ticks": ""}
+    fig.update_yaxes(range=[max(line) + 0.6, -0.6], showgrid=False, showline=False, **ticks)
+    for b in range(1, last + 1):
+        fig.add_hline(first[b] - 0.5, line={"color": RULE, "width": 0.7})
+    return finish(fig, height=height, above=46, below=12, right=16, **texts)
+
+
+def _layout(lengths: Sequence[int], block_of: np.ndarray) -> tuple[list[int], list[int], dict[int, int]]:
+    """Line and column of every token, and the first line of every block; a block begins a line."""
+    line: list[int] = []
+    column: list[int] = []
+    first: dict[int, int] = {}
+    at, here = 0, -1
+    for length, block in zip(lengths, block_of.tolist(), strict=True):
+        if block not in first or at + max(length, 1) > COLUMNS:
+            here, at = here + 1, 0
+            first.setdefault(block, here)
+        line.append(here)
+        column.append(at)
+        at += max(length, 1)
+    return line, column, first
+
+
+def _look(choice: Choice, count: int) -> dict[str, Any]:
+    """Return colours, frames and hover texts of all `count` tokens."""
+    scores = np.full(count, -np.inf)
+    scores[: len(choice.scores)] = choice.scores
+    finite = np.isfinite(scores)
+    rank = np.zeros(count)
+    if finite.any():
+        order = np.argsort(np.argsort(scores[finite], kind="stable"), kind="stable")
+        rank[finite] = order / max(finite.sum() - 1, 1)
+    picked = np.isin(np.arange(count), choice.rows)
+    notes = []
+    for i in range(count):
+        if i >= len(choice.scores):
+            notes.append(f"position {i}: the question is always computed")
+        elif not finite[i]:
+            notes.append(f"position {i}: " + ("computed again" if picked[i] else "never chosen"))
+        else:
+            chosen = "computed again" if picked[i] else "reused"
+            notes.append(f"position {i}: {chosen}<br>score {scores[i]:.3g}, above {rank[i]:.0%} of the others")
+    edge = {"color": np.where(picked, INK, PAPER).tolist(), "width": np.where(picked, 1.6, 0).tolist()}
+    marker = {"color": rank.round(3), "colorscale": SCALE, "cmin": 0, "cmax": 1, "line": edge}
+    return {"marker": marker, "customdata": notes}
+
+
+@dataclass(frozen=True)
+class RatioOutcome:
+    """`rows` computed again, the answer, and whether it is right (None where no answer is known)."""
+
+    rows: np.ndarray
+    answer: str
+    right: bool | None
+
+
+def ratios(
+    outcomes: Mapping[float, Mapping[str, RatioOutcome]],
+    tokens: Sequence[str],
+    block_of: np.ndarray,
+    *,
+    colours: Mapping[str, str] | None = None,
+    marked: Collection[int] = (),
+    active: int = 0,
+    **texts: Unpack[Texts],
+) -> go.Figure:
+    """Draw what is computed again as the ratio grows, by every method, and what the model then answers.
+
+    `outcomes` ratio → method → outcome. A slider over the ratios; a line a method with the tokens it computes again,
+    its answer at the end. `tokens` and `block_of` are of the whole prompt; the question is left out of the picture.
+    """
+    drawn = list(outcomes)
+    methods = list(outcomes[drawn[0]])
+    count = int((block_of < block_of.max()).sum())
+    pictures = {f"{ratio:.0%}": _traces(outcomes[ratio], methods, count) for ratio in drawn}
+    cells, answers = pictures[f"{drawn[active]:.0%}"]
+    fig = make_subplots(1, 2, column_widths=[0.7, 0.3], horizontal_spacing=0.01, shared_yaxes=True)
+    labels = np.broadcast_to(np.array(names(tokens, block_of)[:count], dtype=object), (len(methods), count))
+    heat = go.Heatmap(cells).update(
+        x=np.arange(count),
+        y=methods,
+        zmin=-0.5,
+        zmax=len(methods) - 0.5,
+        colorscale=steps([(colours or {}).get(method, BLUE) for method in methods]),
+        **{"showscale": False, "hoverongaps": False, "xgap": 0, "ygap": 8},
+        customdata=labels,
+        hovertemplate="%{customdata}<br>computed again<extra>%{y}</extra>",
+    )
+    fig.add_trace(heat, row=1, col=1)
+    place = {"x": [0] * len(methods), "y": methods, "mode": "text", "textposition": "middle right"}
+    said = go.Scatter(answers).update(**place, showlegend=False, hovertemplate="%{text}<extra>%{y}</extra>")
+    fig.add_trace(said, row=1, col=2)
+    fig.frames = frames(pictures)
+    context = block_of[:count]
+    for edge in block_edges(context):
+        fig.add_vline(edge, line={"color": RULE, "width": 0.8}, row=1, col=1)
+    fig.update_xaxes(block_axis(context, marked, question=False), title_text="token (by block)", row=1, col=1)
+    fig.update_xaxes(visible=False, range=[-0.02, 1], row=1, col=2)
+    fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", showline=False)
+    fig.update_yaxes(showticklabels=False, row=1, col=2)
+    fig.update_layout(sliders=[frame_slider(list(pictures), active, "computed again: ", pad=48)])
+    left = 24 + 7 * max(map(len, methods))
+    return finish(fig, height=34 * len(methods), above=14, below=128, left=left, right=28, **texts)
+
+
+def _traces(outcomes: Mapping[str, RatioOutcome], methods: Sequence[str], count: int) -> tuple[go.Heatmap, go.Scatter]:
+    """Return the cells of all methods, and their answers with a sign."""
+    z = np.full((len(methods), count), np.nan, dtype=np.float32)
+    for i, method in enumerate(methods):
+        rows = outcomes[method].rows
+        z[i, rows[rows < count]] = i
+    signs = {True: ("✓", GREEN), False: ("✗", RED), None: ("", INK)}
+    answers = [(*signs[outcomes[method].right], outcomes[method].answer[:34]) for method in methods]
+    texts = [f"{sign} {answer}".strip().replace("<", "&lt;") for sign, _, answer in answers]
+    font = {"color": [colour for _, colour, _ in answers], "size": 12}
+    return go.Heatmap(z=z), go.Scatter(text=texts, textfont=font)
+
+
+def agreement(matrices: Mapping[str, np.ndarray], names: Sequence[str], **texts: Unpack[Texts]) -> go.Figure:
+    """Draw how far methods choose the same tokens: a matrix with its numbers.
+
+    `matrices` measure → [M, M] shares from 0 to 1 of the methods `names`; a menu picks the measure.
+    """
+    fig = go.Figure()
+    columns = [name.replace(" (", "<br>(").replace(": ", "<br>") for name in names]
+    for i, matrix in enumerate(matrices.values()):
+        fig.add_heatmap(
+            z=np.where(np.eye(len(names), dtype=bool), np.nan, matrix).astype(np.float32),
+            x=columns,
+            y=list(names),
+            zmin=0,
+            zmax=1,
+            colorscale=[[0, PAPER], [1, clear(BLUE, 0.75)]],
+            **{"showscale": False, "hoverongaps": False, "xgap": 2, "ygap": 2},
+            visible=i == 0,
+            texttemplate="%{z:.0%}",
+            hovertemplate="%{y}<br>%{x}<br>%{z:.1%} in common<extra></extra>",
+        )
+    height = 46 * len(names)
+    buttons = [button(label, [other == label for other in matrices]) for label in matrices]
+    fig.update_layout(updatemenus=[switch(buttons, height, 8)])
+    fig.update_xaxes(showgrid=False, ticks="", showline=False, tickangle=0)
+    fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", showline=False)
+    return finish(fig, height=height, above=46, below=56, left=24 + 7 * max(map(len, names)), **texts)
