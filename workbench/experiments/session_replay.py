@@ -1,4 +1,4 @@
-"""What a session of prompts that share blocks takes, prompt by prompt, and how well it is answered."""
+"""Replays of a session of prompts that share blocks: the cost of each prompt, and how well it is answered."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,12 +14,11 @@ from workbench.engine.forward import prefill_many
 from workbench.experiments.sessions import SessionPrompt, prompts
 from workbench.experiments.trial import Progress, batches
 from workbench.methods import Method
-from workbench.methods.generation import first_token, generate
+from workbench.methods.generation import Generation, first_token, generate
 from workbench.methods.incremental import REUSE_STATUSES, Revision, revise
 from workbench.metrics.answers import exact_match, score
 from workbench.metrics.latency import measure
 from workbench.models.loading import Loaded
-from workbench.models.spec import prepare_model
 from workbench.store import MemoryStore, Store, fingerprint
 from workbench.store.views import ReadOnlyStore
 
@@ -33,36 +32,37 @@ def follow(
     full_every: int = 1,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
-    """Send the prompts of a session through one store, in order; a flat record for each:
+    """Send the prompts of a session through one store, in order, and return a flat record for each:
 
     step, kind, label           of the prompt
-    tokens, question, computed  of the prompt, of its question, and what went through the model
+    tokens, question, computed  tokens of the prompt, of its question, and tokens that went through the model
     after_prefix                tokens that a prefix cache of the prompt before would have computed
-    fates, moves, sizes, labels one entry a context block (`Revision`); `blocks_*` and `tokens_*`: sums by fate
+    fates, moves, sizes, labels one entry a context block: reuse status, shift (`Revision`), tokens, label; `blocks_*`
+                                and `tokens_*` are sums by reuse status
     answer, right               with the store
     ttft                        seconds to the first token, encoding included: median of `repeats` (one for the first)
-    ttft_anew, answer_anew      with every block encoded anew
+    ttft_anew, answer_anew      with every block encoded within the request
     equal, logit_gap            whether both answers have the same tokens; largest absolute difference of the logits of
                                 all question tokens
     ttft_full, answer_full, right_full      with full attention, in every `full_every`-th step, else None
     """
     if repeats < 1 or full_every < 1:
         raise BadInput(f"repeats is {repeats} and full_every is {full_every}: at least 1 is needed")
-    made = prompts(steps, loaded, max_new_tokens)
-    prepare_model(loaded[0])
-    fingerprint(loaded[0])  # known before the clock runs
+    loaded = Loaded(*loaded)
+    tokenized = prompts(steps, loaded, max_new_tokens)
+    fingerprint(loaded.model)  # known before the clock runs
     store = MemoryStore() if store is None else store
-    found: list[dict[str, Any]] = []
-    for at, (step, prompt) in enumerate(zip(steps, made, strict=True)):
-        seconds = _ttft(loaded[0], prompt, repeats if at else 1, store)
-        revision = revise(loaded[0], prompt, store, made[at - 1] if at else None)
+    records: list[dict[str, Any]] = []
+    for at, (step, prompt) in enumerate(zip(steps, tokenized, strict=True)):
+        seconds = _ttft(loaded.model, prompt, repeats if at else 1, store)
+        revision = revise(loaded.model, prompt, store, tokenized[at - 1] if at else None)
         record = {"step": at, "kind": step.kind, "label": step.label, **_counted(revision), "ttft": seconds}
         record |= _answered(loaded, step, revision, store, max_new_tokens)
         record |= _in_full(loaded, step, prompt, max_new_tokens, skip=at % full_every > 0)
-        found.append(record)
+        records.append(record)
         if progress:
             progress(at + 1, len(steps))
-    return found
+    return records
 
 
 def scores(
@@ -75,24 +75,27 @@ def scores(
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Answer all steps in every mode; rows {mode, kind, n, em, em_low, em_high, f1, …}, the kind "all" first."""
-    made = prompts(steps, loaded, max_new_tokens)
+    tokenized = prompts(steps, loaded, max_new_tokens)
     kinds = list(dict.fromkeys(step.kind for step in steps))
     rows: list[dict[str, Any]] = []
     for mode in modes:
-        store, said = MemoryStore(), []
-        for group in batches([len(prompt) for prompt in made], batch):
-            said += _generated(loaded, [made[i] for i in group], mode, store, max_new_tokens)
+        store = MemoryStore()
+        generations: list[Generation] = []
+        for group in batches([len(prompt) for prompt in tokenized], batch):
+            generations += _generated(loaded, [tokenized[i] for i in group], mode, store, max_new_tokens)
             if progress:
-                progress(len(said) + len(made) * modes.index(mode), len(made) * len(modes))
+                done = len(generations) + len(tokenized) * modes.index(mode)
+                progress(done, len(tokenized) * len(modes))
+        texts = [generation.text.strip() for generation in generations]
         for kind in ("all", *kinds):
-            of = [i for i, step in enumerate(steps) if kind in ("all", step.kind)]
-            found = score([said[i][0] for i in of], [steps[i].answers for i in of], seed)
-            rows.append({"mode": mode, "kind": kind, **asdict(found)})
+            of_kind = [i for i, step in enumerate(steps) if kind in ("all", step.kind)]
+            scored = score([texts[i] for i in of_kind], [steps[i].answers for i in of_kind], seed)
+            rows.append({"mode": mode, "kind": kind, **asdict(scored)})
     return rows
 
 
 def _ttft(model: PreTrainedModel, prompt: Prompt, repeats: int, store: Store) -> float:
-    """Median seconds from token ids to the first token; what `store` lacks is encoded within each of them."""
+    """Measure the median seconds from token ids to the first token; blocks that `store` lacks are encoded each time."""
     job = partial(first_token, model, prompt, "block", ReadOnlyStore(store))
     return measure([job] * repeats, model.device, warm_up=0).p50
 
@@ -115,40 +118,39 @@ def _counted(revision: Revision) -> dict[str, Any]:
 
 
 def _answered(loaded: Loaded, step: SessionPrompt, revision: Revision, store: Store, most: int) -> dict[str, Any]:
-    """The answer with the store, and how it compares with encoding everything anew."""
-    model, prompt = loaded[0], revision.prompt
+    """Answer with the store and with every block encoded within the request, and compare the two."""
+    model, prompt = loaded.model, revision.prompt
     empty = MemoryStore(1 << 62)
-    seconds = measure([partial(first_token, model, prompt, "block", empty)], model.device, warm_up=0).p50
-    anew = revise(model, prompt, empty)
-    one, other = (prefill_many(model, [each.request])[0].logits for each in (revision, anew))
-    assert one is not None and other is not None
-    (mine,), (theirs,) = (_generated(loaded, [prompt], "block", each, most) for each in (store, empty))
+    seconds = _ttft(model, prompt, 1, empty)
+    requests = [revision.request, revise(model, prompt, empty).request]
+    cached, fresh = (output.logits for request in requests for output in prefill_many(model, [request]))
+    assert cached is not None and fresh is not None
+    (answer,) = _generated(loaded, [prompt], "block", store, most)
+    (other,) = _generated(loaded, [prompt], "block", empty, most)
     return {
-        "answer": mine[0],
-        "right": bool(exact_match(mine[0], step.answers)),
+        "answer": answer.text.strip(),
+        "right": bool(exact_match(answer.text.strip(), step.answers)),
         "ttft_anew": seconds,
-        "answer_anew": theirs[0],
-        "equal": mine[1] == theirs[1],
-        "logit_gap": float((one.float() - other.float()).abs().max()),
+        "answer_anew": other.text.strip(),
+        "equal": answer.tokens == other.tokens,
+        "logit_gap": float((cached.float() - fresh.float()).abs().max()),
     }
 
 
 def _in_full(loaded: Loaded, step: SessionPrompt, prompt: Prompt, most: int, skip: bool) -> dict[str, Any]:
     if skip:
         return {"ttft_full": None, "answer_full": None, "right_full": None}
-    model, tokenizer, layout = loaded
-    (answer,) = generate(model, tokenizer, [prompt], "full", max_new_tokens=most, stop=layout.stop)
+    (answer,) = _generated(loaded, [prompt], "full", None, most)
     text = answer.text.strip()
     return {"ttft_full": answer.ttft, "answer_full": text, "right_full": bool(exact_match(text, step.answers))}
 
 
 def _generated(
-    loaded: Loaded, asked: Sequence[Prompt], mode: Method | str, store: Store | None, most: int
-) -> list[tuple[str, tuple[int, ...]]]:
-    """Text and tokens of greedy answers."""
+    loaded: Loaded, prompts: Sequence[Prompt], mode: Method | str, store: Store | None, most: int
+) -> list[Generation]:
+    """Generate greedy answers of at most `most` tokens."""
     model, tokenizer, layout = loaded
-    found = generate(model, tokenizer, asked, mode, store, max_new_tokens=most, stop=layout.stop)
-    return [(answer.text.strip(), answer.tokens) for answer in found]
+    return generate(model, tokenizer, prompts, mode, store, max_new_tokens=most, stop=layout.stop)
 
 
 def total(records: Sequence[Mapping[str, Any]], field: str) -> Any:
@@ -175,7 +177,8 @@ def later_prompts(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     computed, tokens, after_prefix      of `follow`, mean of a prompt
     ttft_ms, ttft_full_ms       median milliseconds to the first token; those of full attention count the first prompt
     """
-    later, blocks = records[1:], len(records[0]["fates"])
+    later = records[1:]
+    blocks = len(records[0]["fates"])
     full = [record["ttft_full"] for record in records if record["ttft_full"] is not None]
     return {
         "blocks": blocks,

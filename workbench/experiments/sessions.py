@@ -5,6 +5,7 @@ Each of these becomes a block (Block-Attention, sections 2.2 and 3.1 and appendi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
@@ -14,12 +15,11 @@ from workbench.data.game import RULES, Frame
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.models.loading import Loaded
-from workbench.models.spec import attach
 
 
 @dataclass(frozen=True)
 class SessionPrompt:
-    """One prompt of a session in pieces, the question last, with the aliases of its answer and what happened."""
+    """One prompt of a session in pieces, the question last, with the aliases of its answer; `label` is its event."""
 
     pieces: tuple[str, ...]
     answers: tuple[str, ...]
@@ -28,36 +28,33 @@ class SessionPrompt:
 
 
 def of_game(frames: Sequence[Frame], layout: Layout) -> list[SessionPrompt]:
-    """The rules, then one block a leaf group of the state, then the question."""
-    return [
-        SessionPrompt(
-            (RULES, *frame.pieces(), layout.question.format(question=frame.question)),
-            frame.answers, frame.kind, frame.event,
-        )
-        for frame in frames
-    ]  # fmt: skip
+    """Make prompts of the rules, one block a leaf group of the state, and the question."""
+    steps = []
+    for frame in frames:
+        pieces = RULES, *frame.pieces(), layout.question.format(question=frame.question)
+        steps.append(SessionPrompt(pieces, frame.answers, frame.kind, frame.event))
+    return steps
 
 
 def of_chat(turns: Sequence[Sample], layout: Layout, memory: int = 8) -> list[SessionPrompt]:
-    """The system block, the last `memory` turns with their (right) replies, one block each, then the question."""
+    """Make prompts of the system block, the last `memory` turns with their (right) replies, one block each, and the
+    question."""
     if memory < 1:
         raise BadInput(f"memory is {memory}; at least 1 turn is remembered")
     system = {"role": "system", "content": layout.system or "\n"}
-    messages = [
-        ({"role": "user", "content": _asked(turn, layout)},
-         {"role": "assistant", "content": layout.answer.format(answer=turn.answers[0])})
-        for turn in turns
-    ]  # fmt: skip
+    asked = [{"role": "user", "content": _asked(turn, layout)} for turn in turns]
+    replies = [{"role": "assistant", "content": layout.answer.format(answer=turn.answers[0])} for turn in turns]
     steps = []
     for at, turn in enumerate(turns):
-        past = [message for pair in messages[max(0, at - memory) : at] for message in pair]
-        pieces = segment.turns([system, *past, messages[at][0]], template="{content}")
+        past = slice(max(0, at - memory), at)
+        remembered = chain.from_iterable(zip(asked[past], replies[past], strict=True))
+        pieces = segment.turns([system, *remembered, asked[at]], template="{content}")
         steps.append(SessionPrompt(tuple(pieces), turn.answers, turn.kind, turn.question))
     return steps
 
 
 def of_demonstrations(requests: Sequence[Request], layout: Layout) -> list[SessionPrompt]:
-    """The system block, one block a demonstration, then the question with its passage."""
+    """Make prompts of the system block, one block a demonstration, and the question with its passage."""
     steps = []
     for request in requests:
         shown = [
@@ -70,18 +67,19 @@ def of_demonstrations(requests: Sequence[Request], layout: Layout) -> list[Sessi
 
 
 def prompts(steps: Sequence[SessionPrompt], loaded: Loaded, max_new_tokens: int = 0) -> list[Prompt]:
-    """The prompts of all steps; BadInput where one leaves no room for its answer in the model's context."""
-    model, tokenizer, layout = loaded
-    found = layouts.prompts([step.pieces for step in steps], tokenizer, bos=layout.bos)
-    context, longest = attach(model).context, max(map(len, found), default=0)
+    """Tokenize the prompts of all steps; BadInput where one leaves no room for its answer in the model's context."""
+    loaded = Loaded(*loaded)
+    tokenized = layouts.prompts([step.pieces for step in steps], loaded.tokenizer, bos=loaded.layout.bos)
+    context = loaded.spec.context
+    longest = max(map(len, tokenized), default=0)
     if context and longest + max_new_tokens > context:
         raise BadInput(
             f"a prompt of {longest} tokens and an answer of {max_new_tokens} are over the model's context of {context} "
             "tokens: ask for fewer tables, turns or demonstrations"
         )
-    return found
+    return tokenized
 
 
 def _asked(sample: Sample, layout: Layout) -> str:
-    """Passages and the question behind them, as one text."""
+    """Join passages and the question behind them into one text."""
     return "".join(segment.passages(sample.ctxs, layout.passage)) + layout.question.format(question=sample.question)
