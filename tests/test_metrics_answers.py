@@ -87,3 +87,25 @@ def test_score_of_four_answers():
 def test_a_score_needs_as_many_answers_as_predictions(predictions, aliases):
     with pytest.raises(BadInput):
         answers.score(predictions, aliases)
+
+
+def test_normalised_by_hand():
+    full, reuse, some = [1.0] * 4, [1.0, 0, 0, 0], [1.0, 1, 0, 0]
+    value, low, high = answers.normalised(some, reuse, full)
+    assert value == pytest.approx(1 / 3) and low <= value <= high
+    assert answers.normalised(full, reuse, full)[0] == 1 and answers.normalised(reuse, reuse, full) == (0, 0, 0)
+    assert all(map(math.isnan, answers.normalised(some, full, full))) and all(
+        map(math.isnan, answers.normalised([], [], []))
+    )
+
+
+def test_the_interval_is_paired():
+    """Questions that are hard for every method do not widen it: a constant share of the gap has no spread."""
+    rng = np.random.default_rng(0)
+    reuse = rng.random(200)
+    full = reuse + rng.random(200)
+    some = reuse + 0.3 * (full - reuse)
+    assert answers.normalised(some, reuse, full) == pytest.approx((0.3, 0.3, 0.3))
+    noisy = (some + rng.normal(0, 0.2, 200)).tolist()
+    value, low, high = answers.normalised(noisy, reuse, full)
+    assert low < value < high and high - low > 0.01 and answers.normalised(noisy, reuse, full) == (value, low, high)

@@ -1,4 +1,4 @@
-"""How good an answer is, and how sure a mean is."""
+"""Scores of answers, and intervals of means."""
 
 import math
 import re
@@ -17,9 +17,9 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """SQuAD's normalisation after DPR's (Unicode NFD): lower case, no punctuation, no articles, single spaces.
+    """Normalise as SQuAD does after DPR (Unicode NFD): lower case, no punctuation, no articles, single spaces.
 
-    A text of which nothing is left ("The", "?!") is only lower-cased, so that it still has to match.
+    A text of articles and punctuation only ("The", "?!") is just lower-cased, so that it still has to match.
     """
     plain = unicodedata.normalize("NFD", text).lower()
     bare = " ".join(re.sub(r"\b(a|an|the)\b", " ", plain.translate(_PUNCTUATION)).split())
@@ -52,7 +52,8 @@ def wilson(successes: float, n: int, z: float = 1.959964) -> Interval:
     """Wilson's score interval of a proportion, 95% by default; (0, 1) without observations."""
     if n == 0:
         return 0.0, 1.0
-    share, spread = successes / n, z * z / n
+    share = successes / n
+    spread = z * z / n
     middle = share + spread / 2
     half = z * math.sqrt(share * (1 - share) / n + spread / (4 * n))
     return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
@@ -93,22 +94,20 @@ def normalised(
     """(score - reuse) / (full - reuse) of mean scores, with its bootstrap interval (FusionRAG's Normalised F1).
 
     0 is Full Reuse, 1 is full attention; below and above are possible. The three are of the same questions, and
-    questions are resampled together, so what is hard for all does not widen the interval. nan where full attention and
+    questions are resampled together, so that a question that is hard for all does not widen the interval. nan where full attention and
     reuse score the same, and ±inf as an end of the interval where many resamples have them equal.
     """
     table = np.array([scores, reuse, full], dtype=float)
-    if not table.shape[1]:
+    n = table.shape[1]
+    score, low_end, high_end = table.mean(1) if n else np.zeros(3)
+    if high_end == low_end:
         return math.nan, math.nan, math.nan
     rng = np.random.default_rng(seed)
-    counts = table.shape[1]
-    means = np.array([table[:, rng.integers(0, counts, counts)].mean(1) for _ in range(resamples)]).T
+    means = np.array([table[:, rng.integers(0, n, n)].mean(1) for _ in range(resamples)]).T
     with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = (means[0] - means[1]) / (means[2] - means[1])
-    whole = table.mean(1)
-    if whole[2] == whole[1]:
-        return math.nan, math.nan, math.nan
-    low, high = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="nearest")
-    return float((whole[0] - whole[1]) / (whole[2] - whole[1])), float(low), float(high)
+        resampled = (means[0] - means[1]) / (means[2] - means[1])
+    low, high = np.nanquantile(resampled, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+    return float((score - low_end) / (high_end - low_end)), float(low), float(high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +127,7 @@ class Score:
 
 
 def score(predictions: Sequence[str], answers: Sequence[Sequence[str]], seed: int = 0) -> Score:
-    """Scores of predictions against the aliases of their answers."""
+    """Score predictions against the aliases of their answers."""
     n = len(predictions)
     if not n or n != len(answers):
         raise BadInput(f"{n} predictions for {len(answers)} answers: one each is needed, and at least one")

@@ -1,0 +1,137 @@
+"""How far cached keys and values are from exact ones, where it comes from, and what recomputing repairs."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.random_models import model_of, prompt_of
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.engine.assembly import assemble
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import prefill
+from workbench.methods import select
+from workbench.metrics.kv_deviation import causes, concentration, deviation, full_attention_kv, repair, squared
+
+SIZES = (4, 9, 7, 12, 5)
+PROMPT = prompt_of(*SIZES)
+END = PROMPT.starts[-1]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of("llama")
+
+
+@pytest.fixture(scope="module")
+def cached(model):
+    system, *rest = PROMPT.context
+    return encode_many(model, PROMPT.context, [(), *[(system,)] * len(rest)])
+
+
+def kv(*layers, start=0):
+    return KV([torch.tensor(layer) for layer in layers], [torch.tensor(layer) for layer in layers], start)
+
+
+def test_relative_error_of_every_token_layer_and_head():
+    exact = kv([[[3.0, 4.0], [0.0, 2.0]]], [[[1.0, 0.0], [0.0, 1.0]]])  # two layers, one head, two tokens
+    cached = kv([[[3.0, 4.5], [0.0, 2.0]]], [[[0.0, 0.0], [1.0, 1.0]]])
+    found = deviation(cached, exact)
+    assert found.keys.shape == (2, 2, 1)
+    assert torch.allclose(found.keys[..., 0], torch.tensor([[0.1, 1.0], [0.0, 1.0]]))
+    assert torch.allclose(found.tokens, torch.tensor([0.55, 0.5]))
+
+
+def test_layers_with_fewer_heads_are_filled_with_nan():
+    exact = kv([[[1.0]], [[2.0]]], [[[1.0]]])
+    found = deviation(exact, exact)
+    assert found.values[0, 0].tolist() == [0, 0]
+    assert found.values[0, 1, 0] == 0 and found.values[0, 1, 1].isnan()
+    assert found.tokens[0] == 0
+
+
+def test_a_zero_vector_that_is_met_deviates_by_nothing_and_one_that_is_missed_by_infinity():
+    assert deviation(kv([[[0.0]]]), kv([[[0.0]]])).keys.item() == 0
+    assert deviation(kv([[[1.0]]]), kv([[[0.0]]])).keys.item() == torch.inf
+
+
+@pytest.mark.parametrize(
+    "other", [kv([[[1.0], [1.0]]]), kv([[[1.0]], [[1.0]]]), kv([[[1.0]]], [[[1.0]]]), kv([[[1.0]]], start=3)]
+)
+def test_what_cannot_be_compared_is_refused(other):
+    with pytest.raises(BadInput, match="cannot be compared"):
+        deviation(kv([[[1.0]]]), other)
+
+
+@given(st.integers(1, 40), st.integers(2, 30))
+@settings(max_examples=30, deadline=None)
+def test_concentration_rises_to_everything(count, points):
+    gaps = torch.rand(count, 2, generator=torch.Generator().manual_seed(count)) + 0.01
+    held = concentration(gaps, points)
+    assert held.shape == (points, 2) and (held[0] == 0).all() and held[-1].tolist() == pytest.approx([1, 1])
+    assert (held.diff(dim=0) >= 0).all()
+
+
+def test_concentration_by_hand():
+    gaps = torch.tensor([[1.0, 0], [3.0, 0], [0.0, 0], [4.0, 0]])
+    assert concentration(gaps, 5)[:, 0].tolist() == pytest.approx([0, 4 / 8, 7 / 8, 1, 1])
+    assert concentration(gaps, 5)[:, 1].isnan().all()
+
+
+def test_causes_are_three_and_apart(model, cached):
+    found = causes(model, PROMPT, cached)
+    first, later = slice(0, 13), slice(13, END)  # the system block and the first passage are an exact prefix
+    assert found.position.values.max() == 0, "values do not depend on the position"
+    assert found.position.keys[first].max() == 0 < found.position.keys[later].min()
+    assert found.context.keys[first].max() < 1e-5 < found.context.keys[later, 1:].min()
+    assert found.context.keys[:, 0].max() < 1e-5, "the first layer sees no context yet"
+    for part in (found.precision.keys, found.precision.values):
+        assert 0 < part.max() < 2**-7 and part.mean() > 1e-4, "one rounding to 8 bits"
+    assert causes(model, PROMPT, cached, torch.float32).precision.keys.max() == 0
+
+
+def test_context_is_the_deviation_of_the_assembled_cache(model, cached):
+    whole = deviation(assemble(model, PROMPT, cached).slice(0, END), full_attention_kv(model, PROMPT).slice(0, END))
+    torch.testing.assert_close(causes(model, PROMPT, cached).context.keys, whole.keys)
+
+
+def test_squared_deviation_is_equation_7(model, cached):
+    kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
+    found = squared(kv, truth)
+    assert found.shape == (len(PROMPT), 3)
+    for token, layer in ((15, 1), (30, 2)):
+        both = [(kv.keys, truth.keys), (kv.values, truth.values)]
+        expected = sum(float((a[layer][:, token] - b[layer][:, token]).square().sum()) for a, b in both)
+        assert float(found[token, layer]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_recomputing_everything_repairs_everything(model, cached):
+    kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
+    before = [x.clone() for x in kv.tensors()]
+    nothing, everything = repair(model, PROMPT, kv, [torch.arange(0), torch.arange(END)], truth)
+    assert torch.equal(nothing.before, nothing.after)
+    assert (nothing.context[1:] == 1).all() and (nothing.asked[1:] == 1).all()
+    assert everything.after.max() == 0 or everything.asked[1:].max() < 1e-9
+    assert all(torch.equal(a, b) for a, b in zip(before, kv.tensors(), strict=True)), "the cache is left as it is"
+
+
+def test_tokens_that_are_not_recomputed_keep_their_deviation(model, cached):
+    kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
+    rows = select.named("oracle").rows(model, [PROMPT], [kv], ratio=0.3)[0]
+    (found,) = repair(model, PROMPT, kv, [rows], truth)
+    kept = torch.ones(END, dtype=torch.bool)
+    kept[rows] = False
+    assert torch.equal(found.before[:END][kept], found.after[:END][kept])
+    assert (found.chosen[1:] < 1).all() and (found.context[1:] < 1).all()
+    kv_after = kv.clone()
+    prefill(model, PROMPT.tokens, Plan(torch.cat((rows, PROMPT.question))), kv_after)
+    torch.testing.assert_close(found.after, squared(kv_after, truth), atol=1e-4, rtol=1e-4)
+
+
+def test_in_the_second_layer_recomputed_tokens_are_exact(model, cached):
+    """Layer 0 does not deviate, so what is computed again sees only exact keys there (CacheBlend's premise)."""
+    kv, truth = assemble(model, PROMPT, cached), full_attention_kv(model, PROMPT)
+    (found,) = repair(model, PROMPT, kv, [torch.tensor([14, 20, 30])], truth)
+    assert found.chosen[1] < 1e-6 and found.chosen[2] > 1e-6
