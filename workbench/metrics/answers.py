@@ -93,9 +93,9 @@ def normalised(
 ) -> tuple[float, float, float]:
     """(score - reuse) / (full - reuse) of mean scores, with its bootstrap interval (FusionRAG's Normalised F1).
 
-    0 is Full Reuse, 1 is full attention; below and above are possible. The three are of the same questions, and
-    questions are resampled together, so that a question that is hard for all does not widen the interval. nan where full attention and
-    reuse score the same, and ±inf as an end of the interval where many resamples have them equal.
+    0 is Full Reuse, 1 is full attention; below and above are possible. The three are of the same questions, which are
+    resampled together, so that a question that is hard for all does not widen the interval. nan where full attention
+    and reuse score the same, and ±inf as an end of the interval where many resamples have them equal.
     """
     table = np.array([scores, reuse, full], dtype=float)
     n = table.shape[1]

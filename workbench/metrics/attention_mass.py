@@ -102,21 +102,21 @@ def to_other_blocks(mass: AttentionMass) -> float:
 
 
 def answers_under(
-    loaded: Loaded, view: Reading, rules: Mapping[str, Sees], found: Mapping[str, AttentionMass], max_new_tokens: int
+    loaded: Loaded, view: Reading, rules: Mapping[str, Sees], masses: Mapping[str, AttentionMass], max_new_tokens: int
 ) -> list[dict[str, Any]]:
     """Answer one prompt under every mask rule: records {mask, answer, right (None: no answer is known), kl}.
 
-    `found` holds `masked` of every rule; kl (nats) is the divergence of its first token from that of the first rule.
+    `masses` holds `masked` of every rule; kl (nats) is the divergence of its first token from that of the first rule.
     """
     model, tokenizer, layout = loaded
-    truth = next(iter(found.values())).logits.log_softmax(-1)
+    reference = next(iter(masses.values())).logits.log_softmax(-1)
     records = []
     for name, rule in rules.items():
         method = Full(_always(rule))
         (output,) = generate(model, tokenizer, [view.prompt], method, max_new_tokens=max_new_tokens, stop=layout.stop)
-        answer, logits = output.text.strip(), found[name].logits.log_softmax(-1)
+        answer, logits = output.text.strip(), masses[name].logits.log_softmax(-1)
         right = bool(exact_match(answer, view.answers)) if view.answers else None
-        kl = max(0.0, float((truth.exp() * (truth - logits)).sum()))
+        kl = max(0.0, float((reference.exp() * (reference - logits)).sum()))
         records.append({"mask": name, "answer": answer, "right": right, "kl": kl})
     return records
 
@@ -125,7 +125,7 @@ def _always(rule: Sees) -> Callable[[Prompt], Sees]:
     return lambda _: rule
 
 
-def most_changed(found: Mapping[str, AttentionMass], wanted: Tensor) -> tuple[int, int]:
+def most_changed(masses: Mapping[str, AttentionMass], wanted: Tensor) -> tuple[int, int]:
     """Return the (layer, head) that looks at the positions `wanted` [T] (bool) and that "naive" changes most."""
-    truth = found["full"].tokens
-    return peak(truth[:, :, wanted].sum(-1) * (1 - overlap(truth, found["naive"].tokens)))
+    full = masses["full"].tokens
+    return peak(full[:, :, wanted].sum(-1) * (1 - overlap(full, masses["naive"].tokens)))

@@ -216,10 +216,10 @@ def crossings(
     """Find the `crossover` of methods on several models: records {spec, chunk, forced, forced_long, read, choice}.
 
     Each record also has a length for every key of `models`. `cases`: spec → rows of a chunk; `forced` is the share
-    that is always kept at 2,048 and at `length` tokens; `read` and
-    `choice` are shares of dense attention at `length` tokens, on the last model.
+    that is always kept at 2,048 and at `length` tokens; `read` and `choice` are shares of dense attention at `length`
+    tokens, on the last model.
     """
-    found = []
+    records = []
     for spec, chunk in cases.items():
         method = sparse.named(spec)
         floor = Floor.of(method, chunk)
@@ -227,11 +227,13 @@ def crossings(
         read, choice = attention_share(last, method, length, floor.density(length, chosen), chunk)
         row = {"spec": spec, "chunk": chunk, "forced": floor.at(2048), "forced_long": floor.at(length)}
         pays = {name: crossover(model, method, floor, chosen, gain, chunk) for name, model in models.items()}
-        found.append({**row, "read": read, "choice": choice, **pays})
-    return found
+        records.append({**row, "read": read, "choice": choice, **pays})
+    return records
 
 
 def lengths_of(records: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, dict[str, int]]:
-    """Return the lengths of `crossings` by spec and model, without those that are never reached; `names`: key in a
-    record → name of the model."""
+    """Return the lengths of `crossings` by spec and model, without those that are never reached.
+
+    `names`: key in a record → name of the model.
+    """
     return {r["spec"]: {name: r[key] for key, name in names.items() if r[key]} for r in records}

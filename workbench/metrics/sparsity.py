@@ -93,7 +93,7 @@ def of_layer(queries: Tensor, kv: KV, layer: int, methods: Sequence[Sparse], chu
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _TimedChoice:
     """A method's choice for some rows."""
 
     tiles: Tiles
@@ -118,17 +118,19 @@ def of_rows(
     return [counts[i] for i in range(len(choices))]
 
 
-def _choose(queries: Tensor, keys: Tensor, rows: Tensor, method: Sparse, site: Site) -> _Choice:
+def _choose(queries: Tensor, keys: Tensor, rows: Tensor, method: Sparse, site: Site) -> _TimedChoice:
     compact = method if isinstance(method, Compact) else Compact(method, heads=0)
     wait(queries.device)
     began = perf_counter()
     tiles = compact.inner(queries, keys, rows, site)
     union = compact.merged(tiles, len(keys), rows, keys.shape[1]) if compact is method else tiles
     wait(queries.device)
-    return _Choice(tiles, union, compact.group(len(queries), len(keys)), perf_counter() - began)
+    return _TimedChoice(tiles, union, compact.group(len(queries), len(keys)), perf_counter() - began)
 
 
-def _counted(queries: Tensor, keys: Tensor, values: Tensor, grid: Grid, choices: Sequence[_Choice]) -> list[Counts]:
+def _counted(
+    queries: Tensor, keys: Tensor, values: Tensor, grid: Grid, choices: Sequence[_TimedChoice]
+) -> list[Counts]:
     """Counts of choices on tiles of one size, executed by as many heads."""
     paged = torch.stack([choice.tiles.paged().kept for choice in choices])
     kept = paged & grid.causal
