@@ -13,11 +13,23 @@ from workbench.methods import sparse
 from workbench.methods.sparse._small import SETTINGS, small
 from workbench.metrics import tile_recall
 from workbench.metrics.tile_recall import dense_states, synthetic_states
-from workbench.plots import heads, overview, rescues, tiles, turning, union
+from workbench.plots import heads, tile_overview, union
+from workbench.plots.bfla_rules import bfla_rules, first_rule
 from workbench.plots.controls import some
 from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.reduce import blocks
-from workbench.plots.tiles import LEVELS, Span
+from workbench.plots.tile_recall import (
+    LEVELS,
+    DensityCurve,
+    Span,
+    ThresholdStep,
+    by_threshold,
+    cells,
+    in_window,
+    maps,
+    of_head,
+    span_of,
+)
 
 MODEL = model_of("llama")
 STATES = dense_states(MODEL, prompt_of(60, 70, 30).tokens)  # 160 tokens
@@ -51,37 +63,37 @@ def test_reduction_by_block_loses_nothing(i, j, cells, seed):
 @settings(max_examples=40, deadline=None)
 def test_an_overview_shows_every_kept_tile(count, cells, seed):
     kept = np.random.default_rng(seed).random((count, count)) < 0.05
-    for how in overview.WAYS:
-        z = overview.reduced(kept, cells, how)
+    for how in tile_overview.REDUCTIONS:
+        z = tile_overview.reduced(kept, cells, how)
         assert np.array_equal(z >= 2, blocks(np.tril(kept), cells))
         assert np.array_equal(z > 0, blocks(np.tri(count, dtype=bool), cells))
-    assert (overview.reduced(kept | True, cells, "mean") != 254).all(), "whole cells are 255 on the diagonal too"
+    assert (tile_overview.reduced(kept | True, cells, "mean") != 254).all(), "whole cells are 255 on the diagonal too"
 
 
 def test_a_tile_is_dropped_kept_or_missed_and_darker_with_attention():
     mass = np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.7, 0.1, 0.2, 0], [0.02, 0.08, 0.3, 0.6]])
     causal, needed = np.tri(4, dtype=bool), mass > 0.25
     kept = np.eye(4, dtype=bool)
-    found = tiles.cells(mass, kept, needed, causal)
+    found = cells(mass, kept, needed, causal)
     status = found.z // LEVELS
     assert status.tolist() == [[2, 0, 0, 0], [3, 2, 0, 0], [3, 1, 2, 0], [1, 1, 3, 2]]
     assert found.z[2, 0] > found.z[1, 0] and found.z[3, 1] > found.z[3, 0]
     assert found.percent[3].tolist() == [2, 8, 30, 60]
-    small = tiles.cells(mass, kept, needed, causal, most=2)
+    small = cells(mass, kept, needed, causal, most=2)
     assert (small.z // LEVELS).tolist() == [[3, 0], [3, 3]] and small.percent.tolist() == [[100, 0], [45, 55]]
 
 
 def test_maps_pick_layer_and_head_without_a_kernel():
     found = [tile_recall.chosen(STATES, i, WINDOW) for i in STATES.layers]
-    panels = {name: [[tiles.of_head(c, h) for h in range(4)] for c in found] for name in ("one", "two")}
+    panels = {name: [[of_head(c, h) for h in range(4)] for c in found] for name in ("one", "two")}
     given = {"layers": [0, 1, 2], "heads": [0, 1, 2, 3], "title": "T", "layer": 1, "head": 2}
-    check(fig := tiles.maps(panels, SPAN, **given, **SAID))
+    check(fig := maps(panels, SPAN, **given, **SAID))
     assert [trace.visible for trace in fig.data[:8]] == [False] * 4 + [True] * 2 + [False] * 2
     assert fig.layout.sliders[0].active == 1 and [frame.name for frame in fig.frames] == ["0", "1", "2"]
-    np.testing.assert_array_equal(fig.frames[2].data[5].z, tiles.of_head(found[2], 2).z)
+    np.testing.assert_array_equal(fig.frames[2].data[5].z, of_head(found[2], 2).z)
     assert fig.data[0].x0 == 4 and fig.data[0].dx == 8
     assert fig.layout.updatemenus[0].buttons[3].args[0]["visible"] == [False] * 6 + [True] * 5
-    alone = tiles.maps({"one": [[panels["one"][0][0]]]}, SPAN, layers=[0], heads=[0], title="T", **SAID)
+    alone = maps({"one": [[panels["one"][0][0]]]}, SPAN, layers=[0], heads=[0], title="T", **SAID)
     assert not alone.frames and not alone.layout.sliders and not alone.layout.updatemenus
 
 
@@ -90,16 +102,16 @@ def test_a_figure_carries_few_layers_the_wanted_one_among_them():
     assert len(some(range(80), 41)) == 8 and {0, 41, 79} <= set(some(range(80), 41))
 
 
-def test_the_slider_turns_the_threshold():
+def test_a_slider_moves_the_threshold():
     oracle = sparse.named("oracle(block=8)")
-    turns, points = [], []
+    steps, points = [], []
     for value in (0.3, 0.6, 0.9):
         one = tile_recall.chosen(STATES, 1, oracle.with_threshold(value))
         points.append(one.record())
-        turns.append(turning.Turn(tiles.of_head(one, 0), f"mass {value}", points[-1]["density"], points[-1]["mass"]))
+        steps.append(ThresholdStep(of_head(one, 0), f"mass {value}", points[-1]["density"], points[-1]["mass"]))
     x, y = [p["density"] for p in points], [p["mass"] for p in points]
-    curve = turning.Curve("oracle", "#000000", "x", x, y, ["a", "b", "c"])
-    check(fig := turning.turning(turns, SPAN, [curve], {"map": "M", "curves": "C"}, active=1, **SAID))
+    curve = DensityCurve("oracle", "#000000", "x", x, y, ["a", "b", "c"])
+    check(fig := by_threshold(steps, SPAN, [curve], {"map": "M", "curves": "C"}, active=1, **SAID))
     assert fig.data[1].x == (x[1],) and fig.frames[2].data[1].y == (y[2],)
     assert [step.label for step in fig.layout.sliders[0].steps] == ["mass 0.3", "mass 0.6", "mass 0.9"]
 
@@ -115,13 +127,13 @@ def test_heads_have_one_scale_and_their_numbers():
 def test_rescues_show_the_first_rule():
     method = sparse.named("bfla(block=16, tile=8, flat=4, mass=0.3, local=1, sink=1, stride=5, random=0.1)")
     found = [tile_recall.bfla_rules(STATES, i, method) for i in STATES.layers]
-    picture = rescues.first_cause(found[0], 1)
+    picture = first_rule(found[0], 1)
     kept = found[0].kept
     assert np.array_equal(picture == 2, kept["mass"][1].numpy())
     assert np.array_equal(picture == 4, (kept["sink"] & ~kept["mass"] & ~kept["local"])[1].numpy())
     assert np.array_equal(picture > 0, found[0].causal.numpy()) and {5, 6} <= set(picture.ravel().tolist())
-    maps = [[rescues.first_cause(one, h) for h in range(2)] for one in found]
-    check(fig := rescues.rescues(maps, SPAN, found[0].added, layers=STATES.layers, heads=[0, 1], head=1, **SAID))
+    pictures = [[first_rule(one, h) for h in range(2)] for one in found]
+    check(fig := bfla_rules(pictures, SPAN, found[0].added, layers=STATES.layers, heads=[0, 1], head=1, **SAID))
     bars = [trace for trace in fig.data if trace.type == "bar"]
     assert bars[0].y == ("mass", "local", "sink", "stride", "random") and len(fig.frames) == 3
     assert len(fig.layout.updatemenus[0].buttons[0].args[0]["visible"]) == len(fig.data)
@@ -153,14 +165,14 @@ def test_a_single_head_can_be_an_execution_group(spec):
 def test_an_overview_beside_its_detail():
     chosen = tile_recall.choice(STATES, 0, WINDOW)
     part = tile_recall.window(STATES, 0, 1, chosen, slice(10, 14)).at(slice(8, 14))
-    where = tiles.span_of(part)
+    where = span_of(part)
     assert (where.rows, where.keys) == (range(80, 112), range(64, 112))
-    z = overview.reduced(chosen.kept[1].numpy(), 10, "mean")
-    fig = overview.zoomed(z, SPAN, tiles.in_window(part, 20), where, names=["all", "part"], title="T", **SAID)
+    z = tile_overview.reduced(chosen.kept[1].numpy(), 10, "mean")
+    fig = tile_overview.zoomed(z, SPAN, in_window(part, 20), where, names=["all", "part"], title="T", **SAID)
     check(fig)
     assert fig.data[0].z.shape == (10, 10) and fig.data[1].z.shape == (4, 6) and fig.layout.shapes[0].y0 == 80
-    panels = {"w": {"mean": z, "max": overview.reduced(chosen.kept[1].numpy(), 10, "max")}}
-    check(fig := overview.overview(panels, SPAN, detail=where, **SAID))
+    panels = {"w": {"mean": z, "max": tile_overview.reduced(chosen.kept[1].numpy(), 10, "max")}}
+    check(fig := tile_overview.overview(panels, SPAN, detail=where, **SAID))
     assert len(fig.layout.updatemenus[0].buttons) == 2 and not fig.data[1].visible
 
 
@@ -173,15 +185,15 @@ def notice(box) -> str:
 
 def test_the_explorer_of_tiles_follows_its_controls():
     box = explored.tiles_explorer(MODEL, STATES, ["window(block=8, local=2)", "bfla"], chunk=32, layer=1)
-    method, turn, layer, head, below, chunks, chunk = box.children[0].children
+    method, threshold, layer, head, below, chunks, chunk = box.children[0].children
     said, shown, second = box.children[1:]
     names = [name for name, _ in method.options]
     assert names[:2] == ["window and sink", "BFLA"] and "oracle" in names and "SeerAttention" not in names, "no gate"
     before = shown.data[1].z.copy()
-    turn.value = 8
+    threshold.value = 8
     assert (shown.data[1].z != before).any()
     method.value = next(spec for name, spec in method.options if name == "QUOKA")
-    assert turn.options[0][0] == "keep = 0.05" and turn.value == 0.25
+    assert threshold.options[0][0] == "keep = 0.05" and threshold.value == 0.25
     chunks.value = True
     layer.value, head.value = 2, 3
     assert "Head 3 keeps" in shown.layout.annotations[-2].text

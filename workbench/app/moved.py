@@ -39,7 +39,8 @@ _MERGED = {
     "steps=lines turnover=lines rounding=lines savings=bars strip=bars reuse=bars breakdown=bars history=bars "
     "forest=intervals quality=intervals peers=intervals attention=attention_mass blockmass=attention_mass "
     "naive=deviation rotation=position_encoding exactness=position_encoding coloured=chosen_tokens "
-    "ratios=chosen_tokens agreement=chosen_tokens",
+    "ratios=chosen_tokens agreement=chosen_tokens tiles=tile_recall turning=tile_recall overview=tile_overview "
+    "rescues=bfla_rules",
 }
 MODULES = (
     {
@@ -134,6 +135,12 @@ NAMES = {
     "workbench.metrics.turning.Turning": "KeyRotation",
     "workbench.metrics.turning.turning": "key_rotation",
     "workbench.plots.breakdown.COLOURS": "workbench.plots.looks:STAGE_COLOURS",
+    "workbench.plots.turning.Turn": "ThresholdStep",
+    "workbench.plots.turning.Curve": "DensityCurve",
+    "workbench.plots.turning.turning": "by_threshold",
+    "workbench.plots.overview.WAYS": "REDUCTIONS",
+    "workbench.plots.rescues.rescues": "bfla_rules",
+    "workbench.plots.rescues.first_cause": "first_rule",
     "workbench.plots.naive.naive": "drift",
     "workbench.plots.ratios.Outcome": "RatioOutcome",
     "workbench.plots.peers.peers": "baseline_ratios",

@@ -16,15 +16,23 @@ from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
 from workbench.metrics.tile_recall import BflaRules, Chosen, States, Union, chosen
 from workbench.metrics.tile_records import ORACLE, UNION_STEPS, Framed, means, rule_records, union_records
+from workbench.plots.bfla_rules import bfla_rules, first_rule
 from workbench.plots.controls import some
 from workbench.plots.heads import by_head
 from workbench.plots.looks import SPARSE_METHODS
-from workbench.plots.overview import WAYS, overview, reduced
-from workbench.plots.rescues import first_cause, rescues
 from workbench.plots.table import table
 from workbench.plots.theme import INK
-from workbench.plots.tiles import Span, in_window, maps, of_head, span_of
-from workbench.plots.turning import Curve, Turn, turning
+from workbench.plots.tile_overview import REDUCTIONS, overview, reduced
+from workbench.plots.tile_recall import (
+    DensityCurve,
+    Span,
+    ThresholdStep,
+    by_threshold,
+    in_window,
+    maps,
+    of_head,
+    span_of,
+)
 from workbench.plots.union import union
 
 Choices = Mapping[str, Mapping[int, Chosen]]  # method → layer → choice
@@ -118,20 +126,20 @@ def threshold_slider(
     if main is None:
         return None
     size = next(iter(methods.values())).size
-    turns = [
-        _turn(chosen(states, layer, methods[main].with_threshold(r["value"]), share), head, r)
+    steps = [
+        _step(chosen(states, layer, methods[main].with_threshold(r["value"]), share), head, r)
         for r in records[: -len(ORACLE)]
         if r["method"] == main
     ]
     third = {name: min(part, key=_from_a_third) for name, part in _by_method(records).items()}
     near = [f"{name} {r['mass']:.0%} at {r['density']:.0%}" for name, r in third.items() if name != "oracle"]
     oracle = third["oracle"]
-    return turning(
-        turns,
+    return by_threshold(
+        steps,
         _whole(states),
         threshold_curves(records, specs),
         {"map": f"{main}, layer {layer}, head {head}", "curves": "mean over all layers and heads"},
-        active=len(turns) // 2,
+        active=len(steps) // 2,
         notice=f"Attention kept nearest to a third of the pairs: {', '.join(near)}; the tiles that truly hold most "
         f"keep {oracle['mass']:.0%} at {oracle['density']:.0%}. What lies between is what a better choice could win.",
         caption=f"{about}. Tiles of {size} tokens; every point is one value of the method's own option, the others as "
@@ -139,7 +147,7 @@ def threshold_slider(
     )
 
 
-def threshold_curves(records: Records, specs: Mapping[str, str]) -> list[Curve]:
+def threshold_curves(records: Records, specs: Mapping[str, str]) -> list[DensityCurve]:
     """Return a curve for every method of `metrics.tile_records.threshold_records`; the oracle at its end is black."""
     curves = []
     for name, part in _by_method(records[: -len(ORACLE)]).items():
@@ -151,17 +159,17 @@ def threshold_curves(records: Records, specs: Mapping[str, str]) -> list[Curve]:
     return [*curves, _curve("truly most", INK, "x", ideal, [f"{r['value']:.0%} wanted" for r in ideal])]
 
 
-def _curve(name: str, colour: str, symbol: str, records: Records, labels: Sequence[str]) -> Curve:
-    return Curve(name, colour, symbol, [r["density"] for r in records], [r["mass"] for r in records], labels)
+def _curve(name: str, colour: str, symbol: str, records: Records, labels: Sequence[str]) -> DensityCurve:
+    return DensityCurve(name, colour, symbol, [r["density"] for r in records], [r["mass"] for r in records], labels)
 
 
-def _turn(choice: Chosen, head: int, record: Mapping[str, Any]) -> Turn:
+def _step(choice: Chosen, head: int, record: Mapping[str, Any]) -> ThresholdStep:
     said = (
         f"{record['option']} = {record['value']:g}: this head keeps {choice.density()[head]:.0%} of the pairs and "
         f"{choice.held()[head]:.0%} of the attention, {int(choice.missed[head].sum())} needed tiles are dropped; all "
         f"heads {record['density']:.0%} and {record['mass']:.0%}"
     )
-    return Turn(of_head(choice, head), said, record["density"], record["mass"])
+    return ThresholdStep(of_head(choice, head), said, record["density"], record["mass"])
 
 
 def kept_by_rule(
@@ -175,8 +183,8 @@ def kept_by_rule(
     looked = ", ".join(f"{rule} {worth[rule]:.1f}" for rule in ("mass", "local", "sink"))
     hashed = ", ".join(f"{rule} {worth[rule]:.1f}" for rule in ("stride", "random") if added[rule]["density"] > 0)
     rescued = f"; the hashes {hashed}: they do not look, so they get what a dropped tile gets." if hashed else "."
-    return rescues(
-        [[first_cause(causes[i], h) for h in heads] for i in layers],
+    return bfla_rules(
+        [[first_rule(causes[i], h) for h in heads] for i in layers],
         _whole(states),
         {rule: (r["density"], r["attention"]) for rule, r in added.items()},
         layers=layers,
@@ -218,9 +226,9 @@ def long_overview(
     slowest = _largest({name: found.seconds for name, found in choices.items()})
     panels = {
         name: {
-            f"head {head}: {WAYS[how]}": reduced(found.tiles.kept[head].cpu().numpy(), cells, how)
+            f"head {head}: {REDUCTIONS[how]}": reduced(found.tiles.kept[head].cpu().numpy(), cells, how)
             for head in (1, 0)
-            for how in WAYS
+            for how in REDUCTIONS
         }
         for name, found in choices.items()
     }

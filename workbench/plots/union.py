@@ -2,20 +2,24 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Unpack
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.metrics.tile_recall import Union
-from workbench.plots.controls import choice_menu, frame_slider
-from workbench.plots.theme import BLUE, FAINT, GREEN, ORANGE, PAPER, RULE, finish, legend_over, panel_titles
+from workbench.plots.controls import choice_menu, frame_slider, frames
+from workbench.plots.elements import steps as scale
+from workbench.plots.elements import swatches
+from workbench.plots.theme import BLUE, FAINT, GREEN, ORANGE, PAPER, RULE, Notes, finish, legend_over, panel_titles
 
-REUSE_STATUSES = {  # numbered from 2; 0 is the future, 1 not selected
+PAGES = {  # numbered from 2; 0 is the future, 1 not selected
     "asked for by every query block that sees it": BLUE,
     "by some: the others read it too": ORANGE,
     "the chunk itself, in whole": GREEN,
 }
+LOOK = {"zmin": -0.5, "zmax": 4.5, "colorscale": scale([PAPER, FAINT, *PAGES.values()]), "showscale": False}
 GAP, LIST = 40, 19  # px between panels, and of a line of the page list
 TITLES = (
     "1. the choice of every query block, head under head",
@@ -27,7 +31,7 @@ TITLES = (
 
 
 def steps(found: Union, group: int) -> list[np.ndarray]:
-    """Panels 1 to 4 of one execution group: uint8 [lines, J], each a number of FATES."""
+    """Return panels 1 to 4 of one execution group: uint8 [lines, J], each a number of PAGES."""
     of = slice(group * found.group, (group + 1) * found.group)
     kept, heads, sees = found.kept[of], found.heads[of], found.pairs > 0
     unanimous = (kept | ~sees).all(1)  # [heads, J]
@@ -38,7 +42,7 @@ def steps(found: Union, group: int) -> list[np.ndarray]:
 
 
 def page_lists(found: Union) -> tuple[np.ndarray, np.ndarray]:
-    """Panel 5: fates [G, slots] (0: no page) and page numbers, ragged lists set to the left."""
+    """Return panel 5: statuses [G, slots] (0: no page) and page numbers, ragged lists set to the left."""
     ends = found.indptr.tolist()
     statuses = np.zeros((len(ends) - 1, max(1, *np.diff(ends))), np.uint8)
     numbers = np.full(statuses.shape, -1, np.int32)
@@ -49,43 +53,36 @@ def page_lists(found: Union) -> tuple[np.ndarray, np.ndarray]:
 
 
 def union(
-    found: Sequence[Union], *, layers: Sequence[int], caption: str, notice: str, layer: int = 0, group: int = 0
+    found: Sequence[Union], *, layers: Sequence[int], layer: int = 0, group: int = 0, **notes: Unpack[Notes]
 ) -> go.Figure:
-    """A union of every one of `layers`, all of one chunk. A slider picks the layer, a menu the execution group."""
+    """Draw the union step by step for every one of `layers`, all of one chunk. A slider picks the layer, a menu the
+    execution group."""
     groups, now = len(found[0].groups), found[layer]
     heights = [max(60, min(7 * now.kept.shape[1] * now.group, 260)), 16 * now.group, 20, 20, LIST * groups]
     total = sum(heights) + GAP * (len(heights) - 1)
     fig = make_subplots(len(heights), 1, row_heights=heights, vertical_spacing=GAP / total, subplot_titles=TITLES)
-    pictures = [[steps(one, g) for g in range(groups)] for one in found]
+    pictures = [[steps(each, g) for g in range(groups)] for each in found]
     for g in range(groups):
         for row, z in enumerate(pictures[layer][g], 1):
-            names = _lines(now, g, row)
-            fig.add_trace(_heatmap(z, visible=g == group, customdata=np.tile(names, (1, z.shape[1]))), row=row, col=1)
-    lists = [page_lists(one) for one in found]
+            labels = np.tile(_lines(now, g, row), (1, z.shape[1]))
+            fig.add_trace(_heatmap(z).update(visible=g == group, customdata=labels), row=row, col=1)
+    lists = [page_lists(each) for each in found]
     fig.add_trace(_list(*lists[layer]), row=5, col=1)
-    for name, colour in REUSE_STATUSES.items():
-        square = {"color": colour, "symbol": "square", "size": 11}
-        fig.add_scatter(x=[None], y=[None], mode="markers", marker=square, name=name, hoverinfo="skip")
-    fig.frames = [
-        go.Frame(
-            name=str(at), traces=list(range(4 * groups + 1)),
-            data=[*(go.Heatmap(z=z) for each in pictures[at] for z in each), _list(*lists[at])],
-        )
-        for at in range(len(found))
-    ] if len(found) > 1 else []  # fmt: skip
+    swatches(fig, PAGES)
     _axes(fig, now, heights, max(z.shape[1] for z, _ in lists))
-    if len(found) > 1:
-        shares = [" → ".join(f"{x:.0%}" for x in one.densities()) for one in found]
+    several = len(found) > 1
+    if several:
+        heats = [[go.Heatmap(z=z) for each in of_layer for z in each] for of_layer in pictures]
+        fig.frames = frames({str(at): [*heat, _list(*lists[at])] for at, heat in enumerate(heats)})
+        shares = [" → ".join(f"{x:.0%}" for x in each.densities()) for each in found]
         said = [f"{n}: {share} of the causal pairs, by steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
         fig.update_layout(sliders=[frame_slider(said, layer, "layer ", spoken=True, pad=48)])
     if groups > 1:
-        fig.update_layout(updatemenus=[choice_menu(_names(now), 4, total, (), group, 1 + len(REUSE_STATUSES))])
+        fig.update_layout(updatemenus=[choice_menu(_names(now), 4, total, (), group, 1 + len(PAGES))])
     panel_titles(fig)
     fig.update_layout(legend=legend_over(total, 26, itemclick=False))
-    return finish(
-        fig, title="From a mask to a list of pages", notice=notice, caption=caption, height=total, above=62,
-        below=132 if len(found) > 1 else 56, left=76,
-    )  # fmt: skip
+    below = 132 if several else 56
+    return finish(fig, title="From a mask to a list of pages", height=total, above=62, below=below, left=76, **notes)
 
 
 def _names(found: Union) -> list[str]:
@@ -95,7 +92,7 @@ def _names(found: Union) -> list[str]:
 
 
 def _pages(found: Union, group: int) -> np.ndarray:
-    """[J] fates of the pages of a group: joined before it was the chunk's own."""
+    """Return the statuses [J] of the pages of a group: joined before it was the chunk's own."""
     of = slice(group * found.group, (group + 1) * found.group)
     everyone = (found.kept[of] | (found.pairs == 0)).all(0).all(0)
     joined = np.where(found.groups[group].cpu(), np.where(everyone.cpu(), 2, 3), 1)
@@ -111,26 +108,17 @@ def _lines(found: Union, group: int, row: int) -> np.ndarray:
     return np.array(heads if row < 3 else [f"{_names(found)[group]}"], dtype=object)[:, None]
 
 
-def _scale() -> list[list]:
-    colours = [PAPER, FAINT, *REUSE_STATUSES.values()]
-    return [[edge / len(colours), colour] for i, colour in enumerate(colours) for edge in (i, i + 1)]
-
-
-def _heatmap(z: np.ndarray, **more: object) -> go.Heatmap:
-    return go.Heatmap(
-        z=z, zmin=-0.5, zmax=4.5, colorscale=_scale(), showscale=False, xgap=1, ygap=1 if len(z) < 9 else 0,
-        hovertemplate="%{customdata}<br>page %{x}<extra></extra>", **more,
-    )  # fmt: skip
+def _heatmap(z: np.ndarray) -> go.Heatmap:
+    hover = "%{customdata}<br>page %{x}<extra></extra>"
+    return go.Heatmap(z=z, **LOOK, xgap=1, ygap=1 if len(z) < 9 else 0, hovertemplate=hover)
 
 
 def _list(statuses: np.ndarray, numbers: np.ndarray) -> go.Heatmap:
     few = numbers.shape[1] <= 72
     text = np.where(numbers < 0, "", numbers.astype(str)) if few else None
-    return go.Heatmap(
-        z=statuses, zmin=-0.5, zmax=4.5, colorscale=_scale(), showscale=False, xgap=1, ygap=2, customdata=numbers,
-        text=text, texttemplate="%{text}" if few else None, textfont={"size": 8, "color": PAPER},
-        hovertemplate="list of %{y}, position %{x}: page %{customdata}<extra></extra>",
-    )  # fmt: skip
+    written = {"text": text, "texttemplate": "%{text}" if few else None, "textfont": {"size": 8, "color": PAPER}}
+    hover = "list of %{y}, position %{x}: page %{customdata}<extra></extra>"
+    return go.Heatmap(z=statuses, **LOOK, xgap=1, ygap=2, customdata=numbers, hovertemplate=hover, **written)
 
 
 def _axes(fig: go.Figure, found: Union, heights: Sequence[int], slots: int) -> None:

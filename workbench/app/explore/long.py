@@ -11,8 +11,8 @@ from workbench.app.explore.tiles import method_and_threshold, method_of
 from workbench.core.tiles import Tiles
 from workbench.metrics.tile_recall import States, TileWindow, choice, window
 from workbench.plots.looks import SPARSE_METHODS
-from workbench.plots.overview import WAYS, reduced, zoomed
-from workbench.plots.tiles import Span, in_window, span_of
+from workbench.plots.tile_overview import REDUCTIONS, reduced, zoomed
+from workbench.plots.tile_recall import Span, in_window, span_of
 
 
 def long_explorer(
@@ -40,7 +40,7 @@ def long_explorer(
         name = SPARSE_METHODS.name_of(spec)
         figure = zoomed(
             overview, whole, in_window(seen, count), span_of(seen), title=f"{name}, head {head}",
-            names=[f"all {len(states):,} tokens: {WAYS[how]}", "the frame, tile by tile"],
+            names=[f"all {len(states):,} tokens: {REDUCTIONS[how]}", "the frame, tile by tile"],
             notice=f"{tiles.size}-token tiles; of the rows in the frame it keeps {part.held():.0%} of the attention, "
             f"{part.missed():.0%} is in tiles that are dropped though needed for {share:.0%}.",
             caption=caption,
@@ -49,8 +49,9 @@ def long_explorer(
 
     method, turn = method_and_threshold(specs)
     first = found(specs[0], turn.value).kept.shape[2]
+    reductions = [(name, how) for how, name in REDUCTIONS.items()]
     controls = [
-        method, turn, widgets.Dropdown(options=[(name, how) for how, name in WAYS.items()], description="overview"),
+        method, turn, widgets.Dropdown(options=reductions, description="overview"),
         slider("head", 1, 0, states.heads - 1), slider("frame: first row (tile)", first // 2, 0, first - 1),
         slider("frame: first key (tile)", 0, 0, first - 1),
     ]  # fmt: skip

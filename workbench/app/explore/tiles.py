@@ -14,9 +14,10 @@ from workbench.methods.sparse import Sparse
 from workbench.methods.sparse._small import small
 from workbench.methods.sparse.bfla import Bfla
 from workbench.metrics.tile_recall import Chosen, States, bfla_rules, chosen, needed, union
-from workbench.plots import rescues as rescued
+from workbench.plots.bfla_rules import bfla_rules as rules_figure
+from workbench.plots.bfla_rules import first_rule
 from workbench.plots.looks import SPARSE_METHODS
-from workbench.plots.tiles import Span, maps, of_head
+from workbench.plots.tile_recall import Span, maps, of_head
 from workbench.plots.union import union as union_figure
 
 SECOND = {"union to pages": "union", "which rule keeps a tile (BFLA)": "rules"}
@@ -138,7 +139,7 @@ def rules(states: States, layer: int, method: Sparse, head: int, caption: str) -
     found = bfla_rules(states, layer, method)
     kv_head = head // (states.heads // states.kv_heads)
     span = Span(range(len(states)), range(len(states)))
-    return rescued.rescues(
-        [[rescued.first_cause(found, kv_head)]], span, found.added, layers=[layer], heads=[kv_head], caption=caption,
+    return rules_figure(
+        [[first_rule(found, kv_head)]], span, found.added, layers=[layer], heads=[kv_head], caption=caption,
         notice=f"Layer {layer}, KV head {kv_head}; the bars are of all heads of the layer.",
     )  # fmt: skip
