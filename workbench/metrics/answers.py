@@ -135,18 +135,11 @@ def score(predictions: Sequence[str], answers: Sequence[Sequence[str]], seed: in
     em = sum(exact_match(*pair) for pair in pairs)
     accuracy = sum(contains(*pair) for pair in pairs)
     overlap = [f1(*pair) for pair in pairs]
-    em_low, em_high = wilson(em, n)
-    f1_low, f1_high = bootstrap(overlap, seed)
-    accuracy_low, accuracy_high = wilson(accuracy, n)
-    return Score(
-        n=n,
-        em=em / n,
-        em_low=em_low,
-        em_high=em_high,
-        f1=sum(overlap) / n,
-        f1_low=f1_low,
-        f1_high=f1_high,
-        accuracy=accuracy / n,
-        accuracy_low=accuracy_low,
-        accuracy_high=accuracy_high,
-    )
+    means = _with_interval("em", em / n, wilson(em, n))
+    means |= _with_interval("f1", sum(overlap) / n, bootstrap(overlap, seed))
+    means |= _with_interval("accuracy", accuracy / n, wilson(accuracy, n))
+    return Score(n=n, **means)
+
+
+def _with_interval(name: str, mean: float, interval: Interval) -> dict[str, float]:
+    return {name: mean, f"{name}_low": interval[0], f"{name}_high": interval[1]}

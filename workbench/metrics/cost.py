@@ -5,7 +5,7 @@ multiply-add as two operations. Left out, each under 1% of a prefill: norms, act
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -154,15 +154,8 @@ def of_passes(shape: ModelShape, passes: Sequence[Pass], reused: int, itemsize: 
 
 def encoding(shape: ModelShape, lengths: Iterable[int], itemsize: int = 2) -> Cost:
     """Count the cost of encoding blocks of these lengths independently, in one pass: no head, nothing loaded."""
-    parts = [first_token(shape, range(length), length, itemsize) for length in lengths]
-    return Cost(
-        linear=sum(part.linear - 2.0 * shape.head for part in parts),
-        attention=sum(part.attention for part in parts),
-        weights=float(shape.stored * itemsize),
-        kv_written=sum(part.kv_written for part in parts),
-        kv_read=sum(part.kv_read for part in parts),
-        kv_loaded=0.0,
-    )
+    cost = of_passes(shape, [Pass(range(length), length) for length in lengths], 0, itemsize)
+    return replace(cost, linear=cost.linear - 2.0 * shape.head)
 
 
 def convention(parameters: int, tokens: int) -> float:

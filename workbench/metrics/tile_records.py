@@ -14,17 +14,7 @@ from workbench.core.errors import BadInput
 from workbench.core.tiles import Tiles
 from workbench.methods.sparse import Sparse
 from workbench.metrics.attention_mass import peak
-from workbench.metrics.tile_recall import (
-    BflaRules,
-    Chosen,
-    States,
-    TileWindow,
-    Union,
-    choice,
-    chosen,
-    needed,
-    window,
-)
+from workbench.metrics.tile_recall import BflaRules, Chosen, States, TileWindow, Union, choice, chosen, needed, window
 
 ORACLE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)  # shares of the attention that the oracle of a curve keeps
 UNION_STEPS = ("choice", "query blocks", "heads", "chunk")  # of CompactAttention, see `Union.densities`
