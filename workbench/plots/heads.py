@@ -1,46 +1,43 @@
 """One number for every layer and head, method beside method."""
 
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.theme import MUTED, SEQUENTIAL, finish, panel_titles
+from workbench.plots.theme import MUTED, SEQUENTIAL, Texts, finish, panel_titles
 
 CELL, MOST = 21, 150  # px of a line; cells of a panel that still carry their number
 
 
 def by_head(
-    measures: Mapping[str, Mapping[str, np.ndarray]], layers: Sequence[int], *, title: str, caption: str, notice: str
+    measures: Mapping[str, Mapping[str, np.ndarray]], layers: Sequence[int], **texts: Unpack[Texts]
 ) -> go.Figure:
-    """`measures` name → method → [L, Hq], shares from 0 to 1: a line of panels for every measure, a column for every
-    method, one colour scale for all."""
+    """Draw a line of panels for every measure, a column for every method, one colour scale for all.
+
+    `measures` name → method → [L, Hq], shares from 0 to 1.
+    """
     methods = list(next(iter(measures.values())))
-    fig = make_subplots(
-        len(measures), len(methods), shared_xaxes=True, shared_yaxes=True, horizontal_spacing=0.012,
-        vertical_spacing=0.1, row_titles=list(measures),
-        subplot_titles=[
-            f"{method}: {table[method].mean():.0%}" for table in measures.values() for method in methods
-        ],
-    )  # fmt: skip
+    titles = [f"{method}: {table[method].mean():.0%}" for table in measures.values() for method in methods]
+    spacing = {"shared_xaxes": True, "shared_yaxes": True, "horizontal_spacing": 0.012, "vertical_spacing": 0.1}
+    size = (len(measures), len(methods))
+    fig = make_subplots(*size, row_titles=list(measures), subplot_titles=titles, **spacing)
     for row, (measure, table) in enumerate(measures.items(), 1):
         for col, method in enumerate(methods, 1):
             z = table[method].astype(np.float32)
-            few = z.size <= MOST and len(methods) <= 6
-            fig.add_heatmap(
-                z=z, y=[str(layer) for layer in layers], coloraxis="coloraxis", xgap=1, ygap=1, row=row, col=col,
-                text=(100 * z).round().astype(int) if few else None, texttemplate="%{text}" if few else None,
-                textfont={"size": 9},
-                hovertemplate=f"layer %{{y}}, head %{{x}}: %{{z:.1%}} {measure}<extra>{method}</extra>",
-            )  # fmt: skip
+            heat = go.Heatmap(z=z, y=[str(layer) for layer in layers], coloraxis="coloraxis", xgap=1, ygap=1)
+            hover = f"layer %{{y}}, head %{{x}}: %{{z:.1%}} {measure}<extra>{method}</extra>"
+            if z.size <= MOST and len(methods) <= 6:
+                heat.update(text=(100 * z).round().astype(int), texttemplate="%{text}", textfont={"size": 9})
+            fig.add_trace(heat.update(hovertemplate=hover), row=row, col=col)
     fig.update_yaxes(autorange="reversed", type="category", showgrid=False, ticks="", showline=False)
     fig.update_xaxes(showgrid=False, ticks="", showline=False, nticks=9)
     fig.update_xaxes(title_text="head", row=len(measures))
     fig.update_yaxes(title_text="layer", col=1)
-    bar = {
-        "tickformat": ".0%", "thickness": 12, "outlinewidth": 0, "x": 1.035, "tickfont": {"size": 11, "color": MUTED}
-    }  # fmt: skip
+    font = {"size": 11, "color": MUTED}
+    bar = {"tickformat": ".0%", "thickness": 12, "outlinewidth": 0, "x": 1.035, "tickfont": font}
     fig.update_layout(coloraxis={"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 1, "colorbar": bar})
     titles = [note for note in fig.layout.annotations if note.text in measures]
     panel_titles(fig, 11 if len(methods) > 4 else 12)
@@ -48,4 +45,4 @@ def by_head(
         note.update(xanchor="left", font={"size": 12, "color": MUTED})
     lines = max(4, len(layers))
     height = len(measures) * (CELL * lines + 30)
-    return finish(fig, title=title, notice=notice, caption=caption, height=height, above=34, below=52, right=104)
+    return finish(fig, height=height, above=34, below=52, right=104, **texts)

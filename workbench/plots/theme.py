@@ -129,11 +129,6 @@ def _lines(text: str, width: int) -> list[str]:
     return [line for part in text.split("<br>") for line in wrap(part, width)]
 
 
-def with_title(text: str, **more: Any) -> dict[str, Any]:
-    """Return an axis title as a dictionary that keeps the template's spacing."""
-    return {"title": {"text": text}, **more}
-
-
 def log_ticks(values: Iterable[float]) -> dict[str, Any]:
     """Return the ticks of a logarithmic axis: powers of ten where they span over three, else 1-2-5 steps."""
     positive = [value for value in values if value > 0] or [1.0]
