@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,16 +14,16 @@ from workbench import models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data.lab_world import Style
-from workbench.training.lab import checkpoint
+from workbench.training.lab import checkpoint, commands
 from workbench.training.lab.config import PretrainConfig
-from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, CurriculumStage, draw
+from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
 from workbench.training.lab.evaluate import recompute_all
 from workbench.training.lab.tokenizer import train_tokenizer
 from workbench.training.lab.train import Order, PretrainProgress, train
 
 SMALL = PretrainConfig(hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, head_dim=16, warmup=10, last=40)
 EASY = tuple(
-    CurriculumStage((2, n), Style(facts=1, continued=0, asides=0), {"single-hop": 1.0}, batch=4, questions=2, most=20)
+    Stage((2, n), Style(facts=1, continued=0, asides=0), {"single-hop": 1.0}, batch=4, questions=2, most=20)
     for n in (2, 3)
 )
 
@@ -186,3 +187,17 @@ def test_the_corpus_command_writes_records_that_are_read_back(tmp_path):
     assert result.exit_code == 0 and len(out.read_text().splitlines()) == 5
     shown = CliRunner().invoke(app, ["data", str(out), "--samples", "5", "--json"])
     assert [json.loads(line)["id"] for line in shown.output.splitlines()] == [f"lab-0-{i}" for i in range(5)]
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_one_of_many_processes_writes_the_model(main, tokenizer, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    trained = train(SMALL, tokenizer, out, EASY)
+    monkeypatch.setattr(commands, "train_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr(commands, "train", lambda *_, **__: trained)
+    monkeypatch.setattr(commands, "finished", lambda *_: True)
+    monkeypatch.setattr(commands, "PartialState", lambda: SimpleNamespace(is_main_process=main))
+    result = CliRunner().invoke(app, ["lab", "train", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in out.iterdir()) == (["model", "seconds", "state"] if main else ["state"])
+    assert ("trained in" in result.output) == main

@@ -28,9 +28,9 @@ LIMITS = Limits(4000)
 def test_an_example_is_the_prompt_of_inference_and_the_answer_with_its_end(words, samples):
     found, prompt = example(samples[:1], LAB, words), LAB.prompt(samples[0], words)
     assert found.context == tuple(block.tokens for block in prompt.context)
-    assert found.turns[0].question == prompt.blocks[-1].tokens
-    assert words.decode(found.turns[0].answer) == f" {samples[0].answers[0]}\n"
-    assert found.length == len(prompt) + len(found.turns[0].answer)
+    assert found.questions[0].question == prompt.blocks[-1].tokens
+    assert words.decode(found.questions[0].answer) == f" {samples[0].answers[0]}\n"
+    assert found.length == len(prompt) + len(found.questions[0].answer)
 
 
 def test_a_file_gives_every_sample_once_an_epoch_in_a_new_order(words, samples):
@@ -53,7 +53,7 @@ def test_lab_contexts_have_the_passages_asked_for_and_every_question_once(words)
     found = [source[i] for i in range(40)]
     assert {len(e.context) - 1 for e in found} == {2, 3, 4, 5, 6}  # the system block is one
     for e in found:
-        assert 1 <= len(e.turns) <= 6 and len(set(e.turns)) == len(e.turns)
+        assert 1 <= len(e.questions) <= 6 and len(set(e.questions)) == len(e.questions)
 
 
 def test_neighbours_spread_over_all_lengths_so_batches_are_alike(words):
@@ -86,7 +86,7 @@ def test_shuffled_contexts_part_what_belongs_together_and_nobody_asks_for_their_
         return ["Continued" in words.decode(block).split("\n")[0] for block in source[i].context[1:]]
 
     def placed(source, i):
-        return sum("passage" in words.decode(turn.question) for turn in source[i].turns)
+        return sum("passage" in words.decode(qa.question) for qa in source[i].questions)
 
     assert not any(one and two for i in range(6) for one, two in pairwise(heads(ordered, i)))
     assert any(one and two for i in range(6) for one, two in pairwise(heads(mixed, i)))

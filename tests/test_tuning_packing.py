@@ -18,29 +18,29 @@ from workbench.training.tuning.packing import BLOCK, FULL, pack, padded
 from workbench.training.tuning.train import forward
 
 
-def example_of(seed: int, *lengths: int, turns: int = 2) -> Example:
+def example_of(seed: int, *lengths: int, questions: int = 2) -> Example:
     def tokens(length: int, number: int) -> tuple[int, ...]:
         return block_of(length, 1000 * seed + number).tokens
 
     context = tuple(tokens(length, i) for i, length in enumerate(lengths))
     return Example(
-        f"e{seed}", context, tuple(QuestionAnswer(tokens(4 + t, 50 + t), tokens(3, 70 + t)) for t in range(turns))
+        f"e{seed}", context, tuple(QuestionAnswer(tokens(4 + t, 50 + t), tokens(3, 70 + t)) for t in range(questions))
     )
 
 
-EXAMPLES = [example_of(1, 7, 9, 4, turns=3), example_of(2, 12, 3, turns=1), example_of(3, 6, turns=2)]
+EXAMPLES = [example_of(1, 7, 9, 4, questions=3), example_of(2, 12, 3, questions=1), example_of(3, 6, questions=2)]
 
 
-def of_inference(model, example: Example, turn: QuestionAnswer, mode: str, positions: str) -> torch.Tensor:
+def of_inference(model, example: Example, qa: QuestionAnswer, mode: str, positions: str) -> torch.Tensor:
     """Logits that predict the answer, from the engine: blocks encoded apart and assembled, or everything computed."""
-    prompt = Prompt((*(Block(tokens) for tokens in example.context), Block(turn.question + turn.answer[:-1])))
+    prompt = Prompt((*(Block(tokens) for tokens in example.context), Block(qa.question + qa.answer[:-1])))
     if mode == "block":
         kv, rows = engine.assemble(model, prompt, engine.encode_many(model, prompt.context), positions), prompt.question
     else:
         kv, rows = engine.empty(model, len(prompt)), torch.arange(len(prompt))
     logits = engine.prefill(model, prompt.tokens, Plan(rows), kv).logits
     assert logits is not None
-    return logits[-len(turn.answer) :]
+    return logits[-len(qa.answer) :]
 
 
 @pytest.mark.parametrize("positions", ["re-encoded", "naive"])
@@ -53,10 +53,10 @@ def test_training_logits_are_those_of_inference_over_cached_blocks(family, posit
     with torch.no_grad():
         found = forward(model, packed, masks_of(packed, windows))
     wanted = [
-        (mode, of_inference(model, example, turn, mode, positions))
+        (mode, of_inference(model, example, qa, mode, positions))
         for example in EXAMPLES
         for mode in ("full", "block")
-        for turn in example.turns
+        for qa in example.questions
     ]
     assert packed.modes.tolist() == [BLOCK if mode == "block" else FULL for mode, _ in wanted]
     torch.testing.assert_close(found, torch.cat([logits for _, logits in wanted]), rtol=0, atol=1e-5)
@@ -80,7 +80,7 @@ def test_tiles_and_parts_give_what_a_dense_mask_gives(family):
     model = model_of(family)
     windows = tuple(attach(model).windows)
     model.set_attn_implementation(NAME)
-    packed = pack([example_of(1, 90, 130, 4), example_of(2, 60, turns=1)], ("full", "block"), multiple=128)
+    packed = pack([example_of(1, 90, 130, 4), example_of(2, 60, questions=1)], ("full", "block"), multiple=128)
     with torch.no_grad():
         dense, *others = (forward(model, packed, masks_of(packed, windows, how)) for how in ("dense", "tiles", "parts"))
     for found in others:
@@ -94,22 +94,22 @@ def test_tiles_and_parts_give_what_a_dense_mask_gives(family):
 )
 def test_the_rule_is_the_papers_sentence(shapes, copies, multiple):
     """Tokens of a block see that block; the question and its answer see all blocks; nothing crosses examples."""
-    examples = [example_of(i, *lengths, turns=turns) for i, (lengths, turns) in enumerate(shapes)]
+    examples = [example_of(i, *lengths, questions=questions) for i, (lengths, questions) in enumerate(shapes)]
     packed = pack(examples, copies, multiple=multiple)
     spans = []  # (copy, block within the copy, question) of every token
     for number, (example, mode) in enumerate((e, m) for e in examples for m in copies):
         for i, tokens in enumerate(example.context):
             spans += [(number, i if mode == "block" else 0, -1)] * len(tokens)
-        for t, turn in enumerate(example.turns):
-            spans += [(number, -1, t)] * (len(turn.question) + len(turn.answer) - 1)
+        for t, qa in enumerate(example.questions):
+            spans += [(number, -1, t)] * (len(qa.question) + len(qa.answer) - 1)
     spans += [(-1, 0, -1)] * (len(packed.tokens) - len(spans))
     rows = torch.arange(len(packed.tokens))
     for row, seen in enumerate(visible(packed.sees(), rows, rows).tolist()):
-        copy, block, turn = spans[row]
+        copy, block, question = spans[row]
         for col, is_seen in enumerate(seen):
-            other, of_block, of_turn = spans[col]
-            same = block == of_block if turn < 0 else of_turn in (-1, turn)
-            assert is_seen == (col <= row and copy == other and same and not (turn < 0 <= of_turn))
+            other, of_block, of_question = spans[col]
+            same = block == of_block if question < 0 else of_question in (-1, question)
+            assert is_seen == (col <= row and copy == other and same and not (question < 0 <= of_question))
     parts = masks_of(packed, [None], "parts")[None]
     assert [row for part in parts for row in range(len(packed.tokens))[part.rows]] == rows.tolist()
     assert sum(int(part.mask.sum()) for part in parts) == int(visible(packed.sees(), rows, rows).sum())
@@ -117,7 +117,7 @@ def test_the_rule_is_the_papers_sentence(shapes, copies, multiple):
 
 def test_only_answer_tokens_are_predicted_each_from_the_token_before_it():
     packed = pack(EXAMPLES, ("full", "block"))
-    answers = [turn.answer for example in EXAMPLES for _ in range(2) for turn in example.turns]
+    answers = [qa.answer for example in EXAMPLES for _ in range(2) for qa in example.questions]
     assert packed.targets.tolist() == [token for answer in answers for token in answer]
     for number, answer in enumerate(answers):
         rows = packed.rows[packed.answers == number]

@@ -43,9 +43,9 @@ SHAPES = {  # random weights; the first has the sizes of Llama-3.2-1B
 
 
 def model_of(shape: str, device: str) -> PreTrainedModel:
-    """A shipped model, or one of SHAPES with random weights; fp32."""
+    """Load a shipped model, or make one of SHAPES with random weights; fp32."""
     if shape not in SHAPES:
-        return models.load(shape, device, "float32")[0]
+        return models.load(shape, device, "float32").model
     with torch.device(device):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPES[shape]), dtype=torch.float32)
 
@@ -59,13 +59,12 @@ def sample_of(tokens: int, vocabulary: int) -> PackedExamples:
 
 
 def mask_bytes(mask: BlockMask | tuple[MaskBlock, ...]) -> int:
-    found = [part.mask for part in mask] if isinstance(mask, tuple) else vars(mask).values()
-    parts = [x for x in found if torch.is_tensor(x)]
-    return sum(part.numel() * part.element_size() for part in parts)
+    fields = [part.mask for part in mask] if isinstance(mask, tuple) else vars(mask).values()
+    return sum(x.numel() * x.element_size() for x in fields if torch.is_tensor(x))
 
 
 def measure(model: PreTrainedModel, windows: list[int | None], batch: PackedExamples, how: str, device: str) -> dict:
-    """Peak and time of the second step; the first one compiles and makes the optimizer's state."""
+    """Measure peak and time of the second step; the first one compiles and makes the optimizer's state."""
     optimizer, on_gpu = torch.optim.AdamW(model.parameters(), lr=1e-4), device != "cpu"
     for _ in range(2):
         if on_gpu:
@@ -102,7 +101,7 @@ def row_of(shape: str, tokens: int, mask: str, device: str) -> dict:
     batch = sample_of(tokens, model.config.vocab_size).to(model.device)
     row = {"shape": shape, "tokens": len(batch.tokens), "mask": mask}
     if device == "cpu" and mask == "tiles":
-        sizes = [mask_bytes(made) for made in masks_of(batch, windows, mask).values()]
+        sizes = [mask_bytes(mask_) for mask_ in masks_of(batch, windows, mask).values()]
         return row | {"mask_mib": sum(sizes) / 2**20, "peak_gib": None, "seconds": None}
     try:
         return row | measure(model, windows, batch, mask, device)
@@ -127,10 +126,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
-    rows = [row for shape in asked.shape or ["lab-full"] for row in rows_of(shape, asked.tokens, asked.device)]
-    facts = {"device": device_name(torch.device(asked.device)), "versions": versions(), "rows": rows}
-    write(json.dumps(facts, indent=1) + "\n", asked.out or Path(__file__).with_name(f"tune-memory-{asked.device}.json"))
+    args = parser.parse_args()
+    rows = [row for shape in args.shape or ["lab-full"] for row in rows_of(shape, args.tokens, args.device)]
+    facts = {"device": device_name(torch.device(args.device)), "versions": versions(), "rows": rows}
+    write(json.dumps(facts, indent=1) + "\n", args.out or Path(__file__).with_name(f"tune-memory-{args.device}.json"))
 
 
 if __name__ == "__main__":

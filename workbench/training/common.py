@@ -1,16 +1,18 @@
-"""What every training here shares: optimizers, the loop of steps, and states to resume from."""
+"""What every training here shares: batches, optimizers, the loop of steps, and states to resume from."""
 
 import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from workbench.core.errors import BadInput
 from workbench.core.files import earlier, replace_folder
@@ -68,11 +70,11 @@ class Training:
     def steps(
         self,
         progress: Progress,
-        take_step: Callable[[], torch.Tensor],
+        take_step: Callable[[], Tensor],
         finished: Callable[[], bool],
         save_every: int,
         minutes: float,
-    ) -> Iterator[tuple[torch.Tensor, bool, bool]]:
+    ) -> Iterator[tuple[Tensor, bool, bool]]:
         """Take steps until `finished` or, at the next row of the curve, until `minutes` are over.
 
         Yields after every step its loss, whether a row of the curve is due, and whether a state is to be saved.
@@ -105,6 +107,32 @@ class Training:
         return type(begin)(**saved["progress"])
 
 
+class Drawn(Dataset):
+    """Batches that are a pure function of their index, so that any process may draw them."""
+
+    def __init__(self, draw: Callable[[Any], Any]):
+        self.draw = draw
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.draw(index)
+
+
+class TensorBatch:
+    """A dataclass of tensors that go to a device together."""
+
+    def to(self, device: torch.device) -> Self:
+        """The batch on `device`."""
+        return self._changed(lambda x: x.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """The batch in memory from which copies to a GPU are fast."""
+        return self._changed(Tensor.pin_memory)
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return type(self)(**{name: change(x) if isinstance(x, Tensor) else x for name, x in values.items()})
+
+
 class Tally:
     """How many answers of every kind were wholly right, of how many, since the last look."""
 
@@ -112,7 +140,7 @@ class Tally:
         self.kinds = kinds
         self.counts = torch.zeros(2, len(kinds), device=device)
 
-    def add(self, kinds: torch.Tensor, right: torch.Tensor) -> None:
+    def add(self, kinds: Tensor, right: Tensor) -> None:
         """Count answers, by index of their kind [N] and whether they are right [N]."""
         self.counts[0].index_add_(0, kinds, right.float())
         self.counts[1].index_add_(0, kinds, torch.ones_like(right, dtype=self.counts.dtype))
@@ -124,7 +152,7 @@ class Tally:
         return {kind: (r, s) for kind, r, s in zip(self.kinds, right, seen, strict=True) if s}
 
 
-def wholly_right(logits: torch.Tensor, targets: torch.Tensor, answers: torch.Tensor, count: int) -> torch.Tensor:
+def wholly_right(logits: Tensor, targets: Tensor, answers: Tensor, count: int) -> Tensor:
     """[count] bool: whether all tokens of an answer are predicted (teacher-forced).
 
     logits [..., V]; targets and answers [...]: token ids, and the answer that each belongs to (-1: to none).

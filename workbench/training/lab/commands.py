@@ -5,17 +5,19 @@ import logging
 import sys
 import time
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from accelerate import PartialState
 from tqdm import tqdm
 
 from workbench import models
 from workbench.core.errors import BadInput
+from workbench.core.files import write_text
 from workbench.data import lab
-from workbench.experiments.record import write
 from workbench.training.lab import checkpoint
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import STAGES
@@ -39,7 +41,7 @@ def corpus(
     if samples < 1:
         raise BadInput(f"samples is {samples}; at least 1 is needed")
     drawn = [json.dumps(sample.to_json()) for sample in lab.samples(samples, seed, passages)]
-    write("\n".join(drawn) + "\n", out)
+    write_text(out, "\n".join(drawn) + "\n")
     typer.echo(f"{len(drawn)} questions in {out}")
 
 
@@ -57,19 +59,20 @@ def train_model(
     tokenizer, begin = train_tokenizer(), time.monotonic()
     clock = out / "seconds"
     spent = float(clock.read_text()) if clock.is_file() else 0.0
-    with tqdm(unit="step", disable=not sys.stderr.isatty()) as bar:
-        model, progress = train(
-            config, tokenizer, out, report=lambda row: _show(bar, row), workers=workers, minutes=minutes
-        )
-    seconds = spent + time.monotonic() - begin
-    write(f"{seconds}\n", clock)
-    if not finished(config, progress):
-        typer.echo(
-            f"stopped at step {progress.step:,}, stage {progress.stage} of {len(STAGES) - 1}: run again to go on"
-        )
+    main = PartialState().is_main_process
+    with tqdm(unit="step", disable=not (main and sys.stderr.isatty())) as bar:
+        show = partial(_show, bar) if main else (lambda row: None)
+        model, progress = train(config, tokenizer, out, report=show, workers=workers, minutes=minutes)
+    if not main:
         return
-    checkpoint.save(out / "model", model, tokenizer, config, progress, _facts(model, seconds))
-    typer.echo(f"trained in {seconds / 60:.1f} minutes: {out / 'model'}")
+    seconds = spent + time.monotonic() - begin
+    write_text(clock, f"{seconds}\n")
+    if finished(config, progress):
+        checkpoint.save(out / "model", model, tokenizer, config, progress, _facts(model, seconds))
+        typer.echo(f"trained in {seconds / 60:.1f} minutes: {out / 'model'}")
+    else:
+        where = f"step {progress.step:,}, stage {progress.stage} of {len(STAGES) - 1}"
+        typer.echo(f"stopped at {where}: run again to go on")
 
 
 def _facts(model: torch.nn.Module, seconds: float) -> dict:
@@ -80,27 +83,25 @@ def _facts(model: torch.nn.Module, seconds: float) -> dict:
 
 
 def _show(bar: tqdm, row: dict) -> None:
-    """The bar where a person watches, else a line now and then."""
-    if bar.disable:
-        if row["step"] % LINE_EVERY == 0:
-            typer.echo(json.dumps(row))
-        return
-    bar.update(row["step"] - bar.n)
-    bar.set_postfix({"stage": f"{row['stage']}/{len(STAGES) - 1}", "right": row["answers_right"], "loss": row["loss"]})
+    """Move the bar where a person watches, else print a line now and then."""
+    if not bar.disable:
+        stage = f"{row['stage']}/{len(STAGES) - 1}"
+        bar.update(row["step"] - bar.n)
+        bar.set_postfix({"stage": stage, "right": row["answers_right"], "loss": row["loss"]})
+    elif row["step"] % LINE_EVERY == 0:
+        typer.echo(json.dumps(row))
 
 
 def _config(seed: int, settings: list[str]) -> PretrainConfig:
-    kinds = {field.name: field.type for field in fields(PretrainConfig)}
+    kinds: dict[str, Any] = {field.name: field.type for field in fields(PretrainConfig)}
     values: dict[str, Any] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
-        if name not in kinds or name in ("seed", "betas"):
-            allowed = ", ".join(k for k in kinds if k not in ("seed", "betas"))
+        if kinds.get(name) not in (int, float, str) or name == "seed":
+            allowed = ", ".join(name for name in kinds if name not in ("seed", "betas"))
             raise BadInput(f"unknown recipe setting {setting!r}; allowed are NAME=VALUE with {allowed}")
         try:
-            values[name] = {"int": int, "float": float, "str": str}[str(getattr(kinds[name], "__name__", kinds[name]))](
-                value
-            )
+            values[name] = kinds[name](value)
         except ValueError:
             raise BadInput(f"recipe setting {name} is {value!r}; a number is needed") from None
     return replace(PretrainConfig(seed=seed), **values)
@@ -123,9 +124,9 @@ def evaluate_model(
         )
     scores = evaluate(model, samples, seed, device, typer.echo)
     scores["command"] = f"workbench lab evaluate --model {model} --samples {samples} --seed {seed} --device {device}"
-    found = json.dumps(scores, indent=1) + "\n"
+    text = json.dumps(scores, indent=1) + "\n"
     if out is not None:
-        write(found, out)
+        write_text(out, text)
     if card:
-        write(found, folder / checkpoint.SCORES)
+        write_text(folder / checkpoint.SCORES, text)
         checkpoint.write_card(folder)

@@ -1,4 +1,4 @@
-"""The settings of a training run."""
+"""The settings of the training of a lab model."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ OPTIMIZERS = ("muon", "adamw")
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """Everything that decides what comes out of the training of a lab model."""
+    """Every setting that decides which lab model a training makes. Raises BadInput for a value that is not allowed."""
 
     seed: int = 0
     hidden: int = 256
@@ -34,17 +34,16 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "context", "warmup", "last"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"recipe setting {name} is {getattr(self, name)}: at least 1 is needed")
+            if (value := getattr(self, name)) < 1:
+                raise BadInput(f"recipe setting {name} is {value}: at least 1 is needed")
         for name in ("lr", "rope_theta", "clip", "decay"):
-            if not getattr(self, name) > 0:
-                raise BadInput(f"recipe setting {name} is {getattr(self, name)}: more than 0 is needed")
+            if not (value := getattr(self, name)) > 0:
+                raise BadInput(f"recipe setting {name} is {value}: more than 0 is needed")
         if self.decay > 1:
             raise BadInput(f"recipe setting decay is {self.decay}: a share of at most 1 is needed")
-        for whole, name in ((self.hidden, "hidden"), (self.heads, "heads")):
-            part = self.heads if name == "hidden" else self.kv_heads
-            if whole % part:
-                raise BadInput(f"recipe setting {name} is {whole}: a multiple of {part} is needed, one part a head")
+        for name, divisor in (("hidden", self.heads), ("heads", self.kv_heads)):
+            if (value := getattr(self, name)) % divisor:
+                raise BadInput(f"recipe setting {name} is {value}: a multiple of {divisor} is needed, one part a head")
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"unknown optimizer {self.optimizer!r}: allowed are {', '.join(OPTIMIZERS)}")
 

@@ -1,12 +1,12 @@
-"""What the lab model reads while it learns: from one fact a passage to forty passages, one thing at a time.
+"""The curriculum of the lab model: from one fact a passage to forty passages, one change at a time.
 
-A look-up over the context does not form by gradient descent on the full task; it forms on a small one and then carries
-over. Each stage therefore changes little, and the next one begins when the answers of this one are right. The whole
+A model does not learn to look facts up by gradient descent on the full task; it learns it on a small task and keeps it.
+Each stage therefore changes little, and the next one begins when the answers of this one are right. The whole
 vocabulary is in use from the first step on.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import torch
@@ -15,12 +15,13 @@ from transformers import PreTrainedTokenizerBase
 from workbench.data.lab_words import LISTS
 from workbench.data.lab_world import Style, World, passages_of
 from workbench.data.layouts import LAB, Layout
+from workbench.training.common import TensorBatch
 
 ANSWER, REST, NOTHING = 1, 2, 0  # roles of a token: part of an answer, other text, padding
 
 
 @dataclass(frozen=True)
-class CurriculumStage:
+class Stage:
     """One step of the curriculum."""
 
     passages: tuple[int, int]  # fewest and most passages of a context
@@ -42,86 +43,74 @@ _ALL = {"single-hop": 0.15, "continuation": 0.2, "two-hop": 0.3, "comparison": 0
 _PLAIN = Style(pronouns=0.0, continued=0.0, aliases=0.0, asides=0.0, alike=1.0)
 _UNHINTED = Style(hints=0.0, alike=0.3)
 STAGES = (
-    CurriculumStage((2, 4), replace(_PLAIN, facts=1), _EASY, 256, 4, 0.5, 0.0, 0.90, 3000),
-    CurriculumStage((2, 4), replace(_PLAIN, facts=2), _EASY, 128, 6, 0.4, 0.1, 0.90, 3000),
-    CurriculumStage(
-        (2, 4), replace(_PLAIN, facts=3, pronouns=0.2, asides=0.3, alike=0.7), _EASY, 128, 8, 0.3, 0.1, 0.90
-    ),
-    CurriculumStage(
-        (2, 5), replace(_PLAIN, facts=4, pronouns=0.5, asides=1.0, alike=0.5), _EASY, 96, 8, 0.2, 0.1, 0.90
-    ),
-    CurriculumStage((2, 6), _UNHINTED, _CONTINUED, 96, 8, 0.2, 0.1, 0.90),
-    CurriculumStage((2, 8), _UNHINTED, _TWO_HOP, 96, 12, 0.1, 0.1, 0.80),
-    CurriculumStage((2, 12), _UNHINTED, _ALL, 64, 16, 0.1, 0.1, 0.80),
-    CurriculumStage((1, 40), Style(hints=0.5), _ALL, 64, 16, 0.05, 0.1),
+    Stage((2, 4), replace(_PLAIN, facts=1), _EASY, 256, 4, 0.5, 0.0, 0.90, 3000),
+    Stage((2, 4), replace(_PLAIN, facts=2), _EASY, 128, 6, 0.4, 0.1, 0.90, 3000),
+    Stage((2, 4), replace(_PLAIN, facts=3, pronouns=0.2, asides=0.3, alike=0.7), _EASY, 128, 8, 0.3, 0.1, 0.90),
+    Stage((2, 5), replace(_PLAIN, facts=4, pronouns=0.5, asides=1.0, alike=0.5), _EASY, 96, 8, 0.2, 0.1, 0.90),
+    Stage((2, 6), _UNHINTED, _CONTINUED, 96, 8, 0.2, 0.1, 0.90),
+    Stage((2, 8), _UNHINTED, _TWO_HOP, 96, 12, 0.1, 0.1, 0.80),
+    Stage((2, 12), _UNHINTED, _ALL, 64, 16, 0.1, 0.1, 0.80),
+    Stage((1, 40), Style(hints=0.5), _ALL, 64, 16, 0.05, 0.1),
 )
 
 
 @dataclass
-class Batch:
-    """Token ids [B, T], the role of every token [B, T] and, for every token, which answer it belongs to (-1: none)."""
+class Batch(TensorBatch):
+    """Questions and answers over contexts, a row each; answers are counted over the whole batch."""
 
-    tokens: torch.Tensor
-    roles: torch.Tensor
-    answers: torch.Tensor
-    kinds: list[str] = field(default_factory=list)  # of answer 0, 1, …
-
-    def to(self, device: torch.device) -> "Batch":
-        tokens, roles, answers = (x.to(device, non_blocking=True) for x in (self.tokens, self.roles, self.answers))
-        return Batch(tokens, roles, answers, self.kinds)
-
-    def pin_memory(self) -> "Batch":
-        return Batch(self.tokens.pin_memory(), self.roles.pin_memory(), self.answers.pin_memory(), self.kinds)
+    tokens: torch.Tensor  # [B, T] token ids
+    roles: torch.Tensor  # [B, T]
+    answers: torch.Tensor  # [B, T] which answer a token belongs to, -1: none
+    kinds: list[str]  # of answer 0, 1, …
 
 
-def draw(stage: CurriculumStage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: Layout = LAB) -> Batch:
-    """One batch of a stage: contexts of one number of passages, each with several questions and their answers."""
+def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: Layout = LAB) -> Batch:
+    """Draw a batch of a stage: contexts of one number of passages, each with several questions and their answers."""
     low, high = stage.passages
     count = round(low * (high / low) ** rng.random())  # as many contexts of 1 to 2 passages as of 20 to 40
     rows = max(8, stage.batch * 8 // max(8, count))
-    texts: list[list[str]] = []
-    flags: list[list[tuple[int, int]]] = []  # (role, answer or -1) of every text
+    texts: list[str] = []
+    flags: list[list[tuple[int, int]]] = []  # per row: (role, answer or -1) of every piece
     kinds: list[str] = []
     for _ in range(rows):
-        pieces = list(_pieces(stage, World(rng, count, stage.style), count, layout))
-        texts.append([text for text, _, _ in pieces])
         flags.append([])
-        for _, role, kind in pieces:
+        for text, role, kind in _pieces(stage, World(rng, count, stage.style), count, layout):
+            texts.append(text)
             flags[-1].append((role, len(kinds) if kind else -1))
             kinds += [kind] if kind else []
-    encoded = tokenizer.backend_tokenizer.encode_batch([t for row in texts for t in row], add_special_tokens=False)  # type: ignore[attr-defined]
-    ids = iter(encoded)
-    rows_of = [
-        [([tokenizer.bos_token_id], (REST, -1))] + [(next(ids).ids, flag) for flag in row] for row in flags
-    ]  # per row: (token ids, (role, answer)) of every piece
-    width = -(-max(sum(len(tokens) for tokens, _ in row) for row in rows_of) // 64) * 64
-    filled = [torch.full((rows, width), fill) for fill in (tokenizer.pad_token_id, NOTHING, -1)]
-    for r, row in enumerate(rows_of):
-        columns = zip(*((token, role, answer) for tokens, (role, answer) in row for token in tokens), strict=True)
-        for part, values in zip(filled, columns, strict=True):
-            part[r, : len(values)] = torch.tensor(values)
-    return Batch(filled[0], filled[1], filled[2], kinds)
+    encoded = iter(tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))  # type: ignore[attr-defined]
+    columns = []  # per row: (token, role, answer) of every token
+    for row in flags:
+        columns.append([(tokenizer.bos_token_id, REST, -1)])
+        for role, answer in row:
+            columns[-1] += [(token, role, answer) for token in next(encoded).ids]
+    width = -(-max(map(len, columns)) // 64) * 64
+    tokens, roles, answers = (torch.full((rows, width), fill) for fill in (tokenizer.pad_token_id, NOTHING, -1))
+    for r, column in enumerate(columns):
+        for tensor, values in zip((tokens, roles, answers), zip(*column, strict=True), strict=True):
+            tensor[r, : len(column)] = torch.tensor(values)
+    return Batch(tokens, roles, answers, kinds)
 
 
-def _pieces(stage: CurriculumStage, world: World, count: int, layout: Layout) -> Iterator[tuple[str, int, str]]:
-    """Text, role and kind of question of every piece of one training sequence."""
+def _pieces(stage: Stage, world: World, count: int, layout: Layout) -> Iterator[tuple[str, int, str]]:
+    """Yield text, role and kind of question of every piece of a training sequence."""
     rng, context = world.rng, world.context(count)
     yield layout.system, REST, ""
     for passage in passages_of(context):
         yield layout.passage.format(title=passage.title, text=passage.text), REST, ""
-    found = {kind: about for kind, about in world.questions(context).items() if about and stage.kinds.get(kind)}
+    subjects = {kind: about for kind, about in world.questions(context).items() if about and stage.kinds.get(kind)}
     asked: set = set()  # nothing twice: an answer must come from the passages, not from an earlier answer
-    for _ in range(stage.questions if found else 0):
-        kind = rng.choices(list(found), [stage.kinds[kind] for kind in found])[0]
-        about = rng.choice(found[kind])
+    for _ in range(stage.questions if subjects else 0):
+        kind = rng.choices(list(subjects), [stage.kinds[kind] for kind in subjects])[0]
+        about = rng.choice(subjects[kind])
         question = world.ask(kind, about)
         if (key := (kind, *sorted(question.titles)) if kind == "comparison" else id(about)) in asked:
             continue
         asked.add(key)
         if rng.random() < stage.years:
             first, second = sorted(rng.sample(LISTS["year"], 2))
-            one, other = rng.sample((first, second), 2)
-            yield layout.question.format(question=f"Which year is first, {one} or {other}?"), REST, ""
+            years = " or ".join(rng.sample((first, second), 2))
+            yield layout.question.format(question=f"Which year is first, {years}?"), REST, ""
             yield layout.answer.format(answer=first), ANSWER, "years"
         elif rng.random() < stage.recalls and kind in ("single-hop", "continuation"):
             entity, fact = about

@@ -1,4 +1,4 @@
-"""How good a lab model is on held-out worlds, and what reuse does to it."""
+"""The quality of a lab model on held-out worlds, and what reuse does to it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,20 +27,20 @@ def evaluate(
     device: str = "cpu",
     report: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Scores of a model under full attention over contexts of 1 to 40 passages, and over 10 passages under Full Reuse
-    (passages cached alone, positions re-encoded) and with naive positions; every score with n and a 95% interval.
+    """Score a model on held-out worlds; every score has n and a 95% interval.
 
-    `recompute_all` compares logits after recomputing every token of an assembled cache with those of full attention.
+    It is scored under full attention over contexts of 1 to 40 passages, and over 10 passages under Full Reuse (passages
+    cached alone, positions re-encoded) and with naive positions. `recompute_all` is of the function of that name.
     """
     loaded = models.load(model, device, "float32")
     base = Trial(model, samples=samples, seed=seed, passages=10, device=device, timed=1, batch=64)
-    found: dict[str, Any] = {"model": model, "samples": samples, "seed": seed, "device": device_name(loaded[0].device)}
+    where = device_name(loaded.model.device)
+    by_name: dict[str, Any] = {"model": model, "samples": samples, "seed": seed, "device": where}
     for name, trial in _trials(base):
         record = trial.run(loaded=loaded)
-        found[name] = scores(record)
+        by_name[name] = scores(record)
         report(f"{name}: exact match {record.em:.3f} over {record.n} questions")
-    found["recompute_all"] = recompute_all(loaded, seed)
-    return found | {"versions": versions()}
+    return by_name | {"recompute_all": recompute_all(loaded, seed), "versions": versions()}
 
 
 def _trials(base: Trial) -> Iterator[tuple[str, Trial]]:
@@ -56,7 +56,10 @@ def scores(record: Record) -> dict[str, Any]:
 
 
 def recompute_all(loaded: Loaded, seed: int, samples: int = 20) -> dict[str, float]:
-    """Full attention against an assembled cache of which every token is computed again: they must be the same."""
+    """Compare logits of full attention with those over an assembled cache of which every token is recomputed.
+
+    They must be the same: in `samples` prompts, how many are bit for bit, and the largest difference.
+    """
     model, tokenizer, layout = loaded
     attach(model)
     worst, same = 0.0, 0
@@ -65,9 +68,10 @@ def recompute_all(loaded: Loaded, seed: int, samples: int = 20) -> dict[str, flo
         plan = Plan(torch.arange(len(prompt)))
         full = prefill(model, prompt.tokens, plan, empty(model, len(prompt))).logits
         kv = assemble(model, prompt, encode_many(model, prompt.context))
-        for part in kv.tensors():
-            part.fill_(float("nan"))  # nothing of the cache may be read
-        again = prefill(model, prompt.tokens, plan, kv).logits
-        assert full is not None and again is not None
-        worst, same = max(worst, float((full - again).abs().max())), same + bool((full == again).all())
+        for tensor in kv.tensors():
+            tensor.fill_(float("nan"))  # no value of the cache may be read
+        recomputed = prefill(model, prompt.tokens, plan, kv).logits
+        assert full is not None and recomputed is not None
+        worst = max(worst, float((full - recomputed).abs().max()))
+        same += bool((full == recomputed).all())
     return {"samples": samples, "bit_identical": same, "max_difference": worst}

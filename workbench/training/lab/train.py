@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from workbench.core.errors import BadInput
 from workbench.data.lab_world import KINDS
-from workbench.training.common import READ_EVERY, Progress, Tally, Training, check_same, optimizers, wholly_right
+from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, Training, check_same, optimizers, wholly_right
 from workbench.training.lab.config import PretrainConfig
-from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, CurriculumStage, draw
+from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
 
 LEAD = 64  # most batches that are drawn ahead of their use
 SEEN_KINDS = (*KINDS, "recall", "years")
@@ -45,16 +45,6 @@ class PretrainProgress(Progress):
     def spent(self) -> int:
         """Steps on the stage so far."""
         return self.step - self.entered[-1]
-
-
-class Draws(Dataset):
-    """Batch (stage, index): a pure function of both and of the seed."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int, stages: tuple[CurriculumStage, ...]):
-        self.tokenizer, self.seed, self.stages = tokenizer, seed, stages
-
-    def __getitem__(self, at: tuple[int, int]) -> Batch:
-        return draw(self.stages[at[0]], Random(f"lab train {self.seed} {at[1]}"), self.tokenizer)
 
 
 class Order:
@@ -109,7 +99,7 @@ def train(
     config: PretrainConfig,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
-    stages: tuple[CurriculumStage, ...] = STAGES,
+    stages: tuple[Stage, ...] = STAGES,
     report: Callable[[dict], None] = lambda row: None,
     save_every: int = 1000,
     workers: int = 0,
@@ -128,7 +118,7 @@ def train(
     progress, device, last = run.resume(PretrainProgress()), run.accelerator.device, len(stages) - 1
     tally = Tally(SEEN_KINDS, device)
     loader = DataLoader(
-        Draws(tokenizer, config.seed, stages),
+        Drawn(partial(_draw, config.seed, tokenizer, stages)),
         batch_size=None,  # a draw is a whole batch
         sampler=Order(progress, run.accelerator.process_index, run.accelerator.num_processes),
         num_workers=workers,
@@ -165,13 +155,18 @@ def _start(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     return Training(accelerator, model, optims, config, identity, out)
 
 
+def _draw(seed: int, tokenizer: PreTrainedTokenizerBase, stages: tuple[Stage, ...], at: tuple[int, int]) -> Batch:
+    """Batch (stage, index)."""
+    return draw(stages[at[0]], Random(f"lab train {seed} {at[1]}"), tokenizer)
+
+
 def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int = len(STAGES) - 1) -> bool:
     """Whether the last stage has had all its steps."""
     return progress.stage == last_stage and progress.spent >= config.last
 
 
 def _read(
-    run: Training, tally: Tally, loss: torch.Tensor, progress: PretrainProgress, stages: tuple[CurriculumStage, ...]
+    run: Training, tally: Tally, loss: torch.Tensor, progress: PretrainProgress, stages: tuple[Stage, ...]
 ) -> dict:
     """A row of the curve; moves on to the next stage when the answers of this one are right."""
     answers = tally.take(run.accelerator)

@@ -1,8 +1,8 @@
-"""Attention of a training step: FlexAttention under a BlockMask on a GPU, torch's own part by part elsewhere.
+"""Attention of a training step: FlexAttention under a BlockMask on a GPU, torch's own, mask by mask, elsewhere.
 
-Registered with transformers as attention "workbench-train"; the masks of a packed sequence, one for every sliding
-window of the model, come as the forward keyword argument `masks`. Nothing of the size of the sequence squared is ever
-kept: a BlockMask holds 128 × 128 tiles, and a part is one block, or the questions over one context.
+It is registered with transformers as attention "workbench-train". The masks of a packed sequence, one for every sliding
+window of the model, come as the forward keyword argument `masks`. No mask has the size of the sequence squared: a
+BlockMask holds 128 × 128 tiles, and a MaskBlock covers one block, or the questions over one context.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -31,17 +32,17 @@ class MaskBlock:
 
     rows: slice
     cols: slice
-    mask: torch.Tensor  # [rows, cols] bool
+    mask: Tensor  # [rows, cols] bool
 
 
 Masks = Mapping[int | None, BlockMask | tuple[MaskBlock, ...]]
 
 
 def masks_of(packed: PackedExamples, windows: Iterable[int | None], how: str | None = None) -> Masks:
-    """The mask of a packed sequence for every sliding window of the model.
+    """Make the mask of a packed sequence for every sliding window of the model.
 
-    how   "tiles": BlockMask, the default on a GPU; "parts": a dense mask for every part, the default elsewhere;
-          "dense": one [T, T] mask, to compare with
+    how   "tiles": BlockMask, the default on a GPU; "parts": MaskBlocks, the default elsewhere; "dense": one [T, T]
+          mask, to compare with
     """
     if how is None:
         how = "tiles" if packed.tokens.is_cuda else "parts"
@@ -53,21 +54,20 @@ def _dense(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
 
 
 def _parts(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
-    """A context block sees itself; the questions over a context see it and, each, itself."""
+    """A mask for every context block, and one for the questions over a context: they see it and, each, itself."""
     owner = torch.where(packed.asked, -1 - packed.examples, packed.blocks)
-    parts, context, begin = [], 0, 0
     owners, lengths = torch.unique_consecutive(owner, return_counts=True)
-    example = None
+    masks, example, context, begin = [], None, 0, 0
     for asked, length in zip((owners < 0).tolist(), lengths.tolist(), strict=True):
         if (current := int(packed.examples[begin])) != example:
             example, context = current, begin
-        parts.append(_part(packed, window, begin, context if asked else begin, begin + length))
+        masks.append(_part(packed, window, begin, context if asked else begin, begin + length))
         begin += length
-    return tuple(parts)
+    return tuple(masks)
 
 
 def _part(packed: PackedExamples, window: int | None, begin: int, first: int, end: int) -> MaskBlock:
-    """Rows from `begin` and columns from `first`, both up to `end`."""
+    """Mask rows from `begin` and columns from `first`, both up to `end`."""
     index = torch.arange(first, end, device=packed.tokens.device)
     return MaskBlock(slice(begin, end), slice(first, end), visible(packed.sees(window), index[begin - first :], index))
 
@@ -75,7 +75,7 @@ def _part(packed: PackedExamples, window: int | None, begin: int, first: int, en
 def _block_mask(packed: PackedExamples, window: int | None) -> BlockMask:
     sees, length = packed.sees(window), len(packed.tokens)
 
-    def mask(batch: torch.Tensor, head: torch.Tensor, row: torch.Tensor, col: torch.Tensor) -> torch.Tensor:
+    def mask(batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
         return sees(row, col)
 
     make = _compiled(create_block_mask) if packed.tokens.is_cuda else create_block_mask
@@ -91,16 +91,16 @@ MAKERS: Mapping[str, Callable[[PackedExamples, int | None], BlockMask | tuple[Ma
 
 @cache
 def _compiled(function: Any) -> Any:
-    """Compiled when it is first used on a GPU, once for every length; beyond LENGTHS it would silently run unfused."""
+    """Compile at first use on a GPU, once for every length; torch would silently run further lengths unfused."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, LENGTHS)
     return torch.compile(function, dynamic=False)
 
 
 def attend(
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     attention_mask: Any,
     *,
     masks: Masks | None = None,
@@ -109,8 +109,8 @@ def attend(
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """[1, H, T, D] each -> [1, T, Hq, D]; transformers' attention interface."""
+) -> tuple[Tensor, None]:
+    """Attend: queries, keys and values [1, H, T, D] -> [1, T, Hq, D], as transformers' attention interface."""
     if masks is None:
         raise BadInput(f"attention {NAME!r} is for training: call model.set_attn_implementation('sdpa') for other uses")
     refuse(module, attention_mask, dropout, others)
@@ -123,20 +123,15 @@ def attend(
     group = query.shape[1] // key.shape[1]
     q = query[0].unflatten(0, (-1, group))
     k, v = (x[0][:, None].expand(-1, group, -1, -1) for x in (key, value))  # heads of a GQA group share keys, no copies
-    out = torch.cat(
-        [
-            scaled_dot_product_attention(
-                q[:, :, part.rows], k[:, :, part.cols], v[:, :, part.cols], part.mask, scale=scaling
-            )
-            for part in mask
-        ],
-        dim=2,
-    )
-    return out.flatten(0, 1).transpose(0, 1)[None].contiguous(), None
+    outputs = [
+        scaled_dot_product_attention(q[:, :, x.rows], k[:, :, x.cols], v[:, :, x.cols], x.mask, scale=scaling)
+        for x in mask
+    ]
+    return torch.cat(outputs, dim=2).flatten(0, 1).transpose(0, 1)[None].contiguous(), None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """The masks of a packed sequence say who sees whom; transformers need not build one."""
+    """Return no mask: those of a packed sequence come with the call."""
 
 
 AttentionInterface.register(NAME, attend)

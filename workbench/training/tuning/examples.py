@@ -1,7 +1,7 @@
-"""What is trained on: contexts of blocks with questions and answers, from a file or from fresh lab worlds.
+"""Training examples: contexts of blocks with questions and answers, from a file or from fresh lab worlds.
 
-A source gives example `i` as a pure function of its settings and `i`, so the order does not depend on how many
-processes draw, nor on where a run was interrupted.
+Example `i` of a source is a pure function of its settings and `i`: the order does not depend on how many processes
+draw, nor on where a run was interrupted.
 """
 
 import hashlib
@@ -33,16 +33,16 @@ class QuestionAnswer:
 
 @dataclass(frozen=True)
 class Example:
-    """Context blocks (token ids) and what is asked over them; every question is asked of the context alone."""
+    """Context blocks (token ids) and questions over them; each is asked of the context alone."""
 
     id: str
     context: tuple[tuple[int, ...], ...]
-    turns: tuple[QuestionAnswer, ...]
+    questions: tuple[QuestionAnswer, ...]
 
     @cached_property
     def length(self) -> int:
         """Tokens of the longest prompt with its answer."""
-        return sum(map(len, self.context)) + max(len(turn.question) + len(turn.answer) for turn in self.turns)
+        return sum(map(len, self.context)) + max(len(qa.question) + len(qa.answer) for qa in self.questions)
 
 
 class Source(Protocol):
@@ -56,13 +56,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What an example must fit: `length` tokens of prompt and answer, `block` tokens of a block (None: any)."""
+    """Most tokens of a prompt with its answer, and of a block (None: any number)."""
 
     length: int
     block: int | None = None
 
     def check(self, example: Example) -> Example:
-        """The example. BadInput that names it, its length and the limit where it does not fit."""
+        """Return the example; raise BadInput that names it, its length and the limit where it does not fit."""
         if example.length > self.length:
             raise BadInput(
                 f"sample {example.id!r} has {example.length} tokens with its answer, the limit is {self.length}: raise "
@@ -78,19 +78,19 @@ class Limits:
 
 
 def example(samples: Sequence[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """One example of samples that share their passages. BadInput, naming it, for a sample without an answer."""
+    """Make an example of samples that share their passages. BadInput, naming it, for a sample without an answer."""
     for sample in samples:
         if not sample.answers or not sample.answers[0].strip():
             raise BadInput(f"sample {sample.id!r} has no answer: training needs one")
     prompts = layout.prompts(samples, tokenizer)
     answers = tokenizer([layout.answer.format(answer=s.answers[0]) for s in samples], add_special_tokens=False)
-    turns = zip((prompt.blocks[-1].tokens for prompt in prompts), map(tuple, answers["input_ids"]), strict=True)
     context = tuple(block.tokens for block in prompts[0].context)
-    return Example(samples[0].id, context, tuple(QuestionAnswer(question, answer) for question, answer in turns))
+    questions = (prompt.blocks[-1].tokens for prompt in prompts)
+    return Example(samples[0].id, context, tuple(map(QuestionAnswer, questions, map(tuple, answers["input_ids"]))))
 
 
 class Files:
-    """Samples of a file, each once an epoch, shuffled anew for every epoch; all are checked when this is made."""
+    """Samples of a file, each once an epoch, in an order of every epoch's own; all are checked when this is made."""
 
     def __init__(
         self,
@@ -101,11 +101,11 @@ class Files:
         seed: int = 0,
     ):
         self.samples, self.layout, self.tokenizer, self.seed = samples, layout, tokenizer, seed
-        whole = hashlib.sha256()
+        digest = hashlib.sha256()
         for sample in samples:
             limits.check(example([sample], layout, tokenizer))
-            whole.update(repr(sample).encode())
-        self.identity = f"{len(samples)} samples {whole.hexdigest()[:16]}"
+            digest.update(repr(sample).encode())
+        self.identity = f"{len(samples)} samples {digest.hexdigest()[:16]}"
         self._epoch, self._order = -1, list(range(len(samples)))
 
     def __getitem__(self, i: int) -> Example:
@@ -145,10 +145,9 @@ class Lab:
             raise BadInput(f"unknown kind of question {unknown[0]!r}: allowed are {', '.join(KINDS)}")
         if not kinds or min(kinds.values()) <= 0:
             raise BadInput(f"kinds are {dict(kinds)}: a positive weight for each is needed")
-        if not 0 <= continued <= 1:
-            raise BadInput(f"continued is {continued}: a share from 0 to 1 is needed")
-        if not 0 <= shuffled <= 1:
-            raise BadInput(f"shuffled is {shuffled}: a share from 0 to 1 is needed")
+        for name, share in (("continued", continued), ("shuffled", shuffled)):
+            if not 0 <= share <= 1:
+                raise BadInput(f"{name} is {share}: a share from 0 to 1 is needed")
         if shuffled and set(kinds) == {"order"}:
             raise BadInput("questions of kind 'order' alone cannot be asked of shuffled contexts: name other kinds")
         self.kinds, self.style, self.shuffled = dict(kinds), Style(continued=continued), shuffled
@@ -170,21 +169,21 @@ class Lab:
         return self.limits.check(self._drawn(f"lab-tune-{self.seed}-{i}", rng, round(low * (high / low) ** share)))
 
     def _drawn(self, name: str, rng: Random, count: int) -> Example:
-        apart = self.shuffled and rng.random() < self.shuffled
-        kinds = {kind: weight for kind, weight in self.kinds.items() if not (apart and kind == "order")}
+        shuffle = self.shuffled and rng.random() < self.shuffled
+        kinds = {kind: weight for kind, weight in self.kinds.items() if not (shuffle and kind == "order")}
         while True:
             world = World(rng, count + (count + 1) // 2, self.style)
             context = world.context(count)
             passages = passages_of(context)
-            found = {kind: about for kind, about in world.questions(context).items() if about and kind in kinds}
-            if len(passages) == count and found:
+            subjects = {kind: about for kind, about in world.questions(context).items() if about and kind in kinds}
+            if len(passages) == count and subjects:
                 break
-        if apart:
+        if shuffle:
             passages = tuple(rng.sample(passages, len(passages)))
         asked: dict[tuple[str, str], Sample] = {}  # by text and first title: every question once
         for _ in range(self.questions):
-            kind = rng.choices(list(found), [kinds[kind] for kind in found])[0]
-            question = world.ask(kind, rng.choice(found[kind]))
+            kind = rng.choices(list(subjects), [kinds[kind] for kind in subjects])[0]
+            question = world.ask(kind, rng.choice(subjects[kind]))
             sample = Sample(name, question.text, question.answers, passages, question.titles, kind=kind)
             asked.setdefault((question.text, question.answers[0]), sample)
         return example(list(asked.values()), self.layout, self.tokenizer)
@@ -205,7 +204,7 @@ class Data:
     shuffled: Annotated[float | None, "Share of lab contexts in random order"] = None
 
     def source(self, layout: Layout, tokenizer: PreTrainedTokenizerBase, limits: Limits, seed: int) -> Source:
-        """BadInput for unknown data, for a sample that does not fit, and for lab settings of a file."""
+        """Make the source. BadInput for unknown data, a sample that does not fit, and lab settings of a file."""
         own = {name: value for name, value in vars(self).items() if name != "name" and value is not None}
         if self.name == "lab":
             return Lab(layout, tokenizer, limits, seed, **own)

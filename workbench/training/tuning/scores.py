@@ -1,6 +1,6 @@
 """Exact match of both modes on held-out samples while a model is tuned (Block-Attention, figure 4)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.core.errors import BadInput
@@ -35,24 +35,22 @@ class Evaluation:
         return bool(self.every) and (step % self.every == 0 or step == last)
 
     def trials(self, model: str, positions: str) -> dict[str, Trial]:
-        """One trial a mode; block mode has the positions it is trained with."""
-        common: dict[str, Any] = {
-            "model": model, "data": self.data, "samples": self.samples, "seed": SEED, "passages": self.passages,
-            "batch": self.batch, "timed": 1,
-        }  # fmt: skip
-        return {"full": Trial(**common), "block": Trial(**common, mode="block", positions=positions)}
+        """Return a trial for each mode; block mode has the positions it is trained with."""
+        full = Trial(
+            model, data=self.data, samples=self.samples, seed=SEED, passages=self.passages, batch=self.batch, timed=1
+        )
+        return {"full": full, "block": replace(full, mode="block", positions=positions)}
 
 
 NEVER = Evaluation()
 
 
 def scores(evaluation: Evaluation, loaded: Loaded, name: str, positions: str) -> dict[str, Any]:
-    """{"full": {em, em_low, em_high, n}, "block": {…}} of the model as it is now; it is left in training mode."""
-    model = loaded[0]
-    model.eval()
-    found = {}
+    """Score the model as it is now: {"full": {em, em_low, em_high, n}, "block": {…}}; it is left in training mode."""
+    loaded.model.eval()
+    by_mode = {}
     for mode, trial in evaluation.trials(name, positions).items():
         record = trial.run(loaded=loaded)
-        found[mode] = {key: getattr(record, key) for key in ("em", "em_low", "em_high", "n")}
-    model.train()
-    return found
+        by_mode[mode] = {key: getattr(record, key) for key in ("em", "em_low", "em_high", "n")}
+    loaded.model.train()
+    return by_mode

@@ -1,4 +1,4 @@
-"""Everything that can be wrong is found here, before the first step and before anything is written."""
+"""Start a block fine-tuning: every check is made here, before the first step and before any file is written."""
 
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.models.spec import ModelSpec, attach
+from workbench.models.spec import ModelSpec
 from workbench.store.keys import fingerprint
 from workbench.training.common import Tally, check_same, optimizers, saved_record
 from workbench.training.tuning.attention import NAME
@@ -22,14 +22,9 @@ from workbench.training.tuning.train import TuneRun
 
 
 def start(
-    config: TuneConfig,
-    model: str,
-    data: Data,
-    out: Path,
-    evaluation: Evaluation = NEVER,
-    device: str = "cpu",
+    config: TuneConfig, model: str, data: Data, out: Path, evaluation: Evaluation = NEVER, device: str = "cpu"
 ) -> tuple[TuneRun, Source]:
-    """A run that is ready for its first step, or for the step behind the last one saved in `out`.
+    """Make a run that is ready for its first step, or for the step behind the last one saved in `out`.
 
     Raises BadInput for every setting, model, sample or folder that does not fit; nothing is written.
     """
@@ -42,13 +37,11 @@ def start(
     fsdp = accelerator.distributed_type == DistributedType.FSDP
     low = config.lora_rank and config.precision != "fp32" and accelerator.device.type == "cuda"
     loaded = models.load(model, "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32")
-    bare, tokenizer, layout = loaded
-    base = {"name": model, "fingerprint": fingerprint(bare)}
-    spec = attach(bare)
-    source = data.source(layout, tokenizer, _limits(config, bare, spec), config.seed)
+    bare, spec = loaded.model, loaded.spec
+    source = data.source(loaded.layout, loaded.tokenizer, _limits(config, bare, spec), config.seed)
     identity = {
         "recipe": asdict(config),
-        "base": base,
+        "base": {"name": model, "fingerprint": fingerprint(bare)},
         "data": {"name": data.name, "identity": source.identity},
         "processes": accelerator.num_processes,
     }
@@ -86,7 +79,7 @@ def _limits(config: TuneConfig, model: PreTrainedModel, spec: ModelSpec) -> Limi
 
 
 def _check_resumed(out: Path, identity: dict) -> None:
-    """BadInput where `out` holds a run of something else."""
+    """Raise BadInput where `out` holds a run of another base model, config, data or number of processes."""
     saved = saved_record(out)
     if saved is None:
         return
@@ -106,7 +99,7 @@ def _check_resumed(out: Path, identity: dict) -> None:
 
 
 def _trained(model: PreTrainedModel, config: TuneConfig) -> torch.nn.Module:
-    """The model with the training attention, under LoRA where it is asked for."""
+    """Give the model the training attention, and LoRA where the config says so."""
     model.set_attn_implementation(NAME)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -115,6 +108,5 @@ def _trained(model: PreTrainedModel, config: TuneConfig) -> torch.nn.Module:
     from peft import LoraConfig, get_peft_model  # an optional package
 
     rank = config.lora_rank
-    return get_peft_model(
-        model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    ).train()
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(model, lora).train()

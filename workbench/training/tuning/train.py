@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.models.loading import Loaded
-from workbench.training.common import Progress, Tally, Training, saved_record, wholly_right
+from workbench.training.common import Drawn, Progress, Tally, Training, saved_record, wholly_right
 from workbench.training.tuning.attention import NAME, TILE, Masks, masks_of
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Source
@@ -52,18 +53,6 @@ class TuneRun(Training):
         return self.config.precision == "bf16" or (
             self.config.precision == "auto" and self.accelerator.device.type == "cuda"
         )
-
-
-class Batches(Dataset):
-    """Micro-batch `i` of all processes: the samples i · batch … of a source, packed."""
-
-    def __init__(self, source: Source, config: TuneConfig, multiple: int):
-        self.source, self.config, self.multiple = source, config, multiple
-
-    def __getitem__(self, i: int) -> PackedExamples:
-        first = i * self.config.batch
-        examples = [self.source[first + j] for j in range(self.config.batch)]
-        return pack(examples, self.config.copies, self.config.positions == "naive", self.multiple)
 
 
 def train(
@@ -146,13 +135,19 @@ def _loader(run: TuneRun, source: Source, begin: int, workers: int) -> DataLoade
     on_gpu = run.accelerator.device.type == "cuda"
     accumulate = run.config.accumulate
     return DataLoader(
-        Batches(source, run.config, TILE if on_gpu else 1),
+        Drawn(partial(_draw, source, run.config, TILE if on_gpu else 1)),
         batch_size=None,  # an item is a whole batch
         sampler=range(begin * accumulate * ranks + rank, run.config.steps * accumulate * ranks, ranks),
         num_workers=workers,
         pin_memory=on_gpu,
         generator=torch.Generator(),
     )
+
+
+def _draw(source: Source, config: TuneConfig, multiple: int, i: int) -> PackedExamples:
+    """Micro-batch `i` of all processes: the samples i · batch … of the source, packed."""
+    examples = [source[i * config.batch + j] for j in range(config.batch)]
+    return pack(examples, config.copies, config.positions == "naive", multiple)
 
 
 def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict:
