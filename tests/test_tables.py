@@ -24,18 +24,7 @@ from workbench.metrics.attention_mass import AttentionMass
 from workbench.metrics.kv_deviation import Repair
 from workbench.metrics.selection import places
 from workbench.plots import attention_mass as attention_figures
-from workbench.plots import (
-    bars,
-    block_finetuning,
-    cost,
-    deviation,
-    intervals,
-    masks,
-    recompute,
-    selection,
-    sweep_curves,
-)
-from workbench.plots import kv_deviation as deviation_figures
+from workbench.plots import bars, block_finetuning, chosen_tokens, cost, deviation, intervals, masks, sweep_curves
 from workbench.plots import position_encoding as position_figures
 from workbench.plots import session_replay as session_figures
 from workbench.plots.table import verdict
@@ -182,9 +171,8 @@ def test_rounding_and_differences_quote_the_measured_numbers():
     at = {r["scheme"]: r["error"] for r in records if r["distance"] == 1024}
     assert f"{at['bf16 cache, fp32 shift']:.1e}" in texts(position_figures.scheme_errors(records, at, about="4 keys"))
     records = [{"family": "llama", "keys": 1e-7, "values": 0.0, "logits": 2e-7, "naive": 1e-3, "distance": 84}]
-    assert rows(position_figures.family_table(records)) == [
-        ("llama", "1.0e-07", "0.0e+00", "2.0e-07", "1.0e-03", "5,000 ×")
-    ]
+    expected = [("llama", "1.0e-07", "0.0e+00", "2.0e-07", "1.0e-03", "5,000 ×")]
+    assert rows(position_figures.family_table(records)) == expected
     assert "up to 84 tokens" in texts(position_figures.family_differences(records, seed=0, device="CPU"))
 
 
@@ -404,16 +392,16 @@ def swept():
 
 
 def test_quality_of_a_sweep_is_quoted_at_its_ratio(swept):
-    fig = recompute.quality_by_ratio(swept, ["query_guided", "random"], ["all", "order"])
+    fig = sweep_curves.quality_by_ratio(swept, ["query_guided", "random"], ["all", "order"])
     level = sweep_curves.levels(swept)
     (point,) = sweep_curves.curves(swept, ["query_guided"], only=0.15)
     assert f"At 15%: question-guided {point['mean']:.1%}" in texts(fig)
     assert f"order (full attention {level['full', 'order']:.0%})" in texts(fig)
-    assert recompute.asked(swept) in texts(fig)
+    assert sweep_curves.asked(swept) in texts(fig)
 
 
 def test_kinds_at_a_ratio_begin_with_full_attention_and_full_reuse(swept):
-    fig = recompute.kinds_at(swept, ["query_guided"])
+    fig = sweep_curves.kinds_at(swept, ["query_guided"])
     full = swept[(swept["mode"] == "full") & (swept.kind == "order")].iloc[0]
     column = [head.removeprefix("<b>").removesuffix("</b>") for head in fig.data[0].header["values"]].index("order")
     assert [row[0] for row in rows(fig)] == ["full attention", "Full Reuse", "question-guided (FusionRAG)"]
@@ -423,7 +411,7 @@ def test_kinds_at_a_ratio_begin_with_full_attention_and_full_reuse(swept):
 def test_selectors_and_preparations_stand_with_signed_differences(swept):
     low_high = {"normalised_low": 0.1, "normalised_high": 0.9, "difference_low": -0.02, "difference_high": 0.01}
     pair = {"select": "first_k", "em": 0.5, "normalised": 0.4, "difference": -0.01, **low_high}
-    fig = recompute.selectors_at(swept, [pair])
+    fig = sweep_curves.selectors_at(swept, [pair])
     first = ("first tokens (EPIC)", "50.0%", "0.40", "0.10 to 0.90", "-1.0 points", "-2.0 to +1.0")
     assert rows(fig) == [first] and "recovers 40%" in texts(fig)
     sides = {f"{side}{end}": 0.5 for side in ("one", "other") for end in ("", "_low", "_high")}
@@ -431,18 +419,18 @@ def test_selectors_and_preparations_stand_with_signed_differences(swept):
         {"select": spec, "gain": gain, "gain_low": 0.0, "gain_high": 0.1, **sides}
         for spec, gain in (("none", 0.05), ("query_guided", -0.01))
     ]
-    fig = recompute.preparations(swept, pairs, neighbours=10)
+    fig = sweep_curves.preparations(swept, pairs, neighbours=10)
     assert rows(fig)[0] == ("Full Reuse", "50.0% (50%–50%)", "50.0% (50%–50%)", "+5.0 points", "+0.0 to +10.0")
     assert "Full Reuse by +5.0 points and question-guided recomputation by -1.0" in texts(fig)
 
 
 def test_neighbours_antecedents_and_operations_of_the_shipped_sweep(swept):
     points = sweep_curves.by_neighbours(swept, ["none"])
-    fig = recompute.number_of_neighbours(swept, ["none"])
+    fig = sweep_curves.number_of_neighbours(swept, ["none"])
     assert f"Full Reuse: {points[0]['mean']:.1%} at 0" in texts(fig)
-    fig = recompute.antecedents_table({1: (3, 12)}, passages=4000, seed=7)
+    fig = sweep_curves.antecedents_table({1: (3, 12)}, passages=4000, seed=7)
     assert rows(fig) == [("1", "12", "3 (25%)")] and "4,000 passages" in texts(fig)
-    fig = recompute.quality_by_operations(swept, ["query_guided"])
+    fig = sweep_curves.quality_by_operations(swept, ["query_guided"])
     line = next(trace for trace in fig.data if trace.mode == "lines+markers")
     assert 0 < min(line.x) < 1 and f"{swept[swept['mode'] == 'full'].flops.iloc[0]:.1e}" in texts(fig)
 
@@ -451,13 +439,13 @@ def test_a_local_sweep_is_drawn_against_time_and_by_component(swept):
     timed = swept.assign(ttft_p50=0.02)
     partly = timed[(timed["mode"] == "block") & (timed.prepare == "after_system") & (timed.ratio != 1)]
     full = timed[timed["mode"] == "full"]
-    fig = recompute.quality_by_time(partly, full, ratios=[0.15], name="tiny on lab", about="n = 3")
+    fig = sweep_curves.quality_by_time(partly, full, ratios=[0.15], name="tiny on lab", about="n = 3")
     assert "in 20 ms. Points of a line are ratios 15%." in texts(fig)
     assert "full attention" in {trace.name for trace in fig.data}
     similar = "with_neighbours(n=10, search=exact)"
     parts = timed[timed.prepare.isin(["after_system", similar]) & timed["select"].isin(["none", "query_guided"])]
     parts = parts[(parts["select"] == "none") | (parts.ratio == 0.15)]
-    fig = recompute.components(parts, similar, about="tiny")
+    fig = sweep_curves.components(parts, similar, about="tiny")
     assert [row[0] for row in rows(fig)][::3] == ["Full Reuse", "+ both (FusionRAG)"] and rows(fig)[0][-1] == "20.0"
 
 
@@ -478,10 +466,10 @@ def test_the_share_outside_a_choice_is_one_minus_what_it_holds():
     gaps = [torch.tensor([[0.0, 9.0]] * 3 + [[0.0, 3.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])]
     curve = kv_deviation.mean_concentration(gaps, [PROMPT], points=6)
     assert curve[:, 1].tolist() == pytest.approx([0, 0.75, 1, 1, 1, 1]), "first block left out"
-    assert float(deviation_figures.outside(curve, 0.2)[1]) == pytest.approx(0.25)
-    records = deviation_figures.concentration_records({"after_system": curve})
+    assert float(deviation.outside(curve, 0.2)[1]) == pytest.approx(0.25)
+    records = deviation.concentration_records({"after_system": curve})
     assert records[1] == {"preparation": "after_system", "name": "layer 1", "at": 0.2, "mean": pytest.approx(0.75)}
-    fig = deviation_figures.concentration_curves({"after_system": curve}, ratio=0.2, about="1 prompt")
+    fig = deviation.concentration_curves({"after_system": curve}, ratio=0.2, about="1 prompt")
     assert "leaves 25% of the deviation in layer 1" in texts(fig)
 
 
@@ -493,7 +481,7 @@ def test_places_are_by_offset_and_by_rank():
     assert means == {("offset", 0.25): 2.0, ("offset", 0.75): 0.0, ("rank", 1): 0.5, ("rank", 2): 1.5}
     both = [{**r, "name": name} for name in ("after_system", "with_neighbours") for r in records]
     mean = {"after_system": 1.0, "with_neighbours": 1.5}
-    fig = deviation_figures.where_it_sits(both, mean, layer=1, prompts=1, about="tiny")
+    fig = deviation.where_it_sits(both, mean, layer=1, prompts=1, about="tiny")
     assert "the last passage 1.0 times as the second" in texts(fig) and "the change is +50%" in texts(fig)
 
 
@@ -507,7 +495,7 @@ def test_causes_are_means_over_prompts_and_typical_ones_leave_the_first_layer_ou
     typical = kv_deviation.typical_causes(records)
     keys = [r["mean"] for r in records if (r["cause"], r["part"], r["at"]) == ("context", "keys", 1)]
     assert typical["context"] == pytest.approx(np.mean(keys)) and typical["context"] > 0
-    fig = deviation_figures.what_causes_it(records, about="tiny")
+    fig = deviation.what_causes_it(records, about="tiny")
     assert f"Missing context leaves {typical['context']:.0%}" in texts(fig) and "2 prompts" in texts(fig)
 
 
@@ -515,11 +503,11 @@ def test_repairs_keep_selector_and_part_together():
     before, after = torch.ones(12, 3), torch.ones(12, 3)
     after[8:] = 0.25
     repair = Repair(before, after, torch.tensor([4]), 8)
-    records = deviation_figures.repair_records({"first_k": [repair, repair], "oracle": [repair]})
+    records = deviation.repair_records({"first_k": [repair, repair], "oracle": [repair]})
     assert [r["at"] for r in records[:2]] == [1, 2], "the first layer never deviates"
-    final = deviation_figures.left_in_last_layer(records)
+    final = deviation.left_in_last_layer(records)
     assert final["first_k", "asked"] == 0.25 and final["oracle", "context"] == 1
-    fig = deviation_figures.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny")
+    fig = deviation.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny")
     assert "first tokens (EPIC) leaves least in the last layer of the question (25%)" in texts(fig)
 
 
@@ -530,7 +518,7 @@ def test_a_repair_is_made_for_every_selector_and_prompt(monkeypatch):
 
 
 def test_the_map_of_one_prompt_leaves_its_question_out():
-    fig = deviation_figures.token_map({"after_system": torch.rand(8, 2) + 1}, view_of(), about="tiny")
+    fig = deviation.token_map({"after_system": torch.rand(8, 2) + 1}, view_of(), about="tiny")
     assert fig.data[0].z.shape == (2, 8) and "sample 1 of lab. tiny." in texts(fig)
 
 
@@ -542,12 +530,12 @@ CHOICES = {
 
 
 def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
-    outcomes = selection.outcomes_of(CHOICES, ["Tamton", "Tamton", "Wilby", "Tamton"], ["Wilby"])
+    outcomes = chosen_tokens.outcomes_of(CHOICES, ["Tamton", "Tamton", "Wilby", "Tamton"], ["Wilby"])
     assert outcomes[0.5]["first_k"].right and not outcomes[0.5]["oracle"].right
     assert outcomes[0.5]["first_k"].rows.tolist() == [3, 4]
-    assert selection.enough(outcomes, "Wilby") == {"first_k": 0.5, "oracle": None}
-    assert selection.is_right("Wilby", ()) is None
-    records = selection.answer_records(outcomes)
+    assert chosen_tokens.enough(outcomes, "Wilby") == {"first_k": 0.5, "oracle": None}
+    assert chosen_tokens.is_right("Wilby", ()) is None
+    records = chosen_tokens.answer_records(outcomes)
     assert records[2] == {
         "ratio": 0.5,
         "selector": "first tokens (EPIC)",
@@ -555,7 +543,7 @@ def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
         "right": True,
         "tokens": 2,
     }
-    fig = selection.answers_by_ratio(view_of(), outcomes, full="Wilby", reuse="Tamton", ratio=0.5, about="tiny")
+    fig = chosen_tokens.answers_by_ratio(view_of(), outcomes, full="Wilby", reuse="Tamton", ratio=0.5, about="tiny")
     assert fig.layout.sliders[0].active == 1
     assert "answers “Wilby” ✓, Full Reuse “Tamton”. first tokens (EPIC) gives" in texts(fig)
 
@@ -563,7 +551,7 @@ def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
 def test_the_text_of_a_prompt_is_drawn_once_a_selector():
     scores = {spec: torch.rand(12) for spec in ("first_k", "oracle")}
     choices = {spec: torch.tensor([4]) for spec in scores}
-    fig = selection.chosen_text(view_of(), scores, choices, ratio=0.15, about="tiny")
+    fig = chosen_tokens.chosen_text(view_of(), scores, choices, ratio=0.15, about="tiny")
     assert len(fig.layout.updatemenus[0].buttons) == 2 and "the answer (Wilby) needs" in texts(fig)
 
 
@@ -574,10 +562,10 @@ def test_selectors_are_compared_by_place_and_by_common_tokens():
         for name, mean in (("first tokens (EPIC)", 0.9), ("largest deviation (oracle)", 0.2))
         for at in (0.25, 0.75)
     ]
-    assert selection.first_tenth(records) == {"first tokens (EPIC)": 0.9, "largest deviation (oracle)": 0.2}
-    fig = selection.where_chosen(records, ["first_k", "oracle"], sample="1 prompt", about="tiny")
+    assert chosen_tokens.first_tenth(records) == {"first tokens (EPIC)": 0.9, "largest deviation (oracle)": 0.2}
+    fig = chosen_tokens.where_chosen(records, ["first_k", "oracle"], sample="1 prompt", about="tiny")
     assert "first tokens (EPIC) recomputes 90%, largest deviation (oracle) 20%" in texts(fig)
     share = np.array([[1.0, 0.3, 0.1], [0.3, 1.0, 0.6], [0.1, 0.6, 1.0]])
     names = ["random", "first_k", "oracle"]
-    fig = selection.common_tokens({"share": share}, names, ratio=0.15, sample="1 prompt", about="tiny")
+    fig = chosen_tokens.common_tokens({"share": share}, names, ratio=0.15, sample="1 prompt", about="tiny")
     assert "first tokens (EPIC) and largest deviation (oracle) (60%)" in texts(fig)

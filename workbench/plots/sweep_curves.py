@@ -1,18 +1,27 @@
-"""Curves and paired differences out of the table of a sweep: scores against ratio, cost or number of neighbours."""
+"""Scores of a sweep against ratio, preparation, operations and time, and paired differences between its trials.
 
-from collections.abc import Sequence
+A table of a sweep (`swept`) has a row a trial and kind of question; `answers` has a row a question.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+import plotly.graph_objects as go
 
 from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.experiments.results import today
 from workbench.methods import registry
 from workbench.metrics.answers import bootstrap, normalised
-from workbench.plots.looks import SELECTORS
+from workbench.plots.lines import profile, profiles
+from workbench.plots.looks import SELECTORS, selector_looks
+from workbench.plots.table import table
 
 Rows = list[dict[str, Any]]
+Records = Sequence[Mapping[str, Any]]
+PREPARE = "after_system"  # how passages were cached, where no preparation is said
+RATIO = 0.15  # of the tokens that are recomputed, where no ratio is said
 
 
 def levels(swept: pd.DataFrame) -> dict[tuple[str, str], float]:
@@ -121,3 +130,208 @@ def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 
             for r in part.itertuples()
         ]
     return found
+
+
+def asked(swept: pd.DataFrame) -> str:
+    """Return how many questions a sweep asked, and their seed, for captions."""
+    return f"n = {int(swept.n.max()):,}, seed {int(swept.seed.iloc[0]):,}"
+
+
+def quality_by_ratio(swept: pd.DataFrame, selectors: Sequence[str], kinds: Sequence[str]) -> go.Figure:
+    """Draw exact match against the ratio, a line a selector, a panel a kind of question; "all" is the first kind."""
+    level = levels(swept)
+    panels = [
+        profile(
+            f"{kind} (full attention {level['full', kind]:.0%})",
+            curves(swept, selectors, PREPARE, kind),
+            "share of document tokens recomputed",
+            "exact match" if kind == "all" else "",
+            percent=True,
+            percent_x=True,
+        )
+        for kind in kinds
+    ]
+    quoted = {
+        "question-guided": "query_guided",
+        "KV deviation": "kv_deviation",
+        "inter-attention": "inter_attention",
+        "answer-guided": "answer_guided",
+    }
+    em = {name: curves(swept, [spec], PREPARE, only=RATIO)[0]["mean"] for name, spec in quoted.items()}
+    return profiles(
+        panels,
+        title="What a ratio buys",
+        notice=f"At {RATIO:.0%}: {', '.join(f'{name} {share:.1%}' for name, share in em.items())}; Full Reuse "
+        f"{level['none', 'all']:.1%}, full attention {level['full', 'all']:.1%}.",
+        caption=f"lab-full on the lab corpus, passages cached behind the system prompt, {asked(swept)}; bands: 95% "
+        "intervals (Wilson).",
+        lines=2,
+        share=True,
+        zero=False,
+        **selector_looks(selectors),
+    )
+
+
+def selectors_at(swept: pd.DataFrame, rows: Records) -> go.Figure:
+    """Draw all selectors at one ratio beside FusionRAG's: `rows` as of `sweep_curves.against`, the best first."""
+    best = rows[0]
+    return table(
+        ["selector", "exact match", "normalised F1", "95% interval", "to FusionRAG's", "95% interval"],
+        [
+            [
+                SELECTORS.name_of(r["select"]),
+                f"{r['em']:.1%}",
+                f"{r['normalised']:.2f}",
+                f"{r['normalised_low']:.2f} to {r['normalised_high']:.2f}",
+                f"{r['difference'] * 100:+.1f} points",
+                f"{r['difference_low'] * 100:+.1f} to {r['difference_high'] * 100:+.1f}",
+            ]
+            for r in rows
+        ],
+        widths=[2.9, 1, 1.1, 1.2, 1.2, 1.3],
+        title=f"Selectors at a ratio of {RATIO:.0%}",
+        notice=f"{SELECTORS.name_of(best['select'])} recovers {best['normalised']:.0%} of what reuse loses. Normalised "
+        "F1 is 0 for Full Reuse and 1 for full attention (FusionRAG, section 5).",
+        caption=f"lab-full, passages cached behind the system prompt, {asked(swept)}; bootstrap by question, 2,000 "
+        "resamples.",
+    )
+
+
+def kinds_at(swept: pd.DataFrame, selectors: Sequence[str]) -> go.Figure:
+    """Draw exact match by kind of question: full attention, Full Reuse, and all `selectors` at one ratio."""
+    swept = today(swept)
+    block = swept[(swept["mode"] == "block") & (swept.prepare == PREPARE)]
+    trials = {"full attention": swept[swept["mode"] == "full"], "Full Reuse": block[block["select"] == "none"]}
+    for spec in selectors:
+        trials[SELECTORS.name_of(spec)] = block[(block["select"] == spec) & (block.ratio == RATIO)]
+    kinds = [kind for kind in dict.fromkeys(swept.kind) if kind != "all"]
+    rows = []
+    for name, trial in trials.items():
+        scores = trial.drop_duplicates("kind").set_index("kind").loc[kinds]
+        rows.append([name, *(f"{s.em:.0%} ({s.em_low:.0%}–{s.em_high:.0%})" for s in scores.itertuples())])
+    return table(
+        [f"at {RATIO:.0%}", *kinds],
+        rows,
+        widths=[2.4, *[1.6] * len(kinds)],
+        title="By kind of question",
+        notice="Single-hop questions lose nothing by reuse and gain nothing by recomputing. A continuation is repaired "
+        "by recomputing its passage with the one before in sight. For order, what counts is where a passage stands.",
+        caption=f"Exact match, 95% intervals (Wilson), passages cached behind the system prompt, {asked(swept)}.",
+    )
+
+
+def preparations(swept: pd.DataFrame, pairs: Records, neighbours: int) -> go.Figure:
+    """Draw every selector on passages of two preparations: `pairs` as of `sweep_curves.by_preparation`."""
+    gain = {r["select"]: r["gain"] * 100 for r in pairs}
+    rows = []
+    for r in pairs:
+        scores = [f"{r[side]:.1%} ({r[f'{side}_low']:.0%}–{r[f'{side}_high']:.0%})" for side in ("one", "other")]
+        difference = [f"{r['gain'] * 100:+.1f} points", f"{r['gain_low'] * 100:+.1f} to {r['gain_high'] * 100:+.1f}"]
+        rows.append([SELECTORS.name_of(r["select"]), *scores, *difference])
+    return table(
+        [f"selector at {RATIO:.0%}", PREPARE, f"with_neighbours, n = {neighbours}", "difference", "95% interval"],
+        rows,
+        widths=[2.6, 1.6, 1.9, 1.1, 1.2],
+        title="Preparation and selection (figure 16)",
+        notice=f"Preparation changes Full Reuse by {gain['none']:+.1f} points and question-guided recomputation by "
+        f"{gain['query_guided']:+.1f}. The paper finds a gain for every selector; the next figure says why not here.",
+        caption=f"Exact match over all kinds, {asked(swept)}; 95% intervals: Wilson, differences by paired bootstrap. "
+        "Neighbours by TF-IDF from all passages of all worlds.",
+    )
+
+
+def number_of_neighbours(swept: pd.DataFrame, selectors: Sequence[str]) -> go.Figure:
+    """Draw exact match against the number of neighbours that passages are prepared with, a line a selector."""
+    points = by_neighbours(swept, selectors, RATIO)
+    said = []
+    for name in dict.fromkeys(r["name"] for r in points):
+        shares = ", ".join(f"{r['mean']:.1%} at {r['at']}" for r in points if r["name"] == name)
+        said.append(f"{name}: {shares}")
+    across = "neighbours a passage is prepared with (n)"
+    return profiles(
+        [profile("exact match, all kinds", points, across, "exact match", percent=True)],
+        title="Number of neighbours (figure 17)",
+        notice=f"n = 0 is preparation behind the system prompt alone. {'; '.join(said)}",
+        caption=f"lab-full, ratio {RATIO:.0%} where tokens are recomputed, {asked(swept)}; 95% intervals.",
+        **selector_looks(selectors),
+    )
+
+
+def antecedents_table(found: Mapping[int, tuple[int, int]], *, passages: int, seed: int) -> go.Figure:
+    """Draw how often similarity finds an antecedent: `found` neighbours → (found, all) of `selection.antecedents`."""
+    return table(
+        ["neighbours (n)", "continued passages", "with their antecedent among the neighbours"],
+        [[str(count), str(every), f"{hits} ({hits / every:.0%})"] for count, (hits, every) in found.items()],
+        widths=[1, 1.2, 2],
+        words=0,
+        title="Does similarity find what is missing?",
+        notice="A passage that says “She …” is most like other passages that say “She …”. In the paper's data sets, "
+        "alike passages are about the same thing; here they are about somebody else.",
+        caption=f"TF-IDF over {passages:,} passages of lab worlds, seed {seed:,}; each continued passage counted once.",
+    )
+
+
+def quality_by_operations(swept: pd.DataFrame, selectors: Sequence[str]) -> go.Figure:
+    """Draw exact match against operations to the first token, a line a selector."""
+    full = float(swept[swept["mode"] == "full"].flops.iloc[0])
+    points = [{**r, "at": r["at"] / full} for r in curves(swept, selectors, PREPARE, x="flops")]
+    across = "operations to the first token, as a share of full attention"
+    return profiles(
+        [profile("all kinds", points, across, "exact match", percent=True, percent_x=True)],
+        title="Quality against operations",
+        notice=f"Full attention takes {full:.1e} operations. Selectors that look at the whole context first begin far "
+        "to the right.",
+        caption=f"lab-full, passages cached behind the system prompt, {asked(swept)}; operations counted from the rows "
+        "of every pass, selection included, blocks in the store. 95% intervals (Wilson).",
+        lines=2,
+        zero=False,
+        **selector_looks(selectors),
+    )
+
+
+def quality_by_time(
+    partly: pd.DataFrame, full: pd.DataFrame, *, ratios: Sequence[float], name: str, about: str
+) -> go.Figure:
+    """Draw exact match against time to the first token of a sweep over selectors (`partly`) and of full attention.
+
+    `name` says model and data; `about` how it was measured.
+    """
+    trials = partly[partly.kind == "all"].sort_values("rows_computed")
+    (whole,) = full[full.kind == "all"].assign(select="all").itertuples()
+    points = [
+        {"name": SELECTORS.name_of(r.select), "at": r.ttft_p50 * 1e3, "mean": r.em, "low": r.em_low, "high": r.em_high}
+        for r in [*trials.itertuples(), whole]
+    ]
+    return profiles(
+        [profile(name, points, "time to first token (ms)", "exact match", percent=True)],
+        title="Quality against time, measured here",
+        notice=f"Full attention: {whole.em:.0%} in {whole.ttft_p50 * 1e3:.0f} ms. Points of a line are ratios "
+        f"{', '.join(f'{ratio:.0%}' for ratio in ratios)}.",
+        caption=f"{about}; 95% intervals (Wilson); time is a median, one request at a time, blocks in memory, "
+        "selection included.",
+        **selector_looks([*dict.fromkeys(trials["select"]), "all"]),
+    )
+
+
+def components(trials: pd.DataFrame, similar: str, *, about: str) -> go.Figure:
+    """Draw what preparation by `similar` and question-guided recomputation cost and bring, each and together."""
+    names = {
+        (PREPARE, "none"): "Full Reuse",
+        (similar, "none"): "+ similarity-guided preparation",
+        (PREPARE, "query_guided"): f"+ question-guided recomputation, {RATIO:.0%}",
+        (similar, "query_guided"): "+ both (FusionRAG)",
+    }
+    by_component = {(r.prepare, r.select): r for r in trials[trials.kind == "all"].itertuples()}
+    rows = []
+    for component, name in names.items():
+        r = by_component[component]
+        interval, ms = f"{r.em_low:.0%} to {r.em_high:.0%}", f"{r.ttft_p50 * 1e3:.1f}"
+        rows.append([name, f"{r.em:.0%}", interval, f"{r.rows_computed:.0f}", ms])
+    return table(
+        ["component", "exact match", "95% interval", "tokens computed", "time to first token (ms)"],
+        rows,
+        widths=[2.6, 1, 1.3, 1.3, 1.7],
+        title="What each component costs and brings (figure 18)",
+        notice="Preparation is paid offline and costs nothing at request time; recomputation is paid in every request.",
+        caption=f"{about}, {similar}; time is a median, blocks in memory.",
+    )
