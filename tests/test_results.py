@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from workbench.core.errors import BadInput
 from workbench.experiments import results
+from workbench.experiments.record import Record
+from workbench.experiments.results import FOLDER
 from workbench.methods import sparse
 
 
@@ -43,6 +45,16 @@ def test_results_that_are_not_there_are_named(tmp_path, monkeypatch):
         results.read("other")
     with pytest.raises(BadInput, match=r"half\.json is no whole JSON file"):
         results.read("half")
+
+
+def test_results_that_are_written_are_read_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    held = next(iter(results.read_json(FOLDER / "block-attention.json")["methods"].values()))
+    made = results.entry(Record.from_json(held["record"]), [{"em": 1.0}, {"em": 0.0}])
+    results.write(tmp_path / "written.json", 2, 7, {"a method": made})
+    assert results.read("written") == {"samples": 2, "seed": 7, "methods": {"a method": made}}
+    assert made["right"] == "10" and Record.from_json(made["record"]).n == held["record"]["n"]
+    assert results.summary({"a method": made}).startswith(f"a method {held['record']['em']:.3f} [")
 
 
 @pytest.mark.parametrize("name", ["block-attention"])

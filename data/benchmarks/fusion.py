@@ -25,10 +25,10 @@ from workbench.experiments.trial import Trial
 HERE = Path(__file__).parent
 SEED = 30_000  # of worlds that neither trained nor chose the model
 RATIOS = [0.05, 0.1, 0.15, 0.2, 0.3, 0.5]
-CHEAP = [
-    "random", "first_k", "kv_deviation", "kv_deviation(part=v)", "query_guided", "query_guided(layers=all)",
-    "query_guided(tokens=last)", "answer_guided",
-]  # fmt: skip
+CHEAP = (
+    "random first_k kv_deviation kv_deviation(part=v) "
+    "query_guided query_guided(layers=all) query_guided(tokens=last) answer_guided"
+).split()
 WHOLE = ["oracle", "inter_attention"]  # selectors that compute the whole context to score it
 TEN = "with_neighbours(n=10, search=exact)"
 
@@ -57,15 +57,16 @@ def grids(part: str) -> Iterator[dict[str, list[Any]]]:
 
 
 def cases(part: str, samples: int, device: str) -> list[Case]:
-    """Every trial once."""
+    """Return every trial once."""
     base = Trial("lab-full", samples=samples, seed=SEED, passages=10, batch=32, timed=5, device=device)
-    found = {case.trial: case for grid in grids(part) for case in sweep.cases(asdict(base), grid)}
-    return list(found.values())
+    by_trial = {case.trial: case for grid in grids(part) for case in sweep.cases(asdict(base), grid)}
+    return list(by_trial.values())
 
 
 def collect(folders: list[Path]) -> None:
-    """The two committed files, from the trials of all folders."""
-    rows, found = [], {}
+    """Write the two committed files, from the trials of all folders."""
+    rows: list[dict[str, Any]] = []
+    scores: dict[str, pd.Series] = {}
     for path in sorted(path for folder in folders for path in folder.glob("trials/*.json")):
         if path.name.endswith(".failed.json"):
             continue
@@ -74,12 +75,12 @@ def collect(folders: list[Path]) -> None:
         about = {"trial": path.stem, "way": record.label} | record.trial | costs | {"device": record.device}
         rows += [about | row for row in record.rows()]
         answers = pd.read_parquet(path.with_suffix(".parquet")).set_index("id")
-        found[f"em {path.stem}"] = answers["em"].astype("uint8")
-        found[f"f1 {path.stem}"] = answers["f1"].astype("float32")
+        scores[f"em {path.stem}"] = answers["em"].astype("uint8")
+        scores[f"f1 {path.stem}"] = answers["f1"].astype("float32")
     write_atomically(HERE / "fusion.parquet", pd.DataFrame(rows).to_parquet)
-    wide = pd.DataFrame(found).reset_index()  # a row a question, columns "em TRIAL" and "f1 TRIAL"
+    wide = pd.DataFrame(scores).reset_index()  # a row a question, columns "em TRIAL" and "f1 TRIAL"
     write_atomically(HERE / "fusion-answers.parquet", lambda path: wide.to_parquet(path, compression="zstd"))
-    print(f"{len(found) // 2} trials in {HERE / 'fusion.parquet'}")
+    print(f"{len(scores) // 2} trials in {HERE / 'fusion.parquet'}")
 
 
 def main() -> None:
@@ -90,14 +91,14 @@ def main() -> None:
     parser.add_argument("--part", choices=("all", "light", "heavy"), default="all")
     parser.add_argument("--out", type=Path, default=Path("runs/fusion"))
     parser.add_argument("--collect", action="store_true", help="only write the files from runs/fusion/*")
-    asked = parser.parse_args()
-    if not asked.collect:
-        listed = cases(asked.part, asked.samples, asked.device)
+    args = parser.parse_args()
+    if not args.collect:
+        listed = cases(args.part, args.samples, args.device)
         print(f"{len(listed)} trials", flush=True)
-        found = sweep.run(listed, asked.out / asked.part, asked.jobs, keep_gib=8)
-        for name, why in found.failures.items():
+        outcome = sweep.run(listed, args.out / args.part, args.jobs, keep_gib=8)
+        for name, why in outcome.failures.items():
             print(f"failed: {name}: {why}")
-    collect(sorted(path for path in asked.out.iterdir() if (path / "trials").is_dir()))
+    collect(sorted(path for path in args.out.iterdir() if (path / "trials").is_dir()))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# All results of one GPU: every kernel held to its reference, then timed beside its peers, then whole models beside stock
-# transformers, and where a prefill spends its time. What a folder holds of the same card stays where it is not measured anew; another card's is replaced.
+# All results of one GPU: every kernel compared with its reference, then timed beside its baselines, then whole models beside stock
+# transformers, and where a prefill spends its time. What a folder holds of the same GPU stays where it is not measured again; results of another GPU are replaced.
 #     bash data/benchmarks/gpu.sh       leaves data/benchmarks/OP.json for every OP that is measured
-# OPS names some of them (kernels, question, recompute, prefill, decode, stages), AGAINST the peers (all: FlashInfer too, where it
+# OPS names some of them (kernels, question, recompute, prefill, decode, stages), AGAINST the baselines (all: FlashInfer too, where it
 # is installed), CHECK=no leaves the references out, OUT is another folder. Where one fails, the others still run.
 #     OPS="tile_attention prefill" CHECK=no OUT=/tmp/results bash data/benchmarks/gpu.sh
 set -euo pipefail
@@ -11,12 +11,12 @@ python=${PYTHON:-.venv/bin/python}
 command -v "$python" >/dev/null || python=python3
 out=${OUT:-data/benchmarks}
 mkdir -p "$out"
-kernels=$("$python" -c 'from workbench import bench; print(*bench.names())')
+kernels=$("$python" -c 'from workbench.experiments import bench; print(*bench.names())')
 ops=${OPS:-$("$python" -c 'from workbench.experiments.bench import MODELS
 from workbench.experiments.bench.run import WORKLOADS
 print(*WORKLOADS, *MODELS, "stages")')}
 failed=()
-for op in $kernels; do # a process each: one that breaks the card's context does not stop the others
+for op in $kernels; do # a process each: one that breaks the GPU's context does not stop the others
     [ "${CHECK:-yes}" != no ] && [[ " $ops " == *" $op "* || -z ${OPS:-} ]] || continue
     "$python" -m workbench bench "$op" --check || failed+=("$op --check")
 done

@@ -1,5 +1,5 @@
-"""What it is worth that the last rows attend to everything: FlashPrefill and SeerAttention without that rule, on the
-lab questions of sparse.py.
+"""The worth of last rows that attend to everything: FlashPrefill and SeerAttention without that rule, on the lab
+questions of sparse.py.
 
     python data/benchmarks/last_rows.py --processes 2
 
@@ -9,13 +9,12 @@ the questions).
 """
 
 import argparse
-import json
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from workbench.experiments.record import write
+from workbench.experiments import results
 from workbench.experiments.trial import Trial
 
 OUT = Path(__file__).with_name("last-rows.json")
@@ -27,12 +26,18 @@ SPECS = (  # of sparse.py; about a third of the pairs
 
 
 def run(spec: str, samples: int, device: str) -> dict[str, Any]:
-    """One entry of the file."""
+    """Return the entry of a method without the rule, by its name."""
     without = spec.replace("tail=1", "tail=0")
-    common = {"samples": samples, "seed": SEED, "passages": PASSAGES, "chunk": CHUNK, "device": device, "timed": 10}
-    record, rows = Trial(MODEL, mode="full", sparse=without, **common).run_each()
-    right = "".join(str(int(row["em"])) for row in rows)
-    return {without: {"with": spec, "record": record.to_json(), "right": right}}
+    common: dict[str, Any] = {
+        "samples": samples,
+        "seed": SEED,
+        "passages": PASSAGES,
+        "chunk": CHUNK,
+        "device": device,
+        "timed": 10,
+    }
+    trial = Trial(MODEL, mode="full", sparse=without, **common)
+    return {without: {"with": spec, **results.entry(*trial.run_each())}}
 
 
 def main() -> None:
@@ -40,14 +45,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
-    asked = parser.parse_args()
-    with ProcessPoolExecutor(asked.processes, get_context("spawn")) as pool:
-        jobs = [pool.submit(run, spec, asked.samples, asked.device) for spec in SPECS]
-        found = {name: entry for job in jobs for name, entry in job.result().items()}
-    write(json.dumps({"samples": asked.samples, "seed": SEED, "methods": found}, indent=1) + "\n", OUT)
-    for name, entry in found.items():
-        record = entry["record"]
-        print(f"{name}: {record['em']:.3f} [{record['em_low']:.3f}, {record['em_high']:.3f}]  n = {record['n']}")
+    args = parser.parse_args()
+    with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
+        jobs = [pool.submit(run, spec, args.samples, args.device) for spec in SPECS]
+        methods = {name: entry for job in jobs for name, entry in job.result().items()}
+    results.write(OUT, args.samples, SEED, methods)
+    print(results.summary(methods))
 
 
 if __name__ == "__main__":

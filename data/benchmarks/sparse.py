@@ -3,12 +3,13 @@
     for i in 0 1; do CUDA_VISIBLE_DEVICES=$i python data/benchmarks/sparse.py --samples 500 --needles 500 --size 8 \
         --device cuda --processes 14 --share $i/2 & done; wait; python data/benchmarks/sparse.py --device cuda --collect
 
-made the committed files on two cards (so many processes share one well under CUDA's multi-process service only). It
+made the committed files on two GPUs (so many processes share one well under CUDA's multi-process service only). It
 leaves sparse.parquet (a row a setting, data set and kind of question: scores and measures with 95% intervals),
 sparse-answers.parquet (the scores of each question) and sparse-heads.parquet (by layer and head). Prompts of 40
 passages of the lab corpus, and needle tasks, prefilled in chunks of 512 rows. What runs/sparse holds is not computed
 again; `--minutes` begins nothing new after that, and the files are written from what is there; `--part` is one of the
-two data sets, `--share` some of their parts, `--collect` only writes the files. On a CPU, a small preliminary set:
+two data sets, `--share` some of the units of work, `--collect` only writes the files. On a CPU, a small preliminary
+set:
 
     python data/benchmarks/sparse.py --samples 6 --measured 2 --needles 5 --steps 2 --size 1
 """
@@ -72,7 +73,7 @@ TOGETHER = 64  # pairs of a prompt and a setting that a GPU is given at a time
 
 @dataclass(frozen=True)
 class Setting:
-    """A method with its dial at `value`; group "table" for those of BFLA's table."""
+    """A method with its threshold at `value`; group "table" for those of BFLA's table."""
 
     method: str
     spec: str
@@ -81,7 +82,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkUnit:
     """Questions `start` to `start + count` of a data set under every setting; of the first `measured`, what is kept."""
 
     data: str
@@ -101,41 +102,41 @@ class Part:
 
 
 def settings(steps: int | None) -> list[Setting]:
-    """All settings, or `steps` of each method, evenly out of its list; the learned gate only where it is shipped."""
-    found = []
+    """Return all settings, or `steps` of each method, evenly out of its list; the learned gate where it is shipped."""
+    chosen = []
     for name, (spec, values) in CURVES.items():
         if name == "seer_attention" and not (models.folder(MODEL) / seer_gate.FILE).exists():
             continue
         some = values if steps is None or not values else [values[i] for i in _evenly(len(values), steps)]
-        found += [Setting(name, spec.format(value), value, "curve") for value in some]
-        found += [] if values else [Setting(name, spec, None, "curve")]
+        chosen += [Setting(name, spec.format(value), value, "curve") for value in some]
+        chosen += [] if values else [Setting(name, spec, None, "curve")]
     table = [Setting("bfla", spec, None, "table") for spec in TABLE]
-    return found + (table if steps is None else table[1:8:3])
+    return chosen + (table if steps is None else table[1:8:3])
 
 
 def _evenly(count: int, steps: int) -> list[int]:
     return sorted({round(i) for i in np.linspace(0, count - 1, steps + 2)[1:-1]})
 
 
-def parts(asked: argparse.Namespace) -> list[Part]:
-    """What there is to do, both data sets side by side, so that what is there at any time is balanced."""
-    return sorted(_parts(asked), key=lambda part: part.start)
+def units(args: argparse.Namespace) -> list[WorkUnit]:
+    """Return the work, both data sets side by side, so that the results at any time are balanced."""
+    return sorted(_units(args), key=lambda unit: unit.start)
 
 
 def share_of(text: str) -> tuple[int, int]:
-    """`i/n`: the i-th of n shares, from 0."""
-    i, n = (int(part) for part in text.split("/"))
+    """Read `i/n`, the i-th of n shares, from 0."""
+    i, n = (int(number) for number in text.split("/"))
     if not 0 <= i < n:
         raise ValueError
     return i, n
 
 
-def _parts(asked: argparse.Namespace) -> Iterator[Part]:
-    listed = tuple(settings(asked.steps))
-    for name, total, measured in (("lab", asked.samples, asked.measured), ("needles", asked.needles, 0)):
-        for start in range(0, total, asked.size):
-            count = min(asked.size, total - start)
-            yield Part(name, start, count, measured, asked.heads, listed, asked.device, asked.processes)
+def _units(args: argparse.Namespace) -> Iterator[WorkUnit]:
+    listed = tuple(settings(args.steps))
+    for name, total, measured in (("lab", args.samples, args.measured), ("needles", args.needles, 0)):
+        for start in range(0, total, args.size):
+            count = min(args.size, total - start)
+            yield WorkUnit(name, start, count, measured, args.heads, listed, args.device, args.processes)
 
 
 @lru_cache(maxsize=1)
@@ -150,69 +151,70 @@ def questions(name: str, count: int) -> list[data.Sample]:
     return data.load(name, count, SEED, PASSAGES)
 
 
-def run(part: Part, out: Path) -> str:
-    """Write the two tables of a part."""
-    model, tokenizer, layout = loaded(part.device)
-    methods = {each.spec: sparse.named(each.spec).ready(model) for each in part.settings}
-    samples = questions(part.data, part.start + part.count)[part.start :]
-    prompts = layout.prompts(samples, tokenizer)
-    measured = max(0, min(part.count, part.measured - part.start))
-    together = TOGETHER if model.device.type == "cuda" else 8
-    found = [
-        *compare_many((model, tokenizer, layout), prompts[:measured], methods, CHUNK, 24, True, together),
-        *compare_many((model, tokenizer, layout), prompts[measured:], methods, CHUNK, 24, False, together),
+def run(unit: WorkUnit, out: Path) -> str:
+    """Write the two tables of a unit."""
+    lm = loaded(unit.device)
+    methods = {each.spec: sparse.named(each.spec).ready(lm.model) for each in unit.settings}
+    samples = questions(unit.data, unit.start + unit.count)[unit.start :]
+    prompts = lm.layout.prompts(samples, lm.tokenizer)
+    measured = max(0, min(unit.count, unit.measured - unit.start))
+    together = TOGETHER if lm.model.device.type == "cuda" else 8
+    comparisons = [
+        *compare_many(lm, prompts[:measured], methods, CHUNK, 24, True, together),
+        *compare_many(lm, prompts[measured:], methods, CHUNK, 24, False, together),
     ]
     rows, heads = [], []
-    for at, (sample, prompt, by_spec) in enumerate(zip(samples, prompts, found, strict=True)):
-        about = {"data": part.data, "id": sample.id, "kind": sample.kind, "tokens": len(prompt)}
-        about |= {"measured": at < measured, "device": device_name(model.device), "processes": part.processes}
-        for spec, one in by_spec.items():
-            score = {"em": answers.exact_match(one.text, sample.answers)}
-            score["f1"] = answers.f1(one.text, sample.answers)
-            rows.append(about | {"spec": spec} | score | one.measures())
-            if part.start + at < part.heads:
-                heads += [{"id": sample.id, "spec": spec} | vars(head) for head in one.heads]
+    for at, (sample, prompt, by_spec) in enumerate(zip(samples, prompts, comparisons, strict=True)):
+        about = {"data": unit.data, "id": sample.id, "kind": sample.kind, "tokens": len(prompt)}
+        about |= {"measured": at < measured, "device": device_name(lm.model.device), "processes": unit.processes}
+        for spec, compared in by_spec.items():
+            score = {"em": answers.exact_match(compared.text, sample.answers)}
+            score["f1"] = answers.f1(compared.text, sample.answers)
+            rows.append(about | {"spec": spec} | score | compared.measures())
+            if unit.start + at < unit.heads:
+                heads += [{"id": sample.id, "spec": spec} | vars(head) for head in compared.heads]
     by_head = pd.DataFrame(heads).astype(dict.fromkeys((*MEASURES, "lowest"), "float32") if heads else {})
-    write_atomically(out / f"{part.name}.heads.parquet", lambda path: by_head.to_parquet(path, compression="zstd"))
-    write_atomically(out / f"{part.name}.parquet", pd.DataFrame(rows).to_parquet)  # last: the part is done
-    return part.name
+    write_atomically(out / f"{unit.name}.heads.parquet", lambda path: by_head.to_parquet(path, compression="zstd"))
+    write_atomically(out / f"{unit.name}.parquet", pd.DataFrame(rows).to_parquet)  # last: the unit is done
+    return unit.name
 
 
-def run_all(asked: argparse.Namespace) -> None:
-    """Run what is not there yet, side by side."""
-    asked.out.mkdir(parents=True, exist_ok=True)
-    share, shares = asked.share
-    listed, end = parts(asked)[share::shares], time.monotonic() + 60 * asked.minutes
-    listed = [part for part in listed if asked.part in ("all", part.data)]
-    todo = [part for part in listed if not (asked.out / f"{part.name}.parquet").exists()]
-    print(f"{len(todo)} of {len(listed)} parts to do, {len(todo[0].settings if todo else [])} settings", flush=True)
+def run_all(args: argparse.Namespace) -> None:
+    """Run the units that are not there yet, side by side."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    share, shares = args.share
+    end = time.monotonic() + 60 * args.minutes
+    listed = units(args)[share::shares]
+    listed = [unit for unit in listed if args.part in ("all", unit.data)]
+    todo = [unit for unit in listed if not (args.out / f"{unit.name}.parquet").exists()]
+    print(f"{len(todo)} of {len(listed)} units to do, {len(todo[0].settings if todo else [])} settings", flush=True)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(asked.processes, context, torch.set_num_threads, (1,)) as pool:
-        running = {pool.submit(timed, part, asked.out, time.time() + end - time.monotonic()) for part in todo}
+    with ProcessPoolExecutor(args.processes, context, torch.set_num_threads, (1,)) as pool:
+        running = {pool.submit(timed, unit, args.out, time.time() + end - time.monotonic()) for unit in todo}
         for count, future in enumerate(as_completed(running), 1):
             print(f"{count} of {len(todo)}: {future.result()}", flush=True)
 
 
-def timed(part: Part, out: Path, end: float) -> str:
-    """Run a part unless it is too late for it (a moment of the wall clock, s)."""
-    return run(part, out) if time.time() < end else f"{part.name} left for the next run"
+def timed(unit: WorkUnit, out: Path, end: float) -> str:
+    """Run a unit unless it is too late for it (a moment of the wall clock, s)."""
+    return run(unit, out) if time.time() < end else f"{unit.name} left for the next run"
 
 
-def collect(done: list[Part], out: Path) -> None:
-    """The committed files, from the parts that are done."""
+def collect(done: list[WorkUnit], out: Path) -> None:
+    """Write the committed files, from the units that are done."""
     listed = {each.spec: each for each in done[0].settings}
-    tables = [out / f"{part.name}.parquet" for part in done]
+    tables = [out / f"{unit.name}.parquet" for unit in done]
     every = pd.concat([pd.read_parquet(path) for path in tables], ignore_index=True)
     rows = []
-    for (name, spec), part in every.groupby(["data", "spec"], sort=False):
+    for (name, spec), group in every.groupby(["data", "spec"], sort=False):
         about = vars(listed[str(spec)]) | {"data": name, "model": MODEL, "seed": SEED, "passages": PASSAGES}
-        about |= {"chunk": CHUNK, "tokens": part.tokens.mean(), "device": part.device.iloc[0]}
-        about["processes"] = int(part.processes.iloc[0])
-        for kind in ("all", *sorted(part.kind.unique())):
-            of_kind = part if kind == "all" else part[part.kind == kind]
-            rows.append(about | {"kind": kind} | scores(of_kind) | (measures(part) if kind == "all" else {}))
-    found = pd.DataFrame(rows)
-    write_atomically(HERE / "sparse.parquet", lambda path: found.to_parquet(path, compression="zstd"))
+        about |= {"chunk": CHUNK, "tokens": group.tokens.mean(), "device": group.device.iloc[0]}
+        about["processes"] = int(group.processes.iloc[0])
+        for kind in ("all", *sorted(group.kind.unique())):
+            of_kind = group if kind == "all" else group[group.kind == kind]
+            rows.append(about | {"kind": kind} | scores(of_kind) | (measures(group) if kind == "all" else {}))
+    table = pd.DataFrame(rows)
+    write_atomically(HERE / "sparse.parquet", lambda path: table.to_parquet(path, compression="zstd"))
     wide = every[["data", "kind", "id"]].drop_duplicates().set_index(["data", "id"])
     for what, kind in (("em", "uint8"), ("f1", "float32")):
         by_spec = every.pivot(index=["data", "id"], columns="spec", values=what).astype(kind)
@@ -224,42 +226,42 @@ def collect(done: list[Part], out: Path) -> None:
     if len(heads):
         small = by_head(heads)
         write_atomically(HERE / "sparse-heads.parquet", lambda path: small.to_parquet(path, compression="zstd"))
-    print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(found)} rows")
+    print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(table)} rows")
 
 
 def by_head(heads: pd.DataFrame) -> pd.DataFrame:
-    """A row a setting, layer and head: means over prompts with bootstrap intervals, and the least mass of any row."""
+    """Return a row a setting, layer and head: means over prompts with bootstrap intervals, least mass of any row."""
     keys = ["spec", "layer", "head"]
-    found = heads.groupby(keys, sort=False).agg(lowest=("lowest", "min"), prompts=("id", "nunique"))
+    table = heads.groupby(keys, sort=False).agg(lowest=("lowest", "min"), prompts=("id", "nunique"))
     for name in MEASURES:
         wide = heads.pivot(index="id", columns=keys, values=name)
         low, high = answers.bootstrap_columns(wide.to_numpy())
         ends = pd.DataFrame({name: wide.mean(), f"{name}_low": low, f"{name}_high": high}, index=wide.columns)
-        found = found.join(ends)
-    return found.reset_index().astype(dict.fromkeys(found.columns.drop("prompts"), "float32"))
+        table = table.join(ends)
+    return table.reset_index().astype(dict.fromkeys(table.columns.drop("prompts"), "float32"))
 
 
-def scores(part: pd.DataFrame) -> dict[str, Any]:
-    """n, exact match (Wilson) and F1 (bootstrap) with their intervals."""
-    n, right = len(part), part.em.sum()
-    found = {"n": n, "em": right / n, "f1": part.f1.mean()}
-    found |= dict(zip(("em_low", "em_high"), answers.wilson(right, n), strict=True))
-    return found | dict(zip(("f1_low", "f1_high"), answers.bootstrap(part.f1.tolist()), strict=True))
+def scores(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return n, exact match (Wilson) and F1 (bootstrap) with their intervals."""
+    n, right = len(rows), rows.em.sum()
+    scored = {"n": n, "em": right / n, "f1": rows.f1.mean()}
+    scored |= dict(zip(("em_low", "em_high"), answers.wilson(right, n), strict=True))
+    return scored | dict(zip(("f1_low", "f1_high"), answers.bootstrap(rows.f1.tolist()), strict=True))
 
 
-def measures(part: pd.DataFrame) -> dict[str, Any]:
-    """Means over prompts with bootstrap intervals; seconds to choose: the median and the quartiles."""
-    found: dict[str, Any] = {"prompts": int(part.measured.sum()), "first": part["first"].mean()}
-    found |= dict(zip(("first_low", "first_high"), answers.wilson(part["first"].sum(), len(part)), strict=True))
+def measures(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return means over prompts with bootstrap intervals; seconds to choose: the median and the quartiles."""
+    measured: dict[str, Any] = {"prompts": int(rows.measured.sum()), "first": rows["first"].mean()}
+    measured |= dict(zip(("first_low", "first_high"), answers.wilson(rows["first"].sum(), len(rows)), strict=True))
     for name in NUMBERS:
-        values = part[name].dropna() if name in part else []
+        values = rows[name].dropna() if name in rows else pd.Series(dtype=float)
         if len(values):
             low, high = answers.bootstrap(values.tolist())
-            found |= {name: values.mean(), f"{name}_low": low, f"{name}_high": high}
-    if found["prompts"]:
-        low, middle, high = part.seconds.dropna().quantile([0.25, 0.5, 0.75])
-        found |= {"lowest": part.lowest.min(), "seconds": middle, "seconds_low": low, "seconds_high": high}
-    return found
+            measured |= {name: values.mean(), f"{name}_low": low, f"{name}_high": high}
+    if measured["prompts"]:
+        low, middle, high = rows.seconds.dropna().quantile([0.25, 0.5, 0.75])
+        measured |= {"lowest": rows.lowest.min(), "seconds": middle, "seconds_low": low, "seconds_high": high}
+    return measured
 
 
 def main() -> None:
@@ -271,20 +273,20 @@ def main() -> None:
     )
     parser.add_argument("--heads", type=int, default=500, help="prompts that go into the table by layer and head")
     parser.add_argument("--steps", type=int, help="settings of each method; none: all")
-    parser.add_argument("--size", type=int, default=8, help="questions of a part")
+    parser.add_argument("--size", type=int, default=8, help="questions of a unit of work")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=600, help="begin no part after so many")
+    parser.add_argument("--minutes", type=float, default=600, help="begin no unit after so many")
     parser.add_argument("--part", choices=("all", "lab", "needles"), default="all")
     parser.add_argument("--share", type=share_of, default=(0, 1), metavar="I/N", help="the I-th of N shares, from 0")
     parser.add_argument("--out", type=Path, default=Path("runs/sparse"))
     parser.add_argument("--collect", action="store_true", help="only write the files, from what is there")
-    asked = parser.parse_args()
-    if not asked.collect:
-        run_all(asked)
-    done = [part for part in parts(asked) if (asked.out / f"{part.name}.parquet").exists()]
-    if asked.collect or asked.share == (0, 1):
-        collect(done, asked.out)
+    args = parser.parse_args()
+    if not args.collect:
+        run_all(args)
+    done = [unit for unit in units(args) if (args.out / f"{unit.name}.parquet").exists()]
+    if args.collect or args.share == (0, 1):
+        collect(done, args.out)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from workbench.methods import sparse
 
 WIDTH = 128
 SPECS = (
-    "bfla", "flash_prefill", "xattention", "vertical_slash", "quoka", "window", "strided", "random", "dense", "oracle",
-    "compact(over=flash_prefill(alpha=0.06))",
-)  # fmt: skip
+    "bfla flash_prefill xattention vertical_slash quoka window strided random dense oracle "
+    "compact(over=flash_prefill(alpha=0.06))"
+).split()
 
 
 class Largest(TorchDispatchMode):
@@ -42,8 +42,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def one(spec: str, length: int, chunk: int, heads: int, device: str) -> dict[str, Any]:
-    """The last `chunk` rows of `length` tokens; seconds are of a second choice, without the bookkeeping."""
+def measure(spec: str, length: int, chunk: int, heads: int, device: str) -> dict[str, Any]:
+    """Choose for the last `chunk` rows of `length` tokens; seconds are of a second choice, without the bookkeeping."""
     torch.manual_seed(0)
     rows = torch.arange(length - chunk, length, device=device)
     dtype = torch.bfloat16 if device != "cpu" else torch.float32
@@ -51,19 +51,24 @@ def one(spec: str, length: int, chunk: int, heads: int, device: str) -> dict[str
     keys = torch.randn(max(1, heads // 2), length, WIDTH, device=device, dtype=dtype)
     method = sparse.named(spec)
     before = _peak(device)
-    with Largest() as seen:
+    with Largest() as largest:
         tiles = method(queries, keys, rows, Site(0, length))
-    peak, began = _peak(device) - before, perf_counter()
+    peak = _peak(device) - before
+    began = perf_counter()
     method(queries, keys, rows, Site(0, length))
     if device != "cpu":
         torch.cuda.synchronize()
-    seconds, share = perf_counter() - began, tiles.density
-    found = {"method": spec, "length": length, "chunk": chunk, "heads": heads, "seconds": seconds, "bytes": peak}
-    return found | {
-        "largest": seen.elements,
+    return {
+        "method": spec,
+        "length": length,
+        "chunk": chunk,
+        "heads": heads,
+        "seconds": perf_counter() - began,
+        "bytes": peak,
+        "largest": largest.elements,
         "pairs": heads * chunk * length,
         "tiles": tiles.kept.numel(),
-        "kept": share,
+        "kept": tiles.density,
     }
 
 
@@ -81,12 +86,12 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 32768, 131072])
     parser.add_argument("--chunk", type=int, default=0, help="rows at the end of the prompt; 0: all of it")
     parser.add_argument("--methods", nargs="+", default=SPECS)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     records = []
-    for spec in asked.methods:
-        for length in asked.lengths:
+    for spec in args.methods:
+        for length in args.lengths:
             with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
-                job = fresh.submit(one, spec, length, asked.chunk or length, asked.heads, asked.device)
+                job = fresh.submit(measure, spec, length, args.chunk or length, args.heads, args.device)
                 records.append(job.result())
             r = records[-1]
             print(
@@ -94,7 +99,7 @@ def main() -> None:
                 f"largest tensor {r['largest'] / 1e6:8.1f} M of {r['pairs'] / 1e6:10.0f} M pairs",
                 flush=True,
             )
-    out = Path(__file__).with_name(f"sparse-choice-{asked.device}.json")
+    out = Path(__file__).with_name(f"sparse-choice-{args.device}.json")
     out.write_text(json.dumps({"torch": torch.__version__, "records": records}, indent=1) + "\n")
 
 

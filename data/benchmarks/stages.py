@@ -3,9 +3,9 @@
     python data/benchmarks/stages.py --device cuda            Llama-3.1-8B's shape, random weights, 32K tokens
     python data/benchmarks/stages.py --model lab-full --length 1024 --block 64 --out /tmp
 
-Writes stages.json: full attention, cached blocks, cached blocks with a share computed again, and a sparse method at
-several values of its dial, each with the density that it keeps. The host waits at every border between stages, so sums
-are more than the time to first token.
+Writes stages.json: full attention, cached blocks, cached blocks with a share recomputed, and a sparse method at
+several values of its threshold, each with the density that it keeps. The host waits at every border between stages, so
+sums are more than the time to first token.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LLAMA = "Llama-3.1-8B shape"
 
 
 def prompt_of(vocabulary: int, length: int, block: int, question: int) -> Prompt:
-    """Random tokens in blocks, and a question."""
+    """Make a prompt of random tokens in blocks, and a question."""
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(vocabulary, (length,), generator=draw)
     parts = [*tokens[: length - question].split(block), tokens[length - question :]]
@@ -39,7 +39,7 @@ def prompt_of(vocabulary: int, length: int, block: int, question: int) -> Prompt
 
 
 def without(words: list[str], option: str) -> list[str]:
-    """A command line without one option: folders of this machine are nobody's business."""
+    """Return a command line without one option, which names a folder of this machine."""
     at = words.index(option) if option in words else len(words)
     return words[:at] + words[at + 2 :]
 
@@ -51,44 +51,44 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=32768)
     parser.add_argument("--block", type=int, default=512, help="tokens of a cached block")
     parser.add_argument("--question", type=int, default=50)
-    parser.add_argument("--ratio", type=float, default=0.15, help="share of the document tokens computed again")
+    parser.add_argument("--ratio", type=float, default=0.15, help="share of the document tokens that is recomputed")
     parser.add_argument("--sparse", default="bfla(block=256, tile=128, flat=64)")
     parser.add_argument("--threshold", type=float, nargs="*", default=[0.1, 0.3, 0.5, 0.9])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    asked = parser.parse_args()
-    if asked.model == LLAMA:
+    args = parser.parse_args()
+    if args.model == LLAMA:
         from workbench.experiments.bench.whole_model import build  # loads the kernels, which need Triton
 
         model = build()
     else:
-        model = models.load(asked.model, asked.device)[0]
-    prompt = prompt_of(model.config.vocab_size, asked.length, asked.block, asked.question)
-    store, method = filled(model, prompt.context), sparse.named(asked.sparse)
-    ways: dict[str, Full | Reuse] = {
+        model = models.load(args.model, args.device).model
+    prompt = prompt_of(model.config.vocab_size, args.length, args.block, args.question)
+    store, method = filled(model, prompt.context), sparse.named(args.sparse)
+    methods: dict[str, Full | Reuse] = {
         "full attention": Full(),
         "cached blocks": Reuse(),
-        f"blocks, {asked.ratio:.0%} computed again": Reuse(select=QueryGuided(), ratio=asked.ratio),
+        f"blocks, {args.ratio:.0%} computed again": Reuse(select=QueryGuided(), ratio=args.ratio),
     }
-    ways |= {f"{asked.sparse} at {value:g}": Full(sparse=method.with_threshold(value)) for value in asked.threshold}
+    methods |= {f"{args.sparse} at {value:g}": Full(sparse=method.with_threshold(value)) for value in args.threshold}
     facts: dict[str, Any] = {
         "command": shlex.join(["python", "data/benchmarks/stages.py", *without(sys.argv[1:], "--out")]),
-        "model": asked.model,
+        "model": args.model,
         "device": device_name(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "length": asked.length,
-        "question": asked.question,
-        "repeats": asked.repeats,
+        "length": args.length,
+        "question": args.question,
+        "repeats": args.repeats,
         "versions": versions(),
         "rows": [],
     }
-    for name, way in ways.items():
-        found = stages(model, prompt, way, store, asked.repeats)
-        facts["rows"].append({"way": name, "sparse": isinstance(way, Full) and bool(way.sparse),
-                              "density": found.density, **found.seconds})  # fmt: skip
-        spent = ", ".join(f"{stage} {seconds * 1e3:.1f}" for stage, seconds in found.seconds.items())
-        print(f"{name:44} {spent} ms, density {found.density:.0%}", flush=True)
-    write(json.dumps(facts, indent=1) + "\n", asked.out / "stages.json")
+    for name, timed in methods.items():
+        split = stages(model, prompt, timed, store, args.repeats)
+        row = {"way": name, "sparse": isinstance(timed, Full) and bool(timed.sparse), "density": split.density}
+        facts["rows"].append(row | split.seconds)
+        spent = ", ".join(f"{stage} {seconds * 1e3:.1f}" for stage, seconds in split.seconds.items())
+        print(f"{name:44} {spent} ms, density {split.density:.0%}", flush=True)
+    write(json.dumps(facts, indent=1) + "\n", args.out / "stages.json")
 
 
 if __name__ == "__main__":

@@ -28,29 +28,29 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=0.15, help="share of the document tokens that is recomputed")
     parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    model, tokenizer, layout = models.load(asked.model, asked.device)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model, tokenizer, layout = models.load(args.model, args.device)
     samples = data.load("lab", 8)
     facts: dict[str, Any] = {
         "command": " ".join(["python", "data/benchmarks/ttft.py", *sys.argv[1:]]),
-        "model": asked.model,
-        "question": asked.question,
-        "ratio": asked.ratio,
-        "threads": asked.threads,
+        "model": args.model,
+        "question": args.question,
+        "ratio": args.ratio,
+        "threads": args.threads,
         "device": device_name(model.device),
         "versions": versions(),
         "rows": [],
     }
-    for length in asked.lengths:
-        prompt = prompt_of_length(length, samples, tokenizer, layout, asked.question)
-        rows = by_length(model, [prompt], asked.repeats, asked.ratio, asked.methods)
+    for length in args.lengths:
+        prompt = prompt_of_length(length, samples, tokenizer, layout, args.question)
+        rows = by_length(model, [prompt], args.repeats, args.ratio, args.methods)
         facts["rows"] += rows
         block = next((row["p50"] for row in rows if row["way"] == "block"), None)
         for row in rows:
             faster = f"block is {row['p50'] / block:.1f} times as fast" if block else ""
             print(f"{length:>6}  {row['way']:14} {row['p50'] * 1e3:8.1f} ms  {faster}", flush=True)
-    write(json.dumps(facts, indent=1) + "\n", Path(__file__).with_name(f"ttft-{asked.device}.json"))
+    write(json.dumps(facts, indent=1) + "\n", Path(__file__).with_name(f"ttft-{args.device}.json"))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Committed results: what the scripts in data/benchmarks measured on many questions, read back for figures and tests.
+"""Committed results of the scripts in data/benchmarks on many questions, written there and read back for figures.
 
 A file holds one entry a method: {"record": Record as JSON, "right": "0110…"}, a digit a question in the order of the
 data, so that two methods are compared question by question.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pandas as pd
 
 from workbench.core import renamed
 from workbench.core.errors import BadInput
+from workbench.core.files import write_text
 from workbench.data.assets import ROOT
 from workbench.experiments.record import Record
 from workbench.metrics.answers import Interval, bootstrap
@@ -53,6 +54,26 @@ def today(swept: pd.DataFrame) -> pd.DataFrame:
 def names(kind: str = "json") -> list[str]:
     """List the results there are."""
     return sorted(path.stem for path in Path(FOLDER).glob(f"*.{kind}"))
+
+
+def entry(record: Record, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the entry of a method in a results file, from what `Trial.run_each` returns."""
+    return {"record": record.to_json(), "right": "".join(str(int(row["em"])) for row in rows)}
+
+
+def write(path: Path, samples: int, seed: int, methods: Mapping[str, Any]) -> None:
+    """Write a results file with an entry for every method."""
+    write_text(path, json.dumps({"samples": samples, "seed": seed, "methods": methods}, indent=1) + "\n")
+
+
+def summary(methods: Mapping[str, Any]) -> str:
+    """Return exact match with its interval, a line a method."""
+    width = max(map(len, methods), default=0)
+    records = {name: entry["record"] for name, entry in methods.items()}
+    return "\n".join(
+        f"{name:{width}} {record['em']:.3f} [{record['em_low']:.3f}, {record['em_high']:.3f}]  n = {record['n']}"
+        for name, record in records.items()
+    )
 
 
 def rows(methods: Mapping[str, Any]) -> list[dict[str, Any]]:
