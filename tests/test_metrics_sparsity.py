@@ -13,8 +13,8 @@ from workbench.core.plan import Plan
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
 from workbench.methods import sparse
-from workbench.metrics import sparsity
 from workbench.metrics.sparsity import measure, of_layer, operations
+from workbench.models.spec import attach
 
 MODEL = model_of("llama")
 PROMPTS = [prompt_of(20, 30, 7), prompt_of(9, 40, 5, seed=1)]
@@ -118,7 +118,7 @@ def test_more_mass_means_less_error():
 
 def test_layers_with_a_window_and_the_scale_of_the_model():
     model = model_of("gemma3", query_pre_attn_scalar=64)
-    full = [layer for layer, size in enumerate(sparsity.attach(model).windows) if not size]
+    full = [layer for layer, size in enumerate(attach(model).windows) if not size]
     found = measure(model, PROMPTS[:1], sparse.named("oracle(block=8, mass=0.9)"))
     assert sorted({head.layer for head in found.heads}) == full
     assert all(head.mass >= 0.9 - 1e-5 for head in found.heads)

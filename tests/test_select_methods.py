@@ -16,6 +16,7 @@ from workbench.methods import select
 from workbench.methods.select import cache_craft
 from workbench.methods.select.cache_craft import CacheCraft, Past
 from workbench.methods.select.query_guided import QueryGuided
+from workbench.models.spec import attach
 
 SIZES = (4, 9, 7, 12, 5)
 PROMPT = prompt_of(*SIZES)
@@ -91,7 +92,7 @@ def test_every_block_gets_the_same_mass(model, kv):
 
 def test_the_last_layer_is_one_that_sees_the_whole_prompt():
     mixed = model_of("gemma3")
-    windows = [layer for layer, size in enumerate(attention_maps.attach(mixed).windows) if not size]
+    windows = [layer for layer, size in enumerate(attach(mixed).windows) if not size]
     assert attention_maps.layers_of(mixed, "last") == [max(windows)]
     sliding = model_of("mistral-window")
     assert attention_maps.layers_of(sliding, "last") == [2]

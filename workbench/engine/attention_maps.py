@@ -14,7 +14,7 @@ from workbench.core.masks import Sees, causal, visible, window
 from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.models.spec import attach
+from workbench.models.families import declared_window, decoder_config
 
 ELEMENTS = 1 << 26  # most logits in memory at a time
 Layers = str | tuple[int, ...]
@@ -31,15 +31,21 @@ def check_layers(layers: Layers, words: tuple[str, ...]) -> None:
 def layers_of(model: PreTrainedModel, layers: Layers) -> list[int]:
     """Layer numbers of "all", of "last" (the last layer that sees the whole prompt: without a sliding window, where the
     model has one) or of a list, which may count from the end."""
-    spec = attach(model)
+    count = decoder_config(model.config).num_hidden_layers
     if layers == "all":
-        return list(range(spec.layers))
+        return list(range(count))
     if layers == "last":
-        return [max((i for i, size in enumerate(spec.windows) if not size), default=spec.layers - 1)]
-    chosen = sorted({layer + spec.layers if layer < 0 else layer for layer in layers if isinstance(layer, int)})
-    if chosen[0] < 0 or chosen[-1] >= spec.layers:
-        raise BadInput(f"layers {layers}: the model has layers 0 to {spec.layers - 1}, or -{spec.layers} to -1")
+        return [max((i for i in range(count) if not declared_window(model.config, i)), default=count - 1)]
+    chosen = sorted({layer + count if layer < 0 else layer for layer in layers if isinstance(layer, int)})
+    if chosen[0] < 0 or chosen[-1] >= count:
+        raise BadInput(f"layers {layers}: the model has layers 0 to {count - 1}, or -{count} to -1")
     return chosen
+
+
+def whole_layers(model: PreTrainedModel, length: int) -> list[int]:
+    """Layers that see a whole prompt of `length` tokens: those without a sliding window, or with a wider one."""
+    windows = [declared_window(model.config, layer) for layer in layers_of(model, "all")]
+    return [layer for layer, size in enumerate(windows) if not size or size >= length]
 
 
 def logits(
@@ -49,7 +55,7 @@ def logits(
 
     Yields (which rows, [Hq, r, T] fp32), -inf where a row does not see: by `sees` and by the layer's sliding window.
     """
-    size = attach(model).windows[layer]
+    size = declared_window(model.config, layer)
     scale = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None) or queries.shape[-1] ** -0.5
     rows, cols = rows.to(keys.device), torch.arange(keys.shape[1], device=keys.device)
     grouped, wide = queries.float().unflatten(0, (keys.shape[0], -1)), keys.float()[:, None].mT  # GQA without copies

@@ -13,7 +13,6 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from workbench.models.seam import NAME, attend
-from workbench.models.spec import attach
 
 SHAPES = 64  # numbers of rows that are compiled for
 
@@ -24,7 +23,6 @@ def fused(model: PreTrainedModel, backend: str | Callable[..., Any] = "inductor"
 
     A CUDA graph that is captured within it stays fused.
     """
-    attach(model)
     layers = model.get_decoder().layers
     AttentionInterface.register(NAME, torch.compiler.disable(attend))
     try:

@@ -16,7 +16,7 @@ from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically
 from workbench.core.rope import Pairing, cos_sin, pairing_of, rotate, rotated
 from workbench.core.tile_grid import Grid, folded, means
-from workbench.models.families import decoder_config
+from workbench.models.families import decoder_config, family
 from workbench.models.spec import ModelSpec, attach
 
 FILE = "seer_attention.safetensors"  # of the shipped gate, beside the weights of its model
@@ -72,13 +72,12 @@ class Gate(torch.nn.Module):
 
 def new(model: PreTrainedModel, block: int = 64, width: int = 128) -> Gate:
     """Make an untrained gate for `model`."""
-    spec, config = attach(model), decoder_config(model.config)
+    config = decoder_config(model.config)
     tables = [x for x in config.rope_parameters.values() if isinstance(x, dict)] or [config.rope_parameters]
     theta = float(tables[0].get("rope_theta", 10_000.0))
     if block < 1 or width < 2 or width % 2:
         raise BadInput(f"a gate of block {block} and width {width}: block is 1 or more, width an even number")
-    shape = GateShape(identity(model), block, width, theta, spec.pairing)
-    return Gate(shape, spec, config.num_attention_heads).to(spec.device)
+    return _untrained(GateShape(identity(model), block, width, theta, family(model).pairing), model)
 
 
 def load(path: Path, model: PreTrainedModel) -> Gate:
@@ -94,9 +93,14 @@ def load(path: Path, model: PreTrainedModel) -> Gate:
     if shape.model != identity(model):
         name = model.config.name_or_path or model.config.model_type
         raise BadInput(f"the gate {path} was trained for another model than {name}: distil one from it")
-    gate = Gate(shape, attach(model), decoder_config(model.config).num_attention_heads)
+    gate = _untrained(shape, model)
     gate.load_state_dict(tensors)
-    return gate.to(model.device).eval().requires_grad_(False)
+    return gate.eval().requires_grad_(False)
+
+
+def _untrained(shape: GateShape, model: PreTrainedModel) -> Gate:
+    gate = Gate(shape, attach(model), decoder_config(model.config).num_attention_heads)
+    return gate.to(model.device)
 
 
 def identity(model: PreTrainedModel) -> str:

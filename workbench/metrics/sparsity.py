@@ -16,13 +16,13 @@ from workbench.core.plan import Plan, Site
 from workbench.core.tile_grid import Grid, attention
 from workbench.core.tiles import Tiles
 from workbench.engine.assembly import empty
+from workbench.engine.attention_maps import whole_layers
 from workbench.engine.chunked import check_chunk, prefill_chunked
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.compact import Compact, united
 from workbench.metrics.answers import wilson
 from workbench.metrics.latency import wait
-from workbench.models.spec import attach
 
 MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # of a `Head`, means over heads
 SEVERAL = 1 << 27  # most elements of the attention that choices keep, made at a time on a GPU
@@ -271,7 +271,7 @@ def by_layer(
 
     Layers whose sliding window is narrower than the prompt are left out: they are not made sparse.
     """
-    layers = [layer for layer, size in enumerate(attach(model).windows) if not size or size >= len(kv)]
+    layers = whole_layers(model, len(kv))
     return {layer: of_layer(scaled(model, layer, dense), kv, layer, methods, chunk) for layer in layers}
 
 

@@ -14,12 +14,12 @@ from workbench.core.tile_grid import Grid, mass
 from workbench.core.tile_selection import smallest
 from workbench.core.tiles import Tiles
 from workbench.engine.assembly import empty
+from workbench.engine.attention_maps import whole_layers
 from workbench.engine.forward import prefill
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
 from workbench.metrics.sparsity import scaled
-from workbench.models.spec import attach
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def dense_states(model: PreTrainedModel, tokens: Tensor) -> States:
 
     Raises BadInput where no layer is left.
     """
-    layers = tuple(i for i, size in enumerate(attach(model).windows) if not size or size >= len(tokens))
+    layers = tuple(whole_layers(model, len(tokens)))
     if not layers:
         raise BadInput(f"every layer has a sliding window narrower than the {len(tokens)} tokens: nothing to choose")
     kv = empty(model, len(tokens))

@@ -14,7 +14,6 @@ from workbench.engine.forward import prefill
 from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.trial import Trial
 from workbench.models.loading import Loaded
-from workbench.models.spec import attach
 
 SEED = 20_000  # of the held-out worlds; training draws its worlds from names no seed can spell
 LENGTHS = (1, 5, 10, 20, 40)  # passages of a context
@@ -61,7 +60,6 @@ def recompute_all(loaded: Loaded, seed: int, samples: int = 20) -> dict[str, flo
     They must be the same: in `samples` prompts, how many are bit for bit, and the largest difference.
     """
     model, tokenizer, layout = loaded
-    attach(model)
     worst, same = 0.0, 0
     for sample in data.load("lab", samples, seed, 10):
         prompt = layout.prompt(sample, tokenizer)
