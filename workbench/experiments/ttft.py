@@ -220,8 +220,9 @@ def computed(
 
 
 def measured(model: PreTrainedModel, prompts: Sequence[Prompt], repeats: int) -> list[dict[str, Any]]:
-    """Measure full and block for prompts of different lengths: `by_length`, in records {length, mode, …}."""
-    return _by_mode(by_length(model, prompts, repeats, methods=MODES))
+    """Measure full and block for prompts of different lengths: records {length, mode, p5, p50, p95 (seconds), n}."""
+    records = _by_mode(by_length(model, prompts, repeats, methods=MODES))
+    return [{field: record[field] for field in ("length", "mode", "p5", "p50", "p95", "n")} for record in records]
 
 
 def computed_by_mode(
@@ -256,3 +257,15 @@ def _cost(model: PreTrainedModel, prompt: Prompt, method: Method, store: Store) 
     (start,) = method.begin(model, [prompt], store)
     costs = cost.of_passes(cost.shape_of(model), start.passes, start.reused, model.dtype.itemsize)
     return {"flops": costs.flops, "bytes": costs.bytes, "rows": float(start.computed)}
+
+
+def last_length(records: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, float]]:
+    """Return the length of the last prompt of `by_length` (tokens), and its medians by method (milliseconds)."""
+    length = records[-1]["length"]
+    return length, {r["way"]: r["p50"] * 1e3 for r in records if r["length"] == length}
+
+
+def by_shape(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """List operations and bytes of several `computed`: {shape, length, way, flops, bytes}; `records` by shape."""
+    fields = ("length", "way", "flops", "bytes")
+    return [{"shape": shape, **{field: r[field] for field in fields}} for shape, of in records.items() for r in of]
