@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pandas as pd
 from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
+from workbench.experiments.bench.timing import Roof
 from workbench.experiments.results import FOLDER, read_json
 
 MODELS = bench.MODELS  # reports on whole models
@@ -199,3 +201,29 @@ def _faster(candidates: pd.DataFrame, starts: Sequence[str]) -> str:
 
 def _digits(ms: float) -> str:
     return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 100 else f"{ms:,.0f}"
+
+
+@dataclass(frozen=True, eq=False)
+class GpuReports:
+    """The reports of the GPU that was measured first; without any report, `gpu` is "" and `rows` are empty."""
+
+    reports: Mapping[str, Report]  # of all GPUs, by name
+    gpu: str
+    rows: pd.DataFrame  # `table` of this GPU
+    missing: list[str]  # kernels and whole-model benchmarks without a report
+
+    @property
+    def short(self) -> str:
+        """The name of the GPU without its maker."""
+        return self.gpu.removeprefix("NVIDIA ")
+
+    def roof(self) -> Roof:
+        """Return what the GPU reaches: `ceilings`."""
+        return Roof(*ceilings(self.reports, self.gpu))
+
+
+def of_first_gpu(reports: Mapping[str, Report]) -> GpuReports:
+    """Gather the reports of the GPU that was measured first."""
+    gpu = next(iter(gpus(reports)), "")
+    rows = table(reports)
+    return GpuReports(reports, gpu, rows[rows.card == gpu], missing(reports))

@@ -1,0 +1,168 @@
+"""Records, figures and sentences of the latency notebook, on made-up times and reports."""
+
+import made_up
+import pytest
+
+from workbench.experiments import bench_reports, ttft
+from workbench.experiments.bench.timing import Roof
+from workbench.experiments.ttft import METHODS
+from workbench.metrics.latency import STAGES, Stages
+from workbench.plots import latency
+from workbench.plots.theme import TEMPLATE
+
+HERE = {"model": "a model", "device": "a CPU"}
+SLOWER = {"full": 1.0, "block": 0.05, "recompute": 0.25, "stock full": 0.9, "stock prefix": 0.06}  # seconds at 1,024
+
+
+def time(seconds: float) -> dict[str, float]:
+    return {"p5": 0.9 * seconds, "p50": seconds, "p95": 1.2 * seconds, "n": 3}
+
+
+def cost(length: int) -> dict[str, float]:
+    return {"flops": 1e9 * length, "bytes": 1e7}
+
+
+TIMED = [
+    {"length": length, "way": name, **time(SLOWER[name] * length / 1024), **cost(length)}
+    for length in (512, 1024)
+    for name in METHODS
+]
+FULL = next(r for r in TIMED if (r["length"], r["way"]) == (1024, "full"))
+DENSE = Stages({"place": 0.0, "choose": 0.0, "attend": 0.6, "rest": 0.9}, 1.0)
+FEW = Stages({"place": 0.0, "choose": 0.1, "attend": 0.2, "rest": 0.9}, 0.25)
+
+
+@pytest.fixture
+def reports(tmp_path):
+    return bench_reports.of_first_gpu(bench_reports.reports(made_up.write(tmp_path)))
+
+
+@pytest.fixture
+def none():
+    return bench_reports.of_first_gpu({})
+
+
+def check(figure) -> None:
+    """What every figure keeps: the template, title, notice and caption, and JSON without 16-bit floats."""
+    title, notice, caption = (note.text for note in figure.layout.annotations[-3:])
+    assert figure.layout.template == TEMPLATE and figure.data
+    assert title.startswith("<b>") and notice and caption and '"f2"' not in figure.to_json()
+
+
+def said(figure, which: int = -2) -> str:
+    """What to notice; -1: how it was measured."""
+    return " ".join(figure.layout.annotations[which].text.split("<br>"))
+
+
+def names(figure) -> list[str]:
+    return [trace.name for trace in figure.data if trace.name and trace.showlegend]
+
+
+def test_reports_of_the_gpu_that_was_measured_first(reports, none):
+    assert reports.gpu == made_up.CARD and reports.short == "Test" and set(reports.rows.card) == {made_up.CARD}
+    assert reports.roof() == Roof(made_up.COPY * 1e12, made_up.PRODUCT * 1e12)
+    assert "shared_attention" in reports.missing and not set(reports.missing) & set(made_up.WORKS)
+    assert (none.gpu, none.short, len(none.rows)) == ("", "", 0) and len(none.missing) > len(reports.missing)
+
+
+def test_the_last_length_counts():
+    assert ttft.last_length(TIMED) == (1024, {name: 1e3 * seconds for name, seconds in SLOWER.items()})
+    records = ttft.by_shape({"own": [{**TIMED[0], "linear": 1.0}], "large": [TIMED[1]]})
+    assert records[0] == {"shape": "own", "length": 512, "way": "full", "flops": 512e9, "bytes": 1e7}
+    assert [r["shape"] for r in records] == ["own", "large"]
+
+
+def test_lines_of_methods_have_bands_where_there_are_percentiles():
+    (full, recompute) = latency.method_lines(TIMED, "p50", 1e3, methods=("full", "recompute"), ratio=0.15)
+    assert list(full.x) == [512, 1024] and list(full.y) == [500, 1000] and list(full.high) == pytest.approx([600, 1200])
+    assert (full.name, recompute.name) == ("full attention", "blocks, 15% recomputed")
+    (printed,) = latency.method_lines([{"length": 9, "mode": "block", "ms": 2}], "ms", methods=["block"], key="mode")
+    assert list(printed.y) == [2] and not len(printed.low)
+
+
+def test_times_are_drawn_here_on_a_gpu_and_as_published(reports, none):
+    given = {"ratio": 0.15, "question": 50, **HERE}
+    check(figure := latency.ttft_by_method(TIMED, reports, ttft.published(), **given))
+    assert "Here, at 1,024 tokens: blocks 50 ms, full attention 1,000 ms (20.0 times as long)" in said(figure)
+    assert "On Test, at 32,818 tokens: block attention, re-encoded" in said(figure)
+    assert "of 3 runs" in said(figure, -1) and "a model on a CPU" in said(figure, -1)
+    check(figure := latency.ttft_by_method(TIMED, none, ttft.published(), **given))
+    assert said(figure).endswith("No report on a whole model on a GPU yet.")
+
+
+def test_the_floor_is_that_of_the_gpu_or_of_this_device(reports, none):
+    records = [{"length": n, "way": name, **cost(n)} for n in (512, 1024) for name in latency.COMPUTED]
+    large = [{**r, "flops": 1e3 * r["flops"]} for r in records]
+    given = (records, large, ttft.published())
+    check(figure := latency.operations_by_length(*given, reports, Roof(1e10, 1e11), model="a model", ratio=0.15))
+    assert "on NVIDIA Test: 600 TFLOP/s, 4.00 TB/s." in said(figure, -1)
+    floor = next(trace.y for trace in figure.data if trace.xaxis == "x3")
+    assert list(floor) == pytest.approx([length * 1e12 / (made_up.PRODUCT * 1e12) * 1e3 for length in (512, 1024)])
+    check(figure := latency.operations_by_length(*given, none, Roof(1e10, 1e11), model="a model", ratio=0.15))
+    assert "Ceilings measured here: 100 GFLOP/s, 10 GB/s." in said(figure, -1)
+
+
+def test_cached_share_names_the_coldest_and_the_warmest():
+    records = [{"share": share, **time(2.0 - share), "flops": 1e9} for share in (1.0, 0.0, 0.5)]
+    check(figure := latency.cached_share(records, FULL, **HERE))
+    assert said(figure).startswith("With 0% of 1,024 tokens cached the first token takes 2000 ms, with 100% 1000 ms;")
+    assert {"ours", "full attention"} == set(names(figure))
+
+
+def test_recomputed_share_names_the_share_asked_for(reports, none):
+    records = [{"ratio": ratio, **time(0.1 + ratio)} for ratio in (0, 0.05, 0.15, 0.5)]
+    check(figure := latency.recomputed_share(records, FULL, reports, ratio=0.16, **HERE))
+    assert said(figure).startswith("Here 15% recomputed take 250 ms, 4.0 times less than full attention")
+    assert "The attention operator on Test: 2.0× over FlexAttention, 3.0× over SDPA flash, dense." in said(figure)
+    check(figure := latency.recomputed_share(records, FULL, none, ratio=0.15, **HERE))
+    assert said(figure).endswith("no report on q_sparse_attention yet.") and len(figure.layout.annotations) == 4
+
+
+def test_density_stands_from_few_pairs_to_all(reports, none):
+    given = {"spec": "window", "repeats": 3, **HERE}
+    check(figure := latency.density(DENSE, {0.5: FEW}, FULL, reports, **given))
+    assert "at 25% density, choosing takes 100 ms and attention 200 ms, where dense attention takes 600" in said(figure)
+    together = next(trace for trace in figure.data if trace.name == "all together")
+    assert list(together.x) == [0.25, 1.0] and list(together.y) == pytest.approx([1200, 1500])
+    assert "window, threshold 0.5, and dense" in said(figure, -1) and "drawn for every head" in said(figure, -1)
+    check(figure := latency.density(DENSE, {0.5: FEW}, FULL, none, **given))
+    assert said(figure, -1).endswith("No report on tile_attention yet.")
+
+
+def test_stages_of_methods_and_thresholds_are_bars(tmp_path):
+    bars = latency.stage_seconds({"cached blocks": DENSE}, {0.5: FEW})
+    assert bars == {"cached blocks": DENSE.seconds, "sparse at 0.5, 25% kept": FEW.seconds}
+    given = {"tokens": 1024, "question": 50, "repeats": 3, **HERE}
+    check(figure := latency.stages_here(bars, **given))
+    assert said(figure).startswith(f"Over cached blocks: {STAGES['rest']} 60%, attention 40%")
+    assert "The host waits" not in said(figure, -1)
+    assert "The host waits" in said(latency.stages_here(bars, waits=True, **given), -1)
+    check(figure := latency.stages_on_gpu(bench_reports.split(made_up.stages(tmp_path))))
+    assert said(figure).startswith("a model, 32,768 tokens. Full attention: ")
+    assert list(figure.data[0].y) == ["full attention", "bfla at 0.5, 20% kept"]
+    assert latency.stages_on_gpu({}) is None
+
+
+def test_kernels_stand_beside_their_baselines(reports, none):
+    check(figure := latency.kernels_table(reports))
+    rows = list(zip(*figure.data[0].cells["values"], strict=True))
+    assert rows[0][0] == f"choose_bfla ({made_up.CARD})"
+    assert any(row[0] == "shared_attention: no report" for row in rows)
+    assert said(figure).startswith("Closest to the roof: ") and "Not measured yet: " in said(figure)
+    whole = bench_reports.GpuReports(reports.reports, reports.gpu, reports.rows, [])
+    assert said(latency.kernels_table(whole)).endswith("Every kernel and whole-model benchmark is measured.")
+    check(figure := latency.ratios(reports))
+    assert "Ours is faster everywhere." in said(figure) and said(figure).startswith("The closest baseline: ")
+    behind = reports.rows.assign(ms=reports.rows.ms.where(reports.rows.who != "flex", 1e-9))
+    figure = latency.ratios(bench_reports.GpuReports(reports.reports, reports.gpu, behind, []))
+    assert "A baseline is faster on: " in said(figure) and "tile_attention: dense, 32K" in said(figure)
+    assert latency.ratios(none) is None
+
+
+def test_the_highest_share_of_the_roof_is_named(reports, none):
+    given = {"dtype": "float32", **HERE}
+    check(figure := latency.under_the_roof(TIMED, Roof(1e10, 1e14), reports, **given))
+    assert said(figure).startswith("On Test the highest share of the roof: ours on ")
+    assert "Here: question over blocks of " in said(figure)
+    check(figure := latency.under_the_roof(TIMED, Roof(1e10, 1e14), none, **given))
+    assert said(figure).startswith("No report of a GPU yet. Here: ")

@@ -1,0 +1,374 @@
+"""Time to the first token, and kernels beside their baselines, from records to figures and what they show; see
+notebooks/11_latency.ipynb."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from workbench.experiments.bench.timing import Roof
+from workbench.experiments.bench_reports import FEEDS, GpuReports, against, baselines, by_context, by_density, listed
+from workbench.experiments.ttft import METHODS, last_length
+from workbench.metrics.latency import STAGES, Stages
+from workbench.plots.bars import breakdown, spoken
+from workbench.plots.bars import listed as by_time
+from workbench.plots.cost import against_length, cost_panel, cost_series
+from workbench.plots.intervals import baseline_ratios
+from workbench.plots.lines import Panel, Series, profile, profiles
+from workbench.plots.looks import BASELINES, MODE_NAMES, STAGE_COLOURS
+from workbench.plots.roofline import Roofs, of_reports, of_requests, roofline
+from workbench.plots.table import table
+from workbench.plots.theme import BLUE, INK
+
+Records = Sequence[Mapping[str, Any]]
+COMPUTED = ("full", "block", "recompute")  # methods whose cost is computed
+FULL, OURS = "full attention", "ours"
+TTFT, OPERATIONS, FLOOR = "time to first token (ms)", "operations (FLOPs)", "floor of the time (ms)"
+COLUMNS = {  # heading → how the names of baselines begin
+    "flash": ["flash"],
+    "cuDNN": ["cudnn"],
+    "Flex": ["flex"],
+    "FlashInfer": ["flashinfer"],
+    "stock": ["torch", "transformers"],
+    "feeds": [FEEDS],
+}
+
+
+def method_lines(
+    records: Records,
+    field: str,
+    scale: float = 1.0,
+    *,
+    methods: Sequence[str] = METHODS,
+    key: str = "way",
+    ratio: float | None = None,
+    **look: Any,
+) -> list[Series]:
+    """Return a line for every method of `records` {length, <key>, <field>}, values times `scale`; p5 and p95 are a
+    band where there are any.
+
+    `ratio` is the recomputed share, for the legend; `look` are further arguments of `cost_series`.
+    """
+    lines = []
+    for method in methods:
+        rows = [r for r in records if r[key] == method]
+        low, high = ([r[end] * scale for r in rows if end in r] for end in ("p5", "p95"))
+        own = dict(look)
+        if method == "recompute" and ratio is not None:
+            own["name"] = f"blocks, {ratio:.0%} recomputed"
+        values = [r[field] * scale for r in rows]
+        lines.append(cost_series(method, [r["length"] for r in rows], values, low, high, **own))
+    return lines
+
+
+def ttft_by_method(
+    timed: Records, reports: GpuReports, paper: Records, *, ratio: float, question: int, model: str, device: str
+) -> go.Figure:
+    """Draw times to the first token against length: measured here (`ttft.by_length`), on a GPU, and published.
+
+    ratio      share of the document tokens that is recomputed
+    question   tokens of the question
+    """
+    on_gpu = by_context(reports.rows)
+    panels = [cost_panel("here", method_lines(timed, "p50", 1e3, ratio=ratio), TTFT)]
+    if on_gpu:
+        lines = method_lines(on_gpu, "p50", methods=list(dict.fromkeys(r["way"] for r in on_gpu)), ratio=ratio)
+        panels.append(cost_panel(f"Llama-3.1-8B shape on {reports.short}", lines, TTFT))
+    printed = method_lines(paper, "ttft_ms", methods=("full", "block"), key="mode")
+    length, ms = last_length(timed)
+    return against_length(
+        [*panels, cost_panel("8B, published (H20)", printed, TTFT)],
+        title="Time to the first token (Block-Attention, table 3; FusionRAG, figure 19)",
+        notice=f"Here, at {length:,} tokens: blocks {spoken(ms['block'])}, full attention {spoken(ms['full'])} "
+        f"({ms['full'] / ms['block']:.1f} times as long), {ratio:.0%} recomputed {spoken(ms['recompute'])}, "
+        f"transformers over a ready prefix {spoken(ms['stock prefix'])}. {_on_gpu(on_gpu, reports.short)}",
+        caption=f"Here: {model} on {device}; median and 5 to 95% of {timed[0]['n']} runs, one request at a time, "
+        f"question of {question} tokens, blocks in memory and re-encoded within the time, choosing included. "
+        "Published: Block-Attention, table 3.",
+        lines=2,
+    )
+
+
+def _on_gpu(records: Records, gpu: str) -> str:
+    """Say the times of the longest prompt whose blocks were reused on a GPU."""
+    longest = max((r["length"] for r in records if r["way"] == "block"), default=0)
+    times = [f"{MODE_NAMES[r['way']]} {spoken(r['p50'])}" for r in records if r["length"] == longest]
+    if not times:
+        return "No report on a whole model on a GPU yet."
+    return f"On {gpu}, at {longest:,} tokens: {', '.join(times)}."
+
+
+def operations_by_length(
+    own: Records, large: Records, paper: Records, reports: GpuReports, here: Roof, *, model: str, ratio: float
+) -> go.Figure:
+    """Draw operations against length, and the floor of the time that a device sets (`ttft.computed`).
+
+    The floor is that of `large`, the shape of the paper, on the GPU of the reports; without reports, that of `own` on
+    this device, which reaches `here`.
+    """
+    if reports.gpu:
+        roof, records, name = reports.roof(), large, f"Llama-3-8B shape on {reports.short}"
+        measured = f"on {reports.gpu}: {roof.product / 1e12:.0f} TFLOP/s, {roof.copy / 1e12:.2f} TB/s"
+    else:
+        roof, records, name = here, own, f"{model}, here"
+        measured = f"here: {roof.product / 1e9:.0f} GFLOP/s, {roof.copy / 1e9:.0f} GB/s"
+    floors = [{**r, "floor": roof.seconds(r["flops"], r["bytes"]) * 1e3} for r in records]
+    counted: dict[str, Any] = {"methods": COMPUTED, "ratio": ratio}
+    rings = method_lines(paper, "flops", methods=("full", "block"), key="mode", dots=True, name="published")
+    return against_length(
+        [
+            cost_panel(model, method_lines(own, "flops", **counted), OPERATIONS),
+            cost_panel("Llama-3-8B shape", [*method_lines(large, "flops", **counted), *rings], OPERATIONS),
+            cost_panel(name, method_lines(floors, "floor", **counted), FLOOR),
+        ],
+        title="Operations to the first token, and the floor they set",
+        notice="Reuse pays for the question and for what is recomputed; full attention pays for every token. The floor "
+        "of reuse is flat while reading the weights takes longest, then rises with the bytes of cached keys and "
+        "values.",
+        caption="Linear layers, output head on one row, scores and weighted values; a multiply-add is two operations; "
+        "the choice of what is recomputed left out. Rings: Block-Attention, table 3. Ceilings measured "
+        f"{measured}.",
+    )
+
+
+def _points(name: str, records: Records, by: str) -> list[dict[str, Any]]:
+    """Milliseconds of records {<by>, p5, p50, p95 (seconds)} for `profile`, with the band of 5 to 95%."""
+    return [
+        {"name": name, "at": r[by], "mean": r["p50"] * 1e3, "low": r["p5"] * 1e3, "high": r["p95"] * 1e3}
+        for r in records
+    ]
+
+
+def _level(full: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Full attention, a level line from 0 to 1."""
+    return _points(FULL, [{**full, "at": 0}, {**full, "at": 1}], "at")
+
+
+def cached_share(records: Records, full: Mapping[str, Any], *, model: str, device: str) -> go.Figure:
+    """Draw time and operations against the share of the context in the store: `ttft.by_cached_share`.
+
+    `full`: the record of full attention on the same prompt.
+    """
+    shares = sorted(records, key=lambda r: r["share"])
+    cold, warm = shares[0], shares[-1]
+    work = [{"name": OURS, "at": r["share"], "mean": r["flops"] / 1e9} for r in records]
+    work += [{"name": FULL, "at": at, "mean": full["flops"] / 1e9} for at in (0, 1)]
+    times = [*_points(OURS, records, "share"), *_level(full)]
+    across = "share of the context in the store"
+    return profiles(
+        [profile(TTFT, times, across, percent_x=True), profile("operations (GFLOP)", work, across, percent_x=True)],
+        title="Cached share",
+        notice=f"With {cold['share']:.0%} of {full['length']:,} tokens cached the first token takes "
+        f"{cold['p50'] * 1e3:.0f} ms, with {warm['share']:.0%} {warm['p50'] * 1e3:.0f} ms; full attention "
+        f"{full['p50'] * 1e3:.0f} ms. Encoding blocks apart is less work than full attention even where nothing is "
+        "cached: no block attends to another.",
+        caption=f"Here: {model} on {device}; median and 5 to 95% of {full['n']} runs; the first blocks of the prompt "
+        "are cached.",
+        colours={OURS: BLUE, FULL: INK},
+    )
+
+
+def recomputed_share(
+    records: Records, full: Mapping[str, Any], reports: GpuReports, *, ratio: float, model: str, device: str
+) -> go.Figure:
+    """Draw time against the recomputed share (`ttft.by_ratio`), and on a GPU that of the attention operator.
+
+    `full`: the record of full attention on the same prompt; the share nearest to `ratio` is named.
+    """
+    operator = against(reports.rows, "q_sparse_attention", "share")
+    curve = [*_points(OURS, records, "ratio"), *_level(full)]
+    panels = [profile(_here(full), curve, "share of document tokens recomputed", percent_x=True)]
+    if len({r["at"] for r in operator}) > 1:
+        panels.append(_one_layer(reports.short, operator, "share of rows recomputed"))
+    near = min(records, key=lambda r: abs(r["ratio"] - ratio))
+    faster = _over_baselines([r for r in operator if r["at"] == near["ratio"]])
+    said = f". The attention operator on {reports.short}: {faster}." if faster else ""
+    return profiles(
+        panels,
+        title="Recomputed share (FusionRAG, figure 14)",
+        notice=f"Here {near['ratio']:.0%} recomputed take {near['p50'] * 1e3:.0f} ms, {full['p50'] / near['p50']:.1f} "
+        f"times less than full attention, choosing included{said or '; no report on q_sparse_attention yet.'}",
+        caption=f"Here: {model} on {device}; median and 5 to 95% of {full['n']} runs, query-guided choice, blocks in "
+        "memory. FusionRAG prints 2.66 to 3.94 times less at 15% of 27K tokens, and 4.2 times over FlashAttention for "
+        "its operator at 32K (L20).",
+        colours={OURS: BLUE, FULL: INK, **_colours(operator)},
+        lines=len(panels),
+    )
+
+
+def _here(full: Mapping[str, Any]) -> str:
+    return f"here, {full['length']:,} tokens: {TTFT}"
+
+
+def _one_layer(gpu: str, records: Records, across: str) -> Panel:
+    """A panel of reports on an attention kernel at 32K tokens."""
+    named = [{**r, "name": BASELINES.name_of(r["name"])} for r in records]
+    return profile(f"{gpu}, 32K: attention of one layer (ms)", named, across, log=True, percent_x=True)
+
+
+def _colours(records: Records) -> dict[str, str]:
+    return {BASELINES.name_of(r["name"]): BASELINES.colour_of(r["name"]) for r in records}
+
+
+def _over_baselines(records: Records) -> str:
+    """Say how many times as fast ours is as every baseline; "" where ours or all baselines are missing."""
+    ours = next((r["mean"] for r in records if r["name"] == OURS), None)
+    others = [r for r in records if not r["name"].startswith(OURS)]
+    return ", ".join(f"{r['mean'] / ours:.1f}× over {BASELINES.name_of(r['name'])}" for r in others) if ours else ""
+
+
+def density(
+    dense: Stages,
+    sparse: Mapping[float, Stages],
+    full: Mapping[str, Any],
+    reports: GpuReports,
+    *,
+    spec: str,
+    repeats: int,
+    model: str,
+    device: str,
+) -> go.Figure:
+    """Draw time against the share of the pairs that is attended to; on a GPU that of the attention operator.
+
+    `sparse`: value of the threshold of the method `spec` → its stages; `full`: the record of full attention.
+    """
+    steps = sorted([*sparse.values(), dense], key=lambda stages: stages.density)
+    parts = {"choosing": ["choose"], "attention": ["attend"], "all together": list(STAGES)}
+    records = [
+        {"name": name, "at": step.density, "mean": sum(step.seconds[stage] for stage in stages) * 1e3}
+        for step in steps
+        for name, stages in parts.items()
+    ]
+    tiled = by_density(reports.rows, 32 * 1024)
+    panels = [profile(_here(full), records, "share of causal pairs attended to", percent_x=True)]
+    panels += [_one_layer(reports.short, tiled, "share of causal tiles kept")] if tiled else []
+    shades = {"choosing": STAGE_COLOURS["choose"], "attention": STAGE_COLOURS["attend"], "all together": INK}
+    drawn = f"{reports.short}: dense, and 15% of the tiles, drawn for every head; choice not included."
+    few = steps[0]
+    return profiles(
+        panels,
+        title="Density",
+        notice=f"Here, at {few.density:.0%} density, choosing takes {few.seconds['choose'] * 1e3:.0f} ms and attention "
+        f"{few.seconds['attend'] * 1e3:.0f} ms, where dense attention takes {dense.seconds['attend'] * 1e3:.0f} ms: "
+        "what is dropped is not computed.",
+        caption=f"Here: {model} on {device}, {spec}, threshold {', '.join(map(str, sparse))}, and dense; medians of "
+        f"{repeats}. {drawn if tiled else 'No report on tile_attention yet.'}",
+        colours=shades | _colours(tiled),
+        lines=len(panels),
+    )
+
+
+def stage_seconds(split: Mapping[str, Stages], sparse: Mapping[float, Stages]) -> dict[str, dict[str, float]]:
+    """Return the seconds of every stage by method; `sparse`: value of a threshold → stages."""
+    thresholds = {f"sparse at {value:g}, {stages.density:.0%} kept": stages for value, stages in sparse.items()}
+    return {name: stages.seconds for name, stages in {**split, **thresholds}.items()}
+
+
+def stages_here(
+    bars: Mapping[str, Mapping[str, float]],
+    *,
+    tokens: int,
+    question: int,
+    repeats: int,
+    model: str,
+    device: str,
+    waits: bool = False,
+) -> go.Figure:
+    """Draw where the time goes on this device: `stage_seconds` of a prompt of `tokens`, a `question` among them.
+
+    `waits`: the host waited at the border of every stage, as it does for a GPU.
+    """
+    waited = " The host waits at every border, so sums are over the time to first token." if waits else ""
+    return breakdown(
+        bars,
+        STAGES,
+        title="Where the time to the first token goes",
+        notice=f"Over cached blocks: {by_time(STAGES, bars['cached blocks'])}. What a selector computes to choose its "
+        "tokens counts as choosing.",
+        caption=f"Here: {model} on {device}, {tokens:,} tokens, question of {question}; medians of {repeats} after one "
+        f"to warm up.{waited}",
+    )
+
+
+def stages_on_gpu(measured: Mapping[str, Any]) -> go.Figure | None:
+    """Draw where the time goes on a GPU: `bench_reports.split`; None where it was not measured."""
+    if not measured:
+        return None
+    bars = {
+        r["way"] + (f", {r['density']:.0%} kept" if r["sparse"] else ""): {stage: r[stage] for stage in STAGES}
+        for r in measured["rows"]
+    }
+    totals = {name: sum(seconds.values()) for name, seconds in bars.items()}
+    slowest = max(totals, key=totals.__getitem__)
+    return breakdown(
+        bars,
+        STAGES,
+        title=f"The same on {measured['device']}",
+        notice=f"{measured['model']}, {measured['length']:,} tokens. {slowest.capitalize()}: "
+        f"{by_time(STAGES, bars[slowest])}.",
+        caption=f"Medians of {measured['repeats']}; question of {measured['question']} tokens; without CUDA graphs. "
+        "The host waits at every border, so sums are over the time to first token. data/benchmarks/stages.py.",
+    )
+
+
+def kernels_table(reports: GpuReports) -> go.Figure:
+    """Tabulate every kernel and whole model of the reports beside its baselines, and name those without a report."""
+    lines, headings = listed(reports.rows, COLUMNS)
+    absent = [[f"{name}: no report", *[""] * (4 + len(COLUMNS))] for name in reports.missing]
+    ours = reports.rows[reports.rows.who == OURS].dropna(subset=["ms"]).sort_values("share", ascending=False)
+    roofs = ", ".join(f"{r.work} {r.share:.0%}" for r in ours.head(2).itertuples())
+    measured = "Every kernel and whole-model benchmark is measured."
+    return table(
+        ["work", "ours, ms (5–95%)", "TF/s", "TB/s", "roof", *COLUMNS],
+        [*lines, *absent],
+        groups=[*headings, *range(len(lines), len(lines) + len(absent))],
+        widths=[3.4, 2.25, 0.65, 0.65, 0.65, 0.9, 0.9, 0.8, 1.2, 0.85, 0.85],
+        title="Kernels and whole models beside their baselines",
+        notice=(f"Closest to the roof: {roofs}. " if roofs else "")
+        + (f"Not measured yet: {', '.join(reports.missing)}." if reports.missing else measured),
+        caption="Columns on the right: how many times as fast ours is as the baseline's fastest entry (below 1: the "
+        "baseline is faster); stock: torch or transformers; feeds: the attention over what a choice keeps. Baselines "
+        "that cannot skip compute everything. TF/s and TB/s count what the work cannot do without; roof: the floor "
+        "that the ceilings of the GPU set, over the median.",
+    )
+
+
+def ratios(reports: GpuReports) -> go.Figure | None:
+    """Draw how many times as fast kernels are as their baselines; None without a report."""
+    records = baselines(reports.rows)
+    if not records:
+        return None
+    closest = min(records, key=lambda r: r["ratio"])
+    behind = "; ".join(sorted({r["work"] for r in records if r["ratio"] < 1}))
+    return baseline_ratios(
+        records,
+        title="How many times as fast as its baselines",
+        notice=f"The closest baseline: {BASELINES.name_of(closest['who'])}, {closest['ratio']:.2f}× on "
+        f"{closest['work']}. {f'A baseline is faster on: {behind}.' if behind else 'Ours is faster everywhere.'}",
+        caption=f"{reports.gpu}, one run each; bars: the baseline's 5 to 95% over our median. Rings: baselines that "
+        "compute the whole prompt.",
+    )
+
+
+def under_the_roof(
+    timed: Records, here: Roof, reports: GpuReports, *, model: str, dtype: str, device: str
+) -> go.Figure:
+    """Draw requests on this device (`ttft.by_length`) and kernels on the GPU of the reports under their ceilings."""
+    local, there = of_requests(timed, here.copy, here.product), of_reports(reports.rows)
+    panels = [Roofs(f"here: {model}, {dtype}", here.copy, here.product, local)]
+    on_gpu = "No report of a GPU yet."
+    if there:
+        roof, top = reports.roof(), max(there, key=lambda r: r["share"])
+        panels.insert(0, Roofs(f"{reports.gpu}, bfloat16", roof.copy, roof.product, there))
+        on_gpu = f"On {reports.short} the highest share of the roof: {top['name']} on {top['kind']}, {top['work']}: "
+        on_gpu += f"{top['share']:.0%}."
+    nearest = max(local, key=lambda r: r["share"])
+    return roofline(
+        panels,
+        BASELINES.colours(),
+        title="Under the roof",
+        notice=f"{on_gpu} Here: {nearest['kind']} of {nearest['work']}, {nearest['share']:.0%}.",
+        caption="Operations and bytes are what the work cannot do without, so a baseline that computes more shows "
+        f"less. Left of the dotted line bytes are the limit, right of it operations. Here: {device}; ceilings measured "
+        "in this run: a copy of 128 MiB, a product of 1,024 × 1,024 matrices (larger on a GPU).",
+    )
