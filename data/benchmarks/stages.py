@@ -9,7 +9,6 @@ sums are more than the time to first token.
 """
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -19,7 +18,8 @@ import torch
 
 from workbench import models
 from workbench.core.blocks import Block, Prompt
-from workbench.experiments.record import device_name, versions, write
+from workbench.experiments.record import device_name, versions
+from workbench.experiments.results import write_json
 from workbench.experiments.ttft import filled
 from workbench.methods import sparse
 from workbench.methods.modes.full import Full
@@ -88,7 +88,7 @@ def main() -> None:
         facts["rows"].append(row | split.seconds)
         spent = ", ".join(f"{stage} {seconds * 1e3:.1f}" for stage, seconds in split.seconds.items())
         print(f"{name:44} {spent} ms, density {split.density:.0%}", flush=True)
-    write(json.dumps(facts, indent=1) + "\n", args.out / "stages.json")
+    write_json(args.out / "stages.json", facts)
 
 
 if __name__ == "__main__":

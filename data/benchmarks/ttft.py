@@ -6,7 +6,6 @@ The methods are those of `workbench.experiments.ttft`; they run interleaved, so 
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 
 from workbench import data, models
-from workbench.experiments.record import device_name, versions, write
+from workbench.experiments.record import device_name, versions
+from workbench.experiments.results import write_json
 from workbench.experiments.ttft import METHODS, by_length, prompt_of_length
 
 
@@ -50,7 +50,7 @@ def main() -> None:
         for row in rows:
             faster = f"block is {row['p50'] / block:.1f} times as fast" if block else ""
             print(f"{length:>6}  {row['way']:14} {row['p50'] * 1e3:8.1f} ms  {faster}", flush=True)
-    write(json.dumps(facts, indent=1) + "\n", Path(__file__).with_name(f"ttft-{args.device}.json"))
+    write_json(Path(__file__).with_name(f"ttft-{args.device}.json"), facts)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench import models
-from workbench.experiments.record import device_name, versions, write
+from workbench.experiments.record import device_name, versions
+from workbench.experiments.results import write_json
 from workbench.models.spec import attach
 from workbench.training.tuning.attention import NAME, TILE, MaskBlock, masks_of
 from workbench.training.tuning.examples import Example, QuestionAnswer
@@ -129,7 +130,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = [row for shape in args.shape or ["lab-full"] for row in rows_of(shape, args.tokens, args.device)]
     facts = {"device": device_name(torch.device(args.device)), "versions": versions(), "rows": rows}
-    write(json.dumps(facts, indent=1) + "\n", args.out or Path(__file__).with_name(f"tune-memory-{args.device}.json"))
+    write_json(args.out or Path(__file__).with_name(f"tune-memory-{args.device}.json"), facts)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ MODULES = (
         "workbench.packed": "workbench.engine.encoding",
         "workbench.store.identity": "workbench.store.keys",
         "workbench.bench.peers": "workbench.experiments.bench.baselines",
+        "workbench.bench.one_shot": "workbench.experiments.bench.operations",
         "workbench.experiments.bench.peers": "workbench.experiments.bench.baselines",
         "workbench.lab.recipe": "workbench.training.lab.config",
         "workbench.tuning.recipe": "workbench.training.tuning.config",

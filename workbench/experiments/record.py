@@ -11,7 +11,6 @@ import torch
 
 from workbench.core import renamed
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
 from workbench.metrics.answers import Score
 from workbench.metrics.latency import Quantiles
 
@@ -88,11 +87,6 @@ class Record(Score):
 def dumps(record: Record) -> str:
     """Return the record as one line of JSON."""
     return json.dumps(record.to_json(), allow_nan=False)
-
-
-def write(text: str, path: str | Path) -> None:
-    """Write a file whole or not at all."""
-    write_text(Path(path), text)
 
 
 def versions() -> dict[str, str]:

@@ -63,7 +63,12 @@ def entry(record: Record, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def write(path: Path, samples: int, seed: int, methods: Mapping[str, Any]) -> None:
     """Write a results file with an entry for every method."""
-    write_text(path, json.dumps({"samples": samples, "seed": seed, "methods": methods}, indent=1) + "\n")
+    write_json(path, {"samples": samples, "seed": seed, "methods": methods})
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def summary(methods: Mapping[str, Any]) -> str:

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from workbench.app.commands.text import plain
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
 from workbench.experiments import bench
 from workbench.experiments.bench import baselines
 from workbench.experiments.bench.check import check as verdicts
+from workbench.experiments.results import write_json
 
 app = typer.Typer(add_completion=False)
 OUT = Path("data/benchmarks")
@@ -99,16 +99,11 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path,
                 continue
             add(report, part)
             seen.add(part["name"])
-            _write(path, report)
+            write_json(path, report)
             if not as_json:
                 Console(highlight=False).print(table(part))
         if seen and not only:  # workloads of an earlier version that are no more
-            _write(path, report | {"workloads": [w for w in report["workloads"] if w["name"] in seen]})
-
-
-def _write(path: Path, report: dict[str, Any]) -> None:
-    text = json.dumps(report, indent=1) + "\n"
-    write_text(path, text)
+            write_json(path, report | {"workloads": [w for w in report["workloads"] if w["name"] in seen]})
 
 
 def command_of(name: str, against: str, variants: bool, only: str) -> str:

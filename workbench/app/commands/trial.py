@@ -11,6 +11,7 @@ from rich.table import Table
 from workbench.app.commands.options import OUTPUT, of_fields, taking
 from workbench.app.commands.text import plain, progress, show, with_interval
 from workbench.core.errors import BadInput
+from workbench.core.files import write_text
 from workbench.experiments import record
 from workbench.experiments.record import Record
 from workbench.experiments.trial import Trial
@@ -57,7 +58,7 @@ def trial(
         result = planned.run(advance)
     line = record.dumps(result)
     if out is not None:
-        record.write(line + "\n", out)
+        write_text(out, line + "\n")
     show(as_json, line, _report(result))
 
 

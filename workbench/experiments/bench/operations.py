@@ -7,6 +7,7 @@ decode      one token of each of eight answers over a shared context of 32K toke
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,19 +16,24 @@ from torch import Tensor
 
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tiles import Tiles
+from workbench.engine.assembly import empty
 from workbench.engine.compile import fused
 from workbench.engine.cuda_graphs import Captured, Runner
-from workbench.engine.forward import prefill
+from workbench.engine.forward import PrefillOutput, prefill
 from workbench.engine.paged_pool import Pool
 from workbench.experiments.bench import stock
-from workbench.experiments.bench.one_shot import prefill_long
 from workbench.experiments.bench.run import gpu_facts
 from workbench.experiments.bench.timing import roof
 from workbench.experiments.bench.whole_model import GPU, Candidate, Comparison, Sample, Scene, build, clock, measured
 from workbench.experiments.bench.workloads import Workload
+from workbench.methods.sparse.bfla import Bfla
 
 BLOCK, QUESTION = 512, 50  # tokens of a cached block, and of the question
+DENSITY = 0.15  # of the causal tiles that BFLA keeps
+DEEP = 8  # layers by which the density is set
 CONTEXTS = (32, 4, 8, 16, 64)  # units under the question; variants of ours are timed on the first
 
 
@@ -44,13 +50,29 @@ def filled(scene: Scene, context: int, own: int, candidate: Candidate) -> tuple[
     return pool, cached[::-1]
 
 
-def paged(scene: Scene, context: int, question: int, graphs: bool, compiled: bool, candidate: Candidate) -> Sample:
-    """Compute the question over a pool: page table, copy to the device, forward pass, token on the host."""
-    pool, cached = filled(scene, context, question, candidate)
-    runner, ids = Runner(scene.model, pool, graphs and GPU, compiled and GPU), scene.ids(question)
+def paged(
+    scene: Scene,
+    context: int,
+    question: int,
+    graphs: bool,
+    compiled: bool,
+    candidate: Candidate,
+    recompute: Tensor | None = None,
+) -> Sample:
+    """Compute the question over a pool: page table, copy to the device, forward pass, token on the host.
+
+    Tokens `recompute` of the context are computed too: cached pages stay as they are, recomputed rows go to own pages,
+    and each layer puts them in order for itself.
+    """
+    own = question + (0 if recompute is None else len(recompute))
+    pool, cached = filled(scene, context, own, candidate)
+    if compiled and GPU and not graphs:
+        candidate.after.enter_context(fused(scene.model))
+    runner = Runner(scene.model, pool, graphs and GPU, compiled and graphs and GPU)
+    ids = scene.ids(own)
 
     def first_token() -> int:
-        prompt = pool.open(cached, question)
+        prompt = pool.open(cached, question, recompute)
         token = int(runner.prefill([prompt], [ids])[0].argmax())
         pool.close(prompt)
         for captured in runner.captured.values():
@@ -89,7 +111,7 @@ def recompute(scene: Scene) -> Iterator[Comparison]:
     candidates = [
         Candidate("ours", partial(gathered, scene, context, rows, True), 10),
         Candidate("ours, layers not fused", partial(gathered, scene, context, rows, False), 10),
-        Candidate("ours, in place", partial(in_place, scene, context, recompute, count), 10),
+        Candidate("ours, in place", partial(paged, scene, context, count, False, True, recompute=recompute), 10),
     ]
     for name in [name for name in stock.BACKENDS if name in scene.against] or [""]:
         label = f"transformers, full prefill{name and f' ({name})'}"
@@ -106,29 +128,97 @@ def gathered(scene: Scene, context: int, rows: Tensor, compiled: bool, candidate
     tokens = scene.ids(context + own)
 
     def first_token() -> int:
-        output = prefill(scene.model, tokens, Plan(rows), pool.gather(cached, own), logits_to_keep=1)
-        candidate.facts["executors"] = sorted(set(output.backends.values()))
-        assert output.logits is not None
-        return int(output.logits[-1].argmax())
+        return _token(prefill(scene.model, tokens, Plan(rows), pool.gather(cached, own), logits_to_keep=1), candidate)
 
     return partial(clock, first_token)
 
 
-def in_place(scene: Scene, context: int, recompute: Tensor, count: int, candidate: Candidate) -> Sample:
-    """Leave cached pages as they are and write computed rows to own pages; each layer puts them in order for itself."""
-    pool, cached = filled(scene, context, len(recompute) + count, candidate)
-    if GPU:
+@dataclass
+class Counted:
+    """A sparse method that counts the tiles it keeps, on the device."""
+
+    over: Any
+    kept: list[Tensor] = field(default_factory=list)
+    causal: list[Tensor] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return int(self.over.size)
+
+    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
+        tiles: Tiles = self.over(queries, keys, rows, site)
+        self.kept.append(tiles.kept.sum())
+        self.causal.append(Grid(rows.to(keys.device), keys.shape[1], self.size).causal.sum() * len(queries))
+        return tiles
+
+    @property
+    def density(self) -> float:
+        """Return the share of the causal tiles that was kept, and begin to count afresh."""
+        share = float(sum(self.kept) / sum(self.causal))
+        self.kept, self.causal = [], []
+        return share
+
+
+def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
+    """Return `method` with the mass at which it keeps at least DENSITY of the causal tiles, over a few layers.
+
+    The search halves a range of the exponent in mass = 1 - 10^-exponent: in an untrained model most of the mass lies in
+    few blocks and the rest is spread over very many, so only masses very near 1 change the density.
+    """
+    model = scene.model
+    counted = Counted(method)
+    layers = min(DEEP, model.config.num_hidden_layers)
+    low, high = 0.0, 7.0
+    for _ in range(7):
+        exponent = (low + high) / 2
+        counted.over = method.with_threshold(1 - 10**-exponent)
+        plan = Plan(torch.arange(tokens), sparse=counted, num_layers=layers)
+        prefill(model, scene.ids(tokens), plan, empty(model, tokens))
+        low, high = (low, exponent) if counted.density > DENSITY else (exponent, high)
+    return method.with_threshold(1 - 10**-high)
+
+
+def long(scene: Scene, tokens: int, sparse: Bfla | None, compiled: bool, candidate: Candidate) -> Sample:
+    """Prefill a whole prompt at once; warm up on a part of it where layers are not compiled for its length."""
+    if compiled and GPU:
         candidate.after.enter_context(fused(scene.model))
-    runner = Runner(scene.model, pool, graphs=False)
-    ids = scene.ids(len(recompute) + count)
+    method = Counted(at_density(scene, tokens, sparse)) if sparse else None
+    if method:
+        candidate.facts["mass"] = method.over.mass
 
-    def first_token() -> int:
-        prompt = pool.open(cached, count, recompute)
-        token = int(runner.prefill([prompt], [ids])[0].argmax())
-        pool.close(prompt)
-        return token
+    def first_token(count: int) -> int:
+        kv = empty(scene.model, count)
+        plan = Plan(torch.arange(count), sparse=method)
+        return _token(prefill(scene.model, scene.ids(count), plan, kv, logits_to_keep=1), candidate)
 
-    return partial(clock, first_token)
+    def sample() -> float:
+        ms = clock(partial(first_token, tokens))
+        if method:
+            candidate.facts["density"] = method.density
+        return ms
+
+    if candidate.warmed:
+        first_token(8 * scene.unit)
+        if method:
+            candidate.facts["density"] = method.density
+    return sample
+
+
+def whole_prompt(scene: Scene) -> Iterator[Comparison]:
+    tokens, block = 128 * scene.unit, min(256, scene.unit)
+    shape = {"tokens": tokens, "block": block, "tile": block // 2, "flat": block // 4}
+    method = Bfla(block=block, tile=block // 2, flat=block // 4)
+    flops = scene.flops(tokens, DENSITY * tokens * (tokens + 1) / 2)
+    candidates = [
+        Candidate("ours", partial(long, scene, tokens, method, True), 2),
+        Candidate("ours, layers not fused", partial(long, scene, tokens, method, False), 1, warmed=True),
+        Candidate("ours, dense", partial(long, scene, tokens, None, True), 1),
+    ]
+    for name in stock.BACKENDS:
+        if name in scene.against:
+            whole = partial(stock.whole, scene, tokens, name)
+            candidates.append(Candidate(f"transformers, dense ({name})", whole, 1, warmed=True))
+    yield Workload("128K at once, BFLA at 15%", shape, flops, scene.bytes(tokens)), candidates
 
 
 def decode(scene: Scene) -> Iterator[Comparison]:
@@ -163,6 +253,13 @@ def answers(scene: Scene, context: int, batch: int, compiled: bool, candidate: C
     return sample
 
 
+def _token(output: PrefillOutput, candidate: Candidate) -> int:
+    """Return the next token of a prefill, and note its attention."""
+    assert output.logits is not None
+    candidate.facts["executors"] = sorted(set(output.backends.values()))
+    return int(output.logits[-1].argmax())
+
+
 def _describe(candidate: Candidate, captured: Captured) -> None:
     """Note what a captured graph took, and its attention."""
     candidate.facts |= {"warm_up_s": captured.warm_up, "capture_s": captured.capture}
@@ -172,7 +269,7 @@ def _describe(candidate: Candidate, captured: Captured) -> None:
 OPERATIONS: Mapping[str, Callable[[Scene], Iterator[Comparison]]] = {
     "question": question,
     "recompute": recompute,
-    "prefill": prefill_long,
+    "prefill": whole_prompt,
     "decode": decode,
 }
 

@@ -19,6 +19,7 @@ from workbench.experiments.bench import timing
 from workbench.experiments.bench.run import result
 from workbench.experiments.bench.timing import Roof
 from workbench.experiments.bench.workloads import Workload
+from workbench.metrics.cost import shape_of
 from workbench.metrics.latency import measure
 
 GPU = torch.cuda.is_available()
@@ -71,20 +72,13 @@ class Scene:
 
     def flops(self, rows: int, pairs: float, heads: int = 1) -> float:
         """Count the operations of `rows` rows that see `pairs` keys in all, in every layer; `heads` rows get logits."""
-        config = self.model.config
-        attention = 4.0 * config.num_attention_heads * config.head_dim * pairs * config.num_hidden_layers
-        return 2.0 * self.inner * rows + attention + 2.0 * config.vocab_size * config.hidden_size * heads
-
-    @property
-    def inner(self) -> int:
-        """Count the parameters of the layers."""
-        return sum(p.numel() for p in self.model.model.layers.parameters())
+        shape = shape_of(self.model)
+        return 2.0 * (shape.linear * rows + shape.head * heads) + 4.0 * sum(shape.query_width) * pairs
 
     def bytes(self, tokens: int) -> float:
         """Count the bytes of the weights that a pass reads, and of keys and values of `tokens`."""
-        config, size = self.model.config, self.model.dtype.itemsize
-        weights = (self.inner + config.vocab_size * config.hidden_size) * size
-        return weights + 2.0 * tokens * config.num_key_value_heads * config.head_dim * config.num_hidden_layers * size
+        shape = shape_of(self.model)
+        return float(self.model.dtype.itemsize * (shape.linear + shape.head + tokens * sum(shape.kv_width)))
 
 
 def build(shape: Mapping[str, Any] = LLAMA, seed: int = 0) -> PreTrainedModel:
