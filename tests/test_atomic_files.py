@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate import Accelerator
 
 from tests.random_models import model_of
@@ -12,6 +13,7 @@ from workbench.methods.sparse import xattention
 from workbench.methods.sparse.xattention import Xattention
 from workbench.models import random_init
 from workbench.training import common
+from workbench.training.common import Progress, Training
 
 FAILURES = [OSError("disk full"), KeyboardInterrupt()]
 
@@ -127,25 +129,32 @@ def test_a_random_model_that_cannot_be_written_leaves_no_folder(tmp_path, monkey
     assert names(tmp_path) == []
 
 
+@pytest.fixture
+def training(tmp_path):
+    return Training(Accelerator(cpu=True), torch.nn.Linear(1, 1), [], None, {"recipe": {}}, tmp_path)
+
+
+def saved_step(folder: Path) -> int | None:
+    record = common.saved_record(folder)
+    return record and record["progress"]["step"]
+
+
 @pytest.mark.parametrize("made_before", [False, True])
-def test_a_state_that_cannot_be_written_leaves_the_state_before(tmp_path, monkeypatch, made_before):
-    accelerator = Accelerator(cpu=True)
+def test_a_state_that_cannot_be_written_leaves_the_state_before(training, tmp_path, monkeypatch, made_before):
     if made_before:
-        common.save_state(accelerator, tmp_path, {"step": 1})
+        training.save(Progress(1))
     monkeypatch.setattr(common, "RECORD", "no/such/folder.json")
     with pytest.raises(FileNotFoundError):
-        common.save_state(accelerator, tmp_path, {"step": 2})
+        training.save(Progress(2))
     monkeypatch.undo()
     assert names(tmp_path) == (["state"] if made_before else [])
-    assert common.saved_record(tmp_path) == ({"step": 1} if made_before else None)
+    assert saved_step(tmp_path) == (1 if made_before else None)
 
 
 @pytest.mark.parametrize("aside", ["state.old", ".state.old"])
-def test_a_state_that_a_killed_process_set_aside_is_found(tmp_path, aside):
-    accelerator = Accelerator(cpu=True)
-    common.save_state(accelerator, tmp_path, {"step": 1})
+def test_a_state_that_a_killed_process_set_aside_is_found(training, tmp_path, aside):
+    training.save(Progress(1))
     (tmp_path / "state").rename(tmp_path / aside)
-    assert common.saved_record(tmp_path) == {"step": 1}
-    common.load_state(accelerator, tmp_path)
-    common.save_state(accelerator, tmp_path, {"step": 2})
-    assert common.saved_record(tmp_path) == {"step": 2}
+    assert training.resume(Progress()) == Progress(1)
+    training.save(Progress(2))
+    assert saved_step(tmp_path) == 2

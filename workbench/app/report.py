@@ -17,10 +17,9 @@ from typing import Annotated, Any
 
 import papermill
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from workbench.app import html
+from workbench.app.commands.text import progress
 from workbench.app.notebook_run import Run, Task, Workers
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
@@ -86,15 +85,13 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
 
 
 def _watched(runs: Iterable[Run], total: int) -> Iterator[Run]:
-    """One line per finished notebook, and a progress bar above them when a person watches."""
-    console = Console(stderr=True)
-    columns = (TextColumn("notebooks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("notebooks", total=total)
-        for run in runs:
+    """Print one line a finished notebook, and a progress bar below them where a person watches."""
+    with progress("notebooks") as advance:
+        for done, run in enumerate(runs, 1):
             line = f"{run.name:<24} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
-            console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
-            progress.advance(task)
+            typer.echo(line.rstrip(), err=True)
+            if advance:
+                advance(done, total)
             yield run
 
 

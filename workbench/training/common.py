@@ -95,15 +95,25 @@ class Training:
         return bool(self.accelerator.reduce(late, "sum") > 0)
 
     def save(self, progress: Progress) -> None:
-        """Write the state to resume from, in place of the one before."""
-        save_state(self.accelerator, self.out, self.identity | {"progress": asdict(progress)})
+        """Write weights, optimizers, random states and progress to `out`/state, in place of the state before."""
+        partial = self.out / "state.new"
+        try:
+            self.accelerator.save_state(str(partial))
+            self.accelerator.wait_for_everyone()
+            if self.accelerator.is_main_process:
+                (partial / RECORD).write_text(json.dumps(self.identity | {"progress": asdict(progress)}))
+                replace_folder(partial, self.out / "state")
+            self.accelerator.wait_for_everyone()
+        finally:
+            if self.accelerator.is_main_process:
+                shutil.rmtree(partial, ignore_errors=True)
 
     def resume(self, begin: SomeProgress) -> SomeProgress:
-        """Where the training in `out` stands, its state loaded; `begin` where there is none."""
+        """Go back to the state in `out` and return its progress; `begin` where there is none."""
         saved = saved_record(self.out)
         if saved is None:
             return begin
-        load_state(self.accelerator, self.out)
+        self.accelerator.load_state(str(_state(self.out)))
         return type(begin)(**saved["progress"])
 
 
@@ -140,27 +150,23 @@ class Tally:
         self.kinds = kinds
         self.counts = torch.zeros(2, len(kinds), device=device)
 
-    def add(self, kinds: Tensor, right: Tensor) -> None:
-        """Count answers, by index of their kind [N] and whether they are right [N]."""
+    def add(self, kinds: Tensor, logits: Tensor, targets: Tensor, answers: Tensor) -> None:
+        """Count N answers: one is right when all its tokens are predicted (teacher-forced).
+
+        kinds [N]: index of an answer's kind; logits [..., V]; targets and answers [...]: token ids, and the answer
+        that each belongs to (-1: to none).
+        """
+        wrong = (logits.detach().argmax(-1) != targets).float()
+        misses = torch.zeros(len(kinds) + 1, device=wrong.device)
+        right = misses.index_add_(0, (answers + 1).flatten(), wrong.flatten())[1:] == 0
         self.counts[0].index_add_(0, kinds, right.float())
-        self.counts[1].index_add_(0, kinds, torch.ones_like(right, dtype=self.counts.dtype))
+        self.counts[1].index_add_(0, kinds, torch.ones_like(misses[1:]))
 
     def take(self, accelerator: Accelerator) -> dict[str, tuple[float, float]]:
-        """(right, seen) of every kind that was seen by any process; counting begins again."""
+        """Return (right, seen) of every kind that any process saw, and begin to count again."""
         right, seen = accelerator.reduce(self.counts, "sum").tolist()
         self.counts.zero_()
         return {kind: (r, s) for kind, r, s in zip(self.kinds, right, seen, strict=True) if s}
-
-
-def wholly_right(logits: Tensor, targets: Tensor, answers: Tensor, count: int) -> Tensor:
-    """[count] bool: whether all tokens of an answer are predicted (teacher-forced).
-
-    logits [..., V]; targets and answers [...]: token ids, and the answer that each belongs to (-1: to none).
-    """
-    wrong = (logits.detach().argmax(-1) != targets).float()
-    misses = torch.zeros(count + 1, device=logits.device)
-    misses.index_add_(0, (answers + 1).flatten(), wrong.flatten())
-    return misses[1:] == 0
 
 
 def optimizers(model: torch.nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
@@ -177,33 +183,10 @@ def optimizers(model: torch.nn.Module, settings: Settings) -> list[torch.optim.O
     return [muon, adamw(others, weight_decay=0.0)]
 
 
-def save_state(accelerator: Accelerator, out: Path, record: dict[str, Any]) -> None:
-    """Write weights, optimizers, random states and `record` (JSON values) to `out`/state, in place of the state before.
-
-    All processes take part.
-    """
-    partial = out / "state.new"
-    try:
-        accelerator.save_state(str(partial))
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            (partial / RECORD).write_text(json.dumps(record))
-            replace_folder(partial, out / "state")
-        accelerator.wait_for_everyone()
-    finally:
-        if accelerator.is_main_process:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
 def saved_record(out: Path) -> dict[str, Any] | None:
     """The record of the state in `out`, None where there is none."""
     state = _state(out)
     return json.loads((state / RECORD).read_text()) if state else None
-
-
-def load_state(accelerator: Accelerator, out: Path) -> None:
-    """Go back to the state in `out`."""
-    accelerator.load_state(str(_state(out)))
 
 
 def check_same(out: Path, settings: dict[str, Any]) -> None:

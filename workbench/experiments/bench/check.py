@@ -7,12 +7,13 @@ are drawn freshly. Every case runs three times, and a result that changes is a r
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from workbench.core.determinism import deterministic
 
 REPEATS = 3
 LITTLE = 2e-6  # error that is always allowed
@@ -51,7 +52,7 @@ def _verdict(kernel: Any, name: str, case: str, arguments: tuple[Any, ...], dtyp
     label = str(dtype).removeprefix("torch.")
     exact = kernel.reference(*raised(arguments, torch.float64 if dtype == torch.float32 else torch.float32))
     plain = kernel.reference(*arguments)
-    with poisoned():
+    with deterministic():
         results = [kernel.launch(*arguments) for _ in range(REPEATS)]
     problem = ""
     if results[0].isnan().any():
@@ -110,14 +111,3 @@ def stretched(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return reserve[..., :length, :]
 
     return (q, *(wide(x) for x in pools), *arguments[3:])
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Fill new tensors with NaN (or the largest integer) until they are written."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

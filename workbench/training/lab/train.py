@@ -6,7 +6,6 @@ Warm-up, a constant rate while the curriculum climbs, and a linear decay to zero
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count
@@ -20,9 +19,10 @@ from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+from workbench.core.determinism import deterministic
 from workbench.core.errors import BadInput
 from workbench.data.lab_world import KINDS
-from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, Training, check_same, optimizers, wholly_right
+from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, Training, check_same, optimizers
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
 
@@ -60,17 +60,13 @@ class Order:
             yield stage, step * self.ranks + self.rank
 
 
-def losses(logits: torch.Tensor, batch: Batch, rest_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss, and per answer of the batch whether all its tokens were predicted (teacher-forced).
-
-    logits [B, T-1, V] of the next token at every position but the last.
-    """
-    target, role, answer = batch.tokens[:, 1:], batch.roles[:, 1:], batch.answers[:, 1:]
+def loss_of(logits: torch.Tensor, batch: Batch, rest_weight: float) -> torch.Tensor:
+    """Return the loss from logits [B, T-1, V] of the next token at every position but the last."""
+    target, role = batch.tokens[:, 1:], batch.roles[:, 1:]
     loss = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), reduction="none").view_as(target)
     asked, rest = role == ANSWER, (role != ANSWER) & (role != NOTHING)
     of_answers = (loss * asked).sum() / asked.sum().clamp(min=1)
-    total = of_answers + rest_weight * (loss * rest).sum() / rest.sum().clamp(min=1)
-    return total, wholly_right(logits, target, answer, len(batch.kinds))
+    return of_answers + rest_weight * (loss * rest).sum() / rest.sum().clamp(min=1)
 
 
 def rate(config: PretrainConfig, progress: PretrainProgress, last_stage: int) -> float:
@@ -80,18 +76,6 @@ def rate(config: PretrainConfig, progress: PretrainProgress, last_stage: int) ->
         return warm
     left = 1 - progress.spent / config.last
     return warm * min(1.0, max(left, 0.0) / config.decay)
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """Deterministic algorithms of torch inside, whatever was set before outside."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 @deterministic()
@@ -130,10 +114,11 @@ def train(
     def step() -> torch.Tensor:
         batch = next(batches).to(device)
         logits = run.model(input_ids=batch.tokens[:, :-1], use_cache=False).logits
-        loss, right = losses(logits, batch, config.rest_weight)
+        loss = loss_of(logits, batch, config.rest_weight)
         run.accelerator.backward(loss)
         run.update(config.lr * rate(config, progress, last))
-        tally.add(torch.tensor([SEEN_KINDS.index(kind) for kind in batch.kinds], device=device), right)
+        kinds = torch.tensor([SEEN_KINDS.index(kind) for kind in batch.kinds], device=device)
+        tally.add(kinds, logits, batch.tokens[:, 1:], batch.answers[:, 1:])
         return loss.detach()
 
     ended = partial(finished, config, progress, last)
@@ -148,6 +133,7 @@ def train(
 def _start(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> Training:
     identity = {"recipe": asdict(config)}
     check_same(out, identity["recipe"])
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
     set_seed(config.seed)
     accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
     bare = LlamaForCausalLM(config.model_config(len(tokenizer))).train()

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.models.loading import Loaded
-from workbench.training.common import Drawn, Progress, Tally, Training, saved_record, wholly_right
+from workbench.training.common import Drawn, Progress, Tally, Training, saved_record
 from workbench.training.tuning.attention import NAME, TILE, Masks, masks_of
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Source
@@ -112,7 +112,7 @@ def step(run: TuneRun, batches: list[PackedExamples], number: int) -> torch.Tens
             loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum") / share
             accelerator.backward(loss)
         total += loss.detach()
-        run.tally.add(batch.modes, wholly_right(logits, batch.targets, batch.answers, len(batch.modes)))
+        run.tally.add(batch.modes, logits, batch.targets, batch.answers)
     run.update(run.config.rate(number))
     return total
 
