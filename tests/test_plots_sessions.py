@@ -89,7 +89,7 @@ PIECES = ("rules\n", "Title: A\nText: One.\n", "two\n", "Q")
         ("delete", ("rules\n", "two\n", "Q")),
         ("copy to the front", (PIECES[0], PIECES[1], *PIECES[1:])),
         ("move to the front", PIECES),
-        ("turn all blocks around", ("rules\n", "two\n", "Title: A\nText: One.\n", "Q")),
+        ("reverse all blocks", ("rules\n", "two\n", "Title: A\nText: One.\n", "Q")),
     ],
 )
 def test_an_edit_changes_one_block_and_leaves_rules_and_question(edit, expected):

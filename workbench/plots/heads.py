@@ -39,9 +39,9 @@ def by_head(
     font = {"size": 11, "color": MUTED}
     bar = {"tickformat": ".0%", "thickness": 12, "outlinewidth": 0, "x": 1.035, "tickfont": font}
     fig.update_layout(coloraxis={"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 1, "colorbar": bar})
-    titles = [note for note in fig.layout.annotations if note.text in measures]
+    lines_of = [note for note in fig.layout.annotations if note.text in measures]
     panel_titles(fig, 11 if len(methods) > 4 else 12)
-    for note in titles:
+    for note in lines_of:
         note.update(xanchor="left", font={"size": 12, "color": MUTED})
     lines = max(4, len(layers))
     height = len(measures) * (CELL * lines + 30)

@@ -1,6 +1,6 @@
-"""A figure on the screen that takes the place of another, without flicker."""
+"""Controls over figures on the screen; a figure takes the place of another without flicker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import ipywidgets as widgets
@@ -43,26 +43,34 @@ def _bare(figure: go.Figure) -> go.Figure:
 
 
 def explorer(
-    controls: Sequence[widgets.Widget], draw: Callable[..., Sequence[go.Figure]], note: str = ""
+    controls: Sequence[widgets.Widget], draw: Callable[..., go.Figure | Sequence[go.Figure]], note: str = ""
 ) -> widgets.VBox:
-    """Controls over figures. `draw(*values)` gives the figures, always as many; what a control's value makes impossible
-    (BadInput) is said beside the controls and the figures stay as they were."""
-    said = widgets.HTML(note)
-    lives = [Live(figure) for figure in draw(*(control.value for control in controls))]
+    """Put controls over figures. `draw(*values)` gives the figures, always as many.
+
+    Where a control's value makes them impossible (BadInput), the reason is shown beside the controls and the figures
+    stay as they were.
+    """
+
+    def figures() -> list[go.Figure]:
+        drawn = draw(*(control.value for control in controls))
+        return [drawn] if isinstance(drawn, go.Figure) else list(drawn)
+
+    message = widgets.HTML(note)
+    lives = [Live(figure) for figure in figures()]
 
     def redraw(_: Any) -> None:
         try:
-            figures = draw(*(control.value for control in controls))
+            drawn = figures()
         except BadInput as problem:
-            said.value = f'<span style="color:#b00020">{_escape(str(problem))}</span>'
+            message.value = f'<span style="color:#b00020">{_escape(str(problem))}</span>'
             return
-        said.value = note
-        for live, figure in zip(lives, figures, strict=True):
+        message.value = note
+        for live, figure in zip(lives, drawn, strict=True):
             live.show(figure)
 
     for control in controls:
         control.observe(redraw, "value")
-    rows = [widgets.HBox(list(controls), layout=widgets.Layout(flex_flow="row wrap")), said]
+    rows = [widgets.HBox(list(controls), layout=widgets.Layout(flex_flow="row wrap")), message]
     return widgets.VBox([*rows, *(live.widget for live in lives)])
 
 
@@ -70,9 +78,26 @@ def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def slider(label: str, value: int, low: int, high: int, **more: Any) -> widgets.IntSlider:
-    """A whole number; the figure is drawn when the handle is let go."""
-    return widgets.IntSlider(
-        value=min(max(value, low), high), min=low, max=high, description=label, continuous_update=False,
-        style={"description_width": "initial"}, **more,
-    )  # fmt: skip
+def slider(label: str, value: int, low: int, high: int) -> widgets.IntSlider:
+    """Return a slider of whole numbers; the figure is drawn when the handle is let go."""
+    value = min(max(value, low), high)
+    style = {"description_width": "initial"}
+    form = {"description": label, "continuous_update": False, "style": style}
+    return widgets.IntSlider(value=value, min=low, max=high, **form)
+
+
+def number_slider(label: str, items: Sized, value: int = 0) -> widgets.IntSlider:
+    """Return a slider over the numbers of `items`, from 0."""
+    return slider(label, value, 0, len(items) - 1)
+
+
+def menu(options: Sequence | Mapping, label: str = "", **more: Any) -> widgets.Dropdown:
+    """Return a menu of values, or of names with their values."""
+    choices = list(options.items()) if isinstance(options, Mapping) else list(options)
+    return widgets.Dropdown(options=choices, description=label, **more)
+
+
+def text_field(label: str, value: str, width: int) -> widgets.Text:
+    """Return a line of text, `width` px wide; the figure is drawn when it is left."""
+    layout = widgets.Layout(width=f"{width}px")
+    return widgets.Text(value, description=label, continuous_update=False, layout=layout)

@@ -1,43 +1,35 @@
-"""Pick a key and a distance and see its channel pairs turn."""
+"""Pick a key and a distance and see its channel pairs rotate."""
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
+from ipywidgets import VBox
 
-from workbench.app.explore.live import explorer, slider
+from workbench.app.explore.live import explorer, number_slider, slider
 from workbench.data.prompt_view import Reading
 from workbench.metrics.position_encoding import key_rotation
 from workbench.models.loading import Loaded
-from workbench.models.spec import attach
 from workbench.plots.masks import shown
 from workbench.plots.position_encoding import rotation
 
 
-def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> widgets.VBox:
-    """Token of a block, layer, head and distance."""
-    model, chosen = loaded[0], reading.prompt.blocks[block]
-    spec, begin = attach(model), reading.prompt.starts[block]
-    furthest = min(2048, (spec.context or 4096)) - len(chosen)
+def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> VBox:
+    """Explore token of a block, layer, head and distance."""
+    tokens, begin = reading.prompt.blocks[block], reading.prompt.starts[block]
+    furthest = min(2048, loaded.spec.context or 4096) - len(tokens)
 
-    def draw(distance: int, token: int, layer: int, head: int) -> list[go.Figure]:
-        found = key_rotation(model, chosen, token, layer, head, [distance])
+    def draw(distance: int, token: int, layer: int, head: int) -> go.Figure:
+        rotated = key_rotation(loaded.model, tokens, token, layer, head, [distance])
         word = shown(reading.tokens[begin + token])
-        return [
-            rotation(
-                found.cached,
-                found.inv_freq,
-                found.distances,
-                found.in_place,
-                pairs=found.pairs,
-                notice=f"Key of “{word}”, layer {layer}, head {head}, moved by {distance} tokens.",
-                caption=f"{reading.source}, block {block}. The ring is computed by the model with the block at that "
-                f"place ({model.device}).",
-            )
-        ]
+        return rotation(
+            rotated.cached,
+            rotated.inv_freq,
+            rotated.distances,
+            rotated.in_place,
+            pairs=rotated.pairs,
+            notice=f"Key of “{word}”, layer {layer}, head {head}, moved by {distance} tokens.",
+            caption=f"{reading.source}, block {block}. The ring is computed by the model with the block at that place "
+            f"({loaded.model.device}).",
+        )
 
-    return explorer(
-        [
-            slider("distance", 32, 0, furthest), slider("token", 4, 0, len(chosen) - 1),
-            slider("layer", 0, 0, spec.layers - 1), slider("head", 0, 0, spec.shapes[0][0] - 1),
-        ],
-        draw,
-    )  # fmt: skip
+    heads = slider("head", 0, 0, loaded.spec.shapes[0][0] - 1)
+    layers = number_slider("layer", loaded.spec.shapes)
+    return explorer([slider("distance", 32, 0, furthest), number_slider("token", tokens, 4), layers, heads], draw)

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
+from ipywidgets import VBox
 
-from workbench.app.explore.live import explorer, slider
+from workbench.app.explore.live import explorer, menu, number_slider, slider
+from workbench.app.explore.prompts import selector_menu, view_of
 from workbench.core.kv import KV
-from workbench.data.prompt_view import of_sample
 from workbench.data.sample import Sample
 from workbench.engine.assembly import assemble
 from workbench.methods import select
@@ -17,34 +17,26 @@ from workbench.plots.deviation import deviation
 from workbench.plots.looks import SELECTORS
 
 
-def repair_explorer(
-    loaded: Loaded, samples: Sequence[Sample], cached: Mapping[str, Sequence[Sequence[KV]]]
-) -> widgets.VBox:
-    """`cached`: preparation → KV of the context blocks of every sample's prompt."""
-    model, tokenizer, layout = loaded
+def repair_explorer(loaded: Loaded, samples: Sequence[Sample], cached: Mapping[str, Sequence[Sequence[KV]]]) -> VBox:
+    """Explore `cached`: preparation → KV of the context blocks of every sample's prompt."""
+    model = loaded.model
 
-    def draw(number: int, preparation: str, spec: str, percent: int) -> list[go.Figure]:
-        reading = of_sample(samples[number], f"sample {number}", tokenizer, layout)
-        prompt, end = reading.prompt, reading.prompt.starts[-1]
-        kv, truth = assemble(model, prompt, cached[preparation][number]), full_attention_kv(model, prompt)
+    def draw(number: int, preparation: str, spec: str, percent: int) -> go.Figure:
+        view = view_of(loaded, samples, number)
+        prompt, end = view.prompt, view.prompt.starts[-1]
+        kv = assemble(model, prompt, cached[preparation][number])
         rows = select.choose(select.named(spec)(model, prompt, kv), prompt, percent / 100)
-        (found,) = repair(model, prompt, kv, [rows], truth)
-        panels = {preparation: found.before, f"{len(rows)} tokens computed again": found.after}
-        name = SELECTORS.name_of(spec)
-        return [
-            deviation(
-                {name: gap[:end].cpu().numpy() for name, gap in panels.items()},
-                reading.tokens[:end],
-                reading.block_of[:end],
-                marked=reading.supporting,
-                notice=f"In the last layer {name} at {percent}% leaves {found.context[-1]:.0%} of the "
-                f"context's deviation, and {found.asked[-1]:.0%} of the question's.",
-                caption=f"{reading.source}. ★ marks passages that the answer needs; white: less than rounding.",
-            )
-        ]
+        (repaired,) = repair(model, prompt, kv, [rows], full_attention_kv(model, prompt))
+        gaps = {preparation: repaired.before, f"{len(rows)} tokens recomputed": repaired.after}
+        return deviation(
+            {name: gap[:end].cpu().numpy() for name, gap in gaps.items()},
+            view.tokens[:end],
+            view.block_of[:end],
+            marked=view.supporting,
+            notice=f"In the last layer {SELECTORS.name_of(spec)} at {percent}% leaves {repaired.context[-1]:.0%} of "
+            f"the context's deviation, and {repaired.asked[-1]:.0%} of the question's.",
+            caption=f"{view.source}. ★ marks passages that the answer needs; white: less than rounding.",
+        )
 
-    ways = widgets.Dropdown(options=list(cached))
-    menu = widgets.Dropdown(options=[(SELECTORS.name_of(n), n) for n in select.names()], value="kv_deviation")
-    return explorer(
-        [slider("question", 0, 0, len(samples) - 1), ways, menu, slider("computed again (%)", 15, 0, 100)], draw
-    )
+    controls = [number_slider("question", samples), menu(list(cached)), selector_menu("kv_deviation")]
+    return explorer([*controls, slider("recomputed (%)", 15, 0, 100)], draw)

@@ -1,13 +1,13 @@
-"""Ask one question three ways and see the answers, and where the model looked for them."""
+"""Ask one question with three methods and see the answers, and where the model looked for them."""
 
 from collections.abc import Sequence
 
-import ipywidgets as widgets
 import plotly.graph_objects as go
+from ipywidgets import VBox
 
-from workbench.app.explore.live import explorer, slider
+from workbench.app.explore.live import explorer, number_slider
+from workbench.app.explore.prompts import attention_of, layer_and_head, view_of
 from workbench.core.blocks import Prompt
-from workbench.data.prompt_view import of_sample
 from workbench.data.sample import Sample
 from workbench.methods import Method
 from workbench.methods.generation import Generation, generate
@@ -16,68 +16,50 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import exact_match
 from workbench.metrics.attention_mass import masked, reused
 from workbench.models.loading import Loaded
-from workbench.models.spec import attach
-from workbench.plots.attention_mass import attention
+from workbench.plots.looks import MODE_NAMES
 from workbench.plots.table import table
-from workbench.plots.theme import MODE_NAMES
 from workbench.store import MemoryStore
 
-WAYS: dict[str, Method] = {"full": Full(), "block": Reuse(), "naive": Reuse("naive")}
+METHODS: dict[str, Method] = {"full": Full(), "block": Reuse(), "naive": Reuse("naive")}
 
 
-def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 24) -> widgets.VBox:
-    """Number of the sample, layer and head; blocks that were seen before come from one store."""
-    model, tokenizer, layout = loaded
-    layers, heads = attach(model).layers, model.config.get_text_config().num_attention_heads
-    store = MemoryStore()
+def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 24) -> VBox:
+    """Explore number of the sample, layer and head; blocks that were seen before come from one store."""
+    model, store = loaded.model, MemoryStore()
 
     def draw(number: int, layer: int, head: int) -> list[go.Figure]:
-        reading = of_sample(samples[number], f"sample {number}", tokenizer, layout)
-        answers = ask(loaded, reading.prompt, max_new_tokens, store)
-        rows = [
-            [MODE_NAMES[way], answer.text.strip(), "yes" if exact_match(answer.text, reading.answers) else "no",
-             f"{answer.rows_computed:,}", f"{answer.rows_reused:,}"]
-            for way, answer in answers.items()
-        ]  # fmt: skip
-        said = table(
-            ["way", "answer", "right", "computed", "reused"],
+        view = view_of(loaded, samples, number)
+        rows = []
+        for name, answer in ask(loaded, view.prompt, max_new_tokens, store).items():
+            right = "yes" if exact_match(answer.text, view.answers) else "no"
+            counts = [f"{answer.rows_computed:,}", f"{answer.rows_reused:,}"]
+            rows.append([MODE_NAMES[name], answer.text.strip(), right, *counts])
+        answered = table(
+            ["method", "answer", "right", "computed", "reused"],
             rows,
             widths=[2.4, 3, 0.6, 0.8, 0.8],
             words=3,
-            title=reading.question,
-            notice=f"Expected: {', '.join(reading.answers) or 'unknown'} ({samples[number].kind}).",
+            title=view.question,
+            notice=f"Expected: {', '.join(view.answers) or 'unknown'} ({samples[number].kind}).",
             caption=f"Greedy; store of cached blocks: hit rate {store.stats.hit_rate:.0%}, "
             f"{store.stats.bytes / 2**20:.1f} MiB.",
         )
-        picked = slice(None) if head < 0 else slice(head, head + 1)
-        ways = {
-            "full": masked(model, reading.prompt),
-            "block": reused(model, reading.prompt, "re-encoded"),
-            "naive": reused(model, reading.prompt, "naive"),
+        mass = {
+            "full": masked(model, view.prompt),
+            "block": reused(model, view.prompt, "re-encoded"),
+            "naive": reused(model, view.prompt, "naive"),
         }
-        looks = attention(
-            {way: mass.tokens.numpy()[:, picked] for way, mass in ways.items()},
-            reading.tokens,
-            reading.block_of,
-            layer=layer,
-            marked=reading.supporting,
-            caption=f"{reading.source}, {len(reading.prompt)} tokens.",
-            notice=f"Layer {layer}, {'mean over heads' if head < 0 else f'head {head}'}; ★ marks blocks that the "
-            f"answer needs.",
-        )
-        return [said, looks]
+        caption = f"{view.source}, {len(view.prompt)} tokens."
+        tokens = {name: of_method.tokens.numpy() for name, of_method in mass.items()}
+        return [answered, attention_of(tokens, view, layer, head, caption)]
 
-    return explorer(
-        [slider("question", 0, 0, len(samples) - 1), slider("layer", layers - 1, 0, layers - 1),
-         slider("head (-1: mean)", -1, -1, heads - 1)],
-        draw,
-    )  # fmt: skip
+    return explorer([number_slider("question", samples), *layer_and_head(loaded)], draw)
 
 
 def ask(loaded: Loaded, prompt: Prompt, max_new_tokens: int, store: MemoryStore) -> dict[str, Generation]:
-    """The answers of all ways."""
+    """Return the answers of all METHODS."""
     model, tokenizer, layout = loaded
     return {
-        way: generate(model, tokenizer, [prompt], method, store, max_new_tokens, stop=layout.stop)[0]
-        for way, method in WAYS.items()
+        name: generate(model, tokenizer, [prompt], method, store, max_new_tokens, stop=layout.stop)[0]
+        for name, method in METHODS.items()
     }

@@ -1,0 +1,47 @@
+"""What explorers of prompts share: the number of a sample, a selector, layer and head, and where a token looks."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from ipywidgets import Dropdown, IntSlider
+
+from workbench.app.explore.live import menu, slider
+from workbench.data.prompt_view import Reading, of_sample
+from workbench.data.sample import Sample
+from workbench.methods import select
+from workbench.models.loading import Loaded
+from workbench.plots.attention_mass import attention
+from workbench.plots.looks import SELECTORS
+
+
+def view_of(loaded: Loaded, samples: Sequence[Sample], number: int) -> Reading:
+    """Return the prompt of sample `number`."""
+    return of_sample(samples[number], f"sample {number}", loaded.tokenizer, loaded.layout)
+
+
+def selector_menu(first: str) -> Dropdown:
+    """Return a menu of all selectors, `first` chosen."""
+    return menu({SELECTORS.name_of(name): name for name in select.names()}, value=first)
+
+
+def layer_and_head(loaded: Loaded) -> list[IntSlider]:
+    """Return a slider of layers, the last one chosen, and one of query heads, their mean (-1) chosen."""
+    last = loaded.spec.layers - 1
+    heads = loaded.model.config.get_text_config().num_attention_heads
+    return [slider("layer", last, 0, last), slider("head (-1: mean)", -1, -1, heads - 1)]
+
+
+def attention_of(mass: Mapping[str, np.ndarray], view: Reading, layer: int, head: int, caption: str) -> go.Figure:
+    """Draw where the last token looks: `mass` mode → [L, H, T]; `layer` and `head` as in `layer_and_head`."""
+    heads = slice(None) if head < 0 else slice(head, head + 1)
+    which = "mean over heads" if head < 0 else f"head {head}"
+    return attention(
+        {mode: tokens[:, heads] for mode, tokens in mass.items()},
+        view.tokens,
+        view.block_of,
+        layer=layer,
+        marked=view.supporting,
+        notice=f"Layer {layer}, {which}; ★ marks blocks that the answer needs.",
+        caption=caption,
+    )
