@@ -1,9 +1,14 @@
-"""`_pages_triton` for Hopper: few rows over pages, wherever they lie, built as `_tiles_hopper` is.
+"""`_pages_triton` for Hopper: few rows over pages, wherever they lie.
 
-Rows of all heads of a GQA group stand side by side in a tile of 128, so keys and values are read once. A page is
-fetched through a tensor descriptor; its number decides where from. Whether a step needs a mask is asked at each step:
-its pages say the largest position that they hold. Where cached pages move, the queries are turned back when the move
-changes, at most once a page: a fourth group of warps does it for the next move while the matrix unit works on this one.
+Names and pipeline are those of `_hopper`: a producer, and two consumers of 64 rows each. Rows of all heads of a GQA
+group stand side by side in a tile of 128, so keys and values are read once. A page is fetched through a tensor
+descriptor; its number decides where from. Whether a step needs a mask is decided at each step, by the largest position
+that its pages hold. Where cached pages are shifted, the queries are rotated back when the shift changes, at most once a
+page: a fourth group of warps does it for the next shift while the matrix unit works on this one.
+
+    step       N slots: a part of a page, or two pages
+    page_list  (largest position of each page, positions of all slots, number of pages, shifts of their keys)
+    q_ring     rotated queries: two buffers of 128 rows, with barriers that say they are written, and read
 """
 
 import torch
@@ -11,12 +16,10 @@ from torch import Tensor
 
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
+from workbench.kernels import _hopper as pipe
 from workbench.kernels._common import LOG2E, processors
 from workbench.kernels._pages_triton import merge
-from workbench.kernels._tiles_hopper import BUFFERS, ROWS, fits_gpu
 from workbench.kernels._triton import (
-    GluonDescriptor,
-    async_load,
     fence_async_shared,
     gl,
     gluon_jit,
@@ -28,122 +31,122 @@ from workbench.kernels._triton import (
 
 WIDTHS = (64, 128)
 PAGES = (64, 128, 256)  # tokens
+TWO_PI = gl.constexpr(6.283185307179586)
+INV_TWO_PI = gl.constexpr(0.15915494309189535)
 
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
-    """Whether this kernel takes such arguments (of `_paged.launch`): a Hopper card, 16-bit numbers, whole tiles."""
-    return fits_gpu(q, (keys[None], values[None])) and q.shape[3] in WIDTHS and page in PAGES
+    """Whether this kernel takes arguments of `_pages_triton.launch`: a Hopper GPU, 16-bit numbers, whole tiles."""
+    return pipe.fits_gpu(q, (keys[None], values[None])) and q.shape[3] in WIDTHS and page in PAGES
 
 
 def parts_for(q: Tensor, heads: int, slots: int) -> int:
     """How many programs share the keys of one row tile: one program for each multiprocessor, four steps for each."""
-    tiles = -(-q.shape[2] * (q.shape[1] // heads) // ROWS) * heads * len(q)
+    tiles = -(-q.shape[2] * (q.shape[1] // heads) // pipe.ROWS) * heads * len(q)
     return max(1, min(processors(q.device) // tiles, slots // 512, 128))
 
 
 @gluon_jit
-def _count(bounds, limit, pages):
-    """How many of `pages` rising bounds are at most `limit`."""
-    wide: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    found = 0
-    for at in range(0, pages, 512):
-        i = at + gl.arange(0, 512, layout=wide)
-        kept = (gl.load(bounds + i, mask=i < pages, other=2147483647) <= limit) & (i < pages)
-        found += gl.sum(kept.to(gl.int32), 0)
-    return found
-
-
-@gluon_jit
 def _token(table, slot, pages, PAGE: gl.constexpr):
-    """Where a slot lies in the pool; beyond it behind the last page."""
+    """Where a slot lies in the pool; OUTSIDE behind the last page."""
     page = slot // PAGE
     token = gl.load(table + page, mask=page < pages, other=0) * PAGE + slot % PAGE
-    return gl.where(page < pages, token, 1073741824)
+    return gl.where(page < pages, token, pipe.OUTSIDE)
 
 
 @gluon_jit
-def _fetch(
-    keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, kv_head, table, pages, begin, steps,
-    PAGE: gl.constexpr, N: gl.constexpr,
-):  # fmt: skip
-    """The group that fetches."""
+def _produce(keys, values, rings, kv_head, table, pages, begin, steps, PAGE: gl.constexpr):
+    """Fetch the pages of all steps; their numbers are read a step ahead: they take as long to come as a tile."""
+    _, k_ring, v_ring, _ = rings
+    N: gl.constexpr = k_ring[0].type.shape[-2]
     BOX: gl.constexpr = keys.block_type.shape[1]
-    PARTS: gl.constexpr = N // BOX
-    BUFFERS: gl.constexpr = k_tiles.type.shape[0]
-    first = _token(table, begin * N, pages, PAGE)  # asked for a step ahead: it takes as long to come as a tile
-    second = _token(table, begin * N + (PARTS - 1) * BOX, pages, PAGE)
+    first = _token(table, begin * N, pages, PAGE)
+    second = _token(table, begin * N + (N - BOX), pages, PAGE)
     for j in range(steps):
-        index, phase = j % BUFFERS, (j // BUFFERS & 1) ^ 1
-        now, then = first, second
+        starts = (first, second)
         slot = (begin + j + 1) * N
         first = _token(table, slot, pages, PAGE)
-        if PARTS == 2:
+        if N == 2 * BOX:
             second = _token(table, slot + BOX, pages, PAGE)
-        mbarrier.wait(k_empty.index(index), phase)
-        mbarrier.expect(k_full.index(index), N * keys.block_type.shape[2] * 2)
-        for part in gl.static_range(PARTS):
-            tile = k_tiles.index(index).slice(part * BOX, BOX, dim=1)
-            async_load(keys, [kv_head, now if part == 0 else then, 0], k_full.index(index), tile)
-        mbarrier.wait(v_empty.index(index), phase)
-        mbarrier.expect(v_full.index(index), N * values.block_type.shape[2] * 2)
-        for part in gl.static_range(PARTS):
-            tile = v_tiles.index(index).slice(part * BOX, BOX, dim=1)
-            async_load(values, [kv_head, now if part == 0 else then, 0], v_full.index(index), tile)
+        pipe.fill(keys, k_ring, j, (kv_head,), starts, 0)
+        pipe.fill(values, v_ring, j, (kv_head,), starts, 0)
 
 
 @gluon_jit
-def _largest(step, tops, pages, PAGE: gl.constexpr, N: gl.constexpr):
+def _largest(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
     """The largest position that the pages of a step hold."""
-    found = gl.load(tops + step * N // PAGE, mask=step * N // PAGE < pages, other=2147483647)
-    for part in gl.static_range(1, N // PAGE if N > PAGE else 1):
-        page = step * N // PAGE + part
-        found = gl.maximum(found, gl.load(tops + page, mask=page < pages, other=2147483647))
-    return found
+    page_max, _, pages, _ = page_list
+    largest = gl.load(page_max + step * N // PAGE, mask=step * N // PAGE < pages, other=pipe.INVALID_POS)
+    for i in gl.static_range(1, N // PAGE if N > PAGE else 1):
+        page = step * N // PAGE + i
+        largest = gl.maximum(largest, gl.load(page_max + page, mask=page < pages, other=pipe.INVALID_POS))
+    return largest
 
 
 @gluon_jit
-def _angle(shift, inv_freq, plane, turns):
-    """(cosine, sine) of the angle by which a plane turns over `move` positions."""
-    freq = gl.load(inv_freq + plane, mask=turns, other=0.0).to(gl.float64)
+def _shift(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
+    """How far the keys of a step are shifted; 0 behind the last page."""
+    _, _, pages, shifts = page_list
+    page = step * N // PAGE
+    return gl.load(shifts + page, mask=page < pages, other=0)
+
+
+@gluon_jit
+def _angle(shift, inv_freq, plane, rotated):
+    """(cosine, sine) of the angle by which a plane rotates over `shift` positions."""
+    freq = gl.load(inv_freq + plane, mask=rotated, other=0.0).to(gl.float64)
     angle = shift.to(gl.float64) * freq
-    angle = (angle - 6.283185307179586 * gl.floor(angle * 0.15915494309189535 + 0.5)).to(gl.float32)
+    angle = (angle - TWO_PI * gl.floor(angle * INV_TWO_PI + 0.5)).to(gl.float32)
     sin = gl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
     cos = gl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
     return cos, sin
 
 
 @gluon_jit
-def _put_queries(
-    q_tile, q, m, rows, shift, inv_freq, q_head, q_token,
-    GROUP: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, TURN: gl.constexpr,
-    FLAT: gl.constexpr,
-):  # fmt: skip
-    """Queries, turned back by `move` positions, into shared memory."""
-    col = gl.arange(0, D, layout=gl.SliceLayout(0, FLAT))
+def _at_queries(queries, m, GROUP: gl.constexpr):
+    """(where rows m lie, which of them exist), as columns."""
+    q, rows, q_head, q_token = queries
     base = q + (m % GROUP).to(gl.int64)[:, None] * q_head + (m // GROUP).to(gl.int64)[:, None] * q_token
-    inside = (m < rows)[:, None]
-    x = gl.load(base + col[None, :], mask=inside, other=0.0)
-    if TURN:
-        turns = col < 2 * HALF
-        APART: gl.constexpr = 1 if INTERLEAVED else HALF
-        if INTERLEAVED:
-            second = col % 2 == 1
-            plane = col // 2
-        else:
-            second = col >= HALF
-            plane = col % HALF
-        other = gl.where(turns, gl.where(second, col - APART, col + APART), col)
-        y = gl.load(base + other[None, :], mask=inside, other=0.0)
-        cos, sin = _angle(shift, inv_freq, plane, turns)
-        sin = gl.where(second, -sin, sin)  # of -move, and the sign of the other channel
-        x = (x.to(gl.float32) * cos[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype)
-    q_tile.store(x)
+    return base, (m < rows)[:, None]
 
 
 @gluon_jit
-def _turn_tile(target, source, shift, inv_freq, D: gl.constexpr, SOME: gl.constexpr, BOTH: gl.constexpr):
-    """Queries of whole heads in halves, turned back by `move` positions, from shared memory to shared memory. In
-    layout BOTH a thread holds both channels of a plane."""
+def _put_queries(q_tile, queries, m, GROUP: gl.constexpr, FLAT: gl.constexpr):
+    """Put queries into shared memory."""
+    col = gl.arange(0, q_tile.type.shape[1], layout=gl.SliceLayout(0, FLAT))
+    base, inside = _at_queries(queries, m, GROUP)
+    q_tile.store(gl.load(base + col[None, :], mask=inside, other=0.0))
+
+
+@gluon_jit
+def _put_rotated(
+    q_tile, queries, m, by, GROUP: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, FLAT: gl.constexpr
+):
+    """Put queries into shared memory, rotated back `by` (positions, inv_freq)."""
+    col = gl.arange(0, q_tile.type.shape[1], layout=gl.SliceLayout(0, FLAT))
+    base, inside = _at_queries(queries, m, GROUP)
+    x = gl.load(base + col[None, :], mask=inside, other=0.0)
+    rotated = col < 2 * HALF
+    APART: gl.constexpr = 1 if INTERLEAVED else HALF
+    if INTERLEAVED:
+        second = col % 2 == 1
+        plane = col // 2
+    else:
+        second = col >= HALF
+        plane = col % HALF
+    other = gl.where(rotated, gl.where(second, col - APART, col + APART), col)
+    y = gl.load(base + other[None, :], mask=inside, other=0.0)
+    cos, sin = _angle(by[0], by[1], plane, rotated)
+    sin = gl.where(second, -sin, sin)  # of -shift, and the sign of the plane's other channel
+    q_tile.store((x.to(gl.float32) * cos[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype))
+
+
+@gluon_jit
+def _rotate_tile(target, source, shift, inv_freq, D: gl.constexpr, SOME: gl.constexpr, BOTH: gl.constexpr):
+    """Rotate queries of whole heads in halves back by `shift` positions, from shared memory to shared memory.
+
+    In layout BOTH a thread holds both channels of a plane.
+    """
     x = source.load(BOTH).reshape([SOME, 2, D // 2]).permute((0, 2, 1))
     low, high = gl.split(x)
     plane = gl.arange(0, D // 2, layout=gl.SliceLayout(0, low.type.layout))
@@ -155,81 +158,84 @@ def _turn_tile(target, source, shift, inv_freq, D: gl.constexpr, SOME: gl.conste
 
 
 @gluon_jit
-def _turn(
-    q, q_tiles, q_own, q_full, q_empty, first, rows, q_head, q_token, begin, steps, shifts, inv_freq, pages,
-    GROUP: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr,
-    INTERLEAVED: gl.constexpr, KEPT: gl.constexpr,
+def _rerotate(
+    queries, rings, q_own, bounds, page_list, inv_freq,
+    GROUP: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr,
 ):  # fmt: skip
-    """The group that turns queries, for the next move while those of this one are computed with. KEPT: they stay in
-    shared memory as they are given; else they are read again each time."""
+    """The group that rotates queries, for the next shift while those of this one are computed with.
+
+    Where both channels of a plane can be read at once (KEPT), the given queries stay in shared memory, in `q_own`; else
+    they are read from memory each time.
+    """
+    q_ring, k_ring, _, _ = rings
+    q_tiles, q_full, q_empty = q_ring
+    first, begin, steps, _, _ = bounds
+    N: gl.constexpr = k_ring[0].type.shape[-2]
+    D: gl.constexpr = q_tiles.type.shape[2]
+    KEPT: gl.constexpr = not INTERLEAVED and 2 * HALF == D
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    SOME: gl.constexpr = 16 if D == 128 else 32
-    BOTH: gl.constexpr = (
-        gl.DistributedLinearLayout(
-            [[0, 1], [0, 2], [0, 4], [0, 64]], [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]], [[4, 0], [8, 0]], [],
-            [16, 128],
-        )
-        if D == 128
-        else gl.DistributedLinearLayout(
-            [[0, 1], [0, 2], [0, 4], [0, 32]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0]], [],
-            [32, 64],
-        )
-    )  # fmt: skip
+    SOME: gl.constexpr = 16 if D == 128 else 32  # rows at a time: what 72 registers of a thread hold
+    WIDE: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 64]],
+        [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]],
+        [[4, 0], [8, 0]],
+        [],
+        [16, 128],
+    )
+    NARROW: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 32]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[8, 0], [16, 0]],
+        [],
+        [32, 64],
+    )
+    BOTH: gl.constexpr = WIDE if D == 128 else NARROW
     if KEPT:
-        for part in gl.static_range(128 // SOME):
-            m = first + part * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
-            tile = q_own.index(part * SOME // 64).slice(part * SOME % 64, SOME, dim=0)
-            _put_queries(tile, q, m, rows, 0, inv_freq, q_head, q_token, GROUP, D, HALF, INTERLEAVED, False, FLAT)
-    found = 0
-    turned = 0
+        for i in gl.static_range(128 // SOME):
+            m = first + i * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
+            tile = q_own.index(i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
+            _put_queries(tile, queries, m, GROUP, FLAT)
+    count = 0  # shifts so far
+    rotated = 0  # the last of them
     for j in range(steps):
-        page = (begin + j) * N // PAGE
-        shift = gl.load(shifts + page, mask=page < pages, other=0)
-        if (j == 0) | (shift != turned):
-            index = found % 2
-            mbarrier.wait(q_empty.index(index), (found // 2 & 1) ^ 1)
-            for part in gl.static_range(128 // SOME):
-                tile = q_tiles.index(2 * index + part * SOME // 64).slice(part * SOME % 64, SOME, dim=0)
+        shift = _shift(begin + j, page_list, PAGE, N)
+        if (j == 0) | (shift != rotated):
+            index = count % 2
+            mbarrier.wait(q_empty.index(index), (count // 2 & 1) ^ 1)
+            for i in gl.static_range(128 // SOME):
+                tile = q_tiles.index(2 * index + i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
                 if KEPT:
-                    own = q_own.index(part * SOME // 64).slice(part * SOME % 64, SOME, dim=0)
-                    _turn_tile(tile, own, shift, inv_freq, D, SOME, BOTH)
+                    own = q_own.index(i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
+                    _rotate_tile(tile, own, shift, inv_freq, D, SOME, BOTH)
                 else:
-                    m = first + part * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
-                    _put_queries(
-                        tile, q, m, rows, shift, inv_freq, q_head, q_token, GROUP, D, HALF, INTERLEAVED, True, FLAT
-                    )
+                    m = first + i * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
+                    _put_rotated(tile, queries, m, (shift, inv_freq), GROUP, HALF, INTERLEAVED, FLAT)
             fence_async_shared()
             mbarrier.arrive(q_full.index(index), count=1)
-            turned = shift
-            found += 1
+            rotated = shift
+            count += 1
 
 
 @gluon_jit
-def _mask(s, step, largest, lowest, positions, slots, at_row, N: gl.constexpr, LOGITS: gl.constexpr):
+def _mask(s, step, largest, lowest, page_list, at_row, PAGE: gl.constexpr):
+    """Logits without the keys behind each row, where a step has such keys."""
+    N: gl.constexpr = s.type.shape[1]
     if largest > lowest:
-        slot = step * N + gl.arange(0, N, layout=gl.SliceLayout(0, LOGITS))
-        at = gl.load(positions + slot, mask=slot < slots, other=2147483647)
+        slot = step * N + gl.arange(0, N, layout=gl.SliceLayout(0, s.type.layout))
+        at = gl.load(page_list[1] + slot, mask=slot < page_list[2] * PAGE, other=pipe.INVALID_POS)
         s = gl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
     return s
 
 
 @gluon_jit
-def _softmax(s, top, total, scale):
-    new = gl.maximum(top, gl.max(s, 1) * scale)
-    safe = gl.where(new == float("-inf"), 0.0, new)
-    p = gl.exp2(s * scale - safe[:, None])
-    old = gl.exp2(top - safe)
-    return p, old, new, total * old + gl.sum(p, 1)
-
-
-@gluon_jit
-def _clear(v_tile, half, step, largest, positions, slots, clean, phase, N: gl.constexpr, FLAT: gl.constexpr):
-    """Values that nobody may see become 0: they may hold anything, and nothing times anything must be nothing."""
-    if largest == 2147483647:
-        part = v_tile.slice(half * (N // 2), N // 2, dim=0)
-        slot = step * N + half * (N // 2) + gl.arange(0, N // 2, layout=gl.SliceLayout(1, FLAT))
-        at = gl.load(positions + slot, mask=slot < slots, other=2147483647)
-        part.store(gl.where((at != 2147483647)[:, None], part.load(FLAT), 0.0))
+def _clear(v_tile, consumer, step, largest, page_list, clean, phase, PAGE: gl.constexpr, FLAT: gl.constexpr):
+    """Values that no row may see become 0, half of them by each consumer: they may be NaN, and 0 · NaN is not 0."""
+    N: gl.constexpr = v_tile.type.shape[0]
+    if largest == pipe.INVALID_POS:
+        half = v_tile.slice(consumer * (N // 2), N // 2, dim=0)
+        slot = step * N + consumer * (N // 2) + gl.arange(0, N // 2, layout=gl.SliceLayout(1, FLAT))
+        at = gl.load(page_list[1] + slot, mask=slot < page_list[2] * PAGE, other=pipe.INVALID_POS)
+        half.store(gl.where((at != pipe.INVALID_POS)[:, None], half.load(FLAT), 0.0))
         fence_async_shared()
         mbarrier.arrive(clean, count=1)
         mbarrier.wait(clean, phase)
@@ -238,151 +244,109 @@ def _clear(v_tile, half, step, largest, positions, slots, clean, phase, N: gl.co
 
 
 @gluon_jit
-def _compute(
-    half, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, clean,
-    first, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-    begin, steps, lowest, positions, tops, shifts, inv_freq, pages, scale,
-    GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    HALF: gl.constexpr, INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr,
+def _consume(
+    consumer, queries, results, rings, bounds, page_list,
+    GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, ROTATE: gl.constexpr,
 ):  # fmt: skip
-    """A group that computes 64 rows."""
+    """Compute 64 rows."""
+    at_rows, out, out_head, out_token, lse, lse_head, splits = results
+    q_ring, k_ring, v_ring, clean = rings
+    q_tiles, q_full, q_empty = q_ring
+    first, begin, steps, lowest, scale = bounds
+    rows = queries[1]
+    N: gl.constexpr = k_ring[0].type.shape[-2]
+    D: gl.constexpr = k_ring[0].type.shape[-1]
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, RESULT, 2)
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    BUFFERS: gl.constexpr = k_tiles.type.shape[0]
-    slots = pages * PAGE
-    q_tile = q_tiles.index(half)
-    mine = first + half * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LOGITS))
+    q_tile = q_tiles.index(consumer)
+    mine = first + consumer * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LOGITS))
     at_row = gl.load(at_rows + mine // GROUP, mask=mine < rows, other=-1).to(gl.int32)
-    turned = 0
-    found = 0  # moves after the first
+    rotated = 0  # the shift that the queries are rotated for
+    count = 0  # shifts after the first
     if ROTATE:
-        turned = gl.load(shifts + begin * N // PAGE, mask=begin * N // PAGE < pages, other=0)
+        rotated = _shift(begin, page_list, PAGE, N)
         mbarrier.wait(q_full.index(0), 0)
     else:
-        m = first + half * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, FLAT))
-        _put_queries(q_tile, q, m, rows, 0, inv_freq, q_head, q_token, GROUP, D, HALF, INTERLEAVED, False, FLAT)
+        m = first + consumer * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, FLAT))
+        _put_queries(q_tile, queries, m, GROUP, FLAT)
         fence_async_shared()
-    top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, LOGITS))
-    total = gl.zeros([64], gl.float32, gl.SliceLayout(1, LOGITS))
     acc = gl.zeros([64, D], gl.float32, RESULT)
-    # the first step: there are no weights yet
-    mbarrier.wait(k_full.index(0), 0)
-    k = k_tiles.index(0).reshape([N, D]).permute((1, 0))
-    s = warpgroup_mma(q_tile, k, gl.zeros([64, N], gl.float32, LOGITS), use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, deps=(s,))
-    mbarrier.arrive(k_empty.index(0), count=1)
-    largest = _largest(begin, tops, pages, PAGE, N)
-    coming = _largest(begin + 1, tops, pages, PAGE, N)  # asked for a step ahead: it takes long to come
-    shift = turned
+    s = pipe.first_logits(q_tile, k_ring)
+    largest = _largest(begin, page_list, PAGE, N)
+    coming = _largest(begin + 1, page_list, PAGE, N)  # read a step ahead: it takes long to come
+    shift = rotated
     if ROTATE:
-        shift = gl.load(shifts + (begin + 1) * N // PAGE, mask=(begin + 1) * N // PAGE < pages, other=0)
-    s = _mask(s, begin, largest, lowest, positions, slots, at_row, N, LOGITS)
-    weights, old, top, total = _softmax(s, top, total, scale)
-    p = gl.convert_layout(weights.to(q_tile.dtype), WEIGHTS)
+        shift = _shift(begin + 1, page_list, PAGE, N)
+    s = _mask(s, begin, largest, lowest, page_list, at_row, PAGE)
+    p, alpha, m_i, l_i = pipe.first_softmax(acc, s, scale, q_tile.dtype)
     cleaned = 0
     for j in range(1, steps):
-        index, phase = j % BUFFERS, j // BUFFERS & 1
-        last, last_phase = (j - 1) % BUFFERS, (j - 1) // BUFFERS & 1
         step = begin + j
         if ROTATE:
-            if shift != turned:
-                mbarrier.arrive(q_empty.index(found % 2), count=1)
-                turned = shift
-                found += 1
-                mbarrier.wait(q_full.index(found % 2), found // 2 & 1)
-                q_tile = q_tiles.index(2 * (found % 2) + half)
-            shift = gl.load(shifts + (step + 1) * N // PAGE, mask=(step + 1) * N // PAGE < pages, other=0)
-        mbarrier.wait(k_full.index(index), phase)
-        k = k_tiles.index(index).reshape([N, D]).permute((1, 0))
-        s = warpgroup_mma(q_tile, k, gl.zeros([64, N], gl.float32, LOGITS), use_acc=False, is_async=True)
-        acc = acc * gl.convert_layout(old, gl.SliceLayout(1, RESULT))[:, None]
-        mbarrier.wait(v_full.index(last), last_phase)
-        v = v_tiles.index(last).reshape([N, D])
-        cleaned = _clear(v, half, step - 1, largest, positions, slots, clean, cleaned, N, FLAT)
+            if shift != rotated:
+                mbarrier.arrive(q_empty.index(count % 2), count=1)
+                rotated = shift
+                count += 1
+                mbarrier.wait(q_full.index(count % 2), count // 2 & 1)
+                q_tile = q_tiles.index(2 * (count % 2) + consumer)
+            shift = _shift(step + 1, page_list, PAGE, N)
+        s = pipe.begin_logits(q_tile, k_ring, j)
+        acc = pipe.rescale(acc, alpha)
+        v = pipe.wait_full(v_ring, j - 1)
+        cleaned = _clear(v, consumer, step - 1, largest, page_list, clean, cleaned, PAGE, FLAT)
         acc = warpgroup_mma(p, v, acc, is_async=True)
         largest = coming
-        coming = _largest(step + 1, tops, pages, PAGE, N)
-        s = warpgroup_mma_wait(1, deps=(s,))
-        mbarrier.arrive(k_empty.index(index), count=1)
-        s = _mask(s, step, largest, lowest, positions, slots, at_row, N, LOGITS)
-        weights, old, top, total = _softmax(s, top, total, scale)
-        acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
-        mbarrier.arrive(v_empty.index(last), count=1)
-        p = gl.convert_layout(weights.to(q_tile.dtype), WEIGHTS)
-    last, phase = (steps - 1) % BUFFERS, (steps - 1) // BUFFERS & 1
-    mbarrier.wait(v_full.index(last), phase)
-    acc = acc * gl.convert_layout(old, gl.SliceLayout(1, RESULT))[:, None]
-    v = v_tiles.index(last).reshape([N, D])
-    cleaned = _clear(v, half, begin + steps - 1, largest, positions, slots, clean, cleaned, N, FLAT)
+        coming = _largest(step + 1, page_list, PAGE, N)
+        s = pipe.end_logits(s, k_ring, j)
+        s = _mask(s, step, largest, lowest, page_list, at_row, PAGE)
+        acc, p, alpha, m_i, l_i = pipe.end_step(acc, s, m_i, l_i, scale, v_ring, j, True)
+    v = pipe.wait_full(v_ring, steps - 1)
+    acc = pipe.rescale(acc, alpha)
+    cleaned = _clear(v, consumer, begin + steps - 1, largest, page_list, clean, cleaned, PAGE, FLAT)
     acc = warpgroup_mma(p, v, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    some = (at_row >= 0) & (total > 0)
-    share = gl.convert_layout(gl.where(some, 1.0 / gl.where(some, total, 1.0), 0.0), gl.SliceLayout(1, RESULT))
-    valid = gl.convert_layout(some, gl.SliceLayout(1, RESULT))
-    n = first + half * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, RESULT))
+    result, some = pipe.normalize(acc, at_row, l_i)
+    n = first + consumer * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, RESULT))
     col = gl.arange(0, D, layout=gl.SliceLayout(0, RESULT))
     target = out + (n % GROUP).to(gl.int64)[:, None] * out_head + (n // GROUP).to(gl.int64)[:, None] * out_token
-    result = gl.where(valid[:, None], acc * share[:, None], 0.0).to(out.dtype.element_ty)
-    gl.store(target + col[None, :], result, mask=(n < rows)[:, None])
+    gl.store(target + col[None, :], result.to(out.dtype.element_ty), mask=(n < rows)[:, None])
     if SPLIT:
-        weight = gl.where(some, top + gl.log2(gl.where(some, total, 1.0)), float("-inf"))
+        weight = gl.where(some, m_i + gl.log2(gl.where(some, l_i, 1.0)), float("-inf"))
         gl.store(lse + (mine % GROUP) * lse_head + (mine // GROUP) * splits, weight, mask=mine < rows)
 
 
 @gluon_jit
 def _attend(
-    q, keys, values, out, lse, at_rows, table, positions, first, tops, shifts, inv_freq, scale, count, pages,
+    q, keys, values, out, lse, at_rows, table, positions, first, page_max, shifts, inv_freq, scale, count, pages,
     q_batch, q_head, q_token, out_batch, out_head, out_token, out_split, row_tiles, splits,
     GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, HALF: gl.constexpr,
-    INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, BUFFERS: gl.constexpr,
+    INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     D: gl.constexpr = keys.block_type.shape[2]
     kv_head, tile_m = gl.program_id(0) // row_tiles, gl.program_id(0) % row_tiles
     split, request = gl.program_id(1), gl.program_id(2)
-    rows, begin_row = count * GROUP, tile_m * 128
+    rows, first_row = count * GROUP, tile_m * 128
     at_rows += request.to(gl.int64) * count
     table += request * pages
     first += request * pages
-    tops += request * pages
+    page_max += request * pages
     shifts += request * pages
     positions += request.to(gl.int64) * pages * PAGE
-    flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    m = begin_row + gl.arange(0, 128, layout=flat)
-    at_row = gl.load(at_rows + m // GROUP, mask=m < rows, other=-1).to(gl.int32)
-    highest = gl.max(at_row, 0)
-    lowest = gl.min(gl.where(at_row >= 0, at_row, 2147483647), 0)
-    all_steps = (_count(first, highest, pages) * PAGE + N - 1) // N
+    highest, lowest = pipe.row_range(at_rows, first_row, rows, GROUP)
+    all_steps = (pipe.count_upto(first, 0, pages, highest, 512) * PAGE + N - 1) // N
     share = (all_steps + splits - 1) // splits
     begin = gl.minimum(split * share, all_steps)
     steps = gl.minimum(begin + share, all_steps) - begin
     begin = gl.where(steps > 0, begin, (pages * PAGE + N - 1) // N)  # nothing to do: a step behind all pages
     steps = gl.maximum(steps, 1)
-    q_tiles = gl.allocate_shared_memory(
-        keys.dtype, [4 if ROTATE else 2, 64, D], gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
-    )
+    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
     KEPT: gl.constexpr = ROTATE and not INTERLEAVED and 2 * HALF == D
-    q_own = q_tiles
-    if KEPT:
-        q_own = gl.allocate_shared_memory(
-            keys.dtype, [2, 64, D], gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
-        )
+    q_tiles = gl.allocate_shared_memory(keys.dtype, [4 if ROTATE else 2, 64, D], Q_LAYOUT)
+    q_own = gl.allocate_shared_memory(keys.dtype, [2, 64, D], Q_LAYOUT) if KEPT else q_tiles
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    k_tiles = gl.allocate_shared_memory(keys.dtype, [BUFFERS, 1, N, D], keys.layout)
-    v_tiles = gl.allocate_shared_memory(keys.dtype, [BUFFERS, 1, N, D], values.layout)
-    k_full = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [BUFFERS, 1], mbarrier.MBarrierLayout())
-    clean = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(BUFFERS):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=2)
-        mbarrier.init(v_empty.index(i), count=2)
-    mbarrier.init(clean, count=2)
+    k_ring, v_ring, clean = pipe.make_rings(keys, values, N, STAGES)
     for i in gl.static_range(2):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=2)
@@ -390,56 +354,33 @@ def _attend(
     out += request.to(gl.int64) * out_batch + kv_head.to(gl.int64) * GROUP * out_head + split * out_split
     lse_head = count * splits
     lse += (request * (gl.num_programs(0) // row_tiles) + kv_head) * GROUP * lse_head + split
+    queries = (q, rows, q_head, q_token)
+    results = (at_rows, out, out_head, out_token, lse, lse_head, splits)
+    rings = ((q_tiles, q_full, q_empty), k_ring, v_ring, clean)
+    bounds = (first_row, begin, steps, lowest, scale)
+    page_list = (page_max, positions, pages, shifts)
+    # registers of a thread: what 64 rows of acc and logits need, less where a fourth group needs its share
     if ROTATE:
         gl.warp_specialize(
             [
-                (_compute, (
-                    0, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
-                    v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-                    begin, steps, lowest, positions, tops, shifts, inv_freq, pages, scale,
-                    GROUP, SPLIT, PAGE, N, D, HALF, INTERLEAVED, ROTATE,
-                )),
-                (_compute, (
-                    1, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
-                    v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-                    begin, steps, lowest, positions, tops, shifts, inv_freq, pages, scale,
-                    GROUP, SPLIT, PAGE, N, D, HALF, INTERLEAVED, ROTATE,
-                )),
-                (_fetch, (
-                    keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-                    kv_head, table, pages, begin, steps, PAGE, N,
-                )),
-                (_turn, (
-                    q, q_tiles, q_own, q_full, q_empty, begin_row, rows, q_head, q_token, begin, steps, shifts,
-                    inv_freq, pages, GROUP, PAGE, N, D, HALF, INTERLEAVED, KEPT,
-                )),
+                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE)),
+                (_consume, (1, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE)),
+                (_produce, (keys, values, rings, kv_head, table, pages, begin, steps, PAGE)),
+                (_rerotate, (queries, rings, q_own, bounds, page_list, inv_freq, GROUP, PAGE, HALF, INTERLEAVED)),
             ],
             [4, 4, 4],
             [208, 24, 72],
-        )  # fmt: skip
+        )
     else:
         gl.warp_specialize(
             [
-                (_compute, (
-                    0, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
-                    v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-                    begin, steps, lowest, positions, tops, shifts, inv_freq, pages, scale,
-                    GROUP, SPLIT, PAGE, N, D, HALF, INTERLEAVED, ROTATE,
-                )),
-                (_compute, (
-                    1, q, out, lse, at_rows, q_tiles, q_full, q_empty, k_tiles, v_tiles, k_full, k_empty, v_full,
-                    v_empty, clean, begin_row, rows, q_head, q_token, out_head, out_token, lse_head, splits,
-                    begin, steps, lowest, positions, tops, shifts, inv_freq, pages, scale,
-                    GROUP, SPLIT, PAGE, N, D, HALF, INTERLEAVED, ROTATE,
-                )),
-                (_fetch, (
-                    keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-                    kv_head, table, pages, begin, steps, PAGE, N,
-                )),
+                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE)),
+                (_consume, (1, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE)),
+                (_produce, (keys, values, rings, kv_head, table, pages, begin, steps, PAGE)),
             ],
             [4, 4],
             [240, 24],
-        )  # fmt: skip
+        )
 
 
 def launch(
@@ -452,31 +393,30 @@ def launch(
     pairing: Pairing,
     scale: float | None,
     splits: int | None = None,
-    buffers: int = BUFFERS,
+    buffers: int = pipe.STAGES,
 ) -> Tensor:
-    """`_paged.reference` on a Hopper card, for arguments that `fits` approves."""
+    """`_pages_triton.reference` on a Hopper GPU, for arguments that `fits` approves."""
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), pages.positions.shape[-1]
     q = q if q.stride(3) == 1 else q.contiguous()
-    group, turn = q_heads // heads, pages.shifts is not None
+    group, rerotate = q_heads // heads, pages.shifts is not None
     splits = splits or parts_for(q, heads, pages.positions[0].numel())
-    step = min(size, 128) if turn else 128  # the pages of a step move alike
+    step = min(size, 128) if rerotate else 128  # the pages of a step are shifted alike
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     split = splits > 1
     parts = torch.empty((batch, q_heads, count, splits, width), dtype=torch.float32, device=q.device) if split else out
     lse = torch.empty((batch, q_heads, count, splits), dtype=torch.float32, device=q.device) if split else out
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-    box = [1, min(step, size), width]
-    tops = pages.positions.amax(-1) if pages.page_max is None else pages.page_max
-    tiles = triton.cdiv(count * group, ROWS)
+    page_max = pages.positions.amax(-1) if pages.page_max is None else pages.page_max
+    tiles = triton.cdiv(count * group, pipe.ROWS)
     _attend[(tiles * heads, splits, batch)](
-        q, *(GluonDescriptor(x, list(x.shape), list(x.stride()), box, layout) for x in (keys, values)),
-        parts, lse, rows.contiguous(), pages.table, pages.positions, pages.first, tops,
-        pages.shifts if turn else pages.table, inv_freq if turn else pages.table,
+        q, *(pipe.descriptor(x, min(step, size)) for x in (keys, values)),
+        parts, lse, rows.contiguous(), pages.table, pages.positions, pages.first, page_max,
+        pages.shifts if rerotate else pages.table, inv_freq if rerotate else pages.table,
         (width**-0.5 if scale is None else scale) * LOG2E, count, pages.table.shape[1],
         *q.stride()[:3], *parts.stride()[:3], parts.stride(3) if split else 0, tiles, splits,
-        GROUP=group, SPLIT=split, PAGE=size, N=step, HALF=len(inv_freq) if turn and inv_freq is not None else 0,
-        INTERLEAVED=pairing == "interleaved", ROTATE=turn, BUFFERS=buffers, num_warps=4, maxnreg=128 if turn else 168,
+        GROUP=group, SPLIT=split, PAGE=size, N=step, HALF=len(inv_freq) if rerotate and inv_freq is not None else 0,
+        INTERLEAVED=pairing == "interleaved", ROTATE=rerotate, STAGES=buffers,
+        num_warps=4, maxnreg=128 if rerotate else 168,
     )  # fmt: skip
     if split:
         merge(parts, lse, out)

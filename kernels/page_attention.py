@@ -17,10 +17,10 @@ from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.core.tiles import Tiles
-from workbench.kernels._page_lists import Pages
-from workbench.kernels._page_lists import pages as pages_of
 from workbench.kernels import _tiles_triton
 from workbench.kernels._common import Config
+from workbench.kernels._page_lists import Pages
+from workbench.kernels._page_lists import pages as pages_of
 from workbench.kernels._triton import need_triton
 
 __all__ = ["cases", "launch", "reference"]

@@ -22,7 +22,7 @@ def types(dtype: str, box: list[int], out: str) -> dict[str, str]:
     """Types of all arguments of both kernels, by name."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(box))
     tile = f"tensordesc<{dtype}{box},{layout}>"
-    tables = "indptr indices table positions first tops shifts".split()
+    tables = "indptr indices table positions first page_max shifts".split()
     found = {"q": f"*{dtype}", "out": f"*{out}", "keys": tile, "values": tile, "lse": "*fp32", "inv_freq": "*fp32"}
     found |= {"rows": "*i64", "at_rows": "*i64", "scale": "fp32"} | dict.fromkeys(tables, "*i32")
     return found | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys([*STRIDES, "out_split"], "i64")
@@ -38,7 +38,7 @@ def build(kernel: Any, known: dict[str, str], constants: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    common: dict[str, Any] = {"GROUP": 4, "BUFFERS": 2}
+    common: dict[str, Any] = {"GROUP": 4, "STAGES": 2}
     tiled = common | {"HEADS": 32, "SHARED": 1, "STRIDED": False, "PAIRED": False, "N": 128}
     moved = common | {"PAGE": 128, "N": 128, "INTERLEAVED": False, "ROTATE": True, "SPLIT": True}
     for name, kernel, known, constants in (

@@ -1,0 +1,209 @@
+"""What the attention kernels for Hopper share: the ring of buffers, the parts of a step, and which arguments fit.
+
+Written in Gluon, Triton's lower level. It has no interpreter: the cases of the public kernels check it on a GPU, and
+`tests/kernels` compiles it on any machine. Names are those of FlashAttention-3 (arXiv:2407.08608, algorithms 1 and 2):
+
+producer      the warps that only fetch: tiles come through tensor descriptors, so no warp computes addresses
+consumer      a group of 4 warps that computes 64 rows, the height of one product of the matrix unit (wgmma); there are
+              two, 0 and 1, so that one takes its softmax while the other multiplies
+stage         one buffer of the ring of K tiles, or of V tiles
+full, empty   two barriers of a stage: its tile has come (1 arrival, the copy engine's); both consumers have read it (2)
+phase         parity of how often a stage was filled, which a barrier is waited for with
+m_i, l_i      largest logit of a row and sum of its weights so far, in powers of two
+alpha         factor by which the step before rescales what is accumulated: exp2(old m_i - new m_i)
+acc           sum of weights times values, fp32, not divided by l_i yet
+p             weights of the step before, which its values still wait for
+
+While the matrix unit multiplies p with the values of one step, and the queries with the keys of the next, a consumer
+takes the softmax between (algorithm 2).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from workbench.core import page_table
+from workbench.kernels._triton import (
+    GluonDescriptor,
+    async_load,
+    gl,
+    gluon_jit,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+ROWS = 128  # of a program: 64 for each consumer
+STAGES = 2  # two tiles of 128 keys and 128 channels of K and of V, and the queries, fill 160 of 227 KiB
+DTYPES = (torch.bfloat16, torch.float16)
+INVALID_POS = gl.constexpr(page_table.INVALID_POS)
+OUTSIDE = gl.constexpr(1 << 30)  # where a tile lies that there is not: the copy engine fills it with zeros
+
+
+def fits_gpu(q: Tensor, pools: Sequence[Tensor]) -> bool:
+    """Whether this is a Hopper GPU, and these are tensors [B, H, T, D] that its copy engine can fetch tiles of."""
+    if GluonDescriptor is None or q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
+        return False
+    return q.dtype in DTYPES and all(_aligned(x) for x in pools)
+
+
+def _aligned(x: Tensor) -> bool:
+    """What the copy engine needs: rows of 16 bytes, a multiple of that from row to row and from head to head."""
+    return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])
+
+
+def descriptor(x: Tensor, tokens: int) -> "GluonDescriptor":
+    """Tiles of `tokens` by D of x [..., T, D]."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=x.ndim)
+    box = [1] * (x.ndim - 2) + [tokens, x.shape[-1]]
+    return GluonDescriptor(x, list(x.shape), list(x.stride()), box, layout)
+
+
+@gluon_jit
+def count_upto(bounds, begin, end, limit, CHUNK: gl.constexpr):
+    """How many of the rising bounds from `begin` to `end` are at most `limit`."""
+    layout: gl.constexpr = gl.BlockedLayout([CHUNK // 128], [32], [4], [0])
+    count = 0
+    for at in range(begin, end, CHUNK):
+        i = at + gl.arange(0, CHUNK, layout=layout)
+        below = (gl.load(bounds + i, mask=i < end, other=INVALID_POS) <= limit) & (i < end)
+        count += gl.sum(below.to(gl.int32), 0)
+    return count
+
+
+@gluon_jit
+def row_range(rows, first, count, GROUP: gl.constexpr):
+    """(largest, smallest) position of the program's rows."""
+    m = first + gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    at_row = gl.load(rows + m // GROUP, mask=m < count, other=-1).to(gl.int32)
+    return gl.max(at_row, 0), gl.min(gl.where(at_row >= 0, at_row, INVALID_POS), 0)
+
+
+@gluon_jit
+def make_rings(keys, values, N: gl.constexpr, STAGES: gl.constexpr):
+    """Buffers for tiles of N keys and values: a ring each (tiles, full, empty)."""
+    D: gl.constexpr = keys.block_type.shape[-1]
+    SHAPE: gl.constexpr = [STAGES, 1, 1, N, D] if len(keys.block_type.shape) == 4 else [STAGES, 1, N, D]
+    k_tiles = gl.allocate_shared_memory(keys.dtype, SHAPE, keys.layout)
+    v_tiles = gl.allocate_shared_memory(keys.dtype, SHAPE, values.layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    clean = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=2)
+        mbarrier.init(v_empty.index(i), count=2)
+    mbarrier.init(clean, count=2)
+    return (k_tiles, k_full, k_empty), (v_tiles, v_full, v_empty), clean
+
+
+@gluon_jit
+def fill(pool, ring, j, place, starts, offset):
+    """Producer: fetch the tile of step j once its stage is empty, in parts that begin `offset` behind `starts`."""
+    tiles, full, empty = ring
+    N: gl.constexpr = tiles.type.shape[-2]
+    BOX: gl.constexpr = pool.block_type.shape[-2]
+    STAGES: gl.constexpr = tiles.type.shape[0]
+    stage = j % STAGES
+    mbarrier.wait(empty.index(stage), (j // STAGES & 1) ^ 1)
+    mbarrier.expect(full.index(stage), N * pool.block_type.shape[-1] * 2)
+    for part in gl.static_range(N // BOX):
+        tile = tiles.index(stage).slice(part * BOX, BOX, dim=len(pool.block_type.shape) - 2)
+        at = place + (starts[part] + offset, 0)  # noqa: RUF005, Triton knows no starred tuples
+        async_load(pool, at, full.index(stage), tile)
+
+
+@gluon_jit
+def wait_full(ring, j):
+    """Consumer: the tile [N, D] of step j, once it has come."""
+    tiles, full, _ = ring
+    STAGES: gl.constexpr = tiles.type.shape[0]
+    mbarrier.wait(full.index(j % STAGES), j // STAGES & 1)
+    return tiles.index(j % STAGES).reshape([tiles.type.shape[-2], tiles.type.shape[-1]])
+
+
+@gluon_jit
+def release(ring, j):
+    """Consumer: the tile of step j is read."""
+    tiles, _, empty = ring
+    mbarrier.arrive(empty.index(j % tiles.type.shape[0]), count=1)
+
+
+@gluon_jit
+def begin_logits(q_tile, k_ring, j):
+    """Begin the product of 64 queries and the keys of step j."""
+    k = wait_full(k_ring, j).permute((1, 0))
+    N: gl.constexpr = k.type.shape[1]
+    zeros = gl.zeros([64, N], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
+    return warpgroup_mma(q_tile, k, zeros, use_acc=False, is_async=True)
+
+
+@gluon_jit
+def first_logits(q_tile, k_ring):
+    """Logits of the first step, when there are no weights to multiply yet."""
+    s = begin_logits(q_tile, k_ring, 0)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    release(k_ring, 0)
+    return s
+
+
+@gluon_jit
+def softmax(s, m_i, l_i, scale, EMPTY: gl.constexpr):
+    """(weights, alpha, m_i, l_i) after logits s. EMPTY: a row may have seen no key yet."""
+    new = gl.maximum(m_i, gl.max(s, 1) * scale)
+    safe = gl.where(new == float("-inf"), 0.0, new) if EMPTY else new
+    p = gl.exp2(s * scale - safe[:, None])
+    alpha = gl.exp2(m_i - safe)
+    return p, alpha, new, l_i * alpha + gl.sum(p, 1)
+
+
+@gluon_jit
+def rescale(acc, alpha):
+    """The accumulated output as the softmax of the step before wants it."""
+    return acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
+
+
+@gluon_jit
+def end_logits(s, k_ring, j):
+    """Wait for the logits of step j; the product with the values before may still run."""
+    s = warpgroup_mma_wait(1, deps=(s,))
+    release(k_ring, j)
+    return s
+
+
+@gluon_jit
+def operand(weights, acc, dtype):
+    """Weights as the matrix unit takes them."""
+    return gl.convert_layout(weights.to(dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
+
+
+@gluon_jit
+def end_step(acc, s, m_i, l_i, scale, v_ring, j, EMPTY: gl.constexpr):
+    """Softmax of step j, and the end of the product with the values before: (acc, p, alpha, m_i, l_i)."""
+    weights, alpha, m_i, l_i = softmax(s, m_i, l_i, scale, EMPTY)
+    acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))  # weights too: or they would be computed after it only
+    release(v_ring, j - 1)
+    return acc, operand(weights, acc, v_ring[0].dtype), alpha, m_i, l_i
+
+
+@gluon_jit
+def first_softmax(acc, s, scale, dtype):
+    """Softmax of the first step: (p, alpha, m_i, l_i)."""
+    m_i = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, s.type.layout))
+    l_i = gl.zeros([64], gl.float32, gl.SliceLayout(1, s.type.layout))
+    weights, alpha, m_i, l_i = softmax(s, m_i, l_i, scale, True)
+    return operand(weights, acc, dtype), alpha, m_i, l_i
+
+
+@gluon_jit
+def normalize(acc, at_row, l_i):
+    """(acc / l_i, whether the row saw a key): 0 for a row that saw none."""
+    some = (at_row >= 0) & (l_i > 0)
+    share = gl.where(some, 1.0 / gl.where(some, l_i, 1.0), 0.0)
+    share = gl.convert_layout(share, gl.SliceLayout(1, acc.type.layout))
+    valid = gl.convert_layout(some, gl.SliceLayout(1, acc.type.layout))
+    return gl.where(valid[:, None], acc * share[:, None], 0.0), some
