@@ -156,6 +156,31 @@ def test_a_baseline_that_cannot_run_is_reported_and_the_others_are_timed(monkeyp
     assert "RuntimeError" in cudnn["problem"]
 
 
+def test_candidates_run_interleaved_each_on_its_sets_of_inputs_in_order(monkeypatch):
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            self.at = len(ran)
+
+        def elapsed_time(self, last):
+            return float(last.at - self.at)
+
+    def refuse():
+        raise ValueError("no such\nshape")
+
+    ran = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(timing, "RUNS", (3, 3))
+    sets = [lambda: ran.append("a"), lambda: ran.append("A")]
+    times = timing.measure({"ours": sets, "gone": [refuse], "flash": [lambda: ran.append("b")]})
+    assert "".join(ran) == "aA" + "aaa" + "b" + "bbb" + "ab" + "Ab" + "ab", "each once, a guess of three, then interleaved"
+    assert times["ours"] == timing.Time(1.0, 1.0, 1.0, 3) and times["gone"] == "ValueError: no such shape"
+
+
 def test_preparing_a_baseline_may_fail():
     work = Workload("a", {}, 1, 1)
     work.enter("gone", lambda: 1 / 0)

@@ -11,7 +11,7 @@
 import json
 import multiprocessing
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -28,12 +28,11 @@ from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically, write_text
 from workbench.experiments.record import Record
 from workbench.experiments.sweep_grid import Case, cases
-from workbench.experiments.trial import Trial
+from workbench.experiments.trial import Progress, Trial
 from workbench.metrics.answers import Interval, bootstrap
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
-Progress = Callable[[int, int], None]  # (questions answered, of how many)
 SUCCESS = "_SUCCESS"
 
 
@@ -98,10 +97,17 @@ def run(
     todo.sort(  # a model is loaded once, and blocks that are kept are used while they are there
         key=lambda case: (case.trial.model, case.trial.device, str(case.trial.dtype), keep_gib and case.trial.prepare)
     )
-    tally = _Tally(progress, cases, todo)
+    total = sum(case.trial.samples for case in cases)
+    done = total - sum(case.trial.samples for case in todo)
+
+    def tell(answered: int, _questions: int = 0) -> None:
+        if progress:
+            progress(done + answered, total)
+
     failures = {}
-    for case, problem in _outcomes(todo, folder, jobs, loaded, tally, keep_gib):
-        tally.over(case)
+    for case, problem in _outcomes(todo, folder, jobs, loaded, tell, keep_gib):
+        done += case.trial.samples
+        tell(0)
         if problem:
             failures[case.name] = problem
     outcome = SweepResult(*_tables(cases, folder), failures)
@@ -134,30 +140,13 @@ def _check(trials: Sequence[Trial], loaded: Loaded | None) -> None:
         data.load(name, 1, 0, passages)
 
 
-class _Tally:
-    """Questions that a sweep has answered, those of the running trial included."""
-
-    def __init__(self, progress: Progress | None, cases: Sequence[Case], todo: Sequence[Case]):
-        self.progress = progress
-        self.total = sum(case.trial.samples for case in cases)
-        self.done = self.total - sum(case.trial.samples for case in todo)
-
-    def within(self, answered: int, questions: int) -> None:
-        if self.progress:
-            self.progress(self.done + answered, self.total)
-
-    def over(self, case: Case) -> None:
-        self.done += case.trial.samples
-        self.within(0, 0)
-
-
 def _outcomes(
-    todo: Sequence[Case], folder: Path, jobs: int, loaded: Loaded | None, tally: _Tally, keep_gib: float
+    todo: Sequence[Case], folder: Path, jobs: int, loaded: Loaded | None, tell: Progress, keep_gib: float
 ) -> Iterator[tuple[Case, str]]:
     """Yield each case with its problem ("" for none) as soon as it is over."""
     if jobs == 1 or len(todo) < 2:
         for case in todo:
-            yield case, _try(case, folder, keep_gib, loaded, tally.within)
+            yield case, _try(case, folder, keep_gib, loaded, tell)
         return
     left = dict.fromkeys(todo)
     try:
