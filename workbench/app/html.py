@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs
 
 PLOTLY = "application/vnd.plotly.v1+json"
 
-# No address outside the page: require.js, MathJax, Mermaid and the widget manager would all be loaded from the network.
+# Blocks that would load require.js, MathJax, Mermaid and the widget manager from the network are empty.
 NOTEBOOK = """
 {%- extends 'lab/index.html.j2' -%}
 {%- block html_head_js -%}<script>{{ resources.plotly_js }}</script>{%- endblock -%}
@@ -75,7 +75,7 @@ def notebook_page(executed: Path, page: Path) -> None:
 
 
 def figures(executed: Path) -> Iterator[dict[str, Any]]:
-    """The figures of an executed notebook as plotly JSON, those of a cell tagged `thumbnail` first."""
+    """Yield the figures of an executed notebook as plotly JSON, those of a cell tagged `thumbnail` first."""
     cells = nbformat.read(executed, as_version=4).cells
     for cell in sorted(cells, key=lambda cell: "thumbnail" not in cell.metadata.get("tags", [])):
         for output in cell.get("outputs", []):
@@ -84,7 +84,7 @@ def figures(executed: Path) -> Iterator[dict[str, Any]]:
 
 
 def title(notebook: Path) -> str:
-    """The first markdown heading, or the file's name."""
+    """Return the first markdown heading, or the file's name."""
     for cell in nbformat.read(notebook, as_version=4).cells:
         for line in cell.source.splitlines() if cell.cell_type == "markdown" else ():
             if line.startswith("# "):
@@ -122,7 +122,7 @@ CARD = """<article class="{status}"><a href="{page}"><img src="{picture}" alt=""
 
 
 def card(folder: Path, heading: str, status: str, seconds: float, message: str, metrics: Mapping[str, Any]) -> str:
-    """One notebook in the index. `folder` lies beside the index and holds what the run left behind."""
+    """Return one notebook's entry in the index. `folder` lies beside the index and holds the files of its run."""
     shown = [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:8]
     rows = "".join(f"<tr><td>{html.escape(key)}</td><td>{html.escape(_short(value))}</td></tr>" for key, value in shown)
     files = sorted(path for path in folder.iterdir() if path.suffix in (".html", ".ipynb", ".json", ".parquet"))
@@ -141,6 +141,7 @@ def card(folder: Path, heading: str, status: str, seconds: float, message: str, 
 
 
 def index_page(summary: str, cards: list[str]) -> str:
+    """Return the page over all notebooks."""
     return INDEX.format(summary=html.escape(summary), cards="\n".join(cards))
 
 

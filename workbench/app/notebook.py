@@ -1,4 +1,4 @@
-"""What every notebook shares: checked parameters, results in a folder, and whether a person watches.
+"""For every notebook: checked parameters, results in a folder, and whether a person watches.
 
     samples: int = 100               # questions to ask          (cell tagged `parameters`)
     mode: str = "block"              # full or block
@@ -8,8 +8,8 @@
 
     notebook.save(output, metrics={"f1": 0.91}, tables={"by_kind": frame})                    (last cell)
 
-Papermill passes values without a look at their type; `validate` belongs into the cell after the parameters, and imports
-only `workbench.app.notebook`, so that a report can check it before it runs anything.
+Papermill passes values without a look at their type. `validate` belongs into the cell after the parameters, which
+imports `workbench.app.notebook` only, so that a report can check every notebook before it runs the first.
 """
 
 import json
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas
 
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
-BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that nobody watches
+BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
 
 WORDS: dict[Any, str] = {
     bool: "True or False",
@@ -43,59 +43,62 @@ WORDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Check:
-    """What a value must satisfy beyond its type, and how to say it. Applied to every element of a list."""
+    """A condition on a value beyond its type, with its text. It is applied to every element of a list."""
 
     allowed: str
     holds: Callable[[Any], bool]
 
 
+Rule = Check  # its name in earlier versions
+
+
 def between(low: float, high: float) -> Check:
-    """low <= value <= high."""
+    """Check that low <= value <= high."""
     return Check(f"between {low:,} and {high:,}", lambda value: low <= value <= high)
 
 
 def at_least(low: float) -> Check:
-    """low <= value."""
+    """Check that low <= value."""
     return Check(f"at least {low:,}", lambda value: low <= value)
 
 
 def one_of(*choices: object) -> Check:
-    """value in choices."""
+    """Check that a value is one of `choices`."""
     return Check(f"one of {', '.join(map(str, choices))}", lambda value: value in choices)
 
 
 def multiple_of(step: int) -> Check:
-    """A positive multiple of `step`."""
+    """Check that a value is a positive multiple of `step`."""
     return Check(f"a multiple of {step:,}", lambda value: value > 0 and value % step == 0)
 
 
-def validate(namespace: MutableMapping[str, Any], **rules: Check) -> None:
-    """Check every annotated name of `namespace` against its annotation, and against its rule if it has one.
+def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
+    """Check every annotated name of `namespace` against its annotation, and against its check if it has one.
 
     Values are replaced by what the annotation asks for: a number written 1e-3 (text, in YAML) becomes a float, a list
     becomes a tuple where a tuple is annotated. BadInput says in one sentence the name, the value and what is allowed.
     """
     annotations = namespace.get("__annotations__", {})
-    if unknown := sorted(set(rules) - set(annotations)):
+    if unknown := sorted(set(checks) - set(annotations)):
         raise BadInput(
             f"no parameter is named {', '.join(unknown)}: there are {', '.join(sorted(annotations)) or 'none'}"
         )
     for name, annotation in annotations.items():
         value = _typed(name, namespace[name], annotation)
-        _hold(name, value, rules.get(name))
+        _hold(name, value, checks.get(name))
         namespace[name] = value
 
 
-def _hold(name: str, value: object, rule: Check | None) -> None:
-    if rule is None or value is None:
+def _hold(name: str, value: object, check: Check | None) -> None:
+    if check is None or value is None:
         return
     for item in value if isinstance(value, list | tuple) else (value,):
-        if not rule.holds(item):
-            raise BadInput(f"parameter {name} is {item!r}: allowed is {rule.allowed}")
+        if not check.holds(item):
+            raise BadInput(f"parameter {name} is {item!r}: allowed is {check.allowed}")
 
 
 def _typed(name: str, value: Any, annotation: Any) -> Any:
-    """`value` as `annotation` asks for it, or BadInput."""
+    """Return `value` as `annotation` says; raise BadInput where it cannot be."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         for part in parts:
@@ -144,10 +147,10 @@ def _words(annotation: Any) -> str:
 
 
 def is_live() -> bool:
-    """Whether a person runs this notebook: explorers and progress bars when true, plotly-native controls when false.
+    """Return whether a person runs this notebook: explorers and progress bars if so, else plotly's own controls.
 
-    Jupyter's server names the session of the kernels that a person opens, VS Code names its file, Colab its release;
-    papermill and nbconvert do none of it.
+    Jupyter's server names the session of a kernel that a person opens, VS Code the file, Colab its release; papermill
+    and nbconvert set none of these names.
     """
     shell = get_ipython()
     if shell is None or os.environ.get(BATCH):

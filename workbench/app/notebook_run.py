@@ -1,8 +1,8 @@
-"""Run one notebook where nobody watches: its parameters checked first, its page and picture made, its end told.
+"""Run a notebook without a person: check its parameters, execute it, make its page and picture, report its outcome.
 
 <out>/<name>/<name>.ipynb, <name>.html   executed notebook; the same as one page, interactive without a network
              metrics.json, *.parquet     written by the notebook into its parameter `output` (`notebook.save`)
-             thumbnail.png or .svg
+             thumbnail.png or .svg       picture of its main figure
              _SUCCESS                    written last: a folder without it is partial or failed
 """
 
@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parents[2]  # the folder that holds the package
 
 @dataclass(frozen=True)
 class Run:
-    """How one notebook ended. `message` says why it failed; `metrics` is its metrics.json."""
+    """The outcome of one notebook. `message` says why it failed; `metrics` is its metrics.json."""
 
     name: str
     title: str
@@ -44,12 +44,13 @@ class Run:
 
     @property
     def ok(self) -> bool:
+        """Whether it ran to its end and saved its results."""
         return not self.message
 
 
 @dataclass(frozen=True)
 class Task:
-    """A notebook, the folder of its results and its parameters. JSON, to cross from one process to another."""
+    """A notebook, the folder of its results and its parameters: JSON values, sent from one process to another."""
 
     path: str
     out: str
@@ -63,12 +64,16 @@ class Workers:
     def __init__(self, jobs: int) -> None:
         self.pool = ThreadPoolExecutor(jobs)
         self.alive: set[subprocess.Popen[bytes]] = set()
-        own = {notebook.BATCH: "1", "PLOTLY_RENDERER": "plotly_mimetype"}  # nobody watches; figures are stored once
-        own |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}  # bars stick in a stored notebook
-        own |= {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-        own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
-        own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-        self.environment = os.environ | own
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
+        self.environment = os.environ | {
+            notebook.BATCH: "1",
+            "PLOTLY_RENDERER": "plotly_mimetype",  # a figure is stored once
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # bars stick in a stored notebook
+            "TQDM_DISABLE": "1",
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+            "OMP_NUM_THREADS": threads,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))),
+        }
 
     def __enter__(self) -> "Workers":
         return self
@@ -76,16 +81,16 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
         for process in list(self.alive):
-            process.kill()  # its kernel sees that and ends itself
+            process.kill()  # its kernel notices and ends
         self.pool.shutdown()
 
     def check(self, tasks: Sequence[Task]) -> None:
-        """BadInput if a notebook's own validation refuses its parameters."""
+        """Raise BadInput if a notebook's own validation refuses its parameters."""
         if refusal := self._call("check", [asdict(task) for task in tasks]):
             raise BadInput(refusal)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Run]:
-        """The outcomes, each as soon as it is there."""
+        """Yield the outcomes, each as soon as its notebook has ended."""
         futures = {self.pool.submit(self._call, "run", asdict(task)): Path(task.path) for task in tasks}
         for future in as_completed(futures):
             path = futures[future]
@@ -95,14 +100,14 @@ class Workers:
                 yield Run(path.stem, html.title(path), message=str(error))
 
     def _call(self, action: str, argument: Any) -> Any:
-        """What `main` of this module answers in another process."""
+        """Run `main` of this module in another process and return its answer."""
         with tempfile.TemporaryDirectory() as folder:
             question, answer, log = (Path(folder, name) for name in ("question.json", "answer.json", "log"))
             question.write_text(json.dumps(argument))
             command = [sys.executable, "-m", __name__, action, str(question), str(answer)]
-            with log.open("wb") as said:
+            with log.open("wb") as output:
                 process = subprocess.Popen(
-                    command, env=self.environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+                    command, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
                 )
             self.alive.add(process)
             process.wait()
@@ -118,7 +123,7 @@ class ProcessDied(RuntimeError):
 
 
 def check(path: Path, parameters: Mapping[str, Any]) -> None:
-    """Execute the cell tagged `parameters` and the one after it, which validates; BadInput comes back to the caller."""
+    """Execute the cell tagged `parameters` and the one after it, which validates; its BadInput is the caller's."""
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     tagged = [index for index, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", [])]
     if not tagged:
@@ -131,7 +136,7 @@ def check(path: Path, parameters: Mapping[str, Any]) -> None:
             exec(cell.source, namespace)
     except BadInput:
         raise
-    except Exception:  # anything else is the notebook's own failure: running it shows it in full
+    except Exception:  # any other failure is the notebook's own: running it shows it in full
         return
 
 
@@ -172,27 +177,27 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s
 
 
 def _metrics(folder: Path) -> dict[str, Any] | None:
-    """metrics.json of a notebook that saved all of its results."""
+    """Read metrics.json of a notebook that saved all of its results; None of another."""
     if not (folder / notebook.SUCCESS).exists():
         return None
     return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
 
 
 def main(action: str, question: Path, answer: Path) -> None:
-    """The other side of `Workers`."""
+    """Answer a question of `Workers` in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
     logging.getLogger("papermill").setLevel(logging.ERROR)
-    asked = json.loads(question.read_text())
-    found: Any = None
+    argument = json.loads(question.read_text())
+    result: Any = None
     if action == "check":
         try:
-            for task in asked:
+            for task in argument:
                 check(Path(task["path"]), task["parameters"])
         except BadInput as error:
-            found = str(error)
+            result = str(error)
     else:
-        found = asdict(execute(Path(asked.pop("path")), Path(asked.pop("out")), **asked))
-    write_text(answer, json.dumps(found))
+        result = asdict(execute(Path(argument.pop("path")), Path(argument.pop("out")), **argument))
+    write_text(answer, json.dumps(result))
 
 
 if __name__ == "__main__":

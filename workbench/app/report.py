@@ -1,7 +1,7 @@
 """Run notebooks without a person and lay their results out as a small website.
 
     <out>/index.html     all notebooks of this run: picture, status, duration, key metrics
-    <out>/<name>/        what each of them left (see `batch`)
+    <out>/<name>/        its files (see `notebook_run`)
 
 A failing notebook does not stop the others; it is shown in the index and in the exit code. `index.html` of an earlier
 run is removed first and written last, so a killed run never looks like a report.
@@ -29,13 +29,14 @@ LITERALS = {"None": None, "True": True, "False": False}
 
 @dataclass(frozen=True)
 class ReportResult:
-    """Where the report lies and how every notebook ended, in the order asked for."""
+    """The place of the report and the outcome of every notebook, in the order of the request."""
 
     index: Path
     runs: tuple[Run, ...]
 
     @property
     def ok(self) -> bool:
+        """Whether every notebook ran to its end."""
         return all(run.ok for run in self.runs)
 
 
@@ -48,7 +49,7 @@ def run(
 ) -> ReportResult:
     """Run `notebooks`, `jobs` at a time, into `out`. Every notebook gets those `parameters` that it declares.
 
-    BadInput, with nothing written: no or unknown notebooks, a parameter that no notebook has, a wrong value.
+    Raises BadInput, with no file written: no or unknown notebooks, a parameter that no notebook has, a wrong value.
     """
     notebooks = [path.resolve() for path in notebooks]
     out = out.resolve()
@@ -66,7 +67,7 @@ def run(
 
 
 def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> dict[Path, dict[str, Any]]:
-    """Which of the `given` parameters each notebook takes."""
+    """Return those of the `given` parameters that each notebook declares."""
     if jobs < 1:
         raise BadInput(f"jobs is {jobs}: allowed is at least 1")
     if not notebooks:
@@ -108,7 +109,7 @@ def _write_index(out: Path, runs: Sequence[Run], seconds: float) -> None:
 
 
 def parse(assignments: Iterable[str]) -> dict[str, Any]:
-    """`NAME=VALUE` texts to parameters; a value is JSON, None, True, False, or else taken as text."""
+    """Read parameters from `NAME=VALUE` texts; a value is JSON, None, True, False, or else text."""
     parameters: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")

@@ -1,4 +1,4 @@
-"""A small picture of a figure: drawn by a headless Chromium when there is one, else sketched as SVG."""
+"""A small picture of a figure: a headless Chromium draws it where there is one; else it is a sketch in SVG."""
 
 import base64
 import os
@@ -16,6 +16,11 @@ from workbench.app.html import script_json
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WIDTH, HEIGHT = 900, 600
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync --virtual-time-budget=5000 "
+    "--use-gl=angle --use-angle=swiftshader --enable-unsafe-swiftshader"  # these three draw WebGL in software
+)
 COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
 
 PAGE = """<!doctype html><meta charset="utf-8"><style>body {{ margin: 0; }}</style><script>{plotly}</script>
@@ -25,7 +30,7 @@ figure.config = {{staticPlot: true}}; Plotly.newPlot("f", figure);</script>"""
 
 
 def chromium() -> str | None:
-    """Path of a Chromium on this machine ($CHROMIUM first), or None."""
+    """Return the path of a Chromium on this machine ($CHROMIUM first), or None."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
@@ -49,20 +54,13 @@ def _drawn(figure: dict[str, Any], picture: Path) -> bool:
 
 
 def screenshot(page: Path, picture: Path, width: int, height: int) -> bool:
-    """Draw the top of an HTML file (px) with Chromium; False when it cannot be done."""
+    """Draw the top of an HTML file, `width` x `height` px, with Chromium; return whether it was drawn."""
     browser = chromium()
     if browser is None:
         return False
     with tempfile.TemporaryDirectory() as profile:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
-        flags += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-        flags += [
-            "--use-gl=angle",
-            "--use-angle=swiftshader",
-            "--enable-unsafe-swiftshader",
-        ]  # WebGL traces in software
-        flags += [f"--user-data-dir={profile}", f"--window-size={width},{height}", "--virtual-time-budget=5000"]
-        command = [browser, *flags, f"--screenshot={picture.resolve()}", page.resolve().as_uri()]
+        own = [f"--user-data-dir={profile}", f"--window-size={width},{height}", f"--screenshot={picture.resolve()}"]
+        command = [browser, *FLAGS.split(), *own, page.resolve().as_uri()]
         try:
             done = subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
         except (OSError, subprocess.TimeoutExpired):
@@ -71,7 +69,7 @@ def screenshot(page: Path, picture: Path, width: int, height: int) -> bool:
 
 
 def svg(figure: dict[str, Any]) -> str:
-    """The first heatmap as a grid of squares, else lines and bars; axes and text are left out."""
+    """Sketch the first heatmap as a grid of squares, else lines and bars; axes and text are left out."""
     traces = figure.get("data", [])
     maps = [trace for trace in traces if trace.get("type") in ("heatmap", "image", "heatmapgl")]
     shapes = _grid(maps[0]) if maps else _curves(traces)
@@ -80,7 +78,7 @@ def svg(figure: dict[str, Any]) -> str:
 
 
 def _numbers(values: Any) -> np.ndarray:
-    """A plotly array: a list, or {dtype, bdata, shape} with base64 bytes. Texts become their position."""
+    """Read a plotly array: a list, or {dtype, bdata, shape} with base64 bytes. Texts become their position."""
     if isinstance(values, dict):
         flat = np.frombuffer(base64.b64decode(values["bdata"]), dtype=values["dtype"])
         shape = str(values["shape"]).split(",") if "shape" in values else [len(flat)]
