@@ -29,3 +29,27 @@ def test_what_a_module_of_the_metrics_held_is_found_under_its_old_name(module):
     old = import_module(f"workbench.metrics.{module}")
     for name in METRICS[module].split():
         assert getattr(old, name) is not None
+
+
+EXPERIMENTS = {
+    "lengths": "prompt_of_length measured computed published",
+    "experiments.lengths": "prompt_of_length measured computed computed_as_published published",
+    "ttft": "WAYS WORK Part in_turns methods jobs_of filled stock_of by_length by_ratio computed ceilings",
+    "timings": "reports split missing table cards ceilings against by_context by_density rivals spoken here",
+    "sweep": "Outcome Failed sweep run difference",
+    "bench.peers": "NAMES chosen torchs",
+    "bench.run": "card driver entry result add before",
+    "bench.check": "Outcome check",
+    "bench.choices": "dialled variants WORKLOADS",
+    "bench.whole_model": "Contestant Entry Scene measured",
+    "bench.one_shot": "Counted at_density long",
+}
+
+
+@pytest.mark.parametrize("module", EXPERIMENTS)
+def test_what_a_module_of_the_experiments_held_is_found_under_its_old_name(module):
+    if module.startswith("bench."):
+        pytest.importorskip("triton", reason="Triton is not available on this platform")
+    old = import_module(f"workbench.{module}")
+    for name in EXPERIMENTS[module].split():
+        assert getattr(old, name) is not None

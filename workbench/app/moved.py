@@ -123,6 +123,7 @@ NAMES = {
     "workbench.bench.whole_model.Entry": "Comparison",
     "workbench.bench.run.card": "gpu_facts",
     "workbench.bench.choices.dialled": "with_density",
+    "workbench.bench.choices.variants": "workbench.experiments.bench.variants:variants",
     "workbench.bench.check.Outcome": "Verdict",
     "workbench.sweep.Outcome": "SweepResult",
     "workbench.masks.Rule": "MaskRule",
