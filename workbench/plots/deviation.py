@@ -245,7 +245,7 @@ def where_it_sits(records: Records, mean: Mapping[str, float], *, layer: int, pr
     by = {kind: [r for r in records if r["by"] == kind] for kind in ("offset", "rank")}
     first, *rest = (r["mean"] for r in by["offset"] if r["name"] == "after_system")
     ranks = {name: [r["mean"] for r in by["rank"] if r["name"] == name] for name in mean}
-    alone, similar = ranks["after_system"], ranks["with_neighbours"]
+    behind_system, similar = ranks["after_system"], ranks["with_neighbours"]
     change = mean["with_neighbours"] / mean["after_system"] - 1
     return profiles(
         [
@@ -257,9 +257,9 @@ def where_it_sits(records: Records, mean: Mapping[str, float], *, layer: int, pr
         title=f"Where layer {layer} deviates",
         notice="Passages cached behind the system prompt deviate "
         f"{first / max(sum(rest) / len(rest), 1e-9):.1f} times as much in their first tenth as in the rest, and the "
-        f"last passage {alone[-1] / alone[1]:.1f} times as the second (so does the paper). Preparation changes the "
-        f"last passage by {similar[-1] / alone[-1] - 1:+.0%}, but the first ones have now seen what this prompt does "
-        f"not show them: over all tokens the change is {change:+.0%}. The paper reports -70%.",
+        f"last passage {behind_system[-1] / behind_system[1]:.1f} times as the second (so does the paper). Preparation "
+        f"changes the last passage by {similar[-1] / behind_system[-1] - 1:+.0%}, but the first ones have now seen "
+        f"what this prompt does not show them: over all tokens the change is {change:+.0%}. The paper reports -70%.",
         caption=f"Mean over {prompts} prompts and 95% bootstrap interval. {about}.",
         colours={"after_system": BLUE, "with_neighbours": ORANGE},
         symbols={"with_neighbours": "square"},
