@@ -182,12 +182,12 @@ def recomputed_share(
         panels.append(_one_layer(reports.short, operator, "share of rows recomputed"))
     near = min(records, key=lambda r: abs(r["ratio"] - ratio))
     faster = _over_baselines([r for r in operator if r["at"] == near["ratio"]])
-    said = f". The attention operator on {reports.short}: {faster}." if faster else ""
+    on_gpu = f". The attention operator on {reports.short}: {faster}." if faster else ""
     return profiles(
         panels,
         title="Recomputed share (FusionRAG, figure 14)",
         notice=f"Here {near['ratio']:.0%} recomputed take {near['p50'] * 1e3:.0f} ms, {full['p50'] / near['p50']:.1f} "
-        f"times less than full attention, choosing included{said or '; no report on q_sparse_attention yet.'}",
+        f"times less than full attention, choosing included{on_gpu or '; no report on q_sparse_attention yet.'}",
         caption=f"Here: {model} on {device}; median and 5 to 95% of {full['n']} runs, query-guided choice, blocks in "
         "memory. FusionRAG prints 2.66 to 3.94 times less at 15% of 27K tokens, and 4.2 times over FlashAttention for "
         "its operator at 32K (L20).",

@@ -68,11 +68,11 @@ def kept_maps(
     """
     layers, heads = _shown(best, layer, head)
     panels = {f"needed for {share:.0%} of the attention": best, **choices}
-    now = {name: found[layer] for name, found in choices.items()}
+    now = {name: by_layer[layer] for name, by_layer in choices.items()}
     lost = {name: float(choice.lost()[head]) for name, choice in now.items()}
     kept = [f"{name} {c.density()[head]:.0%} ({c.held()[head]:.0%})" for name, c in now.items()]
     return maps(
-        {name: [[of_head(found[i], h) for h in heads] for i in layers] for name, found in panels.items()},
+        {name: [[of_head(panel[i], h) for h in heads] for i in layers] for name, panel in panels.items()},
         _whole(best[layer].grid.rows),
         layers=layers,
         heads=heads,
@@ -131,7 +131,7 @@ def threshold_slider(
         for r in records[: -len(ORACLE)]
         if r["method"] == main
     ]
-    third = {name: min(part, key=_from_a_third) for name, part in _by_method(records).items()}
+    third = {name: min(points, key=_from_a_third) for name, points in _by_method(records).items()}
     near = [f"{name} {r['mass']:.0%} at {r['density']:.0%}" for name, r in third.items() if name != "oracle"]
     oracle = third["oracle"]
     return by_threshold(
@@ -150,10 +150,10 @@ def threshold_slider(
 def threshold_curves(records: Records, specs: Mapping[str, str]) -> list[DensityCurve]:
     """Return a curve for every method of `metrics.tile_records.threshold_records`; the oracle at its end is black."""
     curves = []
-    for name, part in _by_method(records[: -len(ORACLE)]).items():
-        labels = [f"{r['option']} = {r['value']:g}" for r in part]
+    for name, points in _by_method(records[: -len(ORACLE)]).items():
+        labels = [f"{r['option']} = {r['value']:g}" for r in points]
         curves.append(
-            _curve(name, SPARSE_METHODS.colour_of(specs[name]), SPARSE_METHODS.symbol_of(specs[name]), part, labels)
+            _curve(name, SPARSE_METHODS.colour_of(specs[name]), SPARSE_METHODS.symbol_of(specs[name]), points, labels)
         )
     ideal = records[-len(ORACLE) :]
     return [*curves, _curve("truly most", INK, "x", ideal, [f"{r['value']:.0%} wanted" for r in ideal])]
@@ -164,12 +164,12 @@ def _curve(name: str, colour: str, symbol: str, records: Records, labels: Sequen
 
 
 def _step(choice: Chosen, head: int, record: Mapping[str, Any]) -> ThresholdStep:
-    said = (
+    sentence = (
         f"{record['option']} = {record['value']:g}: this head keeps {choice.density()[head]:.0%} of the pairs and "
         f"{choice.held()[head]:.0%} of the attention, {int(choice.missed[head].sum())} needed tiles are dropped; all "
         f"heads {record['density']:.0%} and {record['mass']:.0%}"
     )
-    return ThresholdStep(of_head(choice, head), said, record["density"], record["mass"])
+    return ThresholdStep(of_head(choice, head), sentence, record["density"], record["mass"])
 
 
 def kept_by_rule(
@@ -202,14 +202,14 @@ def union_of_chunk(
 ) -> go.Figure:
     """Draw CompactAttention's steps for the chunk `rows`, by layer; the group of the query head `head` is shown
     first."""
-    one, layers = unions[layer], some(list(unions), layer)
+    layers = some(list(unions), layer)
     by_step = means(union_records(unions), "step", ["density"])
     choice, blocks, heads, chunk = (by_step[step]["density"] for step in UNION_STEPS)
     return union(
         [unions[i] for i in layers],
         layers=layers,
         layer=layers.index(layer),
-        group=head // one.group,
+        group=head // unions[layer].group,
         notice=f"Mean over layers: {choice:.0%} of the causal pairs are chosen, {blocks:.0%} are read after the union "
         f"over query blocks, {heads:.0%} after that over heads, {chunk:.0%} with the chunk. Orange pages are read by "
         "query blocks that did not ask for them.",
@@ -223,14 +223,14 @@ def long_overview(
     choices: Mapping[str, Framed], specs: Mapping[str, str], length: int, *, cells: int, states: str
 ) -> go.Figure:
     """Draw the choices for a prompt of `length` tokens, at most `cells` a side; `states` says whose attention it is."""
-    slowest = _largest({name: found.seconds for name, found in choices.items()})
+    slowest = _largest({name: choice.seconds for name, choice in choices.items()})
     panels = {
         name: {
-            f"head {head}: {REDUCTIONS[how]}": reduced(found.tiles.kept[head].cpu().numpy(), cells, how)
+            f"head {head}: {REDUCTIONS[how]}": reduced(choice.tiles.kept[head].cpu().numpy(), cells, how)
             for head in (1, 0)
             for how in REDUCTIONS
         }
-        for name, found in choices.items()
+        for name, choice in choices.items()
     }
     return overview(
         panels,
@@ -245,12 +245,12 @@ def long_overview(
 
 def frame_maps(choices: Mapping[str, Framed], *, share: float, device: str) -> go.Figure:
     """Draw the frame of every choice for a long prompt over the true attention of its head 1."""
-    records = {name: found.record(1) for name, found in choices.items()}
+    records = {name: choice.record(1) for name, choice in choices.items()}
     best = _largest({name: r["attention"] for name, r in records.items()})
     worst = _largest({name: -r["attention"] for name, r in records.items()})
     pictures = {
-        name: in_window(found.frames[1].at(found.frames[1].rows), found.tiles.kept.shape[2])
-        for name, found in choices.items()
+        name: in_window(choice.frames[1].at(choice.frames[1].rows), choice.tiles.kept.shape[2])
+        for name, choice in choices.items()
     }
     return maps(
         {name: [[picture]] for name, picture in pictures.items()},
@@ -269,10 +269,10 @@ def frame_maps(choices: Mapping[str, Framed], *, share: float, device: str) -> g
 def choosing_table(choices: Mapping[str, Framed], length: int, device: str) -> go.Figure:
     """Tabulate time, density and attention kept of the choices for a long prompt of two heads."""
     rows = []
-    for name, found in choices.items():
-        first, second = found.record(0), found.record(1)
+    for name, choice in choices.items():
+        first, second = choice.record(0), choice.record(1)
         shares = [f"{r['density']:.1%}" for r in (first, second)] + [f"{r['attention']:.0%}" for r in (first, second)]
-        rows.append([name, f"{found.seconds:.2f} s", *shares])
+        rows.append([name, f"{choice.seconds:.2f} s", *shares])
     return table(
         ["method", "time to choose", "tiles kept, head 0", "head 1", "attention kept, head 0", "head 1"],
         rows,
@@ -290,9 +290,9 @@ def _frame(choices: Mapping[str, Framed]) -> Span:
     return span_of(window.at(window.rows))
 
 
-def _shown(found: Mapping[int, Chosen], layer: int, head: int) -> tuple[list[int], list[int]]:
+def _shown(choices: Mapping[int, Chosen], layer: int, head: int) -> tuple[list[int], list[int]]:
     """Return the layers and heads that a figure carries."""
-    return some(list(found), layer), some(range(len(found[layer].mass)), head)
+    return some(list(choices), layer), some(range(len(choices[layer].mass)), head)
 
 
 def _whole(tokens: Sized) -> Span:
