@@ -18,7 +18,6 @@ import argparse
 import json
 import multiprocessing
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
@@ -120,7 +119,13 @@ def _evenly(count: int, steps: int) -> list[int]:
 
 def units(args: argparse.Namespace) -> list[WorkUnit]:
     """Return the work, both data sets side by side, so that the results at any time are balanced."""
-    return sorted(_units(args), key=lambda unit: unit.start)
+    listed = tuple(settings(args.steps))
+    work = []
+    for name, total, measured in (("lab", args.samples, args.measured), ("needles", args.needles, 0)):
+        for start in range(0, total, args.size):
+            count = min(args.size, total - start)
+            work.append(WorkUnit(name, start, count, measured, args.heads, listed, args.device, args.processes))
+    return sorted(work, key=lambda unit: unit.start)
 
 
 def share_of(text: str) -> tuple[int, int]:
@@ -129,14 +134,6 @@ def share_of(text: str) -> tuple[int, int]:
     if not 0 <= i < n:
         raise ValueError
     return i, n
-
-
-def _units(args: argparse.Namespace) -> Iterator[WorkUnit]:
-    listed = tuple(settings(args.steps))
-    for name, total, measured in (("lab", args.samples, args.measured), ("needles", args.needles, 0)):
-        for start in range(0, total, args.size):
-            count = min(args.size, total - start)
-            yield WorkUnit(name, start, count, measured, args.heads, listed, args.device, args.processes)
 
 
 @lru_cache(maxsize=1)

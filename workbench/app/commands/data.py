@@ -27,9 +27,8 @@ def show_data(
     if name is None:
         print("\n".join(datasets.names()))
         return
-    found = datasets.load(name, samples, seed, passages)
     console = Console(highlight=False)
-    for sample in found:
+    for sample in datasets.load(name, samples, seed, passages):
         if as_json:
             print(json.dumps(sample.to_json(), ensure_ascii=False))
         else:

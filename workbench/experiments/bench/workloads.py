@@ -105,13 +105,14 @@ def cache_of(tokens: int, batch: int, own: int, block: int, page: int) -> tuple[
     keys, values = (numbers(HEADS[1], len(place) * page, WIDTH) for _ in range(2))
     table = torch.stack([torch.cat((place[:shared], place[shared + b * mine :][:mine])) for b in range(batch)])
     at = torch.arange((shared + mine) * page, device=DEVICE)
-    at = torch.where((at < tokens) | (at >= shared * page) & (at < shared * page + own), at, INVALID_POS).view(
-        1, -1, page
-    )
-    shifts = None
-    if block:
-        shifts = (torch.arange(shared + mine, device=DEVICE) * page // block * block).expand(batch, -1)
-    return keys, values, Paged.of(table, at.expand(batch, -1, -1), shifts, partial_pages=False)
+    at = torch.where((at < tokens) | (at >= shared * page) & (at < shared * page + own), at, INVALID_POS)
+    shifts = block_starts(shared + mine, page, block).expand(batch, -1) if block else None
+    return keys, values, Paged.of(table, at.view(1, -1, page).expand(batch, -1, -1), shifts, partial_pages=False)
+
+
+def block_starts(pages: int, page: int, block: int) -> Tensor:
+    """Return the first position of every page's block [pages]: how far the block is shifted."""
+    return torch.arange(pages, device=DEVICE) * page // block * block
 
 
 def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
@@ -170,9 +171,10 @@ def stale_cache(tokens: int, rows: Tensor, page: int, block: int) -> tuple[Tenso
     at[rows] = INVALID_POS
     at[tokens : tokens + len(rows)] = rows
     table = torch.randperm(shared + mine, device=DEVICE)
-    shifts = (torch.arange(shared + mine, device=DEVICE) * page // block * block) if block else None
-    if shifts is not None:
-        shifts = shifts.masked_fill(torch.arange(shared + mine, device=DEVICE) >= shared, 0)[None]
+    shifts = None
+    if block:
+        shifts = block_starts(shared + mine, page, block)[None]
+        shifts[:, shared:] = 0
     keys, values = (numbers(HEADS[1], (shared + mine) * page, WIDTH) for _ in range(2))
     return keys, values, Paged.of(table[None], at.view(1, -1, page), shifts, length=tokens)
 
@@ -190,12 +192,10 @@ def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> 
             chosen = (drawn | torch.eye(side, dtype=torch.bool, device=DEVICE)) & causal
         kept = HEADS[0] * tokens * (tokens + 1) / 2 if chosen is None else _pairs(chosen, size)
         traffic = 4.0 * tokens * (HEADS[0] + HEADS[1]) * WIDTH
-        shape = {
-            "tokens": tokens,
-            "density": None if chosen is None else chosen.sum().item() / causal.sum().item() / 32,
-        }
+        share = None if chosen is None else chosen.sum().item() / causal.sum().item() / HEADS[0]
+        shape = {"tokens": tokens, "density": share, "heads": HEADS}
         label = "dense" if density is None else f"{density:.0%} of tiles"
-        work = Workload(f"{label}, {length}K", shape | {"heads": HEADS}, 4 * WIDTH * kept, traffic)
+        work = Workload(f"{label}, {length}K", shape, 4 * WIDTH * kept, traffic)
         rows = torch.arange(tokens, device=DEVICE)[None]
         lists: Sequence[Tensor | None] = (None, None) if chosen is None else named("tile_attention").lists(chosen)
         for _ in sets(traffic):
