@@ -69,7 +69,7 @@ def test_coloured_text_frames_what_is_chosen():
     assert len(bars.text) == 14 and bars.text[0] == " t0&lt;"
     assert [i for i, width in enumerate(bars.marker.line.width) if width] == [8, 9]
     assert bars.marker.color[8] == 1 and bars.marker.color[0] == 0 and bars.marker.color[13] == 0
-    assert "never" in bars.customdata[0] and "always" in bars.customdata[13] and "again" in bars.customdata[8]
+    assert "never" in bars.customdata[0] and "always" in bars.customdata[13] and "recomputed" in bars.customdata[8]
     assert fig.layout.updatemenus[0].buttons[1].args[0]["marker.line.width"][0][0] > 0
     assert list(fig.layout.yaxis.ticktext) == ["0", "1★", "2", "question"]
 

@@ -110,6 +110,14 @@ def _visible(mass: np.ndarray, layer: int, head: int) -> np.ndarray:
     return np.where(shares > 0, shares, np.nan).astype(np.float32)
 
 
+def _of_prompt(
+    found: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, **notes: Unpack[Notes]
+) -> go.Figure:
+    mass = {name: measured.tokens.numpy() for name, measured in found.items()}
+    shown = {"layer": layer, "head": head}
+    return attention(mass, view.tokens, view.block_of, **shown, marked=view.supporting, **notes)
+
+
 def attention_under_masks(
     found: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, chosen: bool, about: str
 ) -> go.Figure:
@@ -122,13 +130,11 @@ def attention_under_masks(
     looked_at = "what the answer needs (★)" if view.supporting else "the passages"
     which = "one head" if chosen else f"the head that looks most at {looked_at}"
     shares = ", ".join(f"{share:.0%} under {name[0].lower()}{name[1:]}" for name, share in kept.items())
-    return attention(
-        {name: mass.tokens.numpy() for name, mass in found.items()},
-        view.tokens,
-        view.block_of,
-        layer=layer,
-        head=head,
-        marked=view.supporting,
+    return _of_prompt(
+        found,
+        view,
+        layer,
+        head,
         notice=f"Where the prompt's last token looks, the one that predicts the answer, in {which}. Of its attention "
         f"this stays where full attention has it: {shares}.",
         caption=f"{about}, {len(view.prompt)} tokens, softmax of the model's own queries and keys in fp32. Pick a head "
@@ -144,13 +150,11 @@ def attention_by_positions(
     `found` has the modes "full", "block" and "naive"; `layer` and `head` are shown first.
     """
     kept = {mode: overlap(found["full"].tokens, mass.tokens)[layer, head].item() for mode, mass in found.items()}
-    return attention(
-        {mode: mass.tokens.numpy() for mode, mass in found.items()},
-        view.tokens,
-        view.block_of,
-        layer=layer,
-        head=head,
-        marked=view.supporting,
+    return _of_prompt(
+        found,
+        view,
+        layer,
+        head,
         notice=f"“{view.question}” Of the heads that look at what the answer needs (★), the one that naive positions "
         f"change most: {kept['block']:.0%} of its attention stays where full attention has it with re-encoded "
         f"positions, {kept['naive']:.0%} with naive ones.",

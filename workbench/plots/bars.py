@@ -110,14 +110,14 @@ def breakdown(bars: Mapping[str, Mapping[str, float]], stages: Mapping[str, str]
 
 
 def listed(stages: Mapping[str, str], seconds: Mapping[str, float]) -> str:
-    """The stages by how much they take, for a sentence: "attention 62%, …"."""
+    """List the stages by how much they take, for a sentence: "attention 62%, …"."""
     total = sum(seconds.values()) or 1.0
     ordered = sorted(stages, key=lambda stage: -seconds.get(stage, 0.0))
     return ", ".join(f"{stages[stage]} {seconds.get(stage, 0.0) / total:.0%}" for stage in ordered)
 
 
 def spoken(milliseconds: float, unit: str = " ms") -> str:
-    """Three digits: "7.87 ms", "1,430 ms"."""
+    """Return three digits: "7.87 ms", "1,430 ms"."""
     return (f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}") + unit
 
 

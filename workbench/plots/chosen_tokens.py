@@ -28,7 +28,7 @@ SCALE = [[0, PAPER], [0.5, "#fdf0d5"], [0.8, "#f9cf84"], [1, "#f0a125"]]
 
 @dataclass(frozen=True)
 class Choice:
-    """`scores` [T] of the context's tokens (-inf: never chosen), `rows` the positions that are computed again."""
+    """`scores` [T] of the context's tokens (-inf: never chosen), `rows` the positions that are recomputed."""
 
     scores: np.ndarray
     rows: np.ndarray
@@ -89,7 +89,7 @@ def coloured(
 
 
 def _layout(lengths: Sequence[int], block_of: np.ndarray) -> tuple[list[int], list[int], dict[int, int]]:
-    """Line and column of every token, and the first line of every block; a block begins a line."""
+    """Return line and column of every token, and the first line of every block; a block begins a line."""
     line: list[int] = []
     column: list[int] = []
     first: dict[int, int] = {}
@@ -119,9 +119,9 @@ def _look(choice: Choice, count: int) -> dict[str, Any]:
         if i >= len(choice.scores):
             notes.append(f"position {i}: the question is always computed")
         elif not finite[i]:
-            notes.append(f"position {i}: " + ("computed again" if picked[i] else "never chosen"))
+            notes.append(f"position {i}: " + ("recomputed" if picked[i] else "never chosen"))
         else:
-            chosen = "computed again" if picked[i] else "reused"
+            chosen = "recomputed" if picked[i] else "reused"
             notes.append(f"position {i}: {chosen}<br>score {scores[i]:.3g}, above {rank[i]:.0%} of the others")
     edge = {"color": np.where(picked, INK, PAPER).tolist(), "width": np.where(picked, 1.6, 0).tolist()}
     marker = {"color": rank.round(3), "colorscale": SCALE, "cmin": 0, "cmax": 1, "line": edge}
@@ -130,7 +130,7 @@ def _look(choice: Choice, count: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RatioOutcome:
-    """`rows` computed again, the answer, and whether it is right (None where no answer is known)."""
+    """`rows` recomputed, the answer, and whether it is right (None where no answer is known)."""
 
     rows: np.ndarray
     answer: str
@@ -150,7 +150,7 @@ def ratios(
     active: int = 0,
     **texts: Unpack[Texts],
 ) -> go.Figure:
-    """Draw what is computed again as the ratio grows, by every method, and what the model then answers.
+    """Draw what is recomputed as the ratio grows, by every method, and what the model then answers.
 
     `outcomes` ratio → method → outcome. A slider over the ratios; a line a method with the tokens it computes again,
     its answer at the end. `tokens` and `block_of` are of the whole prompt; the question is left out of the picture.
@@ -170,7 +170,7 @@ def ratios(
         colorscale=steps([(colours or {}).get(method, BLUE) for method in methods]),
         **{"showscale": False, "hoverongaps": False, "xgap": 0, "ygap": 8},
         customdata=labels,
-        hovertemplate="%{customdata}<br>computed again<extra>%{y}</extra>",
+        hovertemplate="%{customdata}<br>recomputed<extra>%{y}</extra>",
     )
     fig.add_trace(heat, row=1, col=1)
     place = {"x": [0] * len(methods), "y": methods, "mode": "text", "textposition": "middle right"}
@@ -184,7 +184,7 @@ def ratios(
     fig.update_xaxes(visible=False, range=[-0.02, 1], row=1, col=2)
     fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", showline=False)
     fig.update_yaxes(showticklabels=False, row=1, col=2)
-    fig.update_layout(sliders=[frame_slider(list(pictures), active, "computed again: ", pad=48)])
+    fig.update_layout(sliders=[frame_slider(list(pictures), active, "recomputed: ", pad=48)])
     left = 24 + 7 * max(map(len, methods))
     return finish(fig, height=34 * len(methods), above=14, below=128, left=left, right=28, **texts)
 

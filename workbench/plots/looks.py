@@ -83,7 +83,7 @@ MODES = Looks(
         "full": Look(INK, "circle", name="full attention"),
         "block": Look(BLUE, "square", name="block attention, re-encoded"),
         "naive": Look(RED, "diamond", name="block attention, naive positions"),
-        "recompute": Look(ORANGE, "star", name="blocks, some tokens computed again"),
+        "recompute": Look(ORANGE, "star", name="blocks, some tokens recomputed"),
         "stock full": Look(MUTED, "triangle-up", name="transformers, full prefill"),
         "stock prefix": Look(GREEN, "triangle-down", name="transformers, ready prefix cache"),
     }

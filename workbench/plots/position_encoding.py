@@ -99,18 +99,20 @@ def _at_distance(cached: np.ndarray, speed: float, distance: int, place: np.ndar
     ]
 
 
+def rotation_of(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[Notes]) -> go.Figure:
+    """Draw a measured rotation; the slider begins at distance number `start`."""
+    cached, in_place = rotated.cached, rotated.in_place
+    return rotation(cached, rotated.inv_freq, rotated.distances, in_place, pairs=rotated.pairs, start=start, **notes)
+
+
 def rotating_key(rotated: KeyRotation, word: str, *, distance: int, about: str) -> go.Figure:
     """Draw the channel pairs of the key of the token `word`.
 
     The slider stands at the first distance of at least `distance` tokens.
     """
     later = [i for i, moved in enumerate(rotated.distances) if moved >= distance]
-    return rotation(
-        rotated.cached,
-        rotated.inv_freq,
-        rotated.distances,
-        rotated.in_place,
-        pairs=rotated.pairs,
+    return rotation_of(
+        rotated,
         start=later[0] if later else len(rotated.distances) - 1,
         notice=f"{len(rotated.pairs)} channel pairs of the key of “{shown(word)}”. Move the slider: fast pairs spin, "
         "slow ones hardly move. The re-encoded key always lands in the ring where the model itself puts it.",

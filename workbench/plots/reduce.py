@@ -9,9 +9,10 @@ MaskRule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def shares(rule: MaskRule, length: int, cells: int = 512) -> np.ndarray:
-    """Share of visible pairs per cell, uint8 [N, N] (0 none, 255 all), N = min(length, cells); rows from the top.
+    """Compute the share of visible pairs per cell, uint8 [N, N] (0 none, 255 all), N = min(length, cells).
 
-    A cell with any visible pair is at least 1, so `shares(...) > 0` is the block maximum: nothing is lost by striding.
+    Rows count from the top. A cell with any visible pair is at least 1, so `shares(...) > 0` is the block maximum:
+    nothing is lost by striding.
     """
     count = min(length, cells)
     of = torch.arange(length) * count // length  # cell of each position, in order
@@ -27,13 +28,13 @@ def shares(rule: MaskRule, length: int, cells: int = 512) -> np.ndarray:
 
 
 def firsts(length: int, cells: int = 512) -> np.ndarray:
-    """First position of each cell, int64 [N]."""
+    """Return the first position of each cell, int64 [N]."""
     count = min(length, cells)
     return -(-np.arange(count) * length // count)
 
 
 def visible_pairs(rule: MaskRule, length: int, rows: torch.Tensor | None = None) -> int:
-    """How many (row, column) pairs the rule shows, over all rows or only the positions `rows`."""
+    """Count the (row, column) pairs that the rule shows, over all rows or only the positions `rows`."""
     cols = torch.arange(length)
     rows = torch.arange(length) if rows is None else rows
     return sum(
@@ -43,8 +44,8 @@ def visible_pairs(rule: MaskRule, length: int, rows: torch.Tensor | None = None)
 
 
 def blocks(x: np.ndarray, cells: int, how: str = "max", across: str | None = None) -> np.ndarray:
-    """[I, J] as at most [cells, cells]: each cell the "max", "mean" or "sum" of its entries; `across` the columns in
-    another way than the rows."""
+    """Reduce [I, J] to at most [cells, cells]: each cell the "max", "mean" or "sum" (`how`) of its entries; `across` is
+    `how` for the columns, where it differs."""
     for axis, each in ((0, how), (1, across or how)):
         starts = firsts(x.shape[axis], cells)
         if len(starts) == x.shape[axis]:

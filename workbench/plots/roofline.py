@@ -36,7 +36,7 @@ def of_reports(rows: pd.DataFrame) -> list[dict]:
 
 def of_requests(records: Sequence[Mapping], copy: float, product: float) -> list[dict]:
     """Return the points of times to the first token (`ttft.by_length`) on a device with these ceilings."""
-    kinds = {"full": "full prefill", "block": "question over blocks", "recompute": "some computed again"}
+    kinds = {"full": "full prefill", "block": "question over blocks", "recompute": "some recomputed"}
     points = []
     for r in records:
         least = max(r["flops"] / product, r["bytes"] / copy)  # seconds

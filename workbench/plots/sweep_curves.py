@@ -25,11 +25,24 @@ RATIO = 0.15  # of the tokens that are recomputed, where no ratio is said
 
 
 def levels(swept: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Exact match of full attention ("full") and Full Reuse ("none") by kind of question."""
+    """Return the exact match of full attention ("full") and Full Reuse ("none") by kind of question."""
     swept = today(swept)
     full = swept[swept["mode"] == "full"]
     reuse = swept[(swept["mode"] == "block") & (swept.prepare == "after_system") & (swept["select"] == "none")]
-    return {(name, row.kind): row.em for name, part in (("full", full), ("none", reuse)) for row in part.itertuples()}
+    return {(name, row.kind): row.em for name, rows in (("full", full), ("none", reuse)) for row in rows.itertuples()}
+
+
+def _points(trials: pd.DataFrame, selector: str, x: str) -> Rows:
+    """Return a point of every trial of a selector, with `x` of the table as `at`."""
+    name = SELECTORS.name_of(selector)
+    columns = {"at": trials[x], "mean": trials.em, "low": trials.em_low, "high": trials.em_high}
+    return [{"name": name, **point} for point in pd.DataFrame(columns).to_dict("records")]
+
+
+def _gap(answers: pd.DataFrame, trial: str, other: str) -> tuple[float, float, float]:
+    """Return how much more often a trial is right than another on the same questions, with its 95% interval."""
+    gap = answers[f"em {trial}"].astype(float) - answers[f"em {other}"].astype(float)
+    return float(gap.mean()), *bootstrap(gap.tolist())
 
 
 def curves(
@@ -40,7 +53,7 @@ def curves(
     x: str = "ratio",
     only: float | None = None,
 ) -> Rows:
-    """A point {name, at, mean, low, high} for every ratio of every selector, ratio 0 (Full Reuse) first.
+    """Return a point {name, at, mean, low, high} for every ratio of every selector, ratio 0 (Full Reuse) first.
 
     Against the ratio a selector that was not tried at 1 ends at `all`: it would choose every token.
 
@@ -51,25 +64,24 @@ def curves(
     prepare = renamed.spec(prepare)
     swept = today(swept)
     block = swept[(swept["mode"] == "block") & (swept.prepare == prepare) & (swept.kind == kind)]
-    reuse, found = block[block["select"] == "none"].assign(ratio=0.0), []
+    reuse = block[block["select"] == "none"].assign(ratio=0.0)
+    points: Rows = []
     everything = block[block["select"] == "all"].assign(ratio=1.0) if x == "ratio" else block[:0]
     for spec in selectors:
-        part = block[(block["select"] == spec) & (block["select"] != "none")].sort_values("ratio")
+        trials = block[(block["select"] == spec) & (block["select"] != "none")].sort_values("ratio")
         if only is None:
-            part = pd.concat([reuse, part, everything] if len(part) and part.ratio.max() < 1 else [reuse, part])
+            ends = len(trials) and trials.ratio.max() < 1
+            trials = pd.concat([reuse, trials, everything] if ends else [reuse, trials])
         else:
-            part = reuse if spec == "none" else part[part.ratio == only]
-        if not len(part):
+            trials = reuse if spec == "none" else trials[trials.ratio == only]
+        if not len(trials):
             raise BadInput(f"the table has no trial of {spec!r} on passages cached {prepare!r}, kind {kind!r}")
-        found += [
-            {"name": SELECTORS.name_of(spec), "at": getattr(r, x), "mean": r.em, "low": r.em_low, "high": r.em_high}
-            for r in part.itertuples()
-        ]
-    return found
+        points += _points(trials, spec, x)
+    return points
 
 
 def against(swept: pd.DataFrame, answers: pd.DataFrame, other: str, prepare: str, ratio: float) -> Rows:
-    """Every selector at `ratio` beside selector `other` on the same questions, the best first.
+    """Compare every selector at `ratio` with selector `other` on the same questions, the best first.
 
     {select, em, normalised F1 with its interval, difference in exact match to `other` with its interval}; `answers` has
     a row a question and columns "em TRIAL" and "f1 TRIAL".
@@ -79,57 +91,55 @@ def against(swept: pd.DataFrame, answers: pd.DataFrame, other: str, prepare: str
     at = block[(block.ratio == ratio) & (block["select"] != "none")].set_index("select")
     full = of_kind[of_kind["mode"] == "full"].trial.iloc[0]
     reuse = block[block["select"] == "none"].trial.iloc[0]
-    found = []
+    records = []
     for spec, row in at.iterrows():
-        gap = answers[f"em {row.trial}"].astype(float) - answers[f"em {at.trial[other]}"].astype(float)
-        low, high = bootstrap(gap.tolist())
-        mean, *interval = normalised(*(answers[f"f1 {trial}"] for trial in (row.trial, reuse, full)))
-        found.append(
-            {"select": spec, "em": row.em, "normalised": mean, "normalised_low": interval[0],
-             "normalised_high": interval[1], "difference": float(gap.mean()), "difference_low": low,
-             "difference_high": high}
-        )  # fmt: skip
-    return sorted(found, key=lambda r: -r["em"])
+        record = {"select": spec, "em": row.em}
+        scores = normalised(*(answers[f"f1 {trial}"] for trial in (row.trial, reuse, full)))
+        gap = _gap(answers, row.trial, at.trial[other])
+        for name, values in (("normalised", scores), ("difference", gap)):
+            record |= dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+        records.append(record)
+    return sorted(records, key=lambda r: -r["em"])
 
 
 def by_preparation(
     swept: pd.DataFrame, answers: pd.DataFrame, selectors: Sequence[str], one: str, other: str, ratio: float
 ) -> Rows:
-    """Every selector at `ratio` on passages prepared by `one` and by `other`: {select, em and interval of each, gain
-    with its interval, taken question by question}."""
+    """Compare every selector at `ratio` on passages prepared by `one` and by `other`.
+
+    {select, em and interval of each, gain with its interval, taken question by question}.
+    """
     block = today(swept)[(swept["mode"] == "block") & (swept.kind == "all")]
-    found = []
+    records = []
     for spec in selectors:
-        part = block[(block["select"] == spec) & ((block.ratio == ratio) | (spec == "none"))].set_index("prepare")
-        before, after = part.loc[renamed.spec(one)], part.loc[renamed.spec(other)]
-        gap = answers[f"em {after.trial}"].astype(float) - answers[f"em {before.trial}"].astype(float)
-        low, high = bootstrap(gap.tolist())
-        row = {"select": spec, "gain": float(gap.mean()), "gain_low": low, "gain_high": high}
+        trials = block[(block["select"] == spec) & ((block.ratio == ratio) | (spec == "none"))].set_index("prepare")
+        before, after = trials.loc[renamed.spec(one)], trials.loc[renamed.spec(other)]
+        gap = _gap(answers, after.trial, before.trial)
+        record = {"select": spec, **dict(zip(("gain", "gain_low", "gain_high"), gap, strict=True))}
         for name, side in (("one", before), ("other", after)):
-            row |= {name: side.em, f"{name}_low": side.em_low, f"{name}_high": side.em_high}
-        found.append(row)
-    return found
+            record |= {name: side.em, f"{name}_low": side.em_low, f"{name}_high": side.em_high}
+        records.append(record)
+    return records
 
 
 def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 0.15) -> Rows:
-    """A point {name, at, mean, low, high} for every number of neighbours of `with_neighbours`; 0: `after_system`."""
+    """Return a point {name, at, mean, low, high} for every number of neighbours of `with_neighbours`.
+
+    Number 0 is `after_system`.
+    """
     block = today(swept)[(swept["mode"] == "block") & (swept.kind == "all")]
     numbers = {"after_system": 0}
     for spec in block.prepare.unique():
         name, options = registry.parse(spec)
         if name == "with_neighbours":
             numbers[spec] = int(options.get("n", 10))
-    found = []
+    counted = block[block.prepare.isin(list(numbers))]
+    counted = counted.assign(at=counted.prepare.map(numbers)).sort_values("at")
+    points: Rows = []
     for selector in selectors:
-        part = block[(block["select"] == selector) & ((block.ratio == ratio) | (selector == "none"))]
-        part = (
-            part[part.prepare.isin(list(numbers))].assign(at=lambda rows: rows.prepare.map(numbers)).sort_values("at")
-        )
-        found += [
-            {"name": SELECTORS.name_of(selector), "at": int(r.at), "mean": r.em, "low": r.em_low, "high": r.em_high}
-            for r in part.itertuples()
-        ]
-    return found
+        of_ratio = (counted.ratio == ratio) | (selector == "none")
+        points += _points(counted[(counted["select"] == selector) & of_ratio], selector, "at")
+    return points
 
 
 def asked(swept: pd.DataFrame) -> str:
@@ -251,7 +261,7 @@ def number_of_neighbours(swept: pd.DataFrame, selectors: Sequence[str]) -> go.Fi
     return profiles(
         [profile("exact match, all kinds", points, across, "exact match", percent=True)],
         title="Number of neighbours (figure 17)",
-        notice=f"n = 0 is preparation behind the system prompt alone. {'; '.join(said)}",
+        notice=f"n = 0 is preparation behind nothing but the system prompt. {'; '.join(said)}",
         caption=f"lab-full, ratio {RATIO:.0%} where tokens are recomputed, {asked(swept)}; 95% intervals.",
         **selector_looks(selectors),
     )

@@ -62,7 +62,7 @@ class Texts(Notes):
 
 
 def __getattr__(name: str) -> Any:
-    """Looks of modes, which lay here in earlier versions."""
+    """Return looks of modes, which lay here in earlier versions."""
     fields = {"MODES": "colour", "MODE_NAMES": "name", "MODE_SYMBOLS": "symbol"}
     if name not in fields:
         raise AttributeError(name)
@@ -82,7 +82,7 @@ def pale(colour: str, strength: float = 0.4) -> str:
 
 
 def clear(colour: str, opacity: float) -> str:
-    """`colour` (#rrggbb) with this opacity, from 0 to 1."""
+    """Return `colour` (#rrggbb) with this opacity, from 0 to 1."""
     return f"rgba({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))}, {opacity})"
 
 

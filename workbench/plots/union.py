@@ -86,7 +86,7 @@ def union(
 
 
 def _names(found: Union) -> list[str]:
-    """Of the execution groups: by KV head, or counted where several share one."""
+    """Name the execution groups: by KV head, or by number where several share one."""
     word = "KV head" if len(found.groups) == found.kv_heads else "group"
     return [f"{word} {group}" for group in range(len(found.groups))]
 
@@ -100,7 +100,7 @@ def _pages(found: Union, group: int) -> np.ndarray:
 
 
 def _lines(found: Union, group: int, row: int) -> np.ndarray:
-    """[lines, 1] what the lines of a panel are."""
+    """Name the lines of a panel, [lines, 1]."""
     heads = [f"head {group * found.group + h}" for h in range(found.group)]
     if row == 1:
         starts = [found.first + i * found.size for i in range(found.kept.shape[1])]

@@ -8,7 +8,7 @@ from workbench.data.prompt_view import Reading
 from workbench.metrics.position_encoding import key_rotation
 from workbench.models.loading import Loaded
 from workbench.plots.masks import shown
-from workbench.plots.position_encoding import rotation
+from workbench.plots.position_encoding import rotation_of
 
 
 def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> VBox:
@@ -19,12 +19,8 @@ def positions_explorer(loaded: Loaded, reading: Reading, block: int = 1) -> VBox
     def draw(distance: int, token: int, layer: int, head: int) -> go.Figure:
         rotated = key_rotation(loaded.model, tokens, token, layer, head, [distance])
         word = shown(reading.tokens[begin + token])
-        return rotation(
-            rotated.cached,
-            rotated.inv_freq,
-            rotated.distances,
-            rotated.in_place,
-            pairs=rotated.pairs,
+        return rotation_of(
+            rotated,
             notice=f"Key of “{word}”, layer {layer}, head {head}, moved by {distance} tokens.",
             caption=f"{reading.source}, block {block}. The ring is computed by the model with the block at that place "
             f"({loaded.model.device}).",
