@@ -30,9 +30,12 @@ from workbench.training.tuning.train import train
 CONFIG = TuneConfig(steps=6, batch=2, lr=3e-3, warmup=2, max_length=2000)
 QUESTIONS = 6
 FSDP = {
-    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
-}  # fmt: skip
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer",
+    "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+}
 
 
 @pytest.fixture(scope="module")

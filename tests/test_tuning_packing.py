@@ -122,7 +122,7 @@ def test_only_answer_tokens_are_predicted_each_from_the_token_before_it():
     for number, answer in enumerate(answers):
         rows = packed.rows[packed.answers == number]
         assert packed.tokens[rows].tolist()[1:] == list(answer[:-1])
-        assert packed.asked[rows].all()
+        assert packed.in_question[rows].all()
 
 
 @given(st.integers(1, 10**6))

@@ -17,7 +17,7 @@ CONTEXT = 32768
 
 
 def write(folder: str | Path, seed: int = 0) -> Path:
-    """Write the checkpoint, whole or not at all. Raises BadInput for a folder that is there already."""
+    """Write a checkpoint, whole or not at all, and return its folder. BadInput for a folder that is there already."""
     path = Path(folder)
     if path.exists():
         raise BadInput(f"{path} is there already: a new folder is needed")

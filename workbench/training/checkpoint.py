@@ -1,4 +1,4 @@
-"""A trained model as a folder in Hugging Face format: what stands beside its weights, and its model card."""
+"""A trained model as a folder in Hugging Face format: the files beside its weights, and its model card."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,20 +29,20 @@ def write_card(folder: Path, name: str, about: str, facts: Iterable[str], sectio
 
 
 def table(heading: str, about: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A section of one table."""
+    """Return a section of a table, as lines of Markdown."""
     lines = [f"## {heading}", "", about, "", f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def curve_table(about: str, curve: list[dict[str, Any]], columns: Mapping[str, str]) -> list[str]:
-    """The training curve at about 24 steps; `columns` maps headings to keys of its rows."""
+    """Return a section of the training curve at about 24 steps; `columns` maps headings to keys of its rows."""
     rows = curve[:: max(1, len(curve) // 24)]
     cells = ([_number(row.get(key, "")) for key in columns.values()] for row in rows)
     return table("Training curve", about, list(columns), cells)
 
 
 def exact_match(score: Mapping[str, Any]) -> str:
-    """A table cell: exact match with its 95% interval."""
+    """Return a table cell: exact match with its 95% interval."""
     return f"{score['em']:.3f} [{score['em_low']:.3f}, {score['em_high']:.3f}]"
 
 

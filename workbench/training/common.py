@@ -90,7 +90,7 @@ class Training:
             yield loss, reading or saving, saving
 
     def _is_over(self, end: float) -> bool:
-        """Whether the time of any process is over: all stop at the same step."""
+        """Return whether the time of any process is over: all stop at the same step."""
         late = torch.tensor(float(time.monotonic() > end), device=self.accelerator.device)
         return bool(self.accelerator.reduce(late, "sum") > 0)
 
@@ -163,14 +163,14 @@ class Tally:
         self.counts[1].index_add_(0, kinds, torch.ones_like(misses[1:]))
 
     def take(self, accelerator: Accelerator) -> dict[str, tuple[float, float]]:
-        """Return (right, seen) of every kind that any process saw, and begin to count again."""
+        """Return (right, seen) of every kind that any process saw, and set the counts to 0."""
         right, seen = accelerator.reduce(self.counts, "sum").tolist()
         self.counts.zero_()
         return {kind: (r, s) for kind, r, s in zip(self.kinds, right, seen, strict=True) if s}
 
 
 def optimizers(model: torch.nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
-    """AdamW for everything that is trained, or Muon for the matrices of the layers and AdamW for the rest."""
+    """Make AdamW for all trained weights, or Muon for the matrices of the layers and AdamW for the others."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in trained if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
     others = [p for _, p in trained if all(p is not m for m in matrices)]
@@ -197,6 +197,6 @@ def check_same(out: Path, settings: dict[str, Any]) -> None:
 
 
 def _state(out: Path) -> Path | None:
-    """The folder of the last whole state; `state.old` is where earlier versions set one aside."""
+    """Find the folder of the last whole state; earlier versions set one aside as `state.old`."""
     places = (out / "state", earlier(out / "state"), out / "state.old")
     return next((path for path in places if (path / RECORD).is_file()), None)

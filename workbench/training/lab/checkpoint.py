@@ -35,7 +35,7 @@ def save(
 
 
 def _thin(curve: list[dict], points: int = 200) -> list[dict]:
-    """The curve at about `points` steps, means of the rows between."""
+    """Thin the curve to about `points` rows, each the mean of the rows that it stands for."""
     size = -(-len(curve) // points)
     thin = []
     for at in range(0, len(curve), size):
@@ -47,7 +47,7 @@ def _thin(curve: list[dict], points: int = 200) -> list[dict]:
 
 
 def write_card(folder: Path, name: str | None = None) -> None:
-    """Write the model card from `training.json` and, once there is one, `scores.json`; no number is typed by hand."""
+    """Write the model card from `training.json` and, where it is there, `scores.json`: no number is typed by hand."""
     training, model = (json.loads((folder / file).read_text()) for file in (TRAINING, "config.json"))
     recipe = training["recipe"]
     about = (

@@ -1,5 +1,7 @@
-"""The lab model's tokenizer: byte-level BPE trained on the lab corpus. Any text round-trips, and every word of the lab
-world is one token."""
+"""The lab model's tokenizer: byte-level BPE trained on the lab corpus.
+
+Any text round-trips, and every word of the lab world is a single token.
+"""
 
 from collections.abc import Iterator
 from random import Random
@@ -20,14 +22,14 @@ def _texts(worlds: int, layout: Layout) -> Iterator[str]:
         yield layout.system
         for passage in passages_of(context):
             yield layout.passage.format(title=passage.title, text=passage.text)
-        for kind, found in world.questions(context).items():
-            for about in world.rng.sample(found, min(len(found), 8)):
+        for kind, subjects in world.questions(context).items():
+            for about in world.rng.sample(subjects, min(len(subjects), 8)):
                 question = world.ask(kind, about)
                 yield layout.question.format(question=question.text) + layout.answer.format(answer=question.answers[0])
 
 
 def train_tokenizer(vocab_size: int = 2048, worlds: int = 4000, layout: Layout = LAB) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most `vocab_size` tokens; deterministic."""
+    """Train a tokenizer of at most `vocab_size` tokens; the same arguments give the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

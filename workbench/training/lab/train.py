@@ -48,8 +48,11 @@ class PretrainProgress(Progress):
 
 
 class Order:
-    """Which batch comes next. The loader asks up to LEAD steps ahead, so a batch is of the stage LEAD steps before it:
-    what is drawn does not depend on how many processes draw it, nor on where a run was interrupted."""
+    """The order of batches: (stage, index) of each step's.
+
+    The loader draws up to LEAD steps ahead, so a batch is of the stage that was trained LEAD steps before it. The order
+    therefore depends neither on how many processes draw nor on where a run was interrupted.
+    """
 
     def __init__(self, progress: PretrainProgress, rank: int, ranks: int):
         self.progress, self.rank, self.ranks = progress, rank, ranks
@@ -70,7 +73,7 @@ def loss_of(logits: torch.Tensor, batch: Batch, rest_weight: float) -> torch.Ten
 
 
 def rate(config: PretrainConfig, progress: PretrainProgress, last_stage: int) -> float:
-    """Share of the full learning rate at this step."""
+    """Return the share of the full learning rate at this step."""
     warm = min(1.0, (progress.step + 1) / config.warmup)
     if progress.stage < last_stage:
         return warm
@@ -147,14 +150,14 @@ def _draw(seed: int, tokenizer: PreTrainedTokenizerBase, stages: tuple[Stage, ..
 
 
 def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int = len(STAGES) - 1) -> bool:
-    """Whether the last stage has had all its steps."""
+    """Return whether the last stage has had all its steps."""
     return progress.stage == last_stage and progress.spent >= config.last
 
 
 def _read(
     run: Training, tally: Tally, loss: torch.Tensor, progress: PretrainProgress, stages: tuple[Stage, ...]
 ) -> dict:
-    """A row of the curve; moves on to the next stage when the answers of this one are right."""
+    """Add a row to the curve and return it; enter the next stage when the answers of this one are right."""
     answers = tally.take(run.accelerator)
     right, seen = (sum(answers[kind][i] for kind in KINDS if kind in answers) for i in (0, 1))
     row = {

@@ -55,13 +55,13 @@ def _dense(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
 
 def _parts(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
     """A mask for every context block, and one for the questions over a context: they see it and, each, itself."""
-    owner = torch.where(packed.asked, -1 - packed.examples, packed.blocks)
+    owner = torch.where(packed.in_question, -1 - packed.examples, packed.blocks)
     owners, lengths = torch.unique_consecutive(owner, return_counts=True)
     masks, example, context, begin = [], None, 0, 0
-    for asked, length in zip((owners < 0).tolist(), lengths.tolist(), strict=True):
+    for in_question, length in zip((owners < 0).tolist(), lengths.tolist(), strict=True):
         if (current := int(packed.examples[begin])) != example:
             example, context = current, begin
-        masks.append(_part(packed, window, begin, context if asked else begin, begin + length))
+        masks.append(_part(packed, window, begin, context if in_question else begin, begin + length))
         begin += length
     return tuple(masks)
 

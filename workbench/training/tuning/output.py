@@ -1,4 +1,4 @@
-"""The tuned model as a folder in Hugging Face format, with its prompt layout, what it was made from, and its card."""
+"""The tuned model as a folder in Hugging Face format, with its prompt layout, its origin and its card."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def save_model(run: TuneRun, progress: TuneProgress, folder: Path) -> None:
 
 
 def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | None) -> dict[str, Any]:
-    """Write the model and its adapter; `state` holds the weights where no process has them all. How many they are."""
+    """Write model and adapter, and return the number of parameters; `state` has the weights of a sharded model."""
     number = _number_format(models.folder(run.base["name"]))
     model = _merged(run, folder)
     weights = list(model.parameters()) if state is None else list(state.values())
@@ -57,7 +57,7 @@ def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | N
 
 
 def _merged(run: TuneRun, folder: Path) -> PreTrainedModel:
-    """The plain model; an adapter is written to `folder` and merged."""
+    """Return the plain model; an adapter is written to `folder` and merged."""
     model: Any = run.accelerator.unwrap_model(run.model)
     if run.config.lora_rank:
         model.save_pretrained(folder / ADAPTER)
@@ -67,7 +67,7 @@ def _merged(run: TuneRun, folder: Path) -> PreTrainedModel:
 
 
 def _number_format(base: Path) -> torch.dtype:
-    """The number format that the base checkpoint declares."""
+    """Return the number format that the base checkpoint declares."""
     config = json.loads((base / "config.json").read_text())
     return models.DTYPES.get(config.get("dtype") or config.get("torch_dtype"), torch.bfloat16)
 

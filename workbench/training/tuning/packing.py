@@ -1,8 +1,8 @@
 """Several examples, in one mode or in both, as one sequence without padding between them.
 
-Full attention is block attention over a single block, so one rule covers both modes: a token sees what is before it in
-its own block, and a token of a question or answer sees the whole context of its example besides. Several questions over
-one context stand one after the other; none sees another, and the positions of each continue the context's.
+Full attention is block attention over a single block, so the same mask serves both modes: a token sees the tokens
+before it in its own block, and a token of a question or answer sees the whole context of its example besides. Questions
+over the same context stand behind each other; none sees another, and the positions of each continue the context's.
 """
 
 from collections.abc import Sequence
@@ -26,19 +26,19 @@ class PackedExamples(TensorBatch):
     positions: Tensor  # [T] position ids that are rotated by
     places: Tensor  # [T] distance from the example's first token, for sliding windows
     examples: Tensor  # [T] example copy that a token belongs to, -1 for filling
-    blocks: Tensor  # [T] block within the whole sequence; every question with its answer is one
-    asked: Tensor  # [T] bool, token of a question or answer
+    blocks: Tensor  # [T] block within the whole sequence; a question with its answer is a block
+    in_question: Tensor  # [T] bool: of a question or answer, not of the context
     rows: Tensor  # [A] where an answer token is predicted
     targets: Tensor  # [A] which token it is
     answers: Tensor  # [A] to which answer it belongs
     modes: Tensor  # [N] FULL or BLOCK
 
     def sees(self, window: int | None = None) -> Sees:
-        """The rule over indices of the packed sequence, within a sliding `window` where the layer has one."""
-        examples, blocks, asked, places = self.examples, self.blocks, self.asked, self.places
+        """Return the mask over indices of the packed sequence, within a sliding `window` where the layer has one."""
+        examples, blocks, in_question, places = self.examples, self.blocks, self.in_question, self.places
 
         def sees(row: Tensor, col: Tensor) -> Tensor:
-            of_context = asked[row] & ~asked[col] & (examples[row] == examples[col])
+            of_context = in_question[row] & ~in_question[col] & (examples[row] == examples[col])
             seen = (col <= row) & ((blocks[row] == blocks[col]) | of_context)
             return seen if window is None else seen & (places[row] - places[col] < window)
 
@@ -52,18 +52,18 @@ class _Columns:
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
-    spans: list[tuple[int, int, bool]] = field(default_factory=list)  # (tokens, example, asked) of every block
+    spans: list[tuple[int, int, bool]] = field(default_factory=list)  # (tokens, example, in_question) of every block
     rows: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
     modes: list[int] = field(default_factory=list)
 
-    def add(self, tokens: Sequence[int], place: int, position: int, example: int, asked: bool = False) -> None:
+    def add(self, tokens: Sequence[int], place: int, position: int, example: int, in_question: bool = False) -> None:
         """Add a block, from `place` on in its example, with position ids from `position` on."""
         self.tokens += tokens
         self.places += range(place, place + len(tokens))
         self.positions += range(position, position + len(tokens))
-        self.spans.append((len(tokens), example, asked))
+        self.spans.append((len(tokens), example, in_question))
 
 
 def pack(examples: Sequence[Example], copies: Sequence[str], naive: bool = False, multiple: int = 1) -> PackedExamples:
@@ -79,13 +79,13 @@ def pack(examples: Sequence[Example], copies: Sequence[str], naive: bool = False
     if spare := padded(len(columns.tokens), multiple) - len(columns.tokens):
         columns.add([0] * spare, 0, 0, -1)
         columns.positions[-spare:] = columns.places[-spare:] = [0] * spare
-    lengths, owners, asked = (torch.tensor(column) for column in zip(*columns.spans, strict=True))
+    lengths, owners, in_question = (torch.tensor(column) for column in zip(*columns.spans, strict=True))
     lists = {name: torch.tensor(column) for name, column in vars(columns).items() if name != "spans"}
     return PackedExamples(
         **lists,
         examples=owners.repeat_interleave(lengths),
         blocks=torch.arange(len(lengths)).repeat_interleave(lengths),
-        asked=asked.repeat_interleave(lengths),
+        in_question=in_question.repeat_interleave(lengths),
     )
 
 
@@ -98,7 +98,7 @@ def _add(columns: _Columns, example: Example, number: int, block: bool, naive: b
         place += len(tokens)
     for qa in example.questions:
         first = len(columns.tokens) + len(qa.question) - 1  # predicts the first token of the answer
-        columns.add((*qa.question, *qa.answer[:-1]), place, place, number, asked=True)
+        columns.add((*qa.question, *qa.answer[:-1]), place, place, number, in_question=True)
         columns.rows += range(first, first + len(qa.answer))
         columns.targets += qa.answer
         columns.answers += [len(columns.modes)] * len(qa.answer)

@@ -12,9 +12,9 @@ SEED = 40_000  # of the held-out worlds; training worlds have names that no seed
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Which questions are answered, every so many steps. `every` 0: never.
+    """Questions that are answered every so many steps. `every` 0: never.
 
-    data       `lab` (held-out worlds), or a file, which should share nothing with what is trained on
+    data       `lab` (held-out worlds), or a file, which should share no question with the training data
     passages   of a question; None: as the data has them
     """
 
@@ -31,7 +31,7 @@ class Evaluation:
             raise BadInput(f"evaluate_samples is {self.samples}: at least 1 is needed")
 
     def due(self, step: int, last: int) -> bool:
-        """At steps 0, every, 2 · every …, and at the last."""
+        """Return whether `step` is 0, every, 2 · every …, or the last."""
         return bool(self.every) and (step % self.every == 0 or step == last)
 
     def trials(self, model: str, positions: str) -> dict[str, Trial]:

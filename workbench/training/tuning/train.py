@@ -118,7 +118,7 @@ def step(run: TuneRun, batches: list[PackedExamples], number: int) -> torch.Tens
 
 
 def forward(model: torch.nn.Module, batch: PackedExamples, masks: Masks) -> torch.Tensor:
-    """[A, V] logits of the rows that predict answer tokens; no others are computed."""
+    """Compute logits [A, V] of the rows that predict answer tokens, and of no others."""
     out = model(
         input_ids=batch.tokens[None],
         position_ids=batch.positions[None],
@@ -130,7 +130,7 @@ def forward(model: torch.nn.Module, batch: PackedExamples, masks: Masks) -> torc
 
 
 def _loader(run: TuneRun, source: Source, begin: int, workers: int) -> DataLoader:
-    """Batches from step `begin` on; drawing them takes nothing from torch's random numbers."""
+    """Return batches from step `begin` on; drawing them leaves torch's random numbers alone."""
     ranks, rank = run.accelerator.num_processes, run.accelerator.process_index
     on_gpu = run.accelerator.device.type == "cuda"
     accumulate = run.config.accumulate
@@ -151,7 +151,7 @@ def _draw(source: Source, config: TuneConfig, multiple: int, i: int) -> PackedEx
 
 
 def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict:
-    """A row of the curve, added to it."""
+    """Add a row to the curve and return it."""
     answers = run.tally.take(run.accelerator)
     total = float(run.accelerator.reduce(loss, "mean"))
     if not math.isfinite(total):
@@ -163,7 +163,7 @@ def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict:
 
 
 def _evaluate(run: TuneRun, evaluation: Evaluation, progress: TuneProgress, report: Callable[[dict], None]) -> None:
-    """Exact match of both modes, on the first process; the others wait."""
+    """Score both modes by exact match where it is due, on the first process; the others wait."""
     if not evaluation.due(progress.step, run.config.steps):
         return
     if run.accelerator.is_main_process:
