@@ -53,3 +53,59 @@ def test_what_a_module_of_the_experiments_held_is_found_under_its_old_name(modul
     old = import_module(f"workbench.{module}")
     for name in EXPERIMENTS[module].split():
         assert getattr(old, name) is not None
+
+
+PLOTS = {
+    "agreement": "agreement",
+    "attention": "attention",
+    "blockmass": "block_mass",
+    "breakdown": "COLOURS breakdown listed spoken",
+    "coloured": "Choice coloured",
+    "contestants": "LOOKS OTHER_LAUNCH SYMBOLS name_of colour_of start_of maker colours",
+    "exactness": "exactness",
+    "fates": "FATES hovers",
+    "forest": "forest",
+    "history": "history",
+    "length": "Series Panel against_length",
+    "masks": "Panel masks names shown",
+    "naive": "naive",
+    "overview": "WAYS SCALE reduced overview zoomed",
+    "peers": "TICKS peers",
+    "planes": "Plane Look looks_of points planes",
+    "profiles": "Panel profiles",
+    "quality": "SCORES ORDER quality",
+    "ratios": "Outcome ratios",
+    "rescues": "CAUSES first_cause rescues",
+    "reuse": "reuse",
+    "rotation": "rotation",
+    "rounding": "STYLES rounding",
+    "savings": "savings",
+    "selectors": "LOOKS name_of colour_of symbol_of",
+    "sparse_methods": "LOOKS name_of colour_of symbol_of",
+    "steps": "steps",
+    "strip": "strip",
+    "theme": "MODES MODE_NAMES MODE_SYMBOLS BLUE finish",
+    "tiles": "LEVELS Cells Span cells of_head in_window span_of heatmap maps",
+    "turning": "Turn Curve turning",
+    "turnover": "TOKENS SECONDS turnover",
+}
+
+
+@pytest.mark.parametrize("module", PLOTS)
+def test_what_a_module_of_the_plots_held_is_found_under_its_old_name(module):
+    old = import_module(f"workbench.plots.{module}")
+    for name in PLOTS[module].split():
+        assert getattr(old, name) is not None
+
+
+def test_figures_of_earlier_notebooks_are_drawn_by_their_old_names():
+    contestants, length, planes, profiles = (
+        import_module(f"workbench.plots.{name}") for name in ("contestants", "length", "planes", "profiles")
+    )
+    said = {"title": "T", "caption": "c", "notice": "n"}
+    records = [{"name": "a", "at": 1, "mean": 0.5, "x": 0.1, "y": 0.2, "label": "a"}]
+    profiles.profiles([profiles.Panel("one", records, "layer", percent=True)], colours={}, **said)
+    planes.planes([planes.Plane("p", records, "density")], planes.looks_of(["bfla"]), **said)
+    line = length.Series("full", [1024, 2048], [1.0, 2.0], dots=True)
+    length.against_length([length.Panel("measured", [line], "time (ms)")], **said)
+    assert contestants.name_of("flash, dense") == "SDPA flash, dense"

@@ -35,8 +35,8 @@ _MERGED = {
     "exactness=position_encoding counts=sparsity stages=latency published=published_numbers "
     "misses=tile_recall states=tile_recall mass=attention_mass",
     "experiments": "lengths=ttft",
-    "plots": "selectors=looks sparse_methods=looks contestants=looks length=cost profiles=lines planes=lines "
-    "steps=lines turnover=lines rounding=lines savings=bars strip=bars reuse=bars breakdown=bars history=bars "
+    "plots": "selectors=looks sparse_methods=looks contestants=looks fates=looks length=cost profiles=lines "
+    "planes=lines steps=lines turnover=lines rounding=lines savings=bars strip=bars reuse=bars breakdown=bars history=bars "
     "forest=intervals quality=intervals peers=intervals attention=attention_mass blockmass=attention_mass "
     "naive=deviation rotation=position_encoding exactness=position_encoding coloured=chosen_tokens "
     "ratios=chosen_tokens agreement=chosen_tokens tiles=tile_recall turning=tile_recall overview=tile_overview "
@@ -146,6 +146,14 @@ NAMES = {
     "workbench.plots.naive.naive": "drift",
     "workbench.plots.ratios.Outcome": "RatioOutcome",
     "workbench.plots.peers.peers": "baseline_ratios",
+    "workbench.plots.selectors.LOOKS": "SELECTORS",
+    "workbench.plots.sparse_methods.LOOKS": "SPARSE_METHODS",
+    "workbench.plots.contestants.LOOKS": "BASELINES",
+    "workbench.plots.fates.FATES": "REUSE_STATUSES",
+    "workbench.plots.fates.hovers": "block_hovers",
+    "workbench.plots.rescues.CAUSES": "RULES",
+    "workbench.plots.rounding.STYLES": "SCHEMES",
+    "workbench.plots.quality.ORDER": "KINDS",
     "workbench.plots.length.Panel": "cost_panel",
     "workbench.plots.length.Series": "cost_series",
     "workbench.plots.profiles.Panel": "profile",
