@@ -3,9 +3,11 @@
 import os
 
 import pytest
+import tiny
 import torch
 from hypothesis import settings
 
+from workbench import models
 from workbench.app.thumbnail import chromium
 
 # The same examples in every run, and no deadline on a busy machine.
@@ -26,3 +28,15 @@ def lab(tmp_path_factory):
 
     with browser.lab(tmp_path_factory.mktemp("lab")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A tiny checkpoint (tests/tiny.py); tests that write into a model's folder make their own."""
+    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def loaded(folder):
+    """The tiny model, loaded once; tests that change its weights load their own."""
+    return models.load(folder)

@@ -37,11 +37,18 @@ def _work(name: str, work: str, shape: dict[str, Any], flops: float, moved: floa
     taken |= {who: floor / 0.8 * (i + 2) for i, who in enumerate(WHO.get(name, ("flex", "flash, dense")))}
     contestants = [
         {
-            "who": who, "ms": ms, "p5": ms * 0.9, "p95": ms * 1.1, "runs": 20, "tflops": flops / ms / 1e9,
-            "tbps": moved / ms / 1e9, "share": floor / ms, "ratio": ms / taken["ours"],
+            "who": who,
+            "ms": ms,
+            "p5": ms * 0.9,
+            "p95": ms * 1.1,
+            "runs": 20,
+            "tflops": flops / ms / 1e9,
+            "tbps": moved / ms / 1e9,
+            "share": floor / ms,
+            "ratio": ms / taken["ours"],
         }
         for who, ms in taken.items()
-    ]  # fmt: skip
+    ]
     contestants.append({"who": "cudnn", "problem": "RuntimeError: no kernel for this shape"})
     facts = {"name": work, "shape": shape, "flops": flops, "bytes": moved, "floor_ms": floor}
     return facts | {"contestants": contestants}

@@ -12,10 +12,16 @@ from workbench.models import families
 
 VOCABULARY = 97
 SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
     "pad_token_id": 0,
-}  # fmt: skip
+}
 
 # a family file is tested by existing
 FAMILIES: dict[str, dict[str, Any]] = {}

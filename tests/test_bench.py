@@ -177,7 +177,9 @@ def test_candidates_run_interleaved_each_on_its_sets_of_inputs_in_order(monkeypa
     monkeypatch.setattr(timing, "RUNS", (3, 3))
     sets = [lambda: ran.append("a"), lambda: ran.append("A")]
     times = timing.measure({"ours": sets, "gone": [refuse], "flash": [lambda: ran.append("b")]})
-    assert "".join(ran) == "aA" + "aaa" + "b" + "bbb" + "ab" + "Ab" + "ab", "each once, a guess of three, then interleaved"
+    assert "".join(ran) == "aA" + "aaa" + "b" + "bbb" + "ab" + "Ab" + "ab", (
+        "each once, a guess of three, then interleaved"
+    )
     assert times["ours"] == timing.Time(1.0, 1.0, 1.0, 3) and times["gone"] == "ValueError: no such shape"
 
 
@@ -248,8 +250,10 @@ def test_a_kernel_is_held_to_a_reference_of_more_digits_than_its_own(dtype, wide
         return x * 2
 
     module = SimpleNamespace(
-        __name__="double", reference=reference, launch=lambda x: x * 2,
+        __name__="double",
+        reference=reference,
+        launch=lambda x: x * 2,
         cases=lambda device, dtype: iter([(torch.ones(2, 2, 2, device=device, dtype=dtype),)]),
-    )  # fmt: skip
+    )
     (verdict,) = check(module, "cpu", [dtype])
     assert verdict.right and asked == [wider, dtype]

@@ -13,9 +13,14 @@ from workbench.experiments.bench.timing import Roof
 from workbench.experiments.bench.whole_model import LLAMA, Scene, build
 
 TINY = LLAMA | {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 97,
+}
 
 
 @pytest.fixture(scope="module")

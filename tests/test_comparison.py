@@ -9,9 +9,17 @@ from workbench.plots.sweep_curves import against, by_neighbours, by_preparation,
 
 def row(trial, mode="block", prepare="after_system", select="none", ratio=None, em=0.5, kind="all", flops=1.0):
     return {
-        "trial": trial, "mode": mode, "prepare": prepare, "select": select, "ratio": ratio, "kind": kind, "em": em,
-        "em_low": em - 0.1, "em_high": em + 0.1, "flops": flops,
-    }  # fmt: skip
+        "trial": trial,
+        "mode": mode,
+        "prepare": prepare,
+        "select": select,
+        "ratio": ratio,
+        "kind": kind,
+        "em": em,
+        "em_low": em - 0.1,
+        "em_high": em + 0.1,
+        "flops": flops,
+    }
 
 
 TEN = "with_neighbours(n=10, search=exact)"
@@ -28,9 +36,14 @@ SWEPT = pd.DataFrame(
     ]
 )
 RIGHT = {
-    "full": [1, 1, 1, 1], "reuse": [1, 0, 0, 0], "a15": [1, 1, 0, 0], "a30": [1, 1, 1, 0], "b15": [0, 1, 0, 0],
-    "reuse10": [1, 1, 0, 0], "b15-10": [1, 1, 1, 0],
-}  # fmt: skip
+    "full": [1, 1, 1, 1],
+    "reuse": [1, 0, 0, 0],
+    "a15": [1, 1, 0, 0],
+    "a30": [1, 1, 1, 0],
+    "b15": [0, 1, 0, 0],
+    "reuse10": [1, 1, 0, 0],
+    "b15-10": [1, 1, 1, 0],
+}
 ANSWERS = pd.DataFrame({f"{score} {trial}": right for trial, right in RIGHT.items() for score in ("em", "f1")})
 
 
@@ -38,8 +51,9 @@ def test_a_curve_begins_at_full_reuse_and_rises_with_the_ratio():
     assert [(r["at"], r["mean"]) for r in curves(SWEPT, ["first_k"])] == [(0, 0.25), (0.15, 0.5), (0.3, 0.75)]
     assert [r["at"] for r in curves(SWEPT, ["first_k"], x="flops")] == [1, 3, 5]
     assert [(r["name"], r["at"]) for r in curves(SWEPT, ["none", "first_k"], only=0.15)] == [
-        ("Full Reuse", 0), ("first tokens (EPIC)", 0.15)
-    ]  # fmt: skip
+        ("Full Reuse", 0),
+        ("first tokens (EPIC)", 0.15),
+    ]
     with pytest.raises(BadInput, match="no trial of 'oracle' on passages cached 'after_system', kind 'order'"):
         curves(SWEPT, ["oracle"], kind="order", only=0.15)
 

@@ -85,10 +85,18 @@ def test_times_come_for_attention_and_every_method():
 
 def table(**em) -> pd.DataFrame:
     rows = [
-        {"method": name.rstrip("123"), "spec": name, "value": 0.0, "density": density, "union": 1.0, "em": share,
-         "em_low": share - 0.05, "em_high": share + 0.05}
+        {
+            "method": name.rstrip("123"),
+            "spec": name,
+            "value": 0.0,
+            "density": density,
+            "union": 1.0,
+            "em": share,
+            "em_low": share - 0.05,
+            "em_high": share + 0.05,
+        }
         for name, (density, share) in em.items()
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows)
 
 

@@ -284,7 +284,8 @@ BAD = {
     "context": (lambda: prefill(MODEL, LONG, Plan(torch.arange(513)), empty(MODEL, 513)), "513 tokens is over .* 512"),
     "context, encoding": (lambda: encode(MODEL, block_of(513)), "513 tokens is over .* 512"),
     "context, assembling": (
-        lambda: assemble(MODEL, prompt_of(500, 13), [empty(MODEL, 500)]), "513 tokens is over .* 512",
+        lambda: assemble(MODEL, prompt_of(500, 13), [empty(MODEL, 500)]),
+        "513 tokens is over .* 512",
     ),
     "vocabulary": (lambda: prefill(MODEL, TOKENS + 90, Plan(ALL), empty(MODEL, 36)), "vocabulary of 97"),
     "shape of tokens": (lambda: prefill(MODEL, TOKENS[None], Plan(ALL), empty(MODEL, 36)), r"\(1, 36\)"),
@@ -297,7 +298,8 @@ BAD = {
     "prefilled by another model": (lambda: prefill(OTHER, TOKENS, Plan(ALL), empty(MODEL, 36)), "of another model"),
     "positions": (lambda: assemble(MODEL, PROMPT, CACHED, "exact"), "'exact': it is 're-encoded' or 'naive'"),
     "a cached block prefilled": (
-        lambda: prefill(MODEL, TOKENS, Plan(ALL[:3]), BEHIND), "starts at position 2",
+        lambda: prefill(MODEL, TOKENS, Plan(ALL[:3]), BEHIND),
+        "starts at position 2",
     ),
     "a shared KV written": (lambda: prefill(MODEL, TOKENS, Plan(ALL), empty(MODEL, 36).lock()), "read-only"),
     "num_layers": (lambda: prefill(MODEL, TOKENS, Plan(ALL, num_layers=4), CACHE), "num_layers 4: the model has 3"),
@@ -307,7 +309,7 @@ BAD = {
     ),
     "dtype": (lambda: prefill(MODEL, TOKENS, Plan(ALL), HALF), "KV is .*float16.*computes in torch.float32"),
     "after": (lambda: encode_many(MODEL, PROMPT.blocks, [[]]), "1 entries for 4 blocks"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD)

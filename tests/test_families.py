@@ -126,9 +126,14 @@ REFUSED = {
     ),
     "longrope that switches": (
         {
-            "model_type": "phi3", "eos_token_id": 1, "original_max_position_embeddings": 128,
+            "model_type": "phi3",
+            "eos_token_id": 1,
+            "original_max_position_embeddings": 128,
             "rope_parameters": {
-                "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
                 "original_max_position_embeddings": 128,
             },
         },
@@ -150,7 +155,7 @@ REFUSED = {
     "absolute positions": ({"model_type": "gpt2"}, r"gpt2 cannot be used: its positions are not rotary"),
     "ALiBi": ({"model_type": "bloom"}, r"bloom cannot be used: its positions are not rotary"),
     "encoder-decoder": ({"model_type": "t5"}, r"t5 cannot be used: it is an encoder-decoder"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -83,7 +83,11 @@ def test_a_continued_passage_is_counted_once_and_found_by_the_passage_before_it(
     samples = data.load("lab", 16, 3, 10)
     prompts = LAB.prompts(samples, Words())
     before = {b: a for p in prompts for a, b in zip(p.context, p.context[1:], strict=False)}
-    titles = {p.blocks[1 + i] for s, p in zip(samples, prompts, strict=True) for i, c in enumerate(s.ctxs)
-              if c.title.startswith("Continued")}  # fmt: skip
+    titles = {
+        p.blocks[1 + i]
+        for s, p in zip(samples, prompts, strict=True)
+        for i, c in enumerate(s.ctxs)
+        if c.title.startswith("Continued")
+    }
     assert antecedents(samples, prompts, lambda block: [before[block]]) == (len(titles), len(titles))
     assert antecedents(samples, prompts, lambda block: [block]) == (0, len(titles)) and titles

@@ -275,8 +275,10 @@ def test_drift_is_zero_where_nothing_is_reused_from_elsewhere(model):
 def score(mode, kind, em):
     low, high = max(0, em - 0.1), min(1, em + 0.1)
     return {"mode": mode, "kind": kind, "n": 40, "em": em, "em_low": low, "em_high": high} | {
-        "f1": em, "f1_low": low, "f1_high": high
-    }  # fmt: skip
+        "f1": em,
+        "f1_low": low,
+        "f1_high": high,
+    }
 
 
 def test_quality_orders_kinds_and_carries_intervals():

@@ -18,12 +18,22 @@ SAID = {"caption": "n = 2, seed 0, CPU", "notice": "Look here."}
 def record(step: int, statuses: list[str], **more) -> dict:
     count = {f"blocks_{status}": statuses.count(status) for status in REUSE_STATUSES}
     return {
-        "step": step, "label": "a <move>", "fates": statuses,
+        "step": step,
+        "label": "a <move>",
+        "fates": statuses,
         "moves": [3 if status == "moved" else 0 for status in statuses],
-        "sizes": [4, 2, 6][: len(statuses)], "labels": ["rules", "<one>", "two"][: len(statuses)], "question": 5,
-        "tokens": 17, "computed": 11, "after_prefix": 13, "ttft": 0.01, "ttft_anew": 0.05, "ttft_full": 0.1,
-        **count, **more,
-    }  # fmt: skip
+        "sizes": [4, 2, 6][: len(statuses)],
+        "labels": ["rules", "<one>", "two"][: len(statuses)],
+        "question": 5,
+        "tokens": 17,
+        "computed": 11,
+        "after_prefix": 13,
+        "ttft": 0.01,
+        "ttft_anew": 0.05,
+        "ttft_full": 0.1,
+        **count,
+        **more,
+    }
 
 
 RECORDS = [record(0, ["encoded"] * 3), record(1, ["kept", "encoded", "moved"], ttft_full=None)]

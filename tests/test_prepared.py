@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tests import tiny
 from tests.random_models import block_of, model_of
-from workbench import data, models
+from workbench import data
 from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
@@ -26,16 +26,6 @@ from workbench.methods.precompute import Preparation, kind_of
 from workbench.store import FolderStore, MemoryStore, fetch
 
 DATA = {"samples": 16, "passages": 3, "prepare": "with_neighbours(n=2)", "shard": 2}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def loaded(folder):
-    return models.load(folder)
 
 
 @pytest.fixture(scope="module")

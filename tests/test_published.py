@@ -2,23 +2,11 @@
 
 import pytest
 
-from tests import tiny
-from workbench import models
 from workbench.core.errors import BadInput
 from workbench.experiments.trial import Trial
 from workbench.methods.presets import METHODS, options
 
 QUESTIONS = {"samples": 4, "passages": 4, "max_new_tokens": 3, "timed": 1}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def loaded(folder):
-    return models.load(folder)
 
 
 @pytest.mark.parametrize("name", METHODS)

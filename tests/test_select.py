@@ -106,12 +106,23 @@ def test_a_cache_of_another_prompt_is_refused(model):
 @pytest.mark.parametrize(
     "spec",
     [
-        "nonsense", "random(seed=x)", "first_k(k=0)", "kv_deviation(part=q)", "kv_deviation(layer=-1)",
-        "oracle(layers=first)", "oracle(layers=3)", "query_guided(tokens=some)", "query_guided(softmax=row)",
-        "inter_attention(side=both)", "cache_craft(alpha=-1)", "answer_guided(window=0)", "answer_guided(softmax=row)",
-        "query_guided(system=-1)", "none(k=3)",
+        "nonsense",
+        "random(seed=x)",
+        "first_k(k=0)",
+        "kv_deviation(part=q)",
+        "kv_deviation(layer=-1)",
+        "oracle(layers=first)",
+        "oracle(layers=3)",
+        "query_guided(tokens=some)",
+        "query_guided(softmax=row)",
+        "inter_attention(side=both)",
+        "cache_craft(alpha=-1)",
+        "answer_guided(window=0)",
+        "answer_guided(softmax=row)",
+        "query_guided(system=-1)",
+        "none(k=3)",
     ],
-)  # fmt: skip
+)
 def test_options_that_make_no_sense_are_refused(spec):
     with pytest.raises(BadInput):
         select.named(spec)
@@ -170,8 +181,10 @@ def test_a_budget_that_makes_no_sense_is_refused(model, bad):
 def test_two_budgets_at_once_nan_scores_and_a_wrong_length_are_refused():
     prompt = prompt_of(2, 4, 3)
     for scores, options in (
-        (torch.zeros(6), {"ratio": 0.1, "tokens": 2}), (torch.full((6,), torch.nan), {}), (torch.zeros(9), {}),
-    ):  # fmt: skip
+        (torch.zeros(6), {"ratio": 0.1, "tokens": 2}),
+        (torch.full((6,), torch.nan), {}),
+        (torch.zeros(9), {}),
+    ):
         with pytest.raises(BadInput):
             choose(scores, prompt, **options)
 

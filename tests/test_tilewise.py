@@ -31,10 +31,15 @@ def masked(q, keys, values, rows, tiles, scale):
 
 
 @given(
-    rows=st.sampled_from(ROWS), size=st.sampled_from((1, 4, 16, 128)), share=st.floats(0, 1),
-    kv_heads=st.sampled_from((1, 2, 4)), shared=st.sampled_from((1, 2, 4)), scale=st.sampled_from((None, 0.3)),
-    alone=st.sampled_from((None, 0.0, 0.2, 1.0)), seed=st.integers(0, 99),
-)  # fmt: skip
+    rows=st.sampled_from(ROWS),
+    size=st.sampled_from((1, 4, 16, 128)),
+    share=st.floats(0, 1),
+    kv_heads=st.sampled_from((1, 2, 4)),
+    shared=st.sampled_from((1, 2, 4)),
+    scale=st.sampled_from((None, 0.3)),
+    alone=st.sampled_from((None, 0.0, 0.2, 1.0)),
+    seed=st.integers(0, 99),
+)
 def test_it_is_attention_under_the_mask_of_the_tiles(rows, size, share, kv_heads, shared, scale, alone, seed):
     q, keys, values = inputs(rows, kv_heads, seed)
     draw = torch.Generator().manual_seed(seed)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests import tiny
-from workbench import data, models
+from workbench import data
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
 from workbench.experiments import record
@@ -17,16 +17,6 @@ from workbench.metrics.faithfulness import verdict
 from workbench.store import MemoryStore
 
 QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 4, "timed": 2, "batch": 4}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def loaded(folder):
-    return models.load(folder)
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +175,15 @@ def test_chunks_and_a_sparse_method_that_keeps_everything_change_no_answer(folde
 
 def test_reuse_recomputation_sparse_tiles_and_chunks_go_together(folder, loaded):
     trial = Trial(
-        str(folder), mode="block", prepare="after_system", select="first_k", ratio=0.5,
+        str(folder),
+        mode="block",
+        prepare="after_system",
+        select="first_k",
+        ratio=0.5,
         sparse="window(block=16, local=1)",
-        chunk=32, **QUESTIONS,
-    )  # fmt: skip
+        chunk=32,
+        **QUESTIONS,
+    )
     record = trial.run(loaded=loaded)
     assert 0 < record.sparsity["density"] < 1 and record.rows_reused > 0
     assert record.label == "block, after_system, first_k at 50%, window(block=16, local=1), chunks of 32"

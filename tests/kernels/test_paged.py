@@ -18,7 +18,7 @@ KERNELS = (question_attention, q_sparse_attention)
 
 
 def example(seed=0, **changes):
-    options = {"contexts": [[0, 1], [1]], "blocks": [41, 22], "asked": [3, 2], "again": 0.2, **changes}
+    options = {"contexts": [[0, 1], [1]], "blocks": [41, 22], "questions": [3, 2], "recompute": 0.2, **changes}
     return _pages_triton.case(seed, DEVICE, torch.float32, **options)
 
 
@@ -59,7 +59,7 @@ def test_pages_may_lie_anywhere_in_the_pool(kernel):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_stale_entries_are_never_read(kernel):
     """What stands at FAR is NaN in every example; computing tokens again with their own cached KV changes nothing."""
-    q, keys, values, rows, pages, *_ = example(3, again=0.0)
+    q, keys, values, rows, pages, *_ = example(3, recompute=0.0)
     expected = kernel.launch(q, keys, values, rows, pages)
     assert not expected.isnan().any()
     stale = pages.positions[0, 0].clone()
@@ -90,7 +90,7 @@ def test_pages_without_holes_need_not_be_searched_for_them(kernel):
 
 
 def test_turning_queries_back_is_turning_keys_on():
-    q, keys, values, rows, pages, inv_freq, pairing = example(6, pairing="neox", again=0.0, asked=[2, 2])
+    q, keys, values, rows, pages, inv_freq, pairing = example(6, pairing="neox", recompute=0.0, questions=[2, 2])
     assert pages.shifts.any()
     still = dataclasses.replace(pages, shifts=torch.zeros_like(pages.shifts))
     moved = question_attention.launch(q, keys, values, rows, pages, inv_freq, pairing)
@@ -120,9 +120,9 @@ def test_a_scale_of_the_model_is_used():
 
 @pytest.mark.parametrize("pairing", [None, "neox", "interleaved"])
 def test_pages_are_copied_out_in_the_order_of_their_positions(pairing):
-    _, keys, values, rows, pages, inv_freq, turn = example(3, pairing=pairing, again=0.4)
+    _, keys, values, rows, pages, inv_freq, turn = example(3, pairing=pairing, recompute=0.4)
     for own, expected in zip(
-        _pages_gather.straighten(keys, values, pages, inv_freq, turn),
+        _pages_gather.launch(keys, values, pages, inv_freq, turn),
         _pages_gather.reference(keys, values, pages, inv_freq, turn),
         strict=True,
     ):
@@ -131,6 +131,6 @@ def test_pages_are_copied_out_in_the_order_of_their_positions(pairing):
 
 
 def test_rows_over_pages_are_the_same_read_in_place_and_copied_out():
-    arguments = example(4, again=0.3)
+    arguments = example(4, recompute=0.3)
     unknown = dataclasses.replace(arguments[4], length=None)
     close(q_sparse_attention.launch(*arguments), q_sparse_attention.launch(*arguments[:4], unknown, *arguments[5:]))

@@ -100,8 +100,10 @@ class _Haystack:
 
     def __init__(self, rng: Random):
         self.rng = rng
-        self.pools = {name: rng.sample(words, len(words)) for name, words in
-                      (("last", LAST_NAMES), ("company", COMPANIES), ("place", PLACES))}  # fmt: skip
+        self.pools = {
+            name: rng.sample(words, len(words))
+            for name, words in (("last", LAST_NAMES), ("company", COMPANIES), ("place", PLACES))
+        }
 
     def sample(self, name: str, task: str, passages: int, depth: float | None, hops: int) -> Sample:
         asked = [r for r in RELATIONS["person"] if r.name in (TOWNS if task == "common" else ASKED)]

@@ -50,15 +50,26 @@ def of_sample(sample: Sample, source: str, tokenizer: PreTrainedTokenizerBase, l
     supporting = [i + first for i, ctx in enumerate(sample.ctxs) if ctx.title in sample.supporting_titles]
     kind = f", {sample.kind}" if sample.kind else ""
     return Reading(
-        prompt, texts(prompt, tokenizer), f"{source}{kind}", sample.question, sample.answers, tuple(supporting),
+        prompt,
+        texts(prompt, tokenizer),
+        f"{source}{kind}",
+        sample.question,
+        sample.answers,
+        tuple(supporting),
         tuple(layout.pieces(sample)),
-    )  # fmt: skip
+    )
 
 
 def reading(
-    text: str, question: str, tokenizer: PreTrainedTokenizerBase, layout: Layout,
-    name: str = "lab", number: int = 0, passages: int | None = None, seed: int = 0,
-) -> Reading:  # fmt: skip
+    text: str,
+    question: str,
+    tokenizer: PreTrainedTokenizerBase,
+    layout: Layout,
+    name: str = "lab",
+    number: int = 0,
+    passages: int | None = None,
+    seed: int = 0,
+) -> Reading:
     """The reader's text where there is one, else sample `number` of the data `name`."""
     if text.strip() or question.strip():
         return of_text(text, question, tokenizer, layout)

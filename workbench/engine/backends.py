@@ -30,6 +30,7 @@ TILES = (16, 32, 64, 128, 256)  # tokens of a tile
 ROWS = 128  # rows of a program of tile_attention
 PAGE = 128  # tokens of a page of the identity table that question_attention is given
 SHORT = 1024  # a whole prompt below it is torch's: one launch is all it takes
+Scale = float | None  # of the logits; None: 1/sqrt(D)
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,7 @@ class QuestionAttention(_Kernel):
         return "it knows no tiles: name tile_attention" if problem.tile else super().refuses(problem)
 
     def __call__(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: Tensor,
-        sees: Sees,
-        tiles: Tiles | None,
-        scale: float | None,
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: Tiles | None, scale: Scale
     ) -> Tensor:
         pages = identity(keys.shape[1], keys.device)
         return kernel(self.name).launch(q[None], keys, values, rows[None], pages, scale=scale)[0]
@@ -113,14 +107,7 @@ class TileAttention(_Kernel):
         return super().refuses(problem)
 
     def __call__(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: Tensor,
-        sees: Sees,
-        tiles: Tiles | None,
-        scale: float | None,
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: Tiles | None, scale: Scale
     ) -> Tensor:
         module, arguments = kernel(self.name), (q[None], keys[None], values[None], rows[None])
         if tiles is None:
@@ -174,10 +161,18 @@ def problem_of(
     """What q [Hq, R, D] over keys [H, T, D] asks for, under a rule, a sliding window and a choice of tiles."""
     length = keys.shape[1]
     return AttentionProblem(
-        q.shape[1], length, (q.shape[0], keys.shape[0]), q.shape[2], q.dtype, q.device, sees is causal,
-        bool(window and window < length), whole, None if tiles is None else tiles.size,
+        q.shape[1],
+        length,
+        (q.shape[0], keys.shape[0]),
+        q.shape[2],
+        q.dtype,
+        q.device,
+        sees is causal,
+        bool(window and window < length),
+        whole,
+        None if tiles is None else tiles.size,
         tiles is not None and tiles.columns is not None,
-    )  # fmt: skip
+    )
 
 
 def rerotate(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, out: Tensor, kernels: bool) -> None:

@@ -89,9 +89,13 @@ class StaticBatch:
         self.skip = 0  # pages that the present requests have in common
         batch, rows, reserve = bucket.batch, bucket.rows, bucket.reserve
         self.shapes: dict[str, tuple[int, ...]] = {
-            "ids": (batch, rows), "at": (batch, rows), "slots": (batch, rows), "last": (batch,), "live": (batch, 1),
+            "ids": (batch, rows),
+            "at": (batch, rows),
+            "slots": (batch, rows),
+            "last": (batch,),
+            "live": (batch, 1),
             "answer": (batch, reserve),
-        }  # fmt: skip
+        }
         for whose, (count, pages) in self._tables().items():
             for part in PARTS:
                 size = (pool.size,) if part == "positions" else ()

@@ -18,13 +18,20 @@ def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
 _LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5, "original_max_position_embeddings": 64,
-    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-}  # fmt: skip
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "rope_theta": 5e5,
+    "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 _LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 512,
-    "short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0] * 8,
-}  # fmt: skip
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 512,
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [2.0] * 8,
+}
 
 _MIXED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
