@@ -111,27 +111,27 @@ def _visible(mass: np.ndarray, layer: int, head: int) -> np.ndarray:
 
 
 def _of_prompt(
-    found: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, **notes: Unpack[Notes]
+    by_mode: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, **notes: Unpack[Notes]
 ) -> go.Figure:
-    mass = {name: measured.tokens.numpy() for name, measured in found.items()}
+    mass = {name: measured.tokens.numpy() for name, measured in by_mode.items()}
     shown = {"layer": layer, "head": head}
     return attention(mass, view.tokens, view.block_of, **shown, marked=view.supporting, **notes)
 
 
 def attention_under_masks(
-    found: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, chosen: bool, about: str
+    by_mode: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, chosen: bool, about: str
 ) -> go.Figure:
     """Draw where the last token of one prompt looks under several mask rules, the first of which is full attention.
 
     `layer` and `head` are shown first; `chosen` says that a reader named the layer.
     """
-    (_, truth), *others = found.items()
+    (_, truth), *others = by_mode.items()
     kept = {name: overlap(truth.tokens, mass.tokens)[layer, head].item() for name, mass in others}
     looked_at = "what the answer needs (★)" if view.supporting else "the passages"
     which = "one head" if chosen else f"the head that looks most at {looked_at}"
     shares = ", ".join(f"{share:.0%} under {name[0].lower()}{name[1:]}" for name, share in kept.items())
     return _of_prompt(
-        found,
+        by_mode,
         view,
         layer,
         head,
@@ -143,15 +143,15 @@ def attention_under_masks(
 
 
 def attention_by_positions(
-    found: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, about: str
+    by_mode: Mapping[str, AttentionMass], view: Reading, layer: int, head: int, *, about: str
 ) -> go.Figure:
     """Draw where the last token of one prompt looks with full attention, re-encoded and naive positions.
 
-    `found` has the modes "full", "block" and "naive"; `layer` and `head` are shown first.
+    `by_mode` has the modes "full", "block" and "naive"; `layer` and `head` are shown first.
     """
-    kept = {mode: overlap(found["full"].tokens, mass.tokens)[layer, head].item() for mode, mass in found.items()}
+    kept = {mode: overlap(by_mode["full"].tokens, mass.tokens)[layer, head].item() for mode, mass in by_mode.items()}
     return _of_prompt(
-        found,
+        by_mode,
         view,
         layer,
         head,

@@ -174,8 +174,8 @@ def ratios(
     )
     fig.add_trace(heat, row=1, col=1)
     place = {"x": [0] * len(methods), "y": methods, "mode": "text", "textposition": "middle right"}
-    said = go.Scatter(answers).update(**place, showlegend=False, hovertemplate="%{text}<extra>%{y}</extra>")
-    fig.add_trace(said, row=1, col=2)
+    written = go.Scatter(answers).update(**place, showlegend=False, hovertemplate="%{text}<extra>%{y}</extra>")
+    fig.add_trace(written, row=1, col=2)
     fig.frames = frames(pictures)
     context = block_of[:count]
     for edge in block_edges(context):

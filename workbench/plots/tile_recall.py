@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.core import renamed
 from workbench.metrics.tile_recall import Chosen, TileWindow
 from workbench.plots.controls import choice_menu, frame_slider, frames, layer_slider
 from workbench.plots.elements import swatches
@@ -71,17 +72,17 @@ def of_head(choice: Chosen, head: int, most: int = CELLS) -> Cells:
     return cells(mass, kept, needed, causal, most)
 
 
-def in_window(part: TileWindow, among: int, most: int = CELLS) -> Cells:
+def in_window(window: TileWindow, among: int, most: int = CELLS) -> Cells:
     """Return the picture of a window of a prompt of `among` key tiles."""
-    mass, kept, needed, causal = (x.cpu().numpy() for x in (part.mass, part.kept, part.needed, part.causal))
+    mass, kept, needed, causal = (x.cpu().numpy() for x in (window.mass, window.kept, window.needed, window.causal))
     return cells(mass, kept, needed, causal, most, among)
 
 
-def span_of(part: TileWindow) -> Span:
+def span_of(window: TileWindow) -> Span:
     """Return where a window lies."""
-    i, j = part.mass.shape
-    rows, keys = part.rows.start * part.size, part.keys.start * part.size
-    return Span(range(rows, rows + i * part.size), range(keys, keys + j * part.size))
+    i, j = window.mass.shape
+    rows, keys = window.rows.start * window.size, window.keys.start * window.size
+    return Span(range(rows, rows + i * window.size), range(keys, keys + j * window.size))
 
 
 def image(z: np.ndarray, span: Span, **more: object) -> go.Heatmap:
@@ -164,12 +165,13 @@ def axes(fig: go.Figure, span: Span, **where: int) -> None:
     fig.update_yaxes(range=[span.rows.stop, span.rows.start], nticks=6, **form, **where)
 
 
+@renamed.fields(said="sentence")
 @dataclass(frozen=True)
 class ThresholdStep:
     """One value of a threshold: its picture, a sentence, and the density and attention kept of all heads together."""
 
     picture: Cells
-    said: str
+    sentence: str
     density: float
     mass: float
 
@@ -230,7 +232,7 @@ def by_threshold(
     fig.update_yaxes(title_text="attention kept", tickformat=".0%", range=[0, 1.01], row=1, col=2)
     panel_titles(fig)
     inside = {"x": 0.995, "xanchor": "right", "y": 0.03, "yanchor": "bottom", "orientation": "v"}
-    slider = frame_slider([step.said for step in steps], active, spoken=True, pad=52)
+    slider = frame_slider([step.sentence for step in steps], active, spoken=True, pad=52)
     fig.update_layout(sliders=[slider], legend=legend_over(SIDE, 26, itemclick=False), legend2=inside)
     return finish(fig, title="From few tiles to many", height=SIDE, above=62, below=132, left=76, **notes)
 

@@ -30,53 +30,55 @@ TITLES = (
 )
 
 
-def steps(found: Union, group: int) -> list[np.ndarray]:
+def steps(measured: Union, group: int) -> list[np.ndarray]:
     """Return panels 1 to 4 of one execution group: uint8 [lines, J], each a number of PAGES."""
-    of = slice(group * found.group, (group + 1) * found.group)
-    kept, heads, sees = found.kept[of], found.heads[of], found.pairs > 0
+    of = slice(group * measured.group, (group + 1) * measured.group)
+    kept, heads, sees = measured.kept[of], measured.heads[of], measured.pairs > 0
     unanimous = (kept | ~sees).all(1)  # [heads, J]
     first = np.where(kept.flatten(0, 1).cpu(), 2, sees.repeat(len(kept), 1).cpu())
     second = np.where(heads.cpu(), np.where(unanimous.cpu(), 2, 3), 1)
-    third = np.where(found.groups[group].cpu(), np.where(unanimous.all(0).cpu(), 2, 3), 1)[None]
-    return [x.astype(np.uint8) for x in (first, second, third, _pages(found, group)[None])]
+    third = np.where(measured.groups[group].cpu(), np.where(unanimous.all(0).cpu(), 2, 3), 1)[None]
+    return [x.astype(np.uint8) for x in (first, second, third, _pages(measured, group)[None])]
 
 
-def page_lists(found: Union) -> tuple[np.ndarray, np.ndarray]:
+def page_lists(measured: Union) -> tuple[np.ndarray, np.ndarray]:
     """Return panel 5: statuses [G, slots] (0: no page) and page numbers, ragged lists set to the left."""
-    ends = found.indptr.tolist()
+    ends = measured.indptr.tolist()
     statuses = np.zeros((len(ends) - 1, max(1, *np.diff(ends))), np.uint8)
     numbers = np.full(statuses.shape, -1, np.int32)
     for group, (start, end) in enumerate(pairwise(ends)):
-        listed = found.indices[start:end].cpu().numpy()
-        numbers[group, : end - start], statuses[group, : end - start] = listed, _pages(found, group)[listed]
+        listed = measured.indices[start:end].cpu().numpy()
+        numbers[group, : end - start], statuses[group, : end - start] = listed, _pages(measured, group)[listed]
     return statuses, numbers
 
 
 def union(
-    found: Sequence[Union], *, layers: Sequence[int], layer: int = 0, group: int = 0, **notes: Unpack[Notes]
+    unions: Sequence[Union], *, layers: Sequence[int], layer: int = 0, group: int = 0, **notes: Unpack[Notes]
 ) -> go.Figure:
     """Draw the union step by step for every one of `layers`, all of one chunk. A slider picks the layer, a menu the
     execution group."""
-    groups, now = len(found[0].groups), found[layer]
+    groups, now = len(unions[0].groups), unions[layer]
     heights = [max(60, min(7 * now.kept.shape[1] * now.group, 260)), 16 * now.group, 20, 20, LIST * groups]
     total = sum(heights) + GAP * (len(heights) - 1)
     fig = make_subplots(len(heights), 1, row_heights=heights, vertical_spacing=GAP / total, subplot_titles=TITLES)
-    pictures = [[steps(each, g) for g in range(groups)] for each in found]
+    pictures = [[steps(each, g) for g in range(groups)] for each in unions]
     for g in range(groups):
         for row, z in enumerate(pictures[layer][g], 1):
             labels = np.tile(_lines(now, g, row), (1, z.shape[1]))
             fig.add_trace(_heatmap(z).update(visible=g == group, customdata=labels), row=row, col=1)
-    lists = [page_lists(each) for each in found]
+    lists = [page_lists(each) for each in unions]
     fig.add_trace(_list(*lists[layer]), row=5, col=1)
     swatches(fig, PAGES)
     _axes(fig, now, heights, max(z.shape[1] for z, _ in lists))
-    several = len(found) > 1
+    several = len(unions) > 1
     if several:
         heats = [[go.Heatmap(z=z) for each in of_layer for z in each] for of_layer in pictures]
         fig.frames = frames({str(at): [*heat, _list(*lists[at])] for at, heat in enumerate(heats)})
-        shares = [" → ".join(f"{x:.0%}" for x in each.densities()) for each in found]
-        said = [f"{n}: {share} of the causal pairs, by steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
-        fig.update_layout(sliders=[frame_slider(said, layer, "layer ", spoken=True, pad=48)])
+        shares = [" → ".join(f"{x:.0%}" for x in each.densities()) for each in unions]
+        sentences = [
+            f"{n}: {share} of the causal pairs, by steps 1 to 4" for n, share in zip(layers, shares, strict=True)
+        ]
+        fig.update_layout(sliders=[frame_slider(sentences, layer, "layer ", spoken=True, pad=48)])
     if groups > 1:
         fig.update_layout(updatemenus=[choice_menu(_names(now), 4, total, (), group, 1 + len(PAGES))])
     panel_titles(fig)
@@ -85,27 +87,27 @@ def union(
     return finish(fig, title="From a mask to a list of pages", height=total, above=62, below=below, left=76, **notes)
 
 
-def _names(found: Union) -> list[str]:
+def _names(measured: Union) -> list[str]:
     """Name the execution groups: by KV head, or by number where several share one."""
-    word = "KV head" if len(found.groups) == found.kv_heads else "group"
-    return [f"{word} {group}" for group in range(len(found.groups))]
+    word = "KV head" if len(measured.groups) == measured.kv_heads else "group"
+    return [f"{word} {group}" for group in range(len(measured.groups))]
 
 
-def _pages(found: Union, group: int) -> np.ndarray:
+def _pages(measured: Union, group: int) -> np.ndarray:
     """Return the statuses [J] of the pages of a group: joined before it was the chunk's own."""
-    of = slice(group * found.group, (group + 1) * found.group)
-    everyone = (found.kept[of] | (found.pairs == 0)).all(0).all(0)
-    joined = np.where(found.groups[group].cpu(), np.where(everyone.cpu(), 2, 3), 1)
-    return np.where(found.own.cpu(), 4, joined).astype(np.uint8)
+    of = slice(group * measured.group, (group + 1) * measured.group)
+    everyone = (measured.kept[of] | (measured.pairs == 0)).all(0).all(0)
+    joined = np.where(measured.groups[group].cpu(), np.where(everyone.cpu(), 2, 3), 1)
+    return np.where(measured.own.cpu(), 4, joined).astype(np.uint8)
 
 
-def _lines(found: Union, group: int, row: int) -> np.ndarray:
+def _lines(measured: Union, group: int, row: int) -> np.ndarray:
     """Name the lines of a panel, [lines, 1]."""
-    heads = [f"head {group * found.group + h}" for h in range(found.group)]
+    heads = [f"head {group * measured.group + h}" for h in range(measured.group)]
     if row == 1:
-        starts = [found.first + i * found.size for i in range(found.kept.shape[1])]
+        starts = [measured.first + i * measured.size for i in range(measured.kept.shape[1])]
         heads = [f"{head}, rows from {start:,d}" for head in heads for start in starts]
-    return np.array(heads if row < 3 else [f"{_names(found)[group]}"], dtype=object)[:, None]
+    return np.array(heads if row < 3 else [f"{_names(measured)[group]}"], dtype=object)[:, None]
 
 
 def _heatmap(z: np.ndarray) -> go.Heatmap:
@@ -121,15 +123,15 @@ def _list(statuses: np.ndarray, numbers: np.ndarray) -> go.Heatmap:
     return go.Heatmap(z=statuses, **LOOK, xgap=1, ygap=2, customdata=numbers, hovertemplate=hover, **written)
 
 
-def _axes(fig: go.Figure, found: Union, heights: Sequence[int], slots: int) -> None:
-    pages = found.own.shape[0]
+def _axes(fig: go.Figure, measured: Union, heights: Sequence[int], slots: int) -> None:
+    pages = measured.own.shape[0]
     fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", showticklabels=False, showline=False)
     fig.update_xaxes(range=[-0.5, pages - 0.5], showgrid=False, ticks="", showticklabels=False, showline=False)
     fig.update_xaxes(showticklabels=True, row=4)
     ends = [-0.5, max(slots, pages) - 0.5]
     fig.update_xaxes(title_text="position in the list", range=ends, showticklabels=True, row=5)
-    tiles, group = found.kept.shape[1], found.group
-    heads, lists = [f"head +{h}" for h in range(group)], _names(found)
+    tiles, group = measured.kept.shape[1], measured.group
+    heads, lists = [f"head +{h}" for h in range(group)], _names(measured)
     fig.update_yaxes(
         tickvals=[tiles * (h + 0.5) - 0.5 for h in range(group)], ticktext=heads, showticklabels=True, row=1
     )
