@@ -109,3 +109,11 @@ def test_figures_of_earlier_notebooks_are_drawn_by_their_old_names():
     line = length.Series("full", [1024, 2048], [1.0, 2.0], dots=True)
     length.against_length([length.Panel("measured", [line], "time (ms)")], **said)
     assert contestants.name_of("flash, dense") == "SDPA flash, dense"
+
+
+def test_a_module_in_one_word_holds_its_old_names():
+    from workbench import keeping, select, way
+
+    assert way.Way is import_module("workbench.methods.config").MethodConfig
+    assert keeping.Rule.__name__ == "TileRule"
+    assert select is import_module("workbench.methods.select")

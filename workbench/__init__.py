@@ -97,7 +97,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f"workbench.{_HOME[name]}"), name)
     if today := moved.now(f"workbench.{name}"):  # a folder or file in one word: `workbench.select`
-        return import_module(today)
+        return import_module(f"workbench.{name}" if moved.renames(f"workbench.{name}") else today)
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")
 
 

@@ -170,6 +170,11 @@ NAMES = {
 }
 
 
+def renames(module: str) -> bool:
+    """Whether something in module `module` of an earlier version has another name today."""
+    return any(name.rpartition(".")[0] == module for name in NAMES)
+
+
 class Moved(ModuleType):
     """A module under its earlier name: every attribute is read from where it is today."""
 
