@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workbench.core import page_table
+from workbench.kernels._common import INVALID_POS
 from workbench.kernels._triton import (
     GluonDescriptor,
     async_load,
@@ -37,7 +37,6 @@ from workbench.kernels._triton import (
 ROWS = 128  # of a program: 64 for each consumer
 STAGES = 2  # two tiles of 128 keys and 128 channels of K and of V, and the queries, fill 160 of 227 KiB
 DTYPES = (torch.bfloat16, torch.float16)
-INVALID_POS = gl.constexpr(page_table.INVALID_POS)
 OUTSIDE = gl.constexpr(1 << 30)  # where a tile lies that there is not: the copy engine fills it with zeros
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+import workbench.kernels._tiles_lists as _tiles_lists
 from workbench.core.errors import BadInput
 from workbench.core.tiles import Tiles, ragged
-from workbench.kernels import _tiles_lists
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
-"""Pages copied out of a pool into the order of their positions, keys turned on the way: with thousands of rows to
+"""Pages copied out of a pool into the order of their positions, keys rotated on the way: with thousands of rows to
 attend, one pass over the keys costs a fiftieth of the attention, and then nothing has to be looked up any more."""
 
 import torch
 from torch import Tensor
 
-from workbench.core.page_table import INVALID_POS, Paged
+from workbench.core import page_table
+from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing, rotate
+from workbench.kernels._common import INVALID_POS, planes
 from workbench.kernels._triton import jit, tl, triton
 
 SLOTS = 32  # of a program
@@ -20,22 +22,22 @@ def reference(
     """
     assert pages.length is not None
     batch, size = len(pages.table), pages.positions.shape[-1]
-    made = [x.new_zeros(batch, len(x), pages.length, x.shape[2]) for x in (keys, values)]
+    gathered = [x.new_zeros(batch, len(x), pages.length, x.shape[2]) for x in (keys, values)]
     for b in range(batch):
         at = pages.positions[b].flatten().long()
         slots = (pages.table[b, :, None].long() * size + torch.arange(size, device=keys.device)).flatten()
-        used = at != INVALID_POS
+        used = at != page_table.INVALID_POS
         k, v = keys[:, slots[used]], values[:, slots[used]]
         if pages.shifts is not None:
             assert inv_freq is not None
             k = rotate(k, pages.shifts[b].repeat_interleave(size)[used], inv_freq, pairing)
-        for x, part in zip(made, (k, v), strict=True):
-            x[b, :, at[used]] = part
-    return made[0], made[1]
+        for x, own in zip(gathered, (k, v), strict=True):
+            x[b, :, at[used]] = own
+    return gathered[0], gathered[1]
 
 
 @jit
-def _straighten(
+def _gather(
     keys, values, new_keys, new_values, table, positions, shifts, inv_freq, pages,
     key_head, key_token, value_head, value_token, new_batch, new_head, new_token,
     PAGE: tl.constexpr, SLOTS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
@@ -46,7 +48,7 @@ def _straighten(
     head, request = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     page = request * pages + place
     at = tl.load(positions + page * PAGE + within)
-    there = (at != 2147483647)[:, None]
+    there = (at != INVALID_POS)[:, None]
     token = tl.load(table + page).to(tl.int64) * PAGE + within
     col = tl.arange(0, DP)
     inside = there & (col < D)[None, :]
@@ -56,23 +58,15 @@ def _straighten(
     if ROTATE:
         shift = tl.load(shifts + page)
         if shift != 0:
-            turns = col < 2 * HALF
-            second = (col % 2 == 1) if INTERLEAVED else (col >= HALF)
-            plane = col // 2 if INTERLEAVED else col % HALF
-            apart = 1 if INTERLEAVED else HALF
-            other = tl.where(turns, tl.where(second, col - apart, col + apart), col)
-            freq = tl.load(inv_freq + plane, mask=turns, other=0.0).to(tl.float64)
-            angle = shift.to(tl.float64) * freq
-            angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)
-            sin = tl.where(second, tl.sin(angle), -tl.sin(angle))
+            other, cos, sin = planes(col, shift, inv_freq, HALF, INTERLEAVED)
             y = tl.load(source + other[None, :], mask=inside, other=0.0)
-            k = (k.to(tl.float32) * tl.cos(angle)[None, :] + y.to(tl.float32) * sin[None, :]).to(k.dtype)
+            k = (k.to(tl.float32) * cos[None, :] + y.to(tl.float32) * sin[None, :]).to(k.dtype)
     tl.store(new_keys + target, k, mask=inside)
     v = tl.load(values + head * value_head + token[:, None] * value_token + col[None, :], mask=inside, other=0.0)
     tl.store(new_values + target, v, mask=inside)
 
 
-def straighten(
+def launch(
     keys: Tensor, values: Tensor, pages: Paged, inv_freq: Tensor | None = None, pairing: Pairing = "neox"
 ) -> tuple[Tensor, Tensor]:
     """`reference` by a Triton kernel; what lies behind the tokens of a request may be anything."""
@@ -81,11 +75,11 @@ def straighten(
     batch, count, size = pages.positions.shape
     slots = min(SLOTS, size & -size)
     k, v = (torch.empty(batch, heads, pages.length, width, dtype=x.dtype, device=x.device) for x in (keys, values))
-    turn = pages.shifts is not None
-    _straighten[(count * (size // slots), heads, batch)](
-        keys, values, k, v, pages.table, pages.positions, pages.shifts if turn else pages.table,
-        inv_freq if turn else pages.table, count, *keys.stride()[:2], *values.stride()[:2], *k.stride()[:3],
+    rotate_ = pages.shifts is not None
+    _gather[(count * (size // slots), heads, batch)](
+        keys, values, k, v, pages.table, pages.positions, pages.shifts if rotate_ else pages.table,
+        inv_freq if rotate_ else pages.table, count, *keys.stride()[:2], *values.stride()[:2], *k.stride()[:3],
         PAGE=size, SLOTS=slots, D=width, DP=triton.next_power_of_2(width),
-        HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing == "interleaved", ROTATE=turn,
+        HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing == "interleaved", ROTATE=rotate_,
     )  # fmt: skip
     return k, v

@@ -14,11 +14,11 @@ page: a fourth group of warps does it for the next shift while the matrix unit w
 import torch
 from torch import Tensor
 
+import workbench.kernels._hopper as pipe
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
-from workbench.kernels import _hopper as pipe
-from workbench.kernels._common import LOG2E, processors
-from workbench.kernels._pages_triton import merge
+from workbench.kernels._common import INV_TWO_PI, INVALID_POS, LOG2E, TWO_PI, processors
+from workbench.kernels._pages_triton import merge, new_parts
 from workbench.kernels._triton import (
     fence_async_shared,
     gl,
@@ -31,8 +31,6 @@ from workbench.kernels._triton import (
 
 WIDTHS = (64, 128)
 PAGES = (64, 128, 256)  # tokens
-TWO_PI = gl.constexpr(6.283185307179586)
-INV_TWO_PI = gl.constexpr(0.15915494309189535)
 
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
@@ -76,10 +74,10 @@ def _produce(keys, values, rings, kv_head, table, pages, begin, steps, PAGE: gl.
 def _largest(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
     """The largest position that the pages of a step hold."""
     page_max, _, pages, _ = page_list
-    largest = gl.load(page_max + step * N // PAGE, mask=step * N // PAGE < pages, other=pipe.INVALID_POS)
+    largest = gl.load(page_max + step * N // PAGE, mask=step * N // PAGE < pages, other=INVALID_POS)
     for i in gl.static_range(1, N // PAGE if N > PAGE else 1):
         page = step * N // PAGE + i
-        largest = gl.maximum(largest, gl.load(page_max + page, mask=page < pages, other=pipe.INVALID_POS))
+        largest = gl.maximum(largest, gl.load(page_max + page, mask=page < pages, other=INVALID_POS))
     return largest
 
 
@@ -222,7 +220,7 @@ def _mask(s, step, largest, lowest, page_list, at_row, PAGE: gl.constexpr):
     N: gl.constexpr = s.type.shape[1]
     if largest > lowest:
         slot = step * N + gl.arange(0, N, layout=gl.SliceLayout(0, s.type.layout))
-        at = gl.load(page_list[1] + slot, mask=slot < page_list[2] * PAGE, other=pipe.INVALID_POS)
+        at = gl.load(page_list[1] + slot, mask=slot < page_list[2] * PAGE, other=INVALID_POS)
         s = gl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
     return s
 
@@ -231,11 +229,11 @@ def _mask(s, step, largest, lowest, page_list, at_row, PAGE: gl.constexpr):
 def _clear(v_tile, consumer, step, largest, page_list, clean, phase, PAGE: gl.constexpr, FLAT: gl.constexpr):
     """Values that no row may see become 0, half of them by each consumer: they may be NaN, and 0 · NaN is not 0."""
     N: gl.constexpr = v_tile.type.shape[0]
-    if largest == pipe.INVALID_POS:
+    if largest == INVALID_POS:
         half = v_tile.slice(consumer * (N // 2), N // 2, dim=0)
         slot = step * N + consumer * (N // 2) + gl.arange(0, N // 2, layout=gl.SliceLayout(1, FLAT))
-        at = gl.load(page_list[1] + slot, mask=slot < page_list[2] * PAGE, other=pipe.INVALID_POS)
-        half.store(gl.where((at != pipe.INVALID_POS)[:, None], half.load(FLAT), 0.0))
+        at = gl.load(page_list[1] + slot, mask=slot < page_list[2] * PAGE, other=INVALID_POS)
+        half.store(gl.where((at != INVALID_POS)[:, None], half.load(FLAT), 0.0))
         fence_async_shared()
         mbarrier.arrive(clean, count=1)
         mbarrier.wait(clean, phase)
@@ -404,8 +402,7 @@ def launch(
     step = min(size, 128) if rerotate else 128  # the pages of a step are shifted alike
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     split = splits > 1
-    parts = torch.empty((batch, q_heads, count, splits, width), dtype=torch.float32, device=q.device) if split else out
-    lse = torch.empty((batch, q_heads, count, splits), dtype=torch.float32, device=q.device) if split else out
+    parts, lse = new_parts(q, splits) if split else (out, out)
     page_max = pages.positions.amax(-1) if pages.page_max is None else pages.page_max
     tiles = triton.cdiv(count * group, pipe.ROWS)
     _attend[(tiles * heads, splits, batch)](

@@ -6,9 +6,10 @@ position of every slot of them. A slot that no row may see (the tail of a block,
 recomputed on a page of its own) stands at INVALID_POS. A row sees the slots at or before its own position, so neither
 the order of the pages nor a gap between them matters.
 
-A cached page may have to move: its keys were rotated for other positions, `moves` tokens before. q · R(s) k =
-R(-s) q · k, so the query is turned back, once for each run of pages that move alike, and keys go to the matrix unit as
-they lie in memory (RoFormer, arXiv:2104.09864, eq. 16).
+Keys of a cached page may have been rotated for positions `shifts` before those where the page stands. Since
+q · R(s) k = R(-s) q · k, the query is rotated back, once for each run of pages that are shifted alike, and keys go to
+the matrix unit as they lie in memory (RoFormer, arXiv:2104.09864, eq. 16). Names in the kernel are those of `_common`;
+slots are masked where a row may not see them, and lse is the log2 of the weight of a part: m_i + log2(l_i).
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workbench.core.page_table import INVALID_POS, Paged
+from workbench.core import page_table
+from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing, rotate
-from workbench.kernels._common import LOG2E, Config, attend, processors, rows_first, step
+from workbench.kernels._common import (
+    INVALID_POS,
+    LOG2E,
+    Config,
+    attend,
+    count_upto,
+    empty_state,
+    load_tile,
+    logits,
+    planes,
+    processors,
+    rows_first,
+    step,
+)
 from workbench.kernels._triton import jit, tl, triton
 
 
@@ -34,13 +49,13 @@ def reference(
 ) -> Tensor:
     """q [B, Hq, R, D] at positions `rows` [B, R] (-1: no row), keys and values [H, T, D] -> [B, Hq, R, D].
 
-    `inv_freq` [R/2] of the rotary embedding is needed where pages move. Computed in the dtype of `q`.
+    `inv_freq` [R/2] of the rotary embedding is needed where pages are shifted. Computed in the dtype of `q`.
     """
     out, size = torch.zeros_like(q), pages.positions.shape[-1]
     for b in range(len(q)):
         at = pages.positions[b].flatten().long()
         slots = (pages.table[b, :, None].long() * size + torch.arange(size, device=q.device)).flatten()
-        used = at != INVALID_POS
+        used = at != page_table.INVALID_POS
         k, v = keys[:, slots[used]], values[:, slots[used]]
         if pages.shifts is not None:
             assert inv_freq is not None
@@ -55,50 +70,56 @@ def case(
     dtype: torch.dtype,
     contexts: Sequence[Sequence[int]],
     blocks: Sequence[int],
-    asked: Sequence[int],
-    again: float = 0.0,
+    questions: Sequence[int],
+    recompute: float = 0.0,
     page: int = 16,
     width: int = 64,
     heads: tuple[int, int] = (4, 2),
     pairing: Pairing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Paged, Tensor | None, Pairing]:
-    """Arguments of `reference`. Request b reads the cached blocks `contexts[b]` (their lengths are `blocks`), computes
-    a share `again` of their tokens anew and asks a question of `asked[b]` tokens, on pages of its own. With `pairing`,
-    blocks move to where they stand. Pages lie in random places; what no row may see is NaN."""
+    """Make arguments of `reference`, on pages that lie in random places; what no row may see is NaN.
+
+    Request b reads the cached blocks `contexts[b]` (their lengths are `blocks`), recomputes a share `recompute` of
+    their tokens, and asks a question of `questions[b]` tokens, on pages of its own. With `pairing`, blocks are shifted
+    to where they stand.
+    """
     draw = torch.Generator().manual_seed(seed)
-    home, number = [], 0  # pages of each cached block
+    home: list[list[int]] = []  # pages of each cached block
+    page_base = 0  # the next free page
     for length in blocks:
         count = -(-length // page)
-        home.append(list(range(number, number + count)))
-        number += count
-    tables: list[list[tuple[int, int, list[int]]]] = []  # of each request: (page, move, position of every slot)
+        home.append(list(range(page_base, page_base + count)))
+        page_base += count
+    tables: list[list[tuple[int, int, list[int]]]] = []  # of each request: (page, shift, position of every slot)
     rows: list[list[int]] = []
-    for context, question in zip(contexts, asked, strict=True):
-        start, table, mine = 0, [], []
+    for context, question in zip(contexts, questions, strict=True):
+        start = 0
+        table: list[tuple[int, int, list[int]]] = []
+        mine: list[int] = []
         for block in context:
-            anew = torch.rand(blocks[block], generator=draw) < again
-            mine += (start + anew.nonzero()[:, 0]).tolist()
+            fresh = torch.rand(blocks[block], generator=draw) < recompute
+            mine += (start + fresh.nonzero()[:, 0]).tolist()
             for i, p in enumerate(home[block]):
                 inside = range(i * page, min((i + 1) * page, blocks[block]))
-                at = [INVALID_POS if anew[t] else start + t for t in inside]
-                table.append((p, start, at + [INVALID_POS] * (page - len(at))))
+                at = [page_table.INVALID_POS if fresh[t] else start + t for t in inside]
+                table.append((p, start, at + [page_table.INVALID_POS] * (page - len(at))))
             start += blocks[block]
         mine += list(range(start, start + question))
         for i in range(0, len(mine), page):
-            part = mine[i : i + page]
-            table.append((number, 0, part + [INVALID_POS] * (page - len(part))))
-            number += 1
+            fresh_at = mine[i : i + page]
+            table.append((page_base, 0, fresh_at + [page_table.INVALID_POS] * (page - len(fresh_at))))
+            page_base += 1
         tables.append(table)
         rows.append(mine)
     width_p, width_r = max(map(len, tables)), max(map(len, rows))
-    where = torch.randperm(number, generator=draw).tolist()
-    empty = (0, 0, [INVALID_POS] * page)
+    where = torch.randperm(page_base, generator=draw).tolist()
+    empty = (0, 0, [page_table.INVALID_POS] * page)
     padded = [table + [empty] * (width_p - len(table)) for table in tables]
     positions = torch.tensor([[at for _, _, at in table] for table in padded])
     table_ = torch.tensor([[where[p] for p, _, _ in table] for table in padded])
     shifts = torch.tensor([[shift for _, shift, _ in table] for table in padded]) if pairing else None
-    pool = [torch.full((heads[1], number * page, width), torch.nan) for _ in range(2)]
-    seen = (table_[..., None] * page + torch.arange(page))[positions != INVALID_POS].unique()
+    pool = [torch.full((heads[1], page_base * page, width), torch.nan) for _ in range(2)]
+    seen = (table_[..., None] * page + torch.arange(page))[positions != page_table.INVALID_POS].unique()
     for x in pool:
         x[:, seen] = torch.randn(heads[1], len(seen), width, generator=draw)
     q = torch.randn(len(tables), heads[0], width_r, width, generator=draw)
@@ -113,49 +134,32 @@ def case(
 
 
 @jit
-def _count(bounds, limit, pages, CHUNK: tl.constexpr):
-    """How many of `pages` rising bounds are at most `limit`."""
-    found = 0
-    for at in range(0, pages, CHUNK):
-        i = at + tl.arange(0, CHUNK)
-        found += tl.sum(((tl.load(bounds + i, mask=i < pages, other=2147483647) <= limit) & (i < pages)).to(tl.int32))
-    return found
-
-
-@jit
-def _query(
-    q, row, head, token_stride, head_stride, valid, shift, inv_freq,
-    D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, TURN: tl.constexpr,
+def _query(queries, shift, inv_freq, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr, REROTATE: tl.constexpr,
 ):  # fmt: skip
-    """[M, DP] queries; with TURN, turned back by `move` positions."""
+    """[M, DP] queries; with REROTATE, rotated back by `shift` positions."""
+    q, row, head, token_stride, head_stride, valid = queries
     col = tl.arange(0, DP)
     base = q + head[:, None] * head_stride + row[:, None] * token_stride
-    x = tl.load(base + col[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
-    if TURN:
-        turns = col < 2 * HALF
-        second = (col % 2 == 1) if INTERLEAVED else (col >= HALF)
-        plane = col // 2 if INTERLEAVED else col % HALF
-        apart = 1 if INTERLEAVED else HALF
-        other = tl.where(turns, tl.where(second, col - apart, col + apart), col)
-        freq = tl.load(inv_freq + plane, mask=turns, other=0.0).to(tl.float64)
-        angle = shift.to(tl.float64) * freq
-        angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)
-        sin = tl.where(second, -tl.sin(angle), tl.sin(angle))  # of -move, and the sign of the plane's other channel
-        y = tl.load(base + other[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
-        x = (x.to(tl.float32) * tl.cos(angle)[None, :] + y.to(tl.float32) * sin[None, :]).to(x.dtype)
+    inside = valid[:, None] & (col < D)[None, :]
+    x = tl.load(base + col[None, :], mask=inside, other=0.0)
+    if REROTATE:
+        other, cos, sin = planes(col, shift, inv_freq, HALF, INTERLEAVED)
+        y = tl.load(base + other[None, :], mask=inside, other=0.0)
+        x = (x.to(tl.float32) * cos[None, :] - y.to(tl.float32) * sin[None, :]).to(x.dtype)
     return x
 
 
 @jit
 def _span(
-    acc, top, total, x, turned, begin, end, at_row,
-    q, row, head, q_token, q_head, valid, inv_freq,
-    keys, values, key_token, value_token, table, positions, shifts, slots, scale,
+    state, begin, end, queries, at_row, kv, page_list, inv_freq, scale,
     MASKED: tl.constexpr, PARTIAL_PAGES: tl.constexpr, ROTATE: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Key tiles `begin` to `end`. MASKED: rows see a part of them; HOLES: some slots are nobody's."""
+    """Key tiles `begin` to `end`. PARTIAL_PAGES: some of their slots are at INVALID_POS."""
+    acc, m_i, l_i, x, rotated = state  # queries x are rotated back by `rotated` positions
+    keys, values, key_token, value_token = kv
+    table, positions, shifts, slots = page_list
     col = tl.arange(0, DP)
     for tile in tl.range(begin, end):
         slot = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -164,31 +168,24 @@ def _span(
             token = tl.load(table + place).to(tl.int64) * PAGE + slot % PAGE
         else:
             token = tl.load(table + slot // PAGE, mask=slot < slots, other=0).to(tl.int64) * PAGE + slot % PAGE
-        k_at = keys + token[:, None] * key_token + col[None, :]
-        v_at = values + token[:, None] * value_token + col[None, :]
+        at = slot
         if MASKED or PARTIAL_PAGES:
-            at = tl.load(positions + slot, mask=slot < slots, other=2147483647)
-            there = (at != 2147483647)[:, None] & (col < D)[None, :]
-            k = tl.load(k_at, mask=there, other=0.0)
-            v = tl.load(v_at, mask=there, other=0.0)
-        elif D != DP:
-            k = tl.load(k_at, mask=(col < D)[None, :], other=0.0)
-            v = tl.load(v_at, mask=(col < D)[None, :], other=0.0)
-        else:
-            k = tl.load(k_at)
-            v = tl.load(v_at)
+            at = tl.load(positions + slot, mask=slot < slots, other=INVALID_POS)
+        there = (at != INVALID_POS)[:, None]
+        k = load_tile(keys + token[:, None] * key_token + col[None, :], there, MASKED or PARTIAL_PAGES, D, DP)
+        v = load_tile(values + token[:, None] * value_token + col[None, :], there, MASKED or PARTIAL_PAGES, D, DP)
         if ROTATE:
             shift = tl.load(shifts + place)
-            if shift != turned:
-                x = _query(q, row, head, q_token, q_head, valid, shift, inv_freq, D, DP, HALF, INTERLEAVED, True)
-                turned = shift
-        s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
+            if shift != rotated:
+                x = _query(queries, shift, inv_freq, D, DP, HALF, INTERLEAVED, True)
+                rotated = shift
+        s = logits(x, k, scale)
         if MASKED:
             s = tl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
         elif PARTIAL_PAGES:
-            s = tl.where((at != 2147483647)[None, :], s, float("-inf"))
-        acc, top, total = step(acc, top, total, s, v, MASKED or PARTIAL_PAGES, PRECISION)
-    return acc, top, total, x, turned
+            s = tl.where((at != INVALID_POS)[None, :], s, float("-inf"))
+        acc, m_i, l_i = step(acc, m_i, l_i, s, v, MASKED or PARTIAL_PAGES)
+    return acc, m_i, l_i, x, rotated
 
 
 @jit
@@ -199,7 +196,6 @@ def _attend(
     GROUP: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, ROTATE: tl.constexpr,
     PARTIAL_PAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     kv_head = (tl.program_id(0) // row_tiles).to(tl.int64)
     tile_m = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
@@ -211,9 +207,9 @@ def _attend(
     at_row = tl.load(rows + request * count + row, mask=row < count, other=-1).to(tl.int32)
     valid = at_row >= 0
     table, positions, shifts = table + request * pages, positions + request * pages * PAGE, shifts + request * pages
-    seen = _count(first + request * pages, tl.max(at_row, 0), pages, CHUNK)
-    lowest = tl.min(tl.where(valid, at_row, 2147483647), 0)
-    whole = tl.minimum(_count(last + request * pages, lowest, pages, CHUNK), seen)
+    seen = count_upto(first + request * pages, 0, pages, tl.max(at_row, 0), CHUNK)
+    lowest = tl.min(tl.where(valid, at_row, INVALID_POS), 0)
+    whole = tl.minimum(count_upto(last + request * pages, 0, pages, lowest, CHUNK), seen)
     if PAGE >= BLOCK_N:
         tiles, clear = seen * (PAGE // BLOCK_N), whole * (PAGE // BLOCK_N)
     else:
@@ -224,49 +220,59 @@ def _attend(
     middle = tl.minimum(tl.maximum(clear, begin), end)
     q += request * q_batch
     keys, values = keys + kv_head * key_head, values + kv_head * value_head
-    x = _query(q, row, head, q_token, q_head, valid, 0, inv_freq, D, DP, HALF, INTERLEAVED, False)
-    acc = tl.zeros([BLOCK_M, DP], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    turned = 0
-    acc, top, total, x, turned = _span(
-        acc, top, total, x, turned, begin, middle, at_row, q, row, head, q_token, q_head, valid, inv_freq,
-        keys, values, key_token, value_token, table, positions, shifts, pages * PAGE, scale,
-        False, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED, PRECISION,
+    queries = (q, row, head, q_token, q_head, valid)
+    kv, page_list = (keys, values, key_token, value_token), (table, positions, shifts, pages * PAGE)
+    x = _query(queries, 0, inv_freq, D, DP, HALF, INTERLEAVED, False)
+    acc, m_i, l_i = empty_state(BLOCK_M, DP)
+    state = _span(
+        (acc, m_i, l_i, x, 0), begin, middle, queries, at_row, kv, page_list, inv_freq, scale,
+        False, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED,
     )  # fmt: skip
-    acc, top, total, x, turned = _span(
-        acc, top, total, x, turned, middle, end, at_row, q, row, head, q_token, q_head, valid, inv_freq,
-        keys, values, key_token, value_token, table, positions, shifts, pages * PAGE, scale,
-        True, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED, PRECISION,
+    acc, m_i, l_i, _, _ = _span(
+        state, middle, end, queries, at_row, kv, page_list, inv_freq, scale,
+        True, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED,
     )  # fmt: skip
-    some = valid & (total > 0)
-    result = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
+    some = valid & (l_i > 0)
+    result = tl.where(some[:, None], acc / tl.where(some, l_i, 1.0)[:, None], 0.0)
     col = tl.arange(0, DP)
     target = out + request * out_batch + split * out_split + head[:, None] * out_head + row[:, None] * out_token
     inside = (row < count)[:, None] & (col < D)[None, :]
     tl.store(target + col[None, :], result.to(out.dtype.element_ty), mask=inside)
     if SPLIT:
-        weight = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
+        weight = tl.where(some, m_i + tl.log2(tl.where(some, l_i, 1.0)), float("-inf"))
         heads = tl.num_programs(0) // row_tiles * GROUP
         tl.store(lse + ((request * heads + head) * count + row) * splits + split, weight, mask=row < count)
 
 
 @jit
+def part_weights(lse, place, splits, SPLITS: tl.constexpr):
+    """[SPLITS] log2 of the weights of a row's parts."""
+    i = tl.arange(0, SPLITS)
+    return tl.load(lse + place * splits + i, mask=i < splits, other=float("-inf"))
+
+
+@jit
+def part_sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """[DP] sum of a row's parts, weighted; a part without weight may be NaN and is not read."""
+    i, col = tl.arange(0, SPLITS), tl.arange(0, DP)
+    there = (weight > 0)[:, None] & (col < D)[None, :]
+    part = tl.load(parts + (place * splits + i[:, None]) * D + col[None, :], mask=there, other=0.0)
+    return tl.sum(part * weight[:, None], 0)
+
+
+@jit
 def _merge(
     parts, lse, out, heads, count, splits, out_batch, out_head, out_token,
-    SPLITS_POW2: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
     """One row: parts [SPLITS, D] weighted by their share of the softmax."""
     place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
-    i, col = tl.arange(0, SPLITS_POW2), tl.arange(0, DP)
-    log = tl.load(lse + place * splits + i, mask=i < splits, other=float("-inf"))
-    top = tl.max(log, 0)
-    weight = tl.exp2(log - tl.where(top == float("-inf"), 0.0, top))
-    total = tl.sum(weight, 0)
-    there = (weight > 0)[:, None] & (col < D)[None, :]
-    part = tl.load(parts + (place * splits + i[:, None]) * D + col[None, :], mask=there, other=0.0)
-    result = tl.sum(part * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    log, col = part_weights(lse, place, splits, SPLITS), tl.arange(0, DP)
+    m_i = tl.max(log, 0)
+    weight = tl.exp2(log - tl.where(m_i == float("-inf"), 0.0, m_i))
+    l_i = tl.sum(weight, 0)
+    result = part_sum(parts, place, splits, weight, SPLITS, D, DP) / tl.where(l_i > 0, l_i, 1.0)
     target = out + request * out_batch + head * out_head + row * out_token
     tl.store(target + col, result.to(out.dtype.element_ty), mask=col < D)
 
@@ -283,33 +289,54 @@ def launch(
     pairing: Pairing,
     scale: float | None,
 ) -> Tensor:
-    """`reference` on the card: rows in tiles of `config.rows` (times heads of a group), keys in `splits` parts."""
+    """`reference` on the GPU: rows in tiles of `config.rows` (times heads of a group), keys in `splits` parts."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if splits > 1:
+        merge(*launch_parts(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale), out)
+    else:
+        launch_parts(config, 1, q, keys, values, rows, pages, inv_freq, pairing, scale, out)
+    return out
+
+
+def launch_parts(
+    config: Config,
+    splits: int,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    pages: Paged,
+    inv_freq: Tensor | None,
+    pairing: Pairing,
+    scale: float | None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write the one part to `out`."""
     q, keys, values = rows_first(q), rows_first(keys), rows_first(values)
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), pages.positions.shape[-1]
-    group, wide = q_heads // heads, triton.next_power_of_2(width)
-    rotate_ = pages.shifts is not None
-    tiles = triton.cdiv(count * group, config.rows)
-    table = pages.table
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    split = splits > 1
-    parts = torch.empty((batch, q_heads, count, splits, width), dtype=torch.float32, device=q.device) if split else out
-    lse = torch.empty((batch, q_heads, count, splits), dtype=torch.float32, device=q.device) if split else out
+    group, rotate_ = q_heads // heads, pages.shifts is not None
+    tiles, table = triton.cdiv(count * group, config.rows), pages.table
+    parts, lse = new_parts(q, splits) if out is None else (out, out)
     _attend[(tiles * heads, splits, batch)](
         q, keys, values, parts, lse, rows.contiguous(), table, pages.positions, pages.first, pages.last,
         pages.shifts if rotate_ else table, inv_freq if rotate_ else table,
         (width**-0.5 if scale is None else scale) * LOG2E, count, table.shape[1],
-        *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *parts.stride()[:3], parts.stride(3) if split else 0,
-        tiles, splits, GROUP=group, SPLIT=split, PAGE=size, D=width, DP=wide,
+        *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2],
+        *parts.stride()[:3], 0 if parts is out else parts.stride(3),
+        tiles, splits, GROUP=group, SPLIT=parts is not out, PAGE=size, D=width, DP=triton.next_power_of_2(width),
         HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing == "interleaved", ROTATE=rotate_,
         PARTIAL_PAGES=pages.partial_pages, BLOCK_M=config.rows,
         BLOCK_N=min(config.keys, size) if rotate_ else config.keys,
-        CHUNK=min(triton.next_power_of_2(table.shape[1]), 2048),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps, num_stages=config.stages,
+        CHUNK=min(triton.next_power_of_2(table.shape[1]), 2048), num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
-    if split:
-        merge(parts, lse, out)
-    return out
+    return parts, lse
+
+
+def new_parts(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """Unwritten parts [B, Hq, R, S, D] and log2 of their weights [B, Hq, R, S] for queries [B, Hq, R, D]; fp32."""
+    lse = torch.empty((*q.shape[:3], splits), dtype=torch.float32, device=q.device)
+    return torch.empty((*lse.shape, q.shape[3]), dtype=torch.float32, device=q.device), lse
 
 
 def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
@@ -317,7 +344,7 @@ def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
     batch, heads, count, splits, width = parts.shape
     _merge[(batch * heads * count,)](
         parts, lse, out, heads, count, splits, *out.stride()[:3],
-        SPLITS_POW2=triton.next_power_of_2(splits), D=width, DP=triton.next_power_of_2(width),
+        SPLITS=triton.next_power_of_2(splits), D=width, DP=triton.next_power_of_2(width),
     )  # fmt: skip
 
 

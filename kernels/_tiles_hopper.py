@@ -11,7 +11,7 @@ two by two from merged lists (`_tiles_pairs`): each consumer has its tile, and h
 
 from torch import Tensor
 
-from workbench.kernels import _hopper as pipe
+import workbench.kernels._hopper as pipe
 from workbench.kernels._common import LOG2E, together
 from workbench.kernels._tiles_pairs import launch as merge_pairs
 from workbench.kernels._triton import (
@@ -59,7 +59,7 @@ def _starts(step, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: g
     PER: gl.constexpr = N // SIZE if N > SIZE else 1
     starts = (_start(step // (SIZE // N) if SIZE > N else step * PER, tile_list, LISTED, PAIRED, SIZE),)
     for i in gl.static_range(1, PER):
-        starts += (_start(step * PER + i, tile_list, LISTED, PAIRED, SIZE),)
+        starts += (_start(step * PER + i, tile_list, LISTED, PAIRED, SIZE),)  # type: ignore[assignment]
     return starts
 
 

@@ -6,6 +6,7 @@ on the device: nothing waits for it.
 import torch
 from torch import Tensor
 
+from workbench.kernels._common import INVALID_POS
 from workbench.kernels._triton import jit, tl
 
 CHUNK = 256  # entries at a time
@@ -56,7 +57,7 @@ def _count(indptr, indices, counts, lists, pairs, halvings, CHUNK: tl.constexpr)
     both = tl.zeros([CHUNK], tl.int32)
     for at in range(begin, middle, CHUNK):
         i = at + tl.arange(0, CHUNK)
-        x = tl.load(indices + i, mask=i < middle, other=2147483647)
+        x = tl.load(indices + i, mask=i < middle, other=INVALID_POS)
         _, found = _below(indices, middle, end, x, halvings)
         both += (found & (i < middle)).to(tl.int32)
     tl.store(counts + tl.program_id(0) + 1, end - begin - tl.sum(both, 0))
@@ -76,7 +77,7 @@ def _write(indptr, indices, merged, entries, lists, pairs, halvings, CHUNK: tl.c
         common = 0  # tiles before, which both lists hold: counted twice
         for at in range(first, last, CHUNK):
             i = at + tl.arange(0, CHUNK)
-            x = tl.load(indices + i, mask=i < last, other=2147483647)
+            x = tl.load(indices + i, mask=i < last, other=INVALID_POS)
             below, found = _below(indices, other, other_end, x, halvings)
             twice = (found & (i < last)).to(tl.int32)
             place = i - first + below - common - (tl.cumsum(twice, 0) - twice)
@@ -88,7 +89,7 @@ def _write(indptr, indices, merged, entries, lists, pairs, halvings, CHUNK: tl.c
 
 
 def launch(indptr: Tensor, indices: Tensor, lists: int, longest: int) -> tuple[Tensor, Tensor]:
-    """`reference` on the card, for lists of at most `longest` entries; `indices` is unwritten behind the last list."""
+    """`reference` on the GPU, for lists of at most `longest` entries; `indices` is unwritten behind the last list."""
     pairs = -(-lists // 2)
     count = (len(indptr) - 1) // lists * pairs
     counts = torch.empty(count + 1, dtype=torch.int32, device=indptr.device)

@@ -1,9 +1,9 @@
 """Rows that attend to chosen tiles of keys lying in place: the common part of `tile_attention` (tiles are chosen for
-each query tile and head) and `page_attention` (pages are chosen for a whole chunk and a group of heads).
+each query tile and head) and `page_list_attention` (pages are chosen for a whole chunk and a group of heads).
 
 A choice is one rising list of key tiles for each (request, group of heads, query tile). The lists are compacted, so the
 loop over keys has no branch. Its front part, tiles that every row of the program sees in whole, needs no mask; where
-strides allow it, it is loaded through tensor descriptors.
+strides allow it, it is loaded through tensor descriptors. Names in the kernel are those of `_common`.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,21 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+import workbench.kernels._tiles_hopper as _tiles_hopper
 from workbench.core.errors import BadInput
-from workbench.kernels import _tiles_hopper
-from workbench.kernels._common import LOG2E, Config, attend, rows_first, step, together
+from workbench.kernels._common import (
+    INVALID_POS,
+    LOG2E,
+    Config,
+    attend,
+    count_upto,
+    empty_state,
+    load_tile,
+    logits,
+    rows_first,
+    step,
+    together,
+)
 from workbench.kernels._triton import TensorDescriptor, jit, tl, triton
 
 SIZES = (16, 32, 64, 128, 256)  # tokens of a key tile
@@ -63,7 +75,7 @@ def reference(
             kept = _dense(indptr, indices, batch, b, heads, -(-count // queries), -(-length // size), strided)
             tile = torch.arange(count, device=q.device) // queries
             seen = seen & kept.repeat_interleave(q_heads // len(kept), 0)[:, tile][:, :, at // size]
-        blank = (at > rows[b].max()) | ~seen.any(0).any(0)  # what nobody sees may hold anything
+        blank = (at > rows[b].max()) | ~seen.any(0).any(0)  # keys that no row sees may be NaN
         k, v = (x[b].masked_fill(blank[:, None], 0) for x in (keys, values))
         out[b] = attend(q[b], k, v, seen, scale)
     return out
@@ -84,27 +96,21 @@ def _dense(
 
 
 @jit
-def _upto(indices, first, end, limit, CHUNK: tl.constexpr):
-    """How many of the rising indices are at most `limit`."""
-    found = 0
-    for at in range(first, end, CHUNK):
-        i = at + tl.arange(0, CHUNK)
-        found += tl.sum(((tl.load(indices + i, mask=i < end, other=2147483647) <= limit) & (i < end)).to(tl.int32))
-    return found
-
-
-@jit
 def _span(
-    acc, top, total, x, begin, end, at_row, highest, list_at, number,
-    keys, values, key_tiles, value_tiles, key_row, value_row, key_token, value_token, scale,
+    state, begin, end, rows, tile_list, kv, scale,
     MASKED: tl.constexpr, LISTED: tl.constexpr, DESCRIPTORS: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
+    """Steps `begin` to `end`, each BLOCK_N keys of a listed tile."""
+    acc, m_i, l_i = state
+    x, at_row, highest = rows
+    list_at, tile_base = tile_list
+    keys, values, key_tiles, value_tiles, key_row, value_row, key_token, value_token = kv
     SUB: tl.constexpr = SIZE // BLOCK_N
     col = tl.arange(0, DP)
     for i in tl.range(begin, end):
         if LISTED:  # noqa: SIM108, decided when the kernel is compiled
-            start = (tl.load(list_at + i // SUB) - number) * SIZE + i % SUB * BLOCK_N
+            start = (tl.load(list_at + i // SUB) - tile_base) * SIZE + i % SUB * BLOCK_N
         else:
             start = i * BLOCK_N
         at = start + tl.arange(0, BLOCK_N)
@@ -114,20 +120,13 @@ def _span(
         else:
             k_at = keys + at.to(tl.int64)[:, None] * key_token + col[None, :]
             v_at = values + at.to(tl.int64)[:, None] * value_token + col[None, :]
-            if MASKED:
-                k = tl.load(k_at, mask=(at <= highest)[:, None] & (col < D)[None, :], other=0.0)
-                v = tl.load(v_at, mask=(at <= highest)[:, None] & (col < D)[None, :], other=0.0)
-            elif D != DP:
-                k = tl.load(k_at, mask=(col < D)[None, :], other=0.0)
-                v = tl.load(v_at, mask=(col < D)[None, :], other=0.0)
-            else:
-                k = tl.load(k_at)
-                v = tl.load(v_at)
-        s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
+            k = load_tile(k_at, (at <= highest)[:, None], MASKED, D, DP)
+            v = load_tile(v_at, (at <= highest)[:, None], MASKED, D, DP)
+        s = logits(x, k, scale)
         if MASKED:
             s = tl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
-        acc, top, total = step(acc, top, total, s, v, MASKED, PRECISION)
-    return acc, top, total
+        acc, m_i, l_i = step(acc, m_i, l_i, s, v, MASKED)
+    return acc, m_i, l_i
 
 
 @jit
@@ -137,7 +136,7 @@ def _attend(
     out_batch, out_head, out_token, row_tiles, together, lists, queries,
     GROUP: tl.constexpr, HEADS: tl.constexpr, LISTED: tl.constexpr, SHARED: tl.constexpr, STRIDED: tl.constexpr,
     DESCRIPTORS: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     section, place = tl.program_id(0) // (row_tiles * together), tl.program_id(0) % (row_tiles * together)
     head = (section * together + place % together).to(tl.int64)
@@ -148,18 +147,18 @@ def _attend(
     at_row = tl.load(rows + request.to(tl.int64) * count + row, mask=row < count, other=-1).to(tl.int32)
     valid = at_row >= 0
     highest = tl.max(at_row, 0)
-    lowest = tl.min(tl.where(valid, at_row, 2147483647), 0)
+    lowest = tl.min(tl.where(valid, at_row, INVALID_POS), 0)
     lowest = tl.minimum(lowest, highest)
-    number = 0
+    tile_base = 0
     list_at = indices
     if LISTED:
-        one = (request * (HEADS // SHARED) + head // SHARED) * lists + (tile_m * BLOCK_M // queries) % lists
-        first, last = tl.load(indptr + one), tl.load(indptr + one + 1)
+        n = (request * (HEADS // SHARED) + head // SHARED) * lists + (tile_m * BLOCK_M // queries) % lists
+        first, last = tl.load(indptr + n), tl.load(indptr + n + 1)
         if STRIDED:
-            number = ((request * (HEADS // GROUP) + kv_head) * capacity).to(tl.int32)
+            tile_base = ((request * (HEADS // GROUP) + kv_head) * capacity).to(tl.int32)
         # tile j is seen in whole where (j + 1) * SIZE - 1 <= lowest, and at all where j * SIZE <= highest
-        clear = _upto(indices, first, last, (lowest + 1) // SIZE - 1 + number, 256) * (SIZE // BLOCK_N)
-        tiles = _upto(indices, first, last, number + tl.where(highest < 0, -1, highest // SIZE), 256)
+        clear = count_upto(indices, first, last, (lowest + 1) // SIZE - 1 + tile_base, 256) * (SIZE // BLOCK_N)
+        tiles = count_upto(indices, first, last, tile_base + tl.where(highest < 0, -1, highest // SIZE), 256)
         tiles = tiles * (SIZE // BLOCK_N)
         list_at = indices + first
     else:
@@ -172,21 +171,19 @@ def _attend(
     x = tl.load(q + request * q_batch + head * q_head + row64 * q_token + col[None, :], mask=inside, other=0.0)
     key_at, value_at = request * key_batch + kv_head * key_head, request * value_batch + kv_head * value_head
     key_row, value_row = (key_at // key_token).to(tl.int32), (value_at // value_token).to(tl.int32)
-    acc = tl.zeros([BLOCK_M, DP], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc, top, total = _span(
-        acc, top, total, x, 0, clear, at_row, highest, list_at, number,
-        keys + key_at, values + value_at, key_tiles, value_tiles, key_row, value_row, key_token, value_token, scale,
-        False, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP, PRECISION,
+    rows, tile_list = (x, at_row, highest), (list_at, tile_base)
+    kv = (
+        keys + key_at, values + value_at, key_tiles, value_tiles, key_row, value_row, key_token, value_token,
     )  # fmt: skip
-    acc, top, total = _span(
-        acc, top, total, x, clear, tiles, at_row, highest, list_at, number,
-        keys + key_at, values + value_at, key_tiles, value_tiles, key_row, value_row, key_token, value_token, scale,
-        True, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP, PRECISION,
+    state = _span(
+        empty_state(BLOCK_M, DP), 0, clear, rows, tile_list, kv, scale,
+        False, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP,
     )  # fmt: skip
-    some = valid & (total > 0)
-    result = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)
+    acc, _, l_i = _span(
+        state, clear, tiles, rows, tile_list, kv, scale, True, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP
+    )
+    some = valid & (l_i > 0)
+    result = tl.where(some[:, None], acc / tl.where(some, l_i, 1.0)[:, None], 0.0)
     target = out + request * out_batch + head * out_head + row64 * out_token + col[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=inside)
 
@@ -204,7 +201,7 @@ def launch(
     scale: float | None,
     strided: bool = False,
 ) -> Tensor:
-    """`reference` on the card; without a launch shape, `_tiles_hopper` does it where it can."""
+    """`reference` on the GPU; without a launch shape, `_tiles_hopper` does it where it can."""
     check(q, keys, rows, indptr, size, queries)
     if config is None and _tiles_hopper.fits(q, keys, values, None if indptr is None else size, queries):
         return _tiles_hopper.launch(q, keys, values, rows, indptr, indices, size, queries, scale, strided)
@@ -228,7 +225,7 @@ def launch(
         tiles, section, lists_, queries, GROUP=group, HEADS=q_heads, LISTED=indptr is not None,
         SHARED=1 if indptr is None else q_heads * batch * lists_ // (len(indptr) - 1), STRIDED=strided,
         DESCRIPTORS=described, SIZE=size if indptr is not None else block_n, D=width, DP=wide, BLOCK_M=block_m,
-        BLOCK_N=block_n, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        BLOCK_N=block_n,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out
@@ -287,9 +284,9 @@ def pool(
     """Random q [B, Hq, R, D]; keys and values [B, H, T, D], with more memory behind every head, which holds NaN."""
     draw = torch.Generator().manual_seed(seed)
     q = torch.randn(batch, heads[0], count, width, generator=draw)
-    made = []
+    pools = []
     for _ in range(2):
         wide = torch.full((batch, heads[1], length + 3, width), torch.nan)
         wide[:, :, :length] = torch.randn(batch, heads[1], length, width, generator=draw)
-        made.append(wide.to(device, dtype)[:, :, :length])
-    return q.to(device, dtype), made[0], made[1]
+        pools.append(wide.to(device, dtype)[:, :, :length])
+    return q.to(device, dtype), pools[0], pools[1]

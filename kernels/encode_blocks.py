@@ -1,11 +1,11 @@
 """Many blocks of different lengths, each attending to itself, in one launch: the packed pass that fills a cache.
 
-    encode_blocks(q [Hq, N, D], keys [H, N, D], values [H, N, D], starts [B + 1], longest, scale)
+    encode_blocks(q [Hq, N, D], keys [H, N, D], values [H, N, D], cu_seqlens [B + 1], max_seqlen, scale)
         -> [Hq, N, D], same dtype
 
-Block b is tokens starts[b] to starts[b + 1] of the packed tensors, one behind the other without padding; a token sees
-the tokens of its own block at or before it. `longest` is the length of the longest block, a number on the host, which
-sizes the launch without waiting for the device.
+Block b is tokens cu_seqlens[b] to cu_seqlens[b + 1] of the packed tensors, one behind the other without padding. A
+token sees the tokens of its own block at or before it. `max_seqlen` is the length of the longest block, a number on the
+host, which sizes the launch without waiting for the device. Names in the kernel are those of `_common`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels._common import LOG2E, Config, attend, rows_first, step
+from workbench.kernels._common import LOG2E, Config, attend, empty_state, load_tile, logits, rows_first, step
 from workbench.kernels._triton import jit, need_triton, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference"]
@@ -43,29 +43,24 @@ def reference(
 
 @jit
 def _span(
-    acc, top, total, x, keys, values, key_token, value_token, begin, end, row, length, scale,
-    MASKED: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    state, begin, end, rows, kv, scale, MASKED: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr
+):
     """Key tiles `begin` to `end` of the block. MASKED: rows see a part of them, or they reach behind the block."""
+    acc, m_i, l_i = state
+    x, row, length = rows
+    keys, values, key_token, value_token = kv
     col = tl.arange(0, DP)
     for tile in tl.range(begin, end):
         at = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         k_at = keys + at.to(tl.int64)[:, None] * key_token + col[None, :]
         v_at = values + at.to(tl.int64)[:, None] * value_token + col[None, :]
-        if MASKED:
-            k = tl.load(k_at, mask=(at < length)[:, None] & (col < D)[None, :], other=0.0)
-            v = tl.load(v_at, mask=(at < length)[:, None] & (col < D)[None, :], other=0.0)
-        elif D != DP:
-            k = tl.load(k_at, mask=(col < D)[None, :], other=0.0)
-            v = tl.load(v_at, mask=(col < D)[None, :], other=0.0)
-        else:
-            k = tl.load(k_at)
-            v = tl.load(v_at)
-        s = tl.dot(x, tl.trans(k), input_precision=PRECISION) * scale
+        k = load_tile(k_at, (at < length)[:, None], MASKED, D, DP)
+        v = load_tile(v_at, (at < length)[:, None], MASKED, D, DP)
+        s = logits(x, k, scale)
         if MASKED:
             s = tl.where(at[None, :] <= row[:, None], s, float("-inf"))
-        acc, top, total = step(acc, top, total, s, v, False, PRECISION)
-    return acc, top, total
+        acc, m_i, l_i = step(acc, m_i, l_i, s, v, False)
+    return acc, m_i, l_i
 
 
 @jit
@@ -73,7 +68,7 @@ def _encode(
     q, keys, values, out, cu_seqlens, scale, q_head, q_token, key_head, key_token, value_head, value_token,
     out_head, out_token, row_tiles,
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0) // row_tiles
     tile = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
@@ -89,21 +84,13 @@ def _encode(
     x = tl.load(q + head * q_head + token * q_token + col[None, :], mask=inside, other=0.0)
     keys += head // GROUP * key_head + first * key_token
     values += head // GROUP * value_head + first * value_token
-    acc = tl.zeros([BLOCK_M, DP], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
     clear = tile * BLOCK_M // BLOCK_N  # tiles that every row of the program sees in whole
     end = tl.cdiv(tl.minimum((tile + 1) * BLOCK_M, length), BLOCK_N)
-    acc, top, total = _span(
-        acc, top, total, x, keys, values, key_token, value_token, 0, clear, row, length, scale,
-        False, BLOCK_N, D, DP, PRECISION,
-    )  # fmt: skip
-    acc, top, total = _span(
-        acc, top, total, x, keys, values, key_token, value_token, clear, end, row, length, scale,
-        True, BLOCK_N, D, DP, PRECISION,
-    )  # fmt: skip
+    rows, kv = (x, row, length), (keys, values, key_token, value_token)
+    state = _span(empty_state(BLOCK_M, DP), 0, clear, rows, kv, scale, False, BLOCK_N, D, DP)
+    acc, _, l_i = _span(state, clear, end, rows, kv, scale, True, BLOCK_N, D, DP)
     target = out + head * out_head + token * out_token + col[None, :]
-    tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    tl.store(target, (acc / l_i[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 def launch(
@@ -128,7 +115,7 @@ def launch(
         q, keys, values, out, cu_seqlens, (width**-0.5 if scale is None else scale) * LOG2E,
         *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2], tiles,
         GROUP=heads // len(keys), D=width, DP=triton.next_power_of_2(width), BLOCK_M=config.rows, BLOCK_N=config.keys,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps, num_stages=config.stages,
+        num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out
 
@@ -144,10 +131,10 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         ((4, 1), 128, (129, 300, 2, 128, 127)),
     )):  # fmt: skip
         draw = torch.Generator().manual_seed(seed)
-        total = sum(lengths)
+        tokens = sum(lengths)
         # token by token in memory, as a projection leaves them
         q, k, v = (
-            torch.randn(total, n, width, generator=draw).to(device, dtype).transpose(0, 1)
+            torch.randn(tokens, n, width, generator=draw).to(device, dtype).transpose(0, 1)
             for n in (heads[0], heads[1], heads[1])
         )
         cu_seqlens = torch.tensor((0, *lengths)).cumsum(0).int().to(device)

@@ -1,4 +1,4 @@
-"""Scattered rows over a paged cache: the tokens that are computed again, and the question (FusionRAG's Q-Sparse-Attn).
+"""Scattered rows over a paged cache: recomputed tokens, and the question (FusionRAG's Q-Sparse-Attn).
 
     q_sparse_attention(q [B, Hq, R, D], keys [H, T, D], values [H, T, D], rows [B, R], pages, inv_freq, pairing, scale)
         -> [B, Hq, R, D], same dtype
@@ -6,16 +6,17 @@
 As `question_attention`, for many rows: row r of request b is the token at position `rows[b, r]` (rising; -1 at the end
 for no row) and sees every slot at or before that position. A request reads pages of cached blocks that others may read
 too, and pages of its own with the fresh keys of its rows; in `pages.positions` the stale entries of those rows stand at
-FAR. Cached pages are never written, so nothing is copied.
+INVALID_POS. Cached pages are never written, so nothing is copied.
 
 Where the pages hold every position once (`pages.length` is known), keys and values are first copied out into the order
-of their positions, turned on the way, and `tile_attention`'s kernel does the rest. Otherwise, or with a launch shape of
-the caller's, the pages are read where they lie: a tile of the matrix product is 128 rows times heads of a group, 32
-rows at a group of 4, so tiles that straddle the diagonal are few, and tiles that all of its rows see skip the
+of their positions, rotated on the way, and `tile_attention`'s kernel does the rest. Otherwise, or where the caller
+gives a launch shape, the pages are read where they lie: a tile of the matrix product is 128 rows times heads of a
+group, 32 rows at a group of 4, so tiles that straddle the diagonal are few, and tiles that all of its rows see skip the
 comparison of positions.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton, _tiles_triton
 from workbench.kernels._common import Config, rows_first
-from workbench.kernels._pages_gather import straighten
+from workbench.kernels._pages_gather import launch as gather_pages
 from workbench.kernels._pages_triton import reference
 from workbench.kernels._triton import need_triton
 
@@ -57,8 +58,8 @@ def launch(
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
     need_triton("q_sparse_attention")
     if config is None and splits is None and pages.length is not None:
-        straight = straighten(rows_first(keys), rows_first(values), pages, inv_freq, pairing)
-        return _tiles_triton.launch(None, q, *straight, rows, None, None, 128, q.shape[2], scale)
+        gathered = gather_pages(rows_first(keys), rows_first(values), pages, inv_freq, pairing)
+        return _tiles_triton.launch(None, q, *gathered, rows, None, None, 128, q.shape[2], scale)
     config = config or configure(q.shape[3], q.dtype)
     splits = splits or _pages_triton.parts_for(config, q, len(keys), pages, 1)
     return _pages_triton.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
@@ -66,14 +67,20 @@ def launch(
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: stale entries, shared blocks, head widths, odd lengths."""
-    one = _pages_triton.case
-    common: dict[str, Any] = {"device": device, "dtype": dtype}
-    yield one(1, contexts=[[0, 1, 2]], blocks=[37, 66, 51], asked=[5], again=0.3, width=128, **common)
-    yield one(2, contexts=[[0, 1], [1, 2]], blocks=[33, 64, 7], asked=[3, 1], again=0.15, pairing="neox", **common)
-    yield one(3, contexts=[[0]], blocks=[45], asked=[1], again=1.0, width=80, heads=(3, 1), **common)  # all are stale
-    yield one(4, contexts=[[0]], blocks=[101], asked=[7], again=0.5, width=96, heads=(10, 2), page=32, **common)
-    yield one(
-        5, contexts=[[1, 0]], blocks=[40, 19], asked=[4], again=0.4, width=256, heads=(2, 2), pairing="interleaved",
-        page=64, **common,
-    )  # fmt: skip
-    yield one(6, contexts=[[], [0]], blocks=[30], asked=[0, 3], again=0.2, page=1, **common)  # a request without rows
+    case = partial(_pages_triton.case, device=device, dtype=dtype)
+    yield case(1, contexts=[[0, 1, 2]], blocks=[37, 66, 51], questions=[5], recompute=0.3, width=128)
+    yield case(2, contexts=[[0, 1], [1, 2]], blocks=[33, 64, 7], questions=[3, 1], recompute=0.15, pairing="neox")
+    yield case(3, contexts=[[0]], blocks=[45], questions=[1], recompute=1.0, width=80, heads=(3, 1))  # all are stale
+    yield case(4, contexts=[[0]], blocks=[101], questions=[7], recompute=0.5, width=96, heads=(10, 2), page=32)
+    yield case(
+        5,
+        contexts=[[1, 0]],
+        blocks=[40, 19],
+        questions=[4],
+        recompute=0.4,
+        width=256,
+        heads=(2, 2),
+        pairing="interleaved",
+        page=64,
+    )
+    yield case(6, contexts=[[], [0]], blocks=[30], questions=[0, 3], recompute=0.2, page=1)  # one without rows

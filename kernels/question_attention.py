@@ -5,14 +5,15 @@
 
 Row r of request b stands at position `rows[b, r]` (-1: no such row; its result is 0) and sees the slots of `pages[b]`
 (`Paged`, made once for all layers with `paged`) at or before it. Blocks may be shared by requests; a page that stands
-elsewhere than where it was encoded carries its move, and `inv_freq` with `pairing` say how keys rotate. Where pages
-move, a tile of keys is no longer than a page, so pages of 64 tokens or more are fast.
+elsewhere than where it was encoded carries its shift, and `inv_freq` with `pairing` say how keys rotate. Where pages
+are shifted, a tile of keys is no longer than a page, so pages of 64 tokens or more are fast.
 
 The rows of all query heads that read one KV head are one tile of the matrix product, so keys and values are read once.
 Their number is small, so the keys are split among programs and the parts merged (Flash-Decoding).
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,20 +75,24 @@ def launch(
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: head widths, groups, odd lengths, shared and single pages."""
-    one = _pages_triton.case
-    common: dict[str, Any] = {"device": device, "dtype": dtype}
-    yield one(1, contexts=[[0, 1, 2]], blocks=[37, 16, 51], asked=[5], width=128, pairing="neox", **common)
-    yield one(2, contexts=[[0, 1], [1, 0, 2], [2]], blocks=[33, 64, 7], asked=[3, 1, 6], width=64, **common)
-    yield one(3, contexts=[[]], blocks=[], asked=[1], width=80, heads=(3, 1), **common)  # one page, one row
-    yield one(4, contexts=[[0], [0]], blocks=[101], asked=[1, 1], width=96, heads=(10, 2), **common)  # decode
-    yield one(
-        5, contexts=[[1, 0]], blocks=[40, 19], asked=[4], width=256, heads=(2, 2), pairing="interleaved", **common
+    case = partial(_pages_triton.case, device=device, dtype=dtype)
+    yield case(1, contexts=[[0, 1, 2]], blocks=[37, 16, 51], questions=[5], width=128, pairing="neox")
+    yield case(2, contexts=[[0, 1], [1, 0, 2], [2]], blocks=[33, 64, 7], questions=[3, 1, 6], width=64)
+    yield case(3, contexts=[[]], blocks=[], questions=[1], width=80, heads=(3, 1))  # one page, one row
+    yield case(4, contexts=[[0], [0]], blocks=[101], questions=[1, 1], width=96, heads=(10, 2))  # decode
+    yield case(5, contexts=[[1, 0]], blocks=[40, 19], questions=[4], width=256, heads=(2, 2), pairing="interleaved")
+    yield case(6, contexts=[[0, 1]], blocks=[50, 90], questions=[9], width=80, page=64, pairing="neox")
+    yield case(7, contexts=[[], [0]], blocks=[77], questions=[0, 2], page=1, width=64)  # one without rows
+    yield case(8, contexts=[[0, 2, 1], [2]], blocks=[200, 64, 333], questions=[40, 7], page=64, width=128)
+    yield case(9, contexts=[[1, 0], [0]], blocks=[300, 129], questions=[35, 9], page=128, pairing="neox")
+    yield case(
+        10,
+        contexts=[[0, 1], [1, 0]],
+        blocks=[260, 70],
+        questions=[20, 1],
+        recompute=0.3,
+        page=64,
+        width=128,
+        pairing="interleaved",
+        heads=(6, 2),
     )
-    yield one(6, contexts=[[0, 1]], blocks=[50, 90], asked=[9], width=80, page=64, pairing="neox", **common)
-    yield one(7, contexts=[[], [0]], blocks=[77], asked=[0, 2], page=1, width=64, **common)  # a request without rows
-    yield one(8, contexts=[[0, 2, 1], [2]], blocks=[200, 64, 333], asked=[40, 7], page=64, width=128, **common)
-    yield one(9, contexts=[[1, 0], [0]], blocks=[300, 129], asked=[35, 9], page=128, pairing="neox", **common)
-    yield one(
-        10, contexts=[[0, 1], [1, 0]], blocks=[260, 70], asked=[20, 1], again=0.3, page=64, width=128,
-        pairing="interleaved", heads=(6, 2), **common,
-    )  # fmt: skip

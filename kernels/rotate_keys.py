@@ -6,10 +6,10 @@ written once.
 
     rotate(keys [H, T, D], distance [T] or int, inv_freq [R/2], pairing) -> [H, T, D], same dtype
 
-Only the first R <= D channels turn (partial rotary). `pairing` says which channels form a plane: "neox" (i, i + R/2:
+Only the first R <= D channels rotate (partial rotary). `pairing` says which channels form a plane: "neox" (i, i + R/2:
 Llama, Qwen, Gemma) or "interleaved" (2i, 2i + 1: GLM-4). Arithmetic is fp32 whatever the dtype; angles are taken and
 reduced to one turn in fp64 (an angle of 1e5 radians is off by 0.004 in fp32). An `attention_scaling` that the model
-folds into cos and sin is already in the cached keys and is not applied again.
+folds into cos and sin is already in the cached keys and must not be applied twice.
 """
 
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.rope import Pairing, rotate
+from workbench.kernels._common import angles
 from workbench.kernels._triton import jit, need_triton, tl, triton
 
 reference = rotate
@@ -34,20 +35,19 @@ def _rotate(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]  # [TOKENS, 1]
     plane = tl.arange(0, HALF_POW2)[None, :]  # [1, HALF]
     here = token < tokens
-    turns = here & (plane < HALF)
-    shift = tl.load(distance + token, mask=here, other=0).to(tl.float64)
-    angle = shift * tl.load(inv_freq + plane, mask=plane < HALF, other=0.0).to(tl.float64)
-    angle = (angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535)).to(tl.float32)  # in [0, 2 pi)
+    rotary = here & (plane < HALF)
+    shift = tl.load(distance + token, mask=here, other=0)
+    angle = angles(shift, tl.load(inv_freq + plane, mask=plane < HALF, other=0.0))
     cos, sin = tl.cos(angle), tl.sin(angle)  # [TOKENS, HALF], shared by the heads
     first = 2 * plane if INTERLEAVED else plane
     second = first + (1 if INTERLEAVED else HALF)
     for head in range(HEADS):
         source = keys + head * key_head + token * key_token
         target = out + head * out_head + token * out_token
-        a = tl.load(source + first, mask=turns, other=0.0).to(tl.float32)
-        b = tl.load(source + second, mask=turns, other=0.0).to(tl.float32)
-        tl.store(target + first, (a * cos - b * sin).to(out.dtype.element_ty), mask=turns)
-        tl.store(target + second, (b * cos + a * sin).to(out.dtype.element_ty), mask=turns)
+        a = tl.load(source + first, mask=rotary, other=0.0).to(tl.float32)
+        b = tl.load(source + second, mask=rotary, other=0.0).to(tl.float32)
+        tl.store(target + first, (a * cos - b * sin).to(out.dtype.element_ty), mask=rotary)
+        tl.store(target + second, (b * cos + a * sin).to(out.dtype.element_ty), mask=rotary)
         if STILL > 0:
             rest = tl.arange(0, STILL_POW2)[None, :]
             stays = here & (rest < STILL)
@@ -89,12 +89,12 @@ def cases(
 ) -> Iterator[tuple[Tensor, Tensor | int, Tensor, Pairing]]:
     """Arguments on which `launch` must equal `reference`: head widths, odd lengths, partial rotary, both pairings."""
     pairings: tuple[Pairing, ...] = ("neox", "interleaved")
-    for width, turning in ((64, 64), (80, 80), (96, 96), (128, 128), (128, 64), (80, 32)):
+    for width, rotary in ((64, 64), (80, 80), (96, 96), (128, 128), (128, 64), (80, 32)):
         for heads, tokens in ((1, 1), (2, 33), (3, 101)):
             for pairing in pairings:
-                seed = torch.Generator().manual_seed(width + turning + tokens)
+                seed = torch.Generator().manual_seed(width + rotary + tokens)
                 keys = torch.randn(heads, tokens, width, generator=seed).to(device, dtype)
-                inv_freq = (1e4 ** (-torch.arange(0, turning, 2) / turning)).to(device)
-                apart = torch.randint(-512, 4096, (tokens,), generator=seed).to(device)  # blocks move both ways
+                inv_freq = (1e4 ** (-torch.arange(0, rotary, 2) / rotary)).to(device)
+                apart = torch.randint(-512, 4096, (tokens,), generator=seed).to(device)  # blocks shift both ways
                 yield keys, apart, inv_freq, pairing
                 yield keys.transpose(0, 1).contiguous().transpose(0, 1), 100_003, inv_freq, pairing  # strided; far

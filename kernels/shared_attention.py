@@ -6,10 +6,11 @@
 What `question_attention` computes for requests whose page tables are `shared` (one for all, `Paged` of batch 1) and
 `own` (of batch B). The rows of all requests are one tile of the matrix product over the shared pages, which so are read
 once and not once a request; each request reads its own pages; the parts are merged by their weight in the softmax
-(Hydragen, arXiv:2402.05099).
+(cascade attention of FlashInfer, arXiv:2501.01005; Hydragen, arXiv:2402.05099).
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton
-from workbench.kernels._common import LOG2E, rows_first
+from workbench.kernels._pages_triton import part_sum, part_weights
 from workbench.kernels._triton import jit, need_triton, tl, triton
 from workbench.kernels.question_attention import RESIDENT, configure
 
@@ -51,20 +52,6 @@ def reference(
 
 
 @jit
-def _weights(lse, place, splits, SPLITS: tl.constexpr):
-    i = tl.arange(0, SPLITS)
-    return tl.load(lse + place * splits + i, mask=i < splits, other=float("-inf"))
-
-
-@jit
-def _sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    i, col = tl.arange(0, SPLITS), tl.arange(0, DP)
-    there = (weight > 0)[:, None] & (col < D)[None, :]
-    part = tl.load(parts + (place * splits + i[:, None]) * D + col[None, :], mask=there, other=0.0)
-    return tl.sum(part * weight[:, None], 0)
-
-
-@jit
 def _merge(
     shared, shared_lse, shared_splits, own, own_lse, own_splits, out, batch, heads, count,
     out_batch, out_head, out_token,
@@ -74,13 +61,15 @@ def _merge(
     place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
     there = (head * batch + request) * count + row
-    a, b = _weights(shared_lse, there, shared_splits, SHARED), _weights(own_lse, place, own_splits, OWN)
-    top = tl.maximum(tl.max(a, 0), tl.max(b, 0))
-    top = tl.where(top == float("-inf"), 0.0, top)
-    a, b = tl.exp2(a - top), tl.exp2(b - top)
-    total = tl.sum(a, 0) + tl.sum(b, 0)
-    result = _sum(shared, there, shared_splits, a, SHARED, D, DP) + _sum(own, place, own_splits, b, OWN, D, DP)
-    result = result / tl.where(total > 0, total, 1.0)
+    a = part_weights(shared_lse, there, shared_splits, SHARED)
+    b = part_weights(own_lse, place, own_splits, OWN)
+    m_i = tl.maximum(tl.max(a, 0), tl.max(b, 0))
+    m_i = tl.where(m_i == float("-inf"), 0.0, m_i)
+    a, b = tl.exp2(a - m_i), tl.exp2(b - m_i)
+    l_i = tl.sum(a, 0) + tl.sum(b, 0)
+    result = part_sum(shared, there, shared_splits, a, SHARED, D, DP)
+    result += part_sum(own, place, own_splits, b, OWN, D, DP)
+    result = result / tl.where(l_i > 0, l_i, 1.0)
     target = out + request * out_batch + head * out_head + row * out_token
     col = tl.arange(0, DP)
     tl.store(target + col, result.to(out.dtype.element_ty), mask=col < D)
@@ -123,45 +112,26 @@ def _parts(
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32."""
-    q, keys, values = rows_first(q), rows_first(keys), rows_first(values)
-    batch, q_heads, count, width = q.shape
-    heads, size = len(keys), pages.positions.shape[-1]
-    config = configure(count * (q_heads // heads), width, q.dtype)
+    heads = len(keys)
+    config = configure(q.shape[2] * (q.shape[1] // heads), q.shape[3], q.dtype)
     splits = _pages_triton.parts_for(config, q, heads, pages, RESIDENT[config.rows])
-    turns = pages.shifts is not None
-    tiles, table = triton.cdiv(count * (q_heads // heads), config.rows), pages.table
-    parts = torch.empty((batch, q_heads, count, splits, width), dtype=torch.float32, device=q.device)
-    lse = torch.empty(parts.shape[:4], dtype=torch.float32, device=q.device)
-    _pages_triton._attend[(tiles * heads, splits, batch)](
-        q, keys, values, parts, lse, rows.contiguous(), table, pages.positions, pages.first, pages.last,
-        pages.shifts if turns else table, inv_freq if turns else table,
-        (width**-0.5 if scale is None else scale) * LOG2E, count, table.shape[1],
-        *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *parts.stride()[:4], tiles, splits,
-        GROUP=q_heads // heads, SPLIT=True, PAGE=size, D=width, DP=triton.next_power_of_2(width),
-        HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing == "interleaved", ROTATE=turns,
-        PARTIAL_PAGES=pages.partial_pages, BLOCK_M=config.rows,
-        BLOCK_N=min(config.keys, size) if turns else config.keys,
-        CHUNK=min(triton.next_power_of_2(table.shape[1]), 2048),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
-    return parts, lse
+    return _pages_triton.launch_parts(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
-    """Arguments on which `launch` must equal `reference`: groups, moving pages, one request, a row that is none."""
-    one = _pages_triton.case
-    common: dict[str, Any] = {"device": device, "dtype": dtype}
-    yield _split(one(1, contexts=[[0, 1]] * 3, blocks=[37, 66], asked=[1, 1, 1], **common), 8)
-    yield _split(one(2, device, dtype, [[1, 0]] * 2, [40, 19], [3, 2], width=128, pairing="neox"), 5)
-    yield _split(one(3, contexts=[[0]] * 4, blocks=[101], asked=[1] * 4, width=80, heads=(3, 1), page=32, **common), 4)
-    yield _split(one(4, contexts=[[0, 1]], blocks=[16, 33], asked=[2], width=256, heads=(2, 2), **common), 4)
-    q, keys, values, rows, *rest = _split(one(5, contexts=[[0]] * 2, blocks=[50], asked=[1, 1], **common), 4)
+    """Arguments on which `launch` must equal `reference`: groups, shifted pages, one request, a row that is none."""
+    case = partial(_pages_triton.case, device=device, dtype=dtype)
+    yield _split(case(1, contexts=[[0, 1]] * 3, blocks=[37, 66], questions=[1, 1, 1]), 8)
+    yield _split(case(2, contexts=[[1, 0]] * 2, blocks=[40, 19], questions=[3, 2], width=128, pairing="neox"), 5)
+    yield _split(case(3, contexts=[[0]] * 4, blocks=[101], questions=[1] * 4, width=80, heads=(3, 1), page=32), 4)
+    yield _split(case(4, contexts=[[0, 1]], blocks=[16, 33], questions=[2], width=256, heads=(2, 2)), 4)
+    q, keys, values, rows, *rest = _split(case(5, contexts=[[0]] * 2, blocks=[50], questions=[1, 1]), 4)
     yield q, keys, values, torch.where(torch.arange(2, device=device)[:, None] == 1, -1, rows), *rest
 
 
-def _split(case: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+def _split(whole: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     """A case of `_pages_triton` whose requests begin with the same `count` pages, cut behind them."""
-    q, keys, values, rows, pages, inv_freq, pairing = case
+    q, keys, values, rows, pages, inv_freq, pairing = whole
     parts = []
     for at in (slice(0, count), slice(count, None)):
         shifts = None if pages.shifts is None else pages.shifts[:, at]

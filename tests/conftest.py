@@ -3,9 +3,13 @@
 import os
 
 import pytest
-import tiny
 import torch
 from hypothesis import settings
+
+# Must be set before Triton is imported, as transformers may do: without a GPU, Triton interprets kernels on the CPU.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 from workbench import models
 from workbench.app.thumbnail import chromium
@@ -13,10 +17,6 @@ from workbench.app.thumbnail import chromium
 # The same examples in every run, and no deadline on a busy machine.
 settings.register_profile("workbench", deadline=None, derandomize=True)
 settings.load_profile("workbench")
-
-# Must be set before a kernel module is imported: without a GPU, Triton interprets its kernels on the CPU.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,8 @@ def lab(tmp_path_factory):
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """A tiny checkpoint (tests/tiny.py); tests that write into a model's folder make their own."""
+    import tiny  # imports Triton, which must see the variable above
+
     return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
 
 
