@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from itertools import islice
 from types import SimpleNamespace
 
@@ -48,6 +50,17 @@ def test_an_unknown_kernel_or_baseline_is_named():
     with pytest.raises(BadInput, match="no_such"):
         baselines.chosen("flash,no_such")
     assert baselines.chosen("all") == list(baselines.NAMES)
+
+
+def test_a_process_of_its_own_checks_a_kernel_without_a_gpu():
+    """Triton reads its environment when it is first imported, which the command must not have done before."""
+    if torch.cuda.is_available():
+        pytest.skip("kernels run on the GPU")
+    command = [sys.executable, "-m", "workbench", "bench", "encode_blocks", "--check"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "cases right" in done.stdout
 
 
 def test_check_reports_every_case_as_json():

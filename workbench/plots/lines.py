@@ -57,6 +57,11 @@ class Panel:
     y: Mapping[str, Any] = field(default_factory=dict)
     level: float | None = None
 
+    @property
+    def unit(self) -> str:
+        """Title of the vertical axis."""
+        return self.y.get("title_text", "")
+
 
 def line_chart(
     panels: Sequence[Panel],

@@ -16,7 +16,6 @@ from workbench.core.errors import BadInput
 from workbench.experiments import bench
 from workbench.experiments.bench import baselines
 from workbench.experiments.bench.check import check as verdicts
-from workbench.experiments.results import write_json
 
 app = typer.Typer(add_completion=False)
 OUT = Path("data/benchmarks")
@@ -79,8 +78,9 @@ def _check(name: str, as_json: bool) -> bool:
 
 
 def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path, as_json: bool) -> None:
-    from workbench.experiments.bench import operations  # these load the kernels, which read TRITON_INTERPRET then
+    from workbench.experiments.bench import operations  # these load Triton, which reads TRITON_INTERPRET then
     from workbench.experiments.bench.run import WORKLOADS, add, before, run
+    from workbench.experiments.results import write_json
 
     if not out.is_dir():
         raise BadInput(f"{out} is no folder: give one with --out")
