@@ -16,7 +16,7 @@ from workbench.experiments.trial import Progress, batches
 from workbench.methods import Method
 from workbench.methods.generation import Generation, first_token, generate
 from workbench.methods.incremental import REUSE_STATUSES, Revision, revise
-from workbench.metrics.answers import exact_match, score
+from workbench.metrics.answers import exact_match, score, score_by_kind
 from workbench.metrics.latency import measure
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore, Store, fingerprint
@@ -76,7 +76,7 @@ def scores(
 ) -> list[dict[str, Any]]:
     """Answer all steps in every mode; rows {mode, kind, n, em, em_low, em_high, f1, …}, the kind "all" first."""
     tokenized = prompts(steps, loaded, max_new_tokens)
-    kinds = list(dict.fromkeys(step.kind for step in steps))
+    aliases, kinds = [step.answers for step in steps], [step.kind for step in steps]
     rows: list[dict[str, Any]] = []
     for mode in modes:
         store = MemoryStore()
@@ -87,10 +87,8 @@ def scores(
                 done = len(generations) + len(tokenized) * modes.index(mode)
                 progress(done, len(tokenized) * len(modes))
         texts = [generation.text.strip() for generation in generations]
-        for kind in ("all", *kinds):
-            of_kind = [i for i, step in enumerate(steps) if kind in ("all", step.kind)]
-            scored = score([texts[i] for i in of_kind], [steps[i].answers for i in of_kind], seed)
-            rows.append({"mode": mode, "kind": kind, **asdict(scored)})
+        scored = {"all": score(texts, aliases, seed)} | score_by_kind(texts, aliases, kinds, seed)
+        rows += [{"mode": mode, "kind": kind, **asdict(of_kind)} for kind, of_kind in scored.items()]
     return rows
 
 
@@ -102,16 +100,10 @@ def _ttft(model: PreTrainedModel, prompt: Prompt, repeats: int, store: Store) ->
 
 def _counted(revision: Revision) -> dict[str, Any]:
     prompt = revision.prompt
-    record: dict[str, Any] = {
-        "tokens": len(prompt),
-        "question": len(prompt.question),
-        "computed": revision.computed,
-        "after_prefix": len(prompt) - revision.prefix,
-        "fates": list(revision.statuses),
-        "moves": list(revision.shifts),
-        "sizes": [len(block) for block in prompt.context],
-        "labels": [block.label for block in prompt.context],
-    }
+    record: dict[str, Any] = {"tokens": len(prompt), "question": len(prompt.question), "computed": revision.computed}
+    record |= {"after_prefix": len(prompt) - revision.prefix, "fates": list(revision.statuses)}
+    record |= {"moves": list(revision.shifts), "sizes": [len(block) for block in prompt.context]}
+    record["labels"] = [block.label for block in prompt.context]
     for status in REUSE_STATUSES:
         record |= {f"blocks_{status}": revision.blocks(status), f"tokens_{status}": revision.tokens(status)}
     return record
@@ -127,14 +119,10 @@ def _answered(loaded: Loaded, step: SessionPrompt, revision: Revision, store: St
     assert cached is not None and fresh is not None
     (answer,) = _generated(loaded, [prompt], "block", store, most)
     (other,) = _generated(loaded, [prompt], "block", empty, most)
-    return {
-        "answer": answer.text.strip(),
-        "right": bool(exact_match(answer.text.strip(), step.answers)),
-        "ttft_anew": seconds,
-        "answer_anew": other.text.strip(),
-        "equal": answer.tokens == other.tokens,
-        "logit_gap": float((cached.float() - fresh.float()).abs().max()),
-    }
+    text = answer.text.strip()
+    record = {"answer": text, "right": bool(exact_match(text, step.answers)), "ttft_anew": seconds}
+    record |= {"answer_anew": other.text.strip(), "equal": answer.tokens == other.tokens}
+    return record | {"logit_gap": float((cached.float() - fresh.float()).abs().max())}
 
 
 def _in_full(loaded: Loaded, step: SessionPrompt, prompt: Prompt, most: int, skip: bool) -> dict[str, Any]:
@@ -177,16 +165,11 @@ def later_prompts(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     computed, tokens, after_prefix      of `follow`, mean of a prompt
     ttft_ms, ttft_full_ms       median milliseconds to the first token; those of full attention count the first prompt
     """
-    later = records[1:]
-    blocks = len(records[0]["fates"])
+    later, blocks = records[1:], len(records[0]["fates"])
     full = [record["ttft_full"] for record in records if record["ttft_full"] is not None]
-    return {
-        "blocks": blocks,
-        "repeated": 1 - total(later, "blocks_encoded") / (blocks * len(later)),
-        **{field: total(later, field) / len(later) for field in ("computed", "tokens", "after_prefix")},
-        "ttft_ms": median(record["ttft"] for record in later) * 1e3,
-        "ttft_full_ms": median(full) * 1e3,
-    }
+    summary = {"blocks": blocks, "repeated": 1 - total(later, "blocks_encoded") / (blocks * len(later))}
+    summary |= {field: total(later, field) / len(later) for field in ("computed", "tokens", "after_prefix")}
+    return summary | {"ttft_ms": median(r["ttft"] for r in later) * 1e3, "ttft_full_ms": median(full) * 1e3}
 
 
 def without_blocks(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

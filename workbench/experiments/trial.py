@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -25,10 +25,10 @@ from workbench.methods.precompute import kind_of
 from workbench.metrics import answers, cost
 from workbench.metrics.faithfulness import check_judge, judge
 from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
-from workbench.metrics.latency import Quantiles, measure
+from workbench.metrics.latency import measure
 from workbench.metrics.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
-from workbench.store import FolderStore, MemoryStore, Stats
+from workbench.store import FolderStore, MemoryStore
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
@@ -99,26 +99,44 @@ class Trial(MethodConfig):
             check_judge(self.faithfulness, samples)
         loaded = models.Loaded(*(loaded or models.load(self.model, self.device, self.dtype)))
         model, tokenizer, layout = loaded
-        context = loaded.spec.context
         prompts = layout.prompts(samples, tokenizer)
-        _check_context(context, samples, prompts)
+        _check_context(loaded.spec.context, samples, prompts)
         method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
         if store is None:
-            store = MemoryStore(int(self.store_gib * 2**30), behind=self._folder(model, method))
+            prepared = self.prepared if isinstance(method, Reuse) else None
+            folder = FolderStore(prepared, kind_of(model, method.prepare)) if prepared is not None else None
+            store = MemoryStore(int(self.store_gib * 2**30), behind=folder)
         before = store.stats
         begin = time.perf_counter()
         generations = self.answer(prompts, loaded, store, progress, method)
         seconds = time.perf_counter() - begin
         ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
-        record = self._record(model, samples, prompts, generations, store.stats.since(before), ttft, seconds)
+        texts = [generation.text.strip() for generation in generations]
+        aliases = [sample.answers for sample in samples]
+        by_kind = answers.score_by_kind(texts, aliases, [sample.kind for sample in samples], self.seed)
+        sparsity = faithfulness = None
         if (tiles := self.tiles()) is not None:
-            kept = measure_sparsity(model, prompts[: min(self.timed, SPARSE_PROMPTS)], tiles.ready(model), self.chunk)
-            record = replace(record, sparsity=kept.record())
+            few = prompts[: min(self.timed, SPARSE_PROMPTS)]
+            sparsity = measure_sparsity(model, few, tiles.ready(model), self.chunk).record()
         if self.faithfulness is not None:
-            texts = [generation.text.strip() for generation in generations]
             own_judge = judge(self.faithfulness, self.device, self.dtype)
-            record = replace(record, faithfulness=asdict(measure_faithfulness(own_judge, samples, texts, self.seed)))
-        return record, [_row(*pair) for pair in zip(samples, generations, strict=True)]
+            faithfulness = asdict(measure_faithfulness(own_judge, samples, texts, self.seed))
+        record = Record(
+            **asdict(answers.score(texts, aliases, self.seed)),
+            **_costs(model, generations),
+            trial=self.settings(),
+            by_kind=dict(sorted(by_kind.items())),
+            ttft_s=ttft,
+            prompt_tokens=_mean([len(prompt) for prompt in prompts]),
+            hit_rate=store.stats.since(before).hit_rate,
+            seconds=seconds,
+            device=device_name(model.device),
+            versions=versions(),
+            sparsity=sparsity,
+            faithfulness=faithfulness,
+            note=models.note_of(self.model),
+        )
+        return record, [_row(*pair) for pair in zip(samples, texts, strict=True)]
 
     def _corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
         """Return the passages that neighbours come from, where the preparation has any."""
@@ -126,11 +144,6 @@ class Trial(MethodConfig):
         if not hasattr(policy, "neighbours"):
             return None
         return Corpus.of(data.corpus(self.data, self.samples, self.seed, self.passages), layout, tokenizer)
-
-    def _folder(self, model: PreTrainedModel, method: Method) -> FolderStore | None:
-        if self.prepared is None or not isinstance(method, Reuse):
-            return None
-        return FolderStore(self.prepared, kind_of(model, method.prepare))
 
     def answer(
         self,
@@ -142,60 +155,14 @@ class Trial(MethodConfig):
     ) -> list[Generation]:
         """Generate greedy answers to prompts, in batches; cached blocks come from `store` and stay in it."""
         model, tokenizer, layout = loaded
+        method = method or self.method()
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "stop": layout.stop}
         generations: list[Generation] = []
         for batch in batches([len(prompt) for prompt in prompts], self.batch):
-            generations += generate(
-                model,
-                tokenizer,
-                [prompts[i] for i in batch],
-                method or self.method(),
-                store,
-                max_new_tokens=self.max_new_tokens,
-                stop=layout.stop,
-            )
+            generations += generate(model, tokenizer, [prompts[i] for i in batch], method, store, **options)
             if progress:
                 progress(len(generations), len(prompts))
         return generations
-
-    def _record(
-        self,
-        model: PreTrainedModel,
-        samples: Sequence[Sample],
-        prompts: Sequence[Prompt],
-        generations: Sequence[Generation],
-        stats: Stats,
-        ttft: Quantiles,
-        seconds: float,
-    ) -> Record:
-        texts = [generation.text.strip() for generation in generations]
-        aliases = [sample.answers for sample in samples]
-        kinds = sorted({sample.kind for sample in samples})
-        of_kind = {kind: [i for i, sample in enumerate(samples) if sample.kind == kind] for kind in kinds}
-        shape = cost.shape_of(model)
-        costs = [cost.of_passes(shape, one.passes, one.rows_reused, model.dtype.itemsize) for one in generations]
-        return Record(
-            **asdict(answers.score(texts, aliases, self.seed)),
-            trial=self.settings(),
-            by_kind={
-                kind: answers.score([texts[i] for i in where], [aliases[i] for i in where], self.seed)
-                for kind, where in of_kind.items()
-            },
-            ttft_s=ttft,
-            prompt_tokens=_mean([len(prompt) for prompt in prompts]),
-            rows_computed=_mean([one.rows_computed for one in generations]),
-            rows_reused=_mean([one.rows_reused for one in generations]),
-            flops=_mean([c.flops for c in costs]),
-            flops_linear=_mean([c.linear for c in costs]),
-            flops_attention=_mean([c.attention for c in costs]),
-            bytes=_mean([c.bytes for c in costs]),
-            bytes_loaded=_mean([c.kv_loaded for c in costs]),
-            hit_rate=stats.hit_rate,
-            parameters=shape.stored,
-            seconds=seconds,
-            device=device_name(model.device),
-            versions=versions(),
-            note=models.note_of(self.model),
-        )
 
 
 def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
@@ -218,16 +185,19 @@ def _first_tokens(model: PreTrainedModel, prompts: Sequence[Prompt], method: Met
         yield partial(first_token, model, prompt, method, store)
 
 
-def _row(sample: Sample, generation: Generation) -> dict[str, Any]:
-    answer = generation.text.strip()
-    return {
-        "id": sample.id,
-        "kind": sample.kind,
-        "answer": answer,
-        "expected": sample.answers[0],
-        "em": answers.exact_match(answer, sample.answers),
-        "f1": answers.f1(answer, sample.answers),
-    }
+def _costs(model: PreTrainedModel, generations: Sequence[Generation]) -> dict[str, Any]:
+    """Return the fields of `Record` about rows, operations, bytes and parameters."""
+    shape = cost.shape_of(model)
+    costs = [cost.of_passes(shape, one.passes, one.rows_reused, model.dtype.itemsize) for one in generations]
+    means = {name: _mean([getattr(one, name) for one in generations]) for name in ("rows_computed", "rows_reused")}
+    means |= {name: _mean([getattr(one, name) for one in costs]) for name in ("flops", "bytes")}
+    means |= {f"flops_{name}": _mean([getattr(one, name) for one in costs]) for name in ("linear", "attention")}
+    return means | {"bytes_loaded": _mean([one.kv_loaded for one in costs]), "parameters": shape.stored}
+
+
+def _row(sample: Sample, answer: str) -> dict[str, Any]:
+    row = {"id": sample.id, "kind": sample.kind, "answer": answer, "expected": sample.answers[0]}
+    return row | {name: of(answer, sample.answers) for name, of in (("em", answers.exact_match), ("f1", answers.f1))}
 
 
 def _check_context(context: int | None, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:

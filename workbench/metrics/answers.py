@@ -132,14 +132,17 @@ def score(predictions: Sequence[str], answers: Sequence[Sequence[str]], seed: in
     if not n or n != len(answers):
         raise BadInput(f"{n} predictions for {len(answers)} answers: one each is needed, and at least one")
     pairs = list(zip(predictions, answers, strict=True))
-    em = sum(exact_match(*pair) for pair in pairs)
-    accuracy = sum(contains(*pair) for pair in pairs)
-    overlap = [f1(*pair) for pair in pairs]
-    means = _with_interval("em", em / n, wilson(em, n))
-    means |= _with_interval("f1", sum(overlap) / n, bootstrap(overlap, seed))
-    means |= _with_interval("accuracy", accuracy / n, wilson(accuracy, n))
+    means: dict[str, float] = {}
+    for name, measure in (("em", exact_match), ("f1", f1), ("accuracy", contains)):
+        values = [measure(*pair) for pair in pairs]
+        low, high = bootstrap(values, seed) if measure is f1 else wilson(sum(values), n)
+        means |= {name: sum(values) / n, f"{name}_low": low, f"{name}_high": high}
     return Score(n=n, **means)
 
 
-def _with_interval(name: str, mean: float, interval: Interval) -> dict[str, float]:
-    return {name: mean, f"{name}_low": interval[0], f"{name}_high": interval[1]}
+def score_by_kind(
+    predictions: Sequence[str], answers: Sequence[Sequence[str]], kinds: Sequence[str], seed: int = 0
+) -> dict[str, Score]:
+    """`score` the predictions of every kind of question, kinds in the order in which they first come."""
+    where = {kind: [i for i, other in enumerate(kinds) if other == kind] for kind in kinds}
+    return {k: score([predictions[i] for i in at], [answers[i] for i in at], seed) for k, at in where.items()}
