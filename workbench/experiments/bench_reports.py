@@ -34,11 +34,9 @@ def reports(folder: str | Path | None = None) -> dict[str, Report]:
     contents = {path.stem: read_json(path) for path in sorted(place.glob("*.json"))}
     first = [*bench.names(), *MODELS]
     ordered = sorted(contents, key=lambda name: (first.index(name) if name in first else len(first), name))
-    return {name: contents[name] for name in ordered if _is_report(contents[name])}
-
-
-def _is_report(contents: Any) -> bool:
-    return isinstance(contents, dict) and {"card", "copy_tbps", "product_tflops", "workloads"} <= set(contents)
+    needed = {"card", "copy_tbps", "product_tflops", "workloads"}
+    whole = (name for name in ordered if isinstance(contents[name], dict) and needed <= set(contents[name]))
+    return {name: contents[name] for name in whole}
 
 
 def split(folder: str | Path | None = None) -> dict[str, Any]:
@@ -63,13 +61,11 @@ def table(reports: Mapping[str, Report], tried: bool = False) -> pd.DataFrame:
     rows = []
     for name, report in reports.items():
         for work in sorted(report["workloads"], key=lambda work: work.get("shape", {}).get("context", 0)):
-            facts = {"report": name, "card": report["card"], "work": work["name"], "shape": work.get("shape", {})}
-            facts |= {"flops": work["flops"], "bytes": work["bytes"], "intensity": work["flops"] / work["bytes"]}
-            facts |= {"floor_ms": work["floor_ms"]}
+            facts = [name, report["card"], work["name"], work.get("shape", {}), work["flops"], work["bytes"]]
+            facts += [work["flops"] / work["bytes"], work["floor_ms"]]
             for candidate in work["contestants"]:
                 if tried or not TRIED.search(candidate["who"]):
-                    figures = {figure: candidate.get(figure) for figure in FIGURES}
-                    rows.append(facts | {"who": candidate["who"]} | figures)
+                    rows.append([*facts, candidate["who"], *map(candidate.get, FIGURES)])
     columns = ["report", "card", "work", "shape", "flops", "bytes", "intensity", "floor_ms", "who", *FIGURES]
     return pd.DataFrame(rows, columns=columns)
 
@@ -98,11 +94,9 @@ def against(rows: pd.DataFrame, report: str, by: str, names: Sequence[str] = ())
     in milliseconds; `names`: these candidates alone."""
     timed = rows[(rows.report == report) & rows.ms.notna()]
     lines = timed.assign(at=[shape.get(by) for shape in timed["shape"]]).dropna(subset=["at"]).sort_values("at")
-    return [
-        {"name": r.who, "at": r.at, "mean": r.ms, "low": r.p5, "high": r.p95, "work": r.work}
-        for r in lines.itertuples()
-        if not names or r.who in names
-    ]
+    lines = lines[lines.who.isin(names)] if names else lines
+    names_here = {"who": "name", "ms": "mean", "p5": "low", "p95": "high"}
+    return lines.rename(columns=names_here)[["name", "at", "mean", "low", "high", "work"]].to_dict("records")
 
 
 def by_context(rows: pd.DataFrame) -> list[dict[str, Any]]:

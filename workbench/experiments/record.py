@@ -2,6 +2,7 @@
 
 import json
 import platform
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,13 +54,8 @@ class Record(Score):
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if odd := sorted((needed - set(record)) | (set(record) - known)):
             raise BadInput(f"record field {odd[0]!r} is {'missing' if odd[0] in known else 'unknown'}")
-        return cls(
-            **record
-            | {
-                "by_kind": {kind: Score(**score) for kind, score in record["by_kind"].items()},
-                "ttft_s": Quantiles(**record["ttft_s"]),
-            }
-        )
+        by_kind = {kind: Score(**score) for kind, score in record["by_kind"].items()}
+        return cls(**record | {"by_kind": by_kind, "ttft_s": Quantiles(**record["ttft_s"])})
 
     @property
     def label(self) -> str:
@@ -91,27 +87,24 @@ def dumps(record: Record) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that a measurement depends on."""
-    packages = {"python": platform.python_version()}
-    for package in ("cached-block-workbench", "torch", "transformers"):
-        try:
-            packages[package] = version(package)
-        except PackageNotFoundError:  # run from a checkout that is not installed
-            packages[package] = "not installed"
-    return packages
+    packages = ("cached-block-workbench", "torch", "transformers")
+    return {"python": platform.python_version()} | {name: version_of(name) or "not installed" for name in packages}
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of a package; None where it is not installed, as in a plain checkout."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def device_name(device: torch.device) -> str:
     """Return the accelerator's product name, or the processor with the threads torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def _processor() -> str:
-    try:
+    name, threads = platform.processor() or platform.machine(), torch.get_num_threads()
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"

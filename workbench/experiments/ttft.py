@@ -214,8 +214,8 @@ def computed(
         for name, rows in (("full", np.arange(length)), ("block", asked), ("recompute", recompute)):
             costs = cost.first_token(shape, rows, length, itemsize)
             record = {field: getattr(costs, field) for field in ("flops", "linear", "attention", "bytes", "kv_loaded")}
-            record["convention"] = cost.convention(shape.convention, len(rows))
-            records.append({"length": length, "way": name, **record})
+            convention = cost.convention(shape.convention, len(rows))
+            records.append({"length": length, "way": name, **record, "convention": convention})
     return records
 
 
@@ -248,8 +248,7 @@ def published() -> list[dict[str, Any]]:
 
 def _by_mode(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the records of full and block, whose method is called their `mode`."""
-    names = {"way": "mode"}
-    return [{names.get(k, k): v for k, v in record.items()} for record in records if record["way"] in MODES]
+    return [{"mode" if k == "way" else k: v for k, v in r.items()} for r in records if r["way"] in MODES]
 
 
 def _cost(model: PreTrainedModel, prompt: Prompt, method: Method, store: Store) -> dict[str, float]:

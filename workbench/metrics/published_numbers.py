@@ -8,10 +8,7 @@ TABLE_3: dict[str, Any] = {
     "source": "Block-Attention for Efficient Prefilling, Table 3 (Llama-3-8B shape, H20 GPUs, 50 tokens of user input)",
     "length": (50, 512, 1024, 2048, 4096, 8192, 16384, 32768),
     "ttft_ms": {"full": (26, 50, 87, 167, 330, 691, 1515, 3638), "block": (26, 26, 26, 26, 27, 29, 34, 45)},
-    "flops": {
-        "full": (7.5e11, 7.6e12, 1.5e13, 3.0e13, 6.1e13, 1.2e14, 2.45e14, 4.9e14),
-        "block": (7.5e11,) * 8,
-    },
+    "flops": {"full": (7.5e11, 7.6e12, 1.5e13, 3.0e13, 6.1e13, 1.2e14, 2.45e14, 4.9e14), "block": (7.5e11,) * 8},
 }
 QUESTION = 50  # tokens of user input in TABLE_3
 

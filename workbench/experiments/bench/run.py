@@ -10,7 +10,6 @@ command and the versions that it was measured with.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from workbench.experiments.bench import choices, named, workloads
 from workbench.experiments.bench.timing import Roof, Time, measure, roof
 from workbench.experiments.bench.variants import variants
 from workbench.experiments.bench.workloads import Workload
+from workbench.experiments.record import version_of
 
 WORKLOADS = {**workloads.WORKLOADS, **choices.WORKLOADS}
 LIBRARIES = ("torch", "triton", "transformers", "flashinfer-python")
@@ -55,23 +55,14 @@ def gpu_facts() -> dict[str, Any]:
     gpu = torch.cuda.get_device_properties(0)
     facts = {"card": gpu.name, "processors": gpu.multi_processor_count}
     facts |= {"memory_gib": round(gpu.total_memory / 2**30, 1), "cuda": torch.version.cuda, "driver": driver()}
-    return facts | {"versions": {name: _version(name) for name in LIBRARIES}}
+    return facts | {"versions": {name: version_of(name) for name in LIBRARIES}}
 
 
 def driver(path: Path = DRIVER) -> str | None:
     """Read the version of the NVIDIA driver; None where the system does not say."""
-    try:
-        match = re.search(r"Module.*?\s(\d+\.[\d.]+)", path.read_text())
-    except OSError:
-        return None
+    text = path.read_text() if path.is_file() else ""
+    match = re.search(r"Module.*?\s(\d+\.[\d.]+)", text)
     return match.group(1) if match else None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def entry(work: Workload, ceiling: Roof) -> dict[str, Any]:
