@@ -49,10 +49,10 @@ def load(
         raise BadInput(
             f"unknown data {name!r}: allowed are {', '.join(names())} or a file ({', '.join(files.ENDINGS)})"
         )
-    found = files.read(name_or_path)
-    if samples is not None and samples < len(found):
-        found = [found[i] for i in sorted(Random(f"draw {seed}").sample(range(len(found)), samples))]
-    return found if passages is None else [_cut(sample, passages) for sample in found]
+    read = files.read(name_or_path)
+    if samples is not None and samples < len(read):
+        read = [read[i] for i in sorted(Random(f"draw {seed}").sample(range(len(read)), samples))]
+    return read if passages is None else [_cut(sample, passages) for sample in read]
 
 
 def corpus(

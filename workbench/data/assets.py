@@ -8,10 +8,8 @@ from pathlib import Path
 
 from workbench.core.errors import BadInput
 
-_checkout = Path(__file__).resolve().parents[2]
-ROOT = (
-    _checkout / "data" if (_checkout / "pyproject.toml").is_file() else Path(__file__).resolve().parents[1] / "shipped"
-)
+_package, _checkout = Path(__file__).resolve().parents[1:3]
+ROOT = _checkout / "data" if (_checkout / "pyproject.toml").is_file() else _package / "shipped"
 
 
 def models() -> list[str]:
@@ -27,16 +25,12 @@ def corpora() -> list[str]:
 def model_path(name: str) -> Path:
     """Folder of the shipped model `name`, e.g. `lab-full`."""
     if name not in models():
-        raise BadInput(f"unknown model {name!r}: shipped are {_listed(models())}")
+        raise BadInput(f"unknown model {name!r}: shipped are {', '.join(models()) or 'none'}")
     return ROOT / "models" / name
 
 
 def corpus_path(name: str) -> Path:
     """JSON-lines file of the shipped corpus `name`, e.g. `lab`."""
     if name not in corpora():
-        raise BadInput(f"unknown corpus {name!r}: shipped are {_listed(corpora())}")
+        raise BadInput(f"unknown corpus {name!r}: shipped are {', '.join(corpora()) or 'none'}")
     return ROOT / name / "sample.jsonl"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) or "none"

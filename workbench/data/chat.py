@@ -5,7 +5,7 @@ A turn is a `Sample`: its passages are what the user pastes (none in some turns)
 Kinds of question
     told now     a fact of the passage that comes with the question
     told before  a fact of an earlier turn, whose passage names its subject
-    follow-up    a fact of an earlier turn that went on about somebody ("She …") of a turn before it
+    follow-up    a fact of an earlier turn that went on about a person ("She …") of a turn before it
 """
 
 from collections.abc import Iterator
@@ -59,9 +59,9 @@ def _conversation(name: str, turns: int, memory: int) -> Iterator[Sample]:
 
 
 def _turn(name: str, world: World, told: list[_Told], turn: int) -> Sample:
-    found = _questions(told, turn)
-    kind = world.rng.choice([kind for kind in KINDS if found[kind]])
-    entity, fact = world.rng.choice(found[kind])
+    subjects = _questions(told, turn)
+    kind = world.rng.choice([kind for kind in KINDS if subjects[kind]])
+    entity, fact = world.rng.choice(subjects[kind])
     question = world.ask("continuation" if kind == "follow-up" else "single-hop", (entity, fact))
     pasted = tuple(one.entity.passages[one.page] for one in told if one.turn == turn)
     return Sample(name, question.text, question.answers, pasted, question.titles, 1, kind)
@@ -69,12 +69,12 @@ def _turn(name: str, world: World, told: list[_Told], turn: int) -> Sample:
 
 def _questions(told: list[_Told], turn: int) -> dict[str, list[tuple[Entity, Fact]]]:
     """What can be asked, by kind. A follow-up needs both passages of its entity."""
-    found: dict[str, list[tuple[Entity, Fact]]] = {kind: [] for kind in KINDS}
+    subjects: dict[str, list[tuple[Entity, Fact]]] = {kind: [] for kind in KINDS}
     named = {id(one.entity) for one in told if one.page == 0}
     for one in told:
         facts = [(one.entity, fact) for fact in one.entity.facts[one.page]]
         if one.page == 0:
-            found["told now" if one.turn == turn else "told before"] += facts
+            subjects["told now" if one.turn == turn else "told before"] += facts
         elif one.turn < turn and id(one.entity) in named:
-            found["follow-up"] += facts
-    return found
+            subjects["follow-up"] += facts
+    return subjects

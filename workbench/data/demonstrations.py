@@ -33,21 +33,17 @@ def requests(n: int, seed: int = 0, shots: int = 4) -> list[Request]:
         raise BadInput(f"requests is {n}; at least 1 is needed")
     if not 1 <= shots <= POOL:
         raise BadInput(f"shots is {shots}; a request has 1 to {POOL} demonstrations")
-    found = []
+    listed = []
     for i in range(n):
         if i % PER_POOL == 0:
             rng = Random(f"demonstrations {seed} {i // PER_POOL}")
             world = World(rng, POOL + OWN, Style(continued=0.0))
             pool = [(entity, _ask(f"shot-{seed}-{i}-{at}", world, entity)) for at, entity in enumerate(world.documents)]
-        found.append(_request(f"icl-{seed}-{i}", world, pool, shots, KINDS[i % 2]))
-    return found
-
-
-def _request(name: str, world: World, pool: list[tuple[Entity, Sample]], shots: int, kind: str) -> Request:
-    chosen = world.rng.sample(pool[:POOL], shots)
-    entity = world.rng.choice(pool[POOL:] if kind == "own passage" else chosen)[0]
-    asked = _ask(name, world, entity, kind)
-    return Request(tuple(sample for _, sample in chosen), asked)
+        chosen, kind = rng.sample(pool[:POOL], shots), KINDS[i % 2]
+        entity, _ = rng.choice(pool[POOL:] if kind == "own passage" else chosen)
+        demonstrations = tuple(sample for _, sample in chosen)
+        listed.append(Request(demonstrations, _ask(f"icl-{seed}-{i}", world, entity, kind)))
+    return listed
 
 
 def _ask(name: str, world: World, entity: Entity, kind: str = "own passage") -> Sample:

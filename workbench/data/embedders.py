@@ -39,8 +39,7 @@ def check(embedder: str) -> None:
 
 
 def _tfidf(texts: Sequence[str]) -> np.ndarray:
-    # heavy, and nothing else needs it
-    from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+    from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer  # heavy, and only needed here
 
     counts = HashingVectorizer(n_features=COLUMNS, alternate_sign=False, norm=None).transform(texts)
     return TfidfTransformer().fit_transform(counts).toarray().astype(np.float32)

@@ -1,7 +1,7 @@
-"""States of a card game, frame after frame: long JSON in which next to nothing changes (Block-Attention, appendix A).
+"""States of a card game, frame after frame: long JSON in which little changes (Block-Attention, appendix A).
 
 A hall in which Dou dizhu is played at several tables. A frame is one move at one table: a player plays cards or passes,
-and a table whose round is over deals anew. The state of a table is one JSON object,
+and a table whose round is over deals a new hand. The state of a table is one JSON object,
 
     {"turn": 2, "lead": "pair 7", "chips": [30, 27, 33], "S3": [1], "H3": [], …}
 
@@ -124,7 +124,7 @@ class _Table:
         self.turn = player % 3 + 1
         if not options or (self.lead and self.rng.random() < 0.2):
             self.passes += 1
-            if self.passes == 2:  # nobody beat it: its player leads anew
+            if self.passes == 2:  # no player beat it: its player leads
                 self.lead, self.passes = None, 0
             return f"player {player} passes"
         name, rank, cards = self.rng.choice(options[:3])  # low ones first
@@ -141,7 +141,7 @@ class _Table:
         for card, player in self.held.items():
             if player == self.turn:
                 hand.setdefault(RANKS.index(card[1]), []).append(card)
-        found = [
+        combinations = [
             (name, rank, tuple(cards[:size]))
             for name, size in (("single", 1), ("pair", 2), ("triple", 3), ("bomb", 4))
             for rank, cards in sorted(hand.items())
@@ -149,10 +149,10 @@ class _Table:
         ]
         for low in range(8):  # up to T J Q K A
             if all(low + i in hand for i in range(5)):
-                found.append(("straight", low, tuple(hand[low + i][0] for i in range(5))))
+                combinations.append(("straight", low, tuple(hand[low + i][0] for i in range(5))))
         if 13 in hand and 14 in hand:
-            found.append(("rocket", 14, (*hand[13], *hand[14])))
-        allowed = [option for option in found if self._beats(option[0], option[1])]
+            combinations.append(("rocket", 14, (*hand[13], *hand[14])))
+        allowed = [option for option in combinations if self._beats(option[0], option[1])]
         return sorted(allowed, key=lambda option: (option[0] in ("bomb", "rocket"), option[1], -len(option[2])))
 
     def _beats(self, name: str, rank: int) -> bool:

@@ -7,13 +7,7 @@ from workbench.core.errors import BadInput
 from workbench.data.lab_world import KINDS, World, passages_of
 from workbench.data.sample import Sample
 
-SHARE_OF = {  # where no kinds are named
-    "single-hop": 0.25,
-    "continuation": 0.35,
-    "two-hop": 0.15,
-    "comparison": 0.10,
-    "order": 0.15,
-}
+SHARE_OF = {"single-hop": 0.25, "continuation": 0.35, "two-hop": 0.15, "comparison": 0.10, "order": 0.15}
 MOST_PASSAGES = 40
 
 
@@ -24,8 +18,7 @@ def samples(
 
     Each world holds half as many passages again as one context and serves `per_world` samples, so passages come back
     from sample to sample as they do in a real index. Worlds of different seeds share nothing but the vocabulary.
-
-    `kinds` come equally often; without it, all in their shares.
+    `kinds` come equally often; without it, all by `SHARE_OF`.
 
     Raises BadInput for an unknown kind, a context outside 1 to 40 passages, or one too small for the kinds asked.
     """
@@ -48,8 +41,8 @@ def _sample(world: World, name: str, passages: int, kinds: Mapping[str, float]) 
     kind = world.rng.choices(tuple(kinds), tuple(kinds.values()))[0]
     for attempt in range(2000):
         context = world.context(passages)
-        if len(passages_of(context)) == passages and (found := world.questions(context)[kind]):
-            question = world.ask(kind, world.rng.choice(found))
+        if len(passages_of(context)) == passages and (subjects := world.questions(context)[kind]):
+            question = world.ask(kind, world.rng.choice(subjects))
             hops = 2 if kind in ("two-hop", "comparison") else 1
             return Sample(name, question.text, question.answers, passages_of(context), question.titles, hops, kind)
         if attempt % 10 == 9:  # a small world may have none: another one does

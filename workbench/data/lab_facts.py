@@ -25,7 +25,7 @@ def statements(ctxs: Sequence[Passage]) -> list[Statement]:
 
     A company's other name is stated as the relation "alias".
     """
-    found, subject = [], ""
+    stated, subject = [], ""
     for passage in ctxs:
         subject = subject if passage.title.startswith(CONTINUED) else passage.title
         for sentence in re.split(r"(?<=\.)\s+", passage.text):
@@ -33,8 +33,8 @@ def statements(ctxs: Sequence[Passage]) -> list[Statement]:
             if told:
                 relation, match = told
                 thing = f"the {match['o']}" if relation == "alias" else match["o"]
-                found.append(Statement(subject, relation, thing))
-    return found
+                stated.append(Statement(subject, relation, thing))
+    return stated
 
 
 def supported(sample: Sample) -> tuple[str, ...]:
@@ -50,18 +50,18 @@ def supported(sample: Sample) -> tuple[str, ...]:
         if match := rule.fullmatch(sample.question):
             years = {s.subject: int(s.object) for s in told if s.relation == relation and s.subject in match.groups()}
             first = [name for name in years if len(years) == 2 and years[name] < max(years.values())]
-            return tuple(name for one in first for name in _names(one, told))
-    found: list[str] = []
+            return tuple(alias for name in first for alias in _names(name, told))
+    answers: list[str] = []
     readings = list(_asked(sample.question))
     for asked, subject in readings:
-        for one in _subjects(subject, told):
-            things = [s.object for s in told if s.relation == asked and s.subject == one]
-            found += [name for thing in things for name in _names(thing, told)]
+        for name in _subjects(subject, told):
+            things = [s.object for s in told if s.relation == asked and s.subject == name]
+            answers += [alias for thing in things for alias in _names(thing, told)]
     if not readings:
         raise BadInput(
             f"the lab corpus does not ask {sample.question!r}: only its own questions can be checked exactly"
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(answers))
 
 
 def asked(question: str) -> str:

@@ -4,6 +4,7 @@ A relation is the kind of thing it points at, the sentences that state it and th
 the subject of a sentence (a name or a pronoun), `{n}` the name in a question and `{o}` the object, which is the answer.
 """
 
+import re
 from dataclasses import dataclass
 from itertools import product
 
@@ -20,49 +21,31 @@ def _coin(heads: str, tails: str, count: int) -> tuple[str, ...]:
 
 _HEADS = "Bar Cal Dor Fen Gar Hal Jar Kel Lor Mar Nel Os Per Quar Ros Sel Tam Ul Ver Wil"
 
-WOMEN = _words(
-    "Ada Alma Anna Berta Clara Cora Dina Edith Ella Emma Flora Greta Hanna Helen Ida Irma Jane Julia Karin Laura "
-    "Lena Lydia Maria Martha Mina Nora Olga Paula Petra Rosa Ruth Sara Sofia Tilda Ursula Vera Wanda Yara Zita "
-    "Zoe"
-)
-MEN = _words(
-    "Adam Albert Anton Arthur Boris Carl Conrad David Edgar Emil Erik Felix Frank Georg Hugo Igor Ivan Jakob "
-    "Jonas Karl Konrad Leo Ludwig Martin Max Nils Oscar Otto Paul Peter Ralf Robert Simon Theo Thomas Ulrich "
-    "Viktor Walter Werner Yuri"
-)
+WOMEN = _words("""Ada Alma Anna Berta Clara Cora Dina Edith Ella Emma Flora Greta Hanna Helen Ida Irma Jane Julia Karin
+Laura Lena Lydia Maria Martha Mina Nora Olga Paula Petra Rosa Ruth Sara Sofia Tilda Ursula Vera Wanda Yara Zita Zoe""")
+MEN = _words("""Adam Albert Anton Arthur Boris Carl Conrad David Edgar Emil Erik Felix Frank Georg Hugo Igor Ivan Jakob
+Jonas Karl Konrad Leo Ludwig Martin Max Nils Oscar Otto Paul Peter Ralf Robert Simon Theo Thomas Ulrich Viktor Walter
+Werner Yuri""")
 LAST_NAMES = _coin(_HEADS, "vane low ric sen man dell", 80)
 COMPANIES = _coin(_HEADS, "dex ova tron lix nix", 80)
 COMPANY_KINDS = _words("Labs Works Group Brothers Mills Partners")
 PLACES = _coin(_HEADS, "ton by mere stead holm wick", 80)
 RIVERS = _coin(_HEADS, "ay ene", 40)
 YEARS = tuple(str(year) for year in range(1940, 1990))
-ALIASES = _words(
-    "Anchor Arrow Badger Beacon Bell Candle Castle Comet Compass Crown Dolphin Eagle Falcon Feather Fountain "
-    "Garden Hammer Harbour Hawk Horizon Ladder Lantern Lark Lion Mirror Moon Needle Orchard Owl Pillar Pyramid "
-    "Raven Ribbon River Rocket Saddle Sail Shield Sparrow Tower"
-)
-PROFESSIONS = _words(
-    "baker barber boxer brewer butcher carpenter chemist cobbler composer cook dancer dentist doctor driver "
-    "farmer fisher gardener geologist glazier judge lawyer librarian mason mechanic miller miner nurse painter "
-    "pilot plumber poet potter printer roofer sailor sculptor singer surgeon tailor teacher translator watchmaker "
-    "weaver welder"
-)
-INSTRUMENTS = _words(
-    "accordion bassoon cello clarinet cornet drums flute guitar harp horn lute mandolin oboe organ piano trombone "
-    "trumpet tuba viola violin"
-)
-ANIMALS = _words(
-    "beetle camel canary cat cow dog donkey duck ferret goat goose hamster hen horse lizard parrot pony rabbit "
-    "sheep turtle"
-)
-GOODS = _words(
-    "bicycles boats bottles bricks brushes buttons candles carpets chairs clocks coats combs engines gloves hats "
-    "kettles knives lamps locks maps matches nails paper pens pipes pumps radios ropes shoes tents toys umbrellas"
-)
-DISHES = _words(
-    "bread cakes cheese cherries chocolate cider fish ham honey jam mustard noodles olives onions pancakes pears "
-    "pies sausages soup wine"
-)
+ALIASES = _words("""Anchor Arrow Badger Beacon Bell Candle Castle Comet Compass Crown Dolphin Eagle Falcon Feather
+Fountain Garden Hammer Harbour Hawk Horizon Ladder Lantern Lark Lion Mirror Moon Needle Orchard Owl Pillar Pyramid Raven
+Ribbon River Rocket Saddle Sail Shield Sparrow Tower""")
+PROFESSIONS = _words("""baker barber boxer brewer butcher carpenter chemist cobbler composer cook dancer dentist doctor
+driver farmer fisher gardener geologist glazier judge lawyer librarian mason mechanic miller miner nurse painter pilot
+plumber poet potter printer roofer sailor sculptor singer surgeon tailor teacher translator watchmaker weaver welder""")
+INSTRUMENTS = _words("""accordion bassoon cello clarinet cornet drums flute guitar harp horn lute mandolin oboe organ
+piano trombone trumpet tuba viola violin""")
+ANIMALS = _words("""beetle camel canary cat cow dog donkey duck ferret goat goose hamster hen horse lizard parrot pony
+rabbit sheep turtle""")
+GOODS = _words("""bicycles boats bottles bricks brushes buttons candles carpets chairs clocks coats combs engines gloves
+hats kettles knives lamps locks maps matches nails paper pens pipes pumps radios ropes shoes tents toys umbrellas""")
+DISHES = _words("""bread cakes cheese cherries chocolate cider fish ham honey jam mustard noodles olives onions pancakes
+pears pies sausages soup wine""")
 COLOURS = _words("black blue brown gold green grey pink purple red silver white yellow")
 
 
@@ -77,134 +60,76 @@ class Relation:
     noun: str = ""  # "the employer of {n}", where a question may go through it to a second fact
 
 
-RELATIONS: dict[str, tuple[Relation, ...]] = {
-    "person": (
-        Relation(
-            "profession",
-            "profession",
-            ("{s} is a {o} by trade.", "{s} works as a {o}.", "{s} earns money as a {o}."),
-            ("What is the profession of {n}?", "What does {n} do for a living?"),
-        ),
-        Relation(
-            "employer",
-            "company",
-            ("{s} works for {o}.", "{s} has a job at {o}.", "{s} is employed by {o}."),
-            ("Who does {n} work for?", "Which company employs {n}?"),
-            "the employer of {n}",
-        ),
-        Relation(
-            "home",
-            "place",
-            ("{s} lives in {o}.", "{s} has a house in {o}.", "{s} settled down in {o}."),
-            ("Where does {n} live?", "In which town does {n} live?"),
-            "the home town of {n}",
-        ),
-        Relation(
-            "origin",
-            "place",
-            ("{s} comes from {o}.", "{s} is a native of {o}.", "{s} grew up in {o}."),
-            ("Where does {n} come from?", "Where did {n} grow up?"),
-            "the place {n} comes from",
-        ),
-        Relation(
-            "born",
-            "year",
-            ("{s} was born in {o}.", "{s} was born in the year {o}."),
-            ("When was {n} born?", "In which year was {n} born?"),
-        ),
-        Relation(
-            "instrument",
-            "instrument",
-            ("{s} plays the {o}.", "{s} practises the {o}.", "{s} is fond of the {o}."),
-            ("Which instrument does {n} play?", "What does {n} like to play?"),
-        ),
-        Relation(
-            "animal",
-            "animal",
-            ("{s} keeps a {o}.", "{s} owns a {o}.", "{s} looks after a {o}."),
-            ("Which animal does {n} keep?", "What animal does {n} own?"),
-        ),
-        Relation(
-            "teacher",
-            "person",
-            ("{s} was taught by {o}.", "{s} learned the craft from {o}.", "{s} was trained by {o}."),
-            ("Who taught {n}?", "Who trained {n}?"),
-            "the teacher of {n}",
-        ),
-    ),
-    "company": (
-        Relation(
-            "seat",
-            "place",
-            ("{s} is based in {o}.", "{s} has an office in {o}.", "{s} is run from {o}."),
-            ("Where is {n} based?", "Where does {n} have an office?"),
-            "the town where {n} is based",
-        ),
-        Relation(
-            "founder",
-            "person",
-            ("{s} was founded by {o}.", "{s} was set up by {o}.", "{s} was started by {o}."),
-            ("Who founded {n}?", "Who started {n}?"),
-            "the founder of {n}",
-        ),
-        Relation(
-            "opened",
-            "year",
-            ("{s} opened in {o}.", "{s} has existed since {o}."),
-            ("When did {n} open?", "In which year did {n} open?"),
-        ),
-        Relation(
-            "product",
-            "goods",
-            ("{s} makes {o}.", "{s} produces {o}.", "{s} sells {o}."),
-            ("What does {n} make?", "What does {n} sell?"),
-        ),
-        Relation(
-            "emblem",
-            "colour",
-            ("{s} has a {o} emblem.", "{s} uses a {o} emblem."),
-            ("What colour is the emblem of {n}?", "Which colour does {n} use?"),
-        ),
-    ),
-    "place": (
-        Relation(
-            "river",
-            "river",
-            ("{s} lies on the {o}.", "{s} stands on the banks of the {o}."),
-            ("On which river does {n} lie?", "Which river flows by {n}?"),
-        ),
-        Relation(
-            "mayor",
-            "person",
-            ("{s} is governed by {o}.", "{s} has elected {o} as mayor."),
-            ("Who is the mayor of {n}?", "Who governs {n}?"),
-            "the mayor of {n}",
-        ),
-        Relation(
-            "dish",
-            "dish",
-            ("{s} is famous for {o}.", "{s} is known for good {o}."),
-            ("What is {n} famous for?", "What is {n} known for?"),
-        ),
-        Relation(
-            "settled",
-            "year",
-            ("{s} was settled in {o}.", "{s} dates from {o}."),
-            ("When was {n} settled?", "In which year was {n} settled?"),
-        ),
-    ),
-}
+def _sentences(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\S.*?[.?](?= |$)", text))
 
-LISTS: dict[str, tuple[str, ...]] = {
-    "profession": PROFESSIONS,
-    "year": YEARS,
-    "instrument": INSTRUMENTS,
-    "animal": ANIMALS,
-    "goods": GOODS,
-    "dish": DISHES,
-    "colour": COLOURS,
-    "river": RIVERS,
-}
+
+def _relations(table: str) -> dict[str, tuple[Relation, ...]]:
+    """Read relations of three lines: `kind of subject, name, target, noun`, the sentences and the questions."""
+    lines = [line.strip() for line in table.strip().splitlines()]
+    relations: dict[str, tuple[Relation, ...]] = {}
+    for head, says, asks in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
+        kind, name, target, *noun = head.split(maxsplit=3)
+        relations[kind] = (*relations.get(kind, ()), Relation(name, target, _sentences(says), _sentences(asks), *noun))
+    return relations
+
+
+RELATIONS = _relations("""
+person profession profession
+    {s} is a {o} by trade. {s} works as a {o}. {s} earns money as a {o}.
+    What is the profession of {n}? What does {n} do for a living?
+person employer company the employer of {n}
+    {s} works for {o}. {s} has a job at {o}. {s} is employed by {o}.
+    Who does {n} work for? Which company employs {n}?
+person home place the home town of {n}
+    {s} lives in {o}. {s} has a house in {o}. {s} settled down in {o}.
+    Where does {n} live? In which town does {n} live?
+person origin place the place {n} comes from
+    {s} comes from {o}. {s} is a native of {o}. {s} grew up in {o}.
+    Where does {n} come from? Where did {n} grow up?
+person born year
+    {s} was born in {o}. {s} was born in the year {o}.
+    When was {n} born? In which year was {n} born?
+person instrument instrument
+    {s} plays the {o}. {s} practises the {o}. {s} is fond of the {o}.
+    Which instrument does {n} play? What does {n} like to play?
+person animal animal
+    {s} keeps a {o}. {s} owns a {o}. {s} looks after a {o}.
+    Which animal does {n} keep? What animal does {n} own?
+person teacher person the teacher of {n}
+    {s} was taught by {o}. {s} learned the craft from {o}. {s} was trained by {o}.
+    Who taught {n}? Who trained {n}?
+company seat place the town where {n} is based
+    {s} is based in {o}. {s} has an office in {o}. {s} is run from {o}.
+    Where is {n} based? Where does {n} have an office?
+company founder person the founder of {n}
+    {s} was founded by {o}. {s} was set up by {o}. {s} was started by {o}.
+    Who founded {n}? Who started {n}?
+company opened year
+    {s} opened in {o}. {s} has existed since {o}.
+    When did {n} open? In which year did {n} open?
+company product goods
+    {s} makes {o}. {s} produces {o}. {s} sells {o}.
+    What does {n} make? What does {n} sell?
+company emblem colour
+    {s} has a {o} emblem. {s} uses a {o} emblem.
+    What colour is the emblem of {n}? Which colour does {n} use?
+place river river
+    {s} lies on the {o}. {s} stands on the banks of the {o}.
+    On which river does {n} lie? Which river flows by {n}?
+place mayor person the mayor of {n}
+    {s} is governed by {o}. {s} has elected {o} as mayor.
+    Who is the mayor of {n}? Who governs {n}?
+place dish dish
+    {s} is famous for {o}. {s} is known for good {o}.
+    What is {n} famous for? What is {n} known for?
+place settled year
+    {s} was settled in {o}. {s} dates from {o}.
+    When was {n} settled? In which year was {n} settled?
+""")
+
+LISTS = {"profession": PROFESSIONS, "year": YEARS, "instrument": INSTRUMENTS, "animal": ANIMALS, "goods": GOODS}
+LISTS |= {"dish": DISHES, "colour": COLOURS, "river": RIVERS}
 
 ALSO_CALLED = ("{s} is also called the {o}.", "{s} trades as the {o}.", "{s} is better known as the {o}.")
 EARLIER = {  # which of two years comes first: relation -> questions about two names
@@ -219,18 +144,11 @@ PLACED = {  # questions about where a passage stands; its title is the answer
 PRONOUNS = {"woman": "She", "man": "He", "company": "It", "place": "It"}
 CONTINUED = "Continued"  # the title of a passage that goes on where the one before it stopped
 
-ASIDES = (  # sentences that say nothing one could ask for
-    "Not much else is known about {s}.",
-    "Several old letters mention {s}.",
-    "A short film about {s} was never finished.",
-    "The local paper once wrote about {s}.",
-    "Many visitors ask about {s}.",
-    "There is a small display about {s} in the museum.",
-    "Some of these details were added later.",
-    "The records of that time are incomplete.",
-    "Nobody seems to remember why.",
-    "A photograph of {s} hangs in the library.",
-    "Two different books tell the same story.",
-    "This has been confirmed by several witnesses.",
+ASIDES = _sentences(  # that say nothing one could ask for
+    "Not much else is known about {s}. Several old letters mention {s}. A short film about {s} was never finished. The "
+    "local paper once wrote about {s}. Many visitors ask about {s}. There is a small display about {s} in the museum. "
+    "Some of these details were added later. The records of that time are incomplete. Nobody seems to remember why. A "
+    "photograph of {s} hangs in the library. Two different books tell the same story. This has been confirmed by "
+    "several witnesses."
 )
 OBJECT_PRONOUNS = {"She": "her", "He": "him", "It": "it"}

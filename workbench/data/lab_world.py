@@ -21,25 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from workbench.data.lab_words import (
-    ALIASES,
-    ALSO_CALLED,
-    ASIDES,
-    COMPANIES,
-    COMPANY_KINDS,
-    CONTINUED,
-    EARLIER,
-    LAST_NAMES,
-    LISTS,
-    MEN,
-    OBJECT_PRONOUNS,
-    PLACED,
-    PLACES,
-    PRONOUNS,
-    RELATIONS,
-    WOMEN,
-    Relation,
-)
+from workbench.data import lab_words as words
+from workbench.data.lab_words import ALSO_CALLED, CONTINUED, EARLIER, LISTS, PLACED, PRONOUNS, RELATIONS, Relation
 from workbench.data.sample import Passage
 
 KINDS = ("single-hop", "continuation", "two-hop", "comparison", "order", "epithet")
@@ -94,7 +77,7 @@ class World:
 
     def __init__(self, rng: Random, passages: int, style: Style = Style()):
         self.rng, self.style = rng, style
-        self._last, self._professions = list(LAST_NAMES), list(LISTS["profession"])
+        self._last, self._professions = list(words.LAST_NAMES), list(LISTS["profession"])
         rng.shuffle(self._last)
         rng.shuffle(self._professions)
         alike = rng.random() < style.alike
@@ -106,18 +89,16 @@ class World:
             self._write(entity, self._find(entity))
 
     def _entities(self, passages: int) -> list[Entity]:
-        rng, found, left = self.rng, [], passages
-        companies, places = rng.sample(COMPANIES, min(passages, 40)), rng.sample(PLACES, min(passages, 40))
-        aliases = rng.sample(ALIASES, min(passages, 40))
+        rng, documents, left = self.rng, [], passages
+        most = min(passages, 40)
+        companies, places, aliases = (rng.sample(x, most) for x in (words.COMPANIES, words.PLACES, words.ALIASES))
         while left > 0:
             kind = self._only or rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
             if kind == "person":
-                woman = rng.random() < 0.5
-                first = rng.choice(WOMEN if woman else MEN)
-                new = Entity(kind, f"{first} {self._last.pop()}", PRONOUNS["woman" if woman else "man"])
+                new = person(rng, self._last)
             elif kind == "company":
                 alias = f"the {aliases.pop()}"
-                new = Entity(kind, f"{companies.pop()} {rng.choice(COMPANY_KINDS)}", PRONOUNS[kind], alias)
+                new = Entity(kind, f"{companies.pop()} {rng.choice(words.COMPANY_KINDS)}", PRONOUNS[kind], alias)
             else:
                 new = Entity(kind, places.pop(), PRONOUNS[kind])
             two = left > 1 and kind != "place" and rng.random() < self.style.continued
@@ -125,9 +106,9 @@ class World:
             if kind == "company" and not two and rng.random() < 0.5:
                 new.alias = ""
             left -= len(new.facts)
-            found.append(new)
-        rng.shuffle(found)
-        return found
+            documents.append(new)
+        rng.shuffle(documents)
+        return documents
 
     def _object(self, relation: Relation, subject: Entity) -> Fact:
         rng = self.rng
@@ -142,10 +123,10 @@ class World:
                 by_alias = target.alias and rng.random() < self.style.aliases
                 return Fact(relation, target.alias if by_alias else target.name, target)
         if relation.target == "person":
-            return Fact(relation, f"{rng.choice(WOMEN + MEN)} {self._last[rng.randrange(len(self._last))]}")
+            return Fact(relation, f"{rng.choice(words.WOMEN + words.MEN)} {self._last[rng.randrange(len(self._last))]}")
         if relation.target == "company":
-            return Fact(relation, f"{rng.choice(COMPANIES)} {rng.choice(COMPANY_KINDS)}")
-        return Fact(relation, rng.choice(PLACES))
+            return Fact(relation, f"{rng.choice(words.COMPANIES)} {rng.choice(words.COMPANY_KINDS)}")
+        return Fact(relation, rng.choice(words.PLACES))
 
     def _find(self, entity: Entity) -> str:
         """What is true of an entity, spread over its passages; returns how its second passage may call it."""
@@ -187,7 +168,7 @@ class World:
             sentences.append(sentence[0].upper() + sentence[1:])
         whole, rest = divmod(style.asides, 1)
         for _ in range(int(whole) + (rng.random() < rest)):
-            aside = rng.choice(ASIDES).format(s=OBJECT_PRONOUNS[entity.pronoun])
+            aside = rng.choice(words.ASIDES).format(s=words.OBJECT_PRONOUNS[entity.pronoun])
             sentences.insert(1 + rng.randrange(len(sentences)), aside)
         return sentences
 
@@ -203,35 +184,35 @@ class World:
     def questions(self, context: Sequence[Entity]) -> dict[str, list[tuple]]:
         """Everything that can be asked of a context, by kind, as arguments of `ask`."""
         here = {id(entity) for entity in context}
-        found: dict[str, list[tuple]] = {kind: [] for kind in KINDS}
+        by_kind: dict[str, list[tuple]] = {kind: [] for kind in KINDS}
         for entity in context:
             for fact in entity.facts[0]:
-                found["single-hop"].append((entity, fact))
+                by_kind["single-hop"].append((entity, fact))
                 if fact.relation.noun and fact.target and id(fact.target) in here:
-                    found["two-hop"] += [(entity, fact, second) for second in fact.target.facts[0]]
+                    by_kind["two-hop"] += [(entity, fact, second) for second in fact.target.facts[0]]
             for fact in entity.facts[1] if len(entity.facts) > 1 else ():
-                found["continuation"].append((entity, fact))
+                by_kind["continuation"].append((entity, fact))
                 if _epithet(entity):
-                    found["epithet"].append((entity, fact))
+                    by_kind["epithet"].append((entity, fact))
         for name in EARLIER:
             dated = [(e, f) for e in context for f in e.facts[0] if f.relation.name == name]
             if len({fact.object for _, fact in dated}) > 1:
-                found["comparison"].append((name, dated))
+                by_kind["comparison"].append((name, dated))
         if len(context) > 1:
-            found["order"] = [(end, context) for end in PLACED]
-        return found
+            by_kind["order"] = [(end, context) for end in PLACED]
+        return by_kind
 
     def ask(self, kind: str, about: tuple) -> Question:
         """One question of a kind, about one entry of `questions`."""
         rng = self.rng
         if kind == "comparison":
             name, dated = about
-            (one, first), (other, second) = rng.sample(dated, 2)
-            while first.object == second.object:
-                (one, first), (other, second) = rng.sample(dated, 2)
-            text = rng.choice(EARLIER[name]).format(n=one.name, m=other.name)
-            winner = one if int(first.object) < int(second.object) else other
-            return Question(text, winner.names, kind, (one.name, other.name))
+            pair = rng.sample(dated, 2)
+            while pair[0][1].object == pair[1][1].object:
+                pair = rng.sample(dated, 2)
+            winner, _ = min(pair, key=lambda entry: int(entry[1].object))
+            names = tuple(entity.name for entity, _ in pair)
+            return Question(rng.choice(EARLIER[name]).format(n=names[0], m=names[1]), winner.names, kind, names)
         if kind == "order":
             end, context = about
             title = passages_of(context)[0 if end == "first" else -1].title
@@ -246,6 +227,13 @@ class World:
             subject, titles = entity.name, tuple(p.title for p in entity.passages[: 1 + (kind == "continuation")])
         answers = (fact.object, *(n for n in fact.target.names if n != fact.object)) if fact.target else (fact.object,)
         return Question(rng.choice(fact.relation.asks).format(n=subject), answers, kind, titles)
+
+
+def person(rng: Random, last_names: list[str]) -> Entity:
+    """Draw a person, who takes a name from the end of `last_names`."""
+    woman = rng.random() < 0.5
+    first = rng.choice(words.WOMEN if woman else words.MEN)
+    return Entity("person", f"{first} {last_names.pop()}", PRONOUNS["woman" if woman else "man"])
 
 
 def _epithet(entity: Entity) -> str:

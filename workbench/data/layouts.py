@@ -82,18 +82,15 @@ def prompts(texts: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, 
     if bos and start is None:
         raise BadInput("the layout wants a BOS token and the tokenizer has none")
     distinct = list(dict.fromkeys(chain.from_iterable(texts)))
-    tokens = dict(zip(distinct, _encoded(distinct, tokenizer), strict=True))
-    found = []
+    encoded = tokenizer(distinct, add_special_tokens=False)["input_ids"] if distinct else []
+    tokens = dict(zip(distinct, encoded, strict=True))
+    listed = []
     for pieces in texts:
         blocks = [Block(tuple(tokens[piece]), label=_label(piece)) for piece in pieces]
         if bos:
             blocks[0] = Block((start, *blocks[0].tokens), label=blocks[0].label)
-        found.append(Prompt(tuple(blocks)))
-    return found
-
-
-def _encoded(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    return tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+        listed.append(Prompt(tuple(blocks)))
+    return listed
 
 
 def _label(piece: str) -> str:

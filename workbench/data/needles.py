@@ -10,38 +10,21 @@ The shipped lab model has learned to answer single, multi-key and tracking over 
 for models that follow instructions.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from workbench.core.errors import BadInput
-from workbench.data.lab_words import (
-    ASIDES,
-    COMPANIES,
-    COMPANY_KINDS,
-    LAST_NAMES,
-    LISTS,
-    MEN,
-    OBJECT_PRONOUNS,
-    PLACES,
-    PRONOUNS,
-    RELATIONS,
-    WOMEN,
-    Relation,
-)
+from workbench.data import lab_words as words
+from workbench.data.lab_words import COMPANY_KINDS, LISTS, PRONOUNS, RELATIONS, Relation
+from workbench.data.lab_world import Entity, person
 from workbench.data.sample import Passage, Sample
 
 TASKS = ("single", "multi-key", "multi-value", "tracking", "common")
 ASKED, TOWNS = ("employer", "home", "origin", "born", "instrument", "animal", "teacher"), ("home", "origin")
 VALUES, SHARE = 3, 0.4  # values of multi-value; share of the passages that say the common thing
 MOST = 60  # passages: the lists of names are no longer
-
-
-@dataclass(frozen=True)
-class Subject:
-    kind: str
-    name: str
-    pronoun: str
 
 
 @dataclass(frozen=True)
@@ -100,21 +83,18 @@ class _Haystack:
 
     def __init__(self, rng: Random):
         self.rng = rng
-        self.pools = {
-            name: rng.sample(words, len(words))
-            for name, words in (("last", LAST_NAMES), ("company", COMPANIES), ("place", PLACES))
-        }
+        lists = {"last": words.LAST_NAMES, "company": words.COMPANIES, "place": words.PLACES}
+        self.pools = {name: rng.sample(listed, len(listed)) for name, listed in lists.items()}
 
     def sample(self, name: str, task: str, passages: int, depth: float | None, hops: int) -> Sample:
         asked = [r for r in RELATIONS["person"] if r.name in (TOWNS if task == "common" else ASKED)]
         relation = self.rng.choice(asked)
-        hidden = {
-            "single": lambda: self._single(relation),
-            "multi-key": lambda: self._single(relation),
+        makers = {
             "multi-value": lambda: self._values(relation),
             "tracking": lambda: self._chain(hops),
             "common": lambda: self._common(relation, passages),
-        }[task]()
+        }
+        hidden = makers.get(task, lambda: self._single(relation))()
         same = task not in ("single", "tracking")
         context = [self._other(relation, same, hidden) for _ in range(passages - len(hidden.needles))]
         for i, needle in enumerate(hidden.needles):
@@ -130,13 +110,13 @@ class _Haystack:
 
     def _values(self, relation: Relation) -> Hidden:
         subject = self._subject("person")
-        found: list[str] = []
-        while len(found) < VALUES:
-            if (thing := self._object(relation)) not in found:
-                found.append(thing)
-        needles = tuple(self._passage(subject, [relation], thing) for thing in found)
+        things: dict[str, None] = {}
+        while len(things) < VALUES:
+            things[self._object(relation)] = None
+        needles = tuple(self._passage(subject, [relation], thing) for thing in things)
         question = f"{self.rng.choice(relation.asks).format(n=subject.name)} Name all."
-        return Hidden(needles, question, (f"{', '.join(found[:-1])} and {found[-1]}",), VALUES)
+        *first, last = things
+        return Hidden(needles, question, (f"{', '.join(first)} and {last}",), VALUES)
 
     def _chain(self, hops: int) -> Hidden:
         subject = self._subject(self.rng.choice(tuple(RELATIONS)))
@@ -155,43 +135,36 @@ class _Haystack:
     def _common(self, relation: Relation, passages: int) -> Hidden:
         thing, count = self._object(relation), max(2, round(SHARE * passages))
         needles = tuple(self._passage(self._subject("person"), [relation], thing) for _ in range(count))
-        question = (
-            self.rng.choice(relation.asks).replace("does {n}", "do most people").replace("did {n}", "did most people")
-        )
+        question = re.sub(r"(do|did)(es)? {n}", r"\1 most people", self.rng.choice(relation.asks))
         return Hidden(needles, question, (thing,), count)
 
     def _other(self, relation: Relation, same: bool, hidden: Hidden) -> Passage:
         """Says the `same` kind of thing of somebody else (each another town, where towns are asked), or nothing."""
         if same:
-            town = relation.target == "place" and next(p for p in self._towns() if p not in hidden.answers[0])
+            town = relation.target == "place" and next(
+                name for name in iter(self.pools["place"].pop, None) if name not in hidden.answers[0]
+            )
             return self._passage(self._subject("person"), [relation], town or "")
         subject = self._subject(self.rng.choice(tuple(RELATIONS)))
         others = [r for r in RELATIONS[subject.kind] if r.name != relation.name and r.noun == ""]
         return self._passage(subject, self.rng.sample(others, 2))
 
-    def _towns(self) -> Iterator[str]:
-        while True:
-            yield self.pools["place"].pop()
-
-    def _passage(self, subject: Subject, relations: Sequence[Relation], thing: str = "") -> Passage:
-        """States `thing` of the first relation, other things of the rest, and something that nobody asks for."""
+    def _passage(self, subject: Entity, relations: Sequence[Relation], thing: str = "") -> Passage:
+        """States `thing` of the first relation, other things of the rest, and something that no question asks for."""
         said = [(relation, (not i and thing) or self._object(relation)) for i, relation in enumerate(relations)]
-        sentences = []
-        for i, (relation, value) in enumerate(said):
-            sentences.append(self.rng.choice(relation.says).format(s=subject.pronoun if i else subject.name, o=value))
-        for aside in self.rng.sample(ASIDES, 2):
+        sentences = [
+            self.rng.choice(relation.says).format(s=subject.pronoun if i else subject.name, o=value)
+            for i, (relation, value) in enumerate(said)
+        ]
+        for aside in self.rng.sample(words.ASIDES, 2):
             place = self.rng.randint(1, len(sentences))
-            sentences.insert(place, aside.format(s=OBJECT_PRONOUNS[subject.pronoun]))
+            sentences.insert(place, aside.format(s=words.OBJECT_PRONOUNS[subject.pronoun]))
         return Passage(subject.name, " ".join(text[0].upper() + text[1:] for text in sentences))
 
-    def _subject(self, kind: str) -> Subject:
-        rng = self.rng
+    def _subject(self, kind: str) -> Entity:
         if kind == "person":
-            woman = rng.random() < 0.5
-            name = f"{rng.choice(WOMEN if woman else MEN)} {self.pools['last'].pop()}"
-            return Subject(kind, name, PRONOUNS["woman" if woman else "man"])
-        name = self.pools[kind].pop()
-        return Subject(kind, f"{name} {rng.choice(COMPANY_KINDS)}" if kind == "company" else name, PRONOUNS[kind])
+            return person(self.rng, self.pools["last"])
+        return Entity(kind, self._named(kind, self.pools[kind].pop()), PRONOUNS[kind])
 
     def _object(self, relation: Relation) -> str:
         """Something that is no subject of this haystack."""
@@ -199,6 +172,8 @@ class _Haystack:
         if relation.target in LISTS:
             return rng.choice(LISTS[relation.target])
         if relation.target == "person":
-            return f"{rng.choice(WOMEN + MEN)} {rng.choice(self.pools['last'])}"
-        name = rng.choice(self.pools[relation.target])
-        return f"{name} {rng.choice(COMPANY_KINDS)}" if relation.target == "company" else name
+            return f"{rng.choice(words.WOMEN + words.MEN)} {rng.choice(self.pools['last'])}"
+        return self._named(relation.target, rng.choice(self.pools[relation.target]))
+
+    def _named(self, kind: str, name: str) -> str:
+        return f"{name} {self.rng.choice(COMPANY_KINDS)}" if kind == "company" else name

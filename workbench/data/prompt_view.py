@@ -48,16 +48,9 @@ def of_sample(sample: Sample, source: str, tokenizer: PreTrainedTokenizerBase, l
     prompt = layout.prompt(sample, tokenizer)
     first = 1 if layout.system else 0
     supporting = [i + first for i, ctx in enumerate(sample.ctxs) if ctx.title in sample.supporting_titles]
-    kind = f", {sample.kind}" if sample.kind else ""
-    return Reading(
-        prompt,
-        texts(prompt, tokenizer),
-        f"{source}{kind}",
-        sample.question,
-        sample.answers,
-        tuple(supporting),
-        tuple(layout.pieces(sample)),
-    )
+    source += f", {sample.kind}" if sample.kind else ""
+    answer = (sample.question, sample.answers, tuple(supporting))
+    return Reading(prompt, texts(prompt, tokenizer), source, *answer, tuple(layout.pieces(sample)))
 
 
 def reading(

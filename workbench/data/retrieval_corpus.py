@@ -27,12 +27,12 @@ class Corpus:
     def of(cls, samples: Iterable[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> "Corpus":
         """All passages of `samples`, in the order in which they first occur."""
         listed = list(samples)
-        found: dict[Block, str] = {}
+        text_of: dict[Block, str] = {}
         for sample, prompt in zip(listed, layout.prompts(listed, tokenizer), strict=True):
             documents = prompt.context[len(prompt.context) - len(sample.ctxs) :]
             for passage, block in zip(sample.ctxs, documents, strict=True):
-                found.setdefault(block, f"{passage.title}\n{passage.text}")
-        return cls(tuple(found), tuple(found.values()))
+                text_of.setdefault(block, f"{passage.title}\n{passage.text}")
+        return cls(tuple(text_of), tuple(text_of.values()))
 
     @cached_property
     def key(self) -> str:
@@ -59,14 +59,13 @@ def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str
         raise BadInput(f"n is {n}: a corpus of {len(texts)} passages has 0 to {max(len(texts) - 1, 0)} neighbours each")
     if n == 0:
         return np.zeros((len(texts), 0), dtype=np.int64)
-    found = SEARCHES[search](embedders.embed(texts, embedder), n + 1)
-    others = found != np.arange(len(texts))[:, None]
-    return np.stack([row[keep][:n] for row, keep in zip(found, others, strict=True)])
+    numbers = SEARCHES[search](embedders.embed(texts, embedder), n + 1)
+    return np.stack([row[row != i][:n] for i, row in enumerate(numbers)])
 
 
 def _faiss(vectors: np.ndarray, k: int) -> np.ndarray:
     try:
-        import faiss  # heavy, and nothing else needs it
+        import faiss  # heavy, and only needed here
     except ImportError:
         raise BadInput(
             "search 'faiss' needs the package faiss-cpu: pip install faiss-cpu, or choose search 'exact'"
@@ -77,8 +76,7 @@ def _faiss(vectors: np.ndarray, k: int) -> np.ndarray:
 
 
 def _exact(vectors: np.ndarray, k: int) -> np.ndarray:
-    rows = [np.argsort(-(vectors @ vector), kind="stable")[:k] for vector in vectors]
-    return np.stack(rows)
+    return np.stack([np.argsort(-(vectors @ vector), kind="stable")[:k] for vector in vectors])
 
 
 SEARCHES: dict[str, Search] = {"faiss": _faiss, "exact": _exact}

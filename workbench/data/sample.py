@@ -1,5 +1,6 @@
 """One question with its passages and its answers: the record every reader and the lab corpus produce."""
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,11 +34,7 @@ class Sample:
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain JSON values; `from_json` reads it back."""
-        return asdict(self) | {
-            "answers": list(self.answers),
-            "ctxs": [asdict(passage) for passage in self.ctxs],
-            "supporting_titles": list(self.supporting_titles),
-        }
+        return json.loads(json.dumps(asdict(self)))
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Sample":
