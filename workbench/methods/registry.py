@@ -9,8 +9,8 @@ have a policy of one name (`OracleTiles`, `OracleTokens`). Its fields are its op
 
 import ast
 import re
-from collections.abc import Collection
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Collection
+from dataclasses import field, fields, is_dataclass
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -76,6 +76,43 @@ def spec_of(policy: Any) -> str:
     name = type(policy).__module__.rpartition(".")[2]
     options = [f"{field.name}={_plain(getattr(policy, field.name))}" for field in fields(policy) if field.repr]
     return f"{name}({', '.join(options)})" if options else name
+
+
+def option(default: Any, check: Callable[[str, Any], None]) -> Any:
+    """Declare an option of a policy; `check_options` lets `check` refuse what does not fit, by name and value."""
+    return field(default=default, metadata={"check": check})
+
+
+def ruled(default: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
+    """Declare an option that is refused as "NAME is VALUE: RULE" where it does not fit."""
+
+    def check(name: str, value: Any) -> None:
+        if not fits(value):
+            raise BadInput(f"{name} is {value!r}: {rule}")
+
+    return option(default, check)
+
+
+def whole(default: int | None, rule: str, least: int = 0) -> Any:
+    """Declare an option that is a whole number of at least `least`, or its default None."""
+    return ruled(default, rule, lambda value: value is default is None or is_whole(value, least))
+
+
+def system_blocks() -> Any:
+    """Declare how many blocks at the front of a prompt are no passages."""
+    return whole(1, "how many blocks at the front are no passages, 0 or more")
+
+
+def is_whole(value: Any, least: int = 0) -> bool:
+    """Return whether a value is a whole number of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_options(policy: Any) -> None:
+    """Raise BadInput for the first option of a policy whose value is not allowed."""
+    for declared in fields(policy):
+        if check := declared.metadata.get("check"):
+            check(declared.name, getattr(policy, declared.name))
 
 
 def _policy(module: ModuleType, name: str) -> type:

@@ -1,4 +1,4 @@
-"""What a passage saw before its keys and values were kept: one way a file, found by `names`."""
+"""What a passage saw before its keys and values were kept: one preparation a file, found by `names`."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -6,14 +6,13 @@ from typing import Any, Protocol
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.methods import registry
 from workbench.store import Store
 
 
 class Prepare(Protocol):
-    """A way to cache the context blocks of prompts."""
+    """Caches the context blocks of prompts."""
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
         """KV of every context block of every prompt: from `store`, or made now and kept there.
@@ -30,11 +29,6 @@ def names() -> list[str]:
 def named(spec: str, **given: Any) -> Prepare:
     """A preparation from `after_system` or `with_neighbours(n=4)`; `corpus=` is handed to those that need one."""
     return registry.made(__name__, spec, **given)
-
-
-def check_system(system: int) -> None:
-    if isinstance(system, bool) or not isinstance(system, int) or system < 0:
-        raise BadInput(f"system is {system!r}: how many blocks at the front are no passages, 0 or more")
 
 
 def shaped(prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[list[KV]]:

@@ -7,7 +7,8 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
-from workbench.methods.prepare import before, check_system, shaped
+from workbench.methods import registry
+from workbench.methods.prepare import before, shaped
 from workbench.store import Store, fetch
 
 
@@ -15,10 +16,10 @@ from workbench.store import Store, fetch
 class AfterSystem:
     """Each passage is encoded after the first `system` blocks of its prompt, from position |S| on."""
 
-    system: int = 1
+    system: int = registry.system_blocks()
 
     def __post_init__(self) -> None:
-        check_system(self.system)
+        registry.check_options(self)
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
         blocks = [block for prompt in prompts for block in prompt.context]

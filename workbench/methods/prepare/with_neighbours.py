@@ -19,7 +19,8 @@ from workbench.data.retrieval_corpus import Corpus, nearest
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import packs
 from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.methods.prepare import before, check_system, shaped
+from workbench.methods import registry
+from workbench.methods.prepare import before, shaped
 from workbench.models.spec import attach
 from workbench.store import Store, collect, fetch, fingerprint, key_of
 
@@ -37,16 +38,14 @@ class WithNeighbours:
     """
 
     corpus: Corpus = field(repr=False)
-    n: int = 10
+    n: int = registry.whole(10, "how many neighbours a passage is prepared with, 0 or more")
     embedder: str = "tfidf"
     search: str = "faiss"
-    system: int = 1
+    system: int = registry.system_blocks()
     table: np.ndarray = field(init=False, repr=False, compare=False)  # [N, n] numbers of every passage's neighbours
 
     def __post_init__(self) -> None:
-        check_system(self.system)
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 0:
-            raise BadInput(f"n is {self.n!r}: how many neighbours a passage is prepared with, 0 or more")
+        registry.check_options(self)
         embedders.check(self.embedder)
         object.__setattr__(self, "table", nearest(self.corpus.texts, self.n, self.embedder, self.search))
 

@@ -4,9 +4,9 @@ A selector scores the context tokens of a prompt; `choose` makes rows of scores.
 itself: -inf is never chosen, and without a ratio all other tokens are.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
+from workbench.engine.attention_maps import check_layers, check_softmax
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry
 from workbench.models.spec import attach
@@ -23,19 +24,37 @@ from workbench.models.spec import attach
 PARTS = ("kv", "k", "v")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Select(ABC):
-    """A way to find the tokens that matter. `system`: blocks at the front that are exact as cached, never chosen."""
+def layers(default: str, *words: str) -> Any:
+    """Declare the option of layers: one of `words`, or layer numbers."""
+    return registry.option(default, lambda _, value: check_layers(value, words))
 
-    system: int = 1
+
+def softmax() -> Any:
+    """Declare the option of what a softmax runs over."""
+    return registry.option("block", lambda _, value: check_softmax(value))
+
+
+def part() -> Any:
+    """Declare the option of what is compared: keys and values, keys or values."""
+    return registry.ruled("kv", f"allowed are {', '.join(PARTS)} (keys and values, keys, values)", PARTS.__contains__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Select:
+    """Finds the tokens that matter. `system`: blocks at the front that are exact as cached, never chosen."""
+
+    system: int = registry.system_blocks()
 
     def __post_init__(self) -> None:
-        if isinstance(self.system, bool) or not isinstance(self.system, int) or self.system < 0:
-            raise BadInput(f"system is {self.system!r}: how many blocks at the front are no passages, 0 or more")
+        registry.check_options(self)
 
-    @abstractmethod
+    def score(self, prompt: Prompt) -> Tensor:
+        """Score the T context tokens [T] by the prompt alone; a selector has this, or `scores`."""
+        raise NotImplementedError
+
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> Sequence[Tensor]:
         """[T of the context] a prompt, any float dtype and device; the system blocks are masked by the caller."""
+        return [self.score(prompt) for prompt in prompts]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         """What a request computes for the scores, before its tokens are recomputed."""
@@ -73,7 +92,7 @@ class Select(ABC):
         """Choose the rows to recompute of every request, by its scores. The question is not among them."""
         check_budget(ratio, tokens)
         scores = self.many(model, prompts, kvs)
-        return [choose(one, p, ratio, tokens, self.system) for one, p in zip(scores, prompts, strict=True)]
+        return [choose(score, p, ratio, tokens, self.system) for score, p in zip(scores, prompts, strict=True)]
 
 
 def names() -> list[str]:
@@ -139,13 +158,9 @@ def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) ->
     spec = attach(model)
 
     def new(length: int) -> list[Tensor]:
-        layers = []
-        for layer, (heads, width) in enumerate(spec.shapes):
-            stored = length if layer < num_layers else 1
-            layers.append(
-                torch.zeros(heads, stored, width, dtype=spec.dtype, device=spec.device).expand(-1, length, -1)
-            )
-        return layers
+        shapes = [(heads, length if i < num_layers else 1, width) for i, (heads, width) in enumerate(spec.shapes)]
+        zeros = (torch.zeros(shape, dtype=spec.dtype, device=spec.device) for shape in shapes)
+        return [layer.expand(-1, length, -1) for layer in zeros]
 
     ends = [prompt.starts[-1] for prompt in prompts]
     kvs = [KV(new(end), new(end)) for end in ends]
@@ -154,30 +169,20 @@ def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) ->
     return kvs
 
 
-def context_pass(prompt: Prompt, num_layers: int) -> Pass:
+def context_pass(prompt: Prompt, num_layers: int) -> tuple[Pass]:
     """What `exact` computes for one request."""
-    return Pass(range(prompt.starts[-1]), prompt.starts[-1], num_layers)
+    return (Pass(range(prompt.starts[-1]), prompt.starts[-1], num_layers),)
 
 
 def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:
     """[T of `truth`] squared distance of keys and values ("kv"), keys or values in one layer, summed over heads and
     channels (FusionRAG, equation 7)."""
-    pairs = {"k": [(kv.keys, truth.keys)], "v": [(kv.values, truth.values)]}
-    pairs["kv"] = pairs["k"] + pairs["v"]
-    sums = [
-        (ours[layer][:, : len(truth)].float() - theirs[layer].float()).square().sum((0, 2))
-        for ours, theirs in pairs[part]
-    ]
-    return torch.stack(sums).sum(0)
-
-
-def check_part(part: str) -> None:
-    if part not in PARTS:
-        raise BadInput(f"part is {part!r}: allowed are {', '.join(PARTS)} (keys and values, keys, values)")
+    pairs = {"k": (kv.keys, truth.keys), "v": (kv.values, truth.values)}
+    compared = [(ours[layer][:, : len(truth)], theirs[layer]) for ours, theirs in (pairs[name] for name in part)]
+    return torch.stack([(ours.float() - theirs.float()).square().sum((0, 2)) for ours, theirs in compared]).sum(0)
 
 
 def _without_system(scores: Tensor, prompt: Prompt, system: int) -> Tensor:
     """Scores with -inf on the system blocks; inf, which stands for everything, is left."""
-    first = prompt.starts[min(system, len(prompt.context))]
-    head = scores[:first]
-    return torch.cat((head.masked_fill(head != torch.inf, -torch.inf), scores[first:]))
+    head, documents = scores.tensor_split([prompt.starts[min(system, len(prompt.context))]])
+    return torch.cat((head.masked_fill(head != torch.inf, -torch.inf), documents))

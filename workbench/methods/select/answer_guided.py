@@ -7,11 +7,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
-from workbench.engine.attention_maps import Layers, check_layers, check_softmax, from_question, question_pass
-from workbench.methods.select import Select
+from workbench.engine.attention_maps import from_question, question_pass
+from workbench.methods.registry import whole
+from workbench.methods.select import Select, layers, softmax
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,9 @@ class AnswerGuided(Select):
     asks the end of the prompt for the same reason (SnapKV, arXiv:2404.14469).
     """
 
-    window: int = 1
-    layers: Layers = "all"
-    softmax: str = "block"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers(self.layers, ("last", "all"))
-        check_softmax(self.softmax)
-        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1:
-            raise BadInput(f"window is {self.window!r}: how many tokens at the question's end, 1 or more")
+    window: int = whole(1, "how many tokens at the question's end, 1 or more", least=1)
+    layers: str | tuple[int, ...] = layers("all", "last", "all")
+    softmax: str = softmax()
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         return from_question(model, prompts, kvs, self.layers, self.window, self.softmax)

@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
-from workbench.engine.attention_maps import Crossing, Layers, check_layers, crossing, layers_of
-from workbench.methods.select import Select, context_pass
+from workbench.engine.attention_maps import Crossing, crossing, layers_of
+from workbench.methods.registry import ruled
+from workbench.methods.select import Select, context_pass, layers
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,16 @@ class CacheCraft(Select):
     Without a ratio these numbers decide; a ratio takes the best of these tokens.
     """
 
-    alpha: float = 0.5
-    layers: Layers = "all"
+    alpha: float = ruled(0.5, "it is 0 or more", lambda value: type(value) in (int, float) and value >= 0)
+    layers: str | tuple[int, ...] = layers("all", "all", "last")
     before: Callable[[Block], Past | None] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers(self.layers, ("all", "last"))
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not self.alpha >= 0:
-            raise BadInput(f"alpha is {self.alpha!r}: it is 0 or more")
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         attention = crossing(model, prompts, self.layers)
         return [self._scores(prompt, each) for prompt, each in zip(prompts, attention, strict=True)]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (context_pass(prompt, layers_of(model, self.layers)[-1] + 1),)
+        return context_pass(prompt, layers_of(model, self.layers)[-1] + 1)
 
     def _scores(self, prompt: Prompt, attention: Crossing) -> Tensor:
         paid = attention.paid.cpu()
@@ -71,12 +65,12 @@ class CacheCraft(Select):
 
     def shares(self, prompt: Prompt, attention: Crossing) -> list[float]:
         """CFO of every document block."""
-        found = []
+        shares = []
         for i, now in zip(range(self.system, len(prompt.context)), pasts(prompt, attention, self.system), strict=True):
             then = (self.before(prompt.blocks[i]) if self.before else None) or Past((), now.cci)
             fit = prefix_fit(then.prefix, [prompt.blocks[j].key for j in range(self.system, i)])
-            found.append(min(max(self.alpha * then.cci * (1 - fit), 0.0), 1.0))
-        return found
+            shares.append(min(max(self.alpha * then.cci * (1 - fit), 0.0), 1.0))
+        return shares
 
 
 def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
@@ -85,11 +79,11 @@ def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
     of = prompt.block_of[: prompt.starts[-1]]
     sums = torch.zeros(len(lengths), len(lengths)).index_add_(0, of, attention.paid.cpu())  # [B, B] row pays column
     means = sums / (lengths[:, None] * lengths)
-    found = []
+    past = []
     for i in range(system, len(lengths)):
         prefix = tuple((prompt.blocks[j].key, float(sums[i, j])) for j in range(system, i))
-        found.append(Past(prefix, float(torch.sigmoid(means[i, system:i].sum() / means[i, i]))))
-    return found
+        past.append(Past(prefix, float(torch.sigmoid(means[i, system:i].sum() / means[i, i]))))
+    return past
 
 
 def prefix_fit(old: Sequence[tuple[str, float]], new: Sequence[str]) -> float:

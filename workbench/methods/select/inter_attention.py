@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
-from workbench.engine.attention_maps import Layers, check_layers, crossing, layers_of
-from workbench.methods.select import Select, context_pass
+from workbench.engine.attention_maps import crossing, layers_of
+from workbench.methods.registry import ruled
+from workbench.methods.select import Select, context_pass, layers
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,15 @@ class InterAttention(Select):
     statistics could be.
     """
 
-    layers: Layers = "all"
-    side: str = "pays"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers(self.layers, ("all", "last"))
-        if self.side not in ("pays", "receives"):
-            raise BadInput(f"side is {self.side!r}: 'pays' or 'receives'")
+    layers: str | tuple[int, ...] = layers("all", "all", "last")
+    side: str = ruled("pays", "'pays' or 'receives'", ("pays", "receives").__contains__)
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         attention = crossing(model, prompts, self.layers)
         return [self._scores(prompt, each.paid, each.received) for prompt, each in zip(prompts, attention, strict=True)]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (context_pass(prompt, layers_of(model, self.layers)[-1] + 1),)
+        return context_pass(prompt, layers_of(model, self.layers)[-1] + 1)
 
     def _scores(self, prompt: Prompt, paid: Tensor, received: Tensor) -> Tensor:
         if self.side == "receives":

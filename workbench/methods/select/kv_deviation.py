@@ -7,10 +7,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
-from workbench.methods.select import Select, check_part, context_pass, exact, gap
+from workbench.methods.registry import whole
+from workbench.methods.select import Select, context_pass, exact, gap, part
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,12 @@ class KvDeviation(Select):
             (LMCache)
     """
 
-    layer: int = 1
-    part: str = "kv"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_part(self.part)
-        if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
-            raise BadInput(f"layer is {self.layer!r}: it is a layer number, 0 or more")
+    layer: int = whole(1, "it is a layer number, 0 or more")
+    part: str = part()
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         truths = exact(model, prompts, self.layer + 1)
         return [gap(kv, truth, self.layer, self.part) for kv, truth in zip(kvs, truths, strict=True)]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (context_pass(prompt, self.layer + 1),)
+        return context_pass(prompt, self.layer + 1)

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
-from workbench.engine.attention_maps import Layers, check_layers, layers_of
-from workbench.methods.select import Select, check_part, context_pass, exact, gap
+from workbench.engine.attention_maps import layers_of
+from workbench.methods.select import Select, context_pass, exact, gap, layers, part
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,8 @@ class OracleTokens(Select):
     It is an oracle of deviation, not of answers: a token may deviate much and matter to no question.
     """
 
-    layers: Layers = "all"
-    part: str = "kv"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers(self.layers, ("all", "last"))
-        check_part(self.part)
+    layers: str | tuple[int, ...] = layers("all", "all", "last")
+    part: str = part()
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         chosen = layers_of(model, self.layers)
@@ -42,4 +37,4 @@ class OracleTokens(Select):
         ]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        return (context_pass(prompt, layers_of(model, self.layers)[-1] + 1),)
+        return context_pass(prompt, layers_of(model, self.layers)[-1] + 1)

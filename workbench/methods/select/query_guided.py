@@ -7,11 +7,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass
-from workbench.engine.attention_maps import Layers, check_layers, check_softmax, from_question, question_pass
-from workbench.methods.select import Select
+from workbench.engine.attention_maps import from_question, question_pass
+from workbench.methods.registry import ruled
+from workbench.methods.select import Select, layers, softmax
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,9 @@ class QueryGuided(Select):
     Summed over question tokens, heads and layers.
     """
 
-    layers: Layers = "last"
-    tokens: str = "all"
-    softmax: str = "block"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers(self.layers, ("last", "all"))
-        check_softmax(self.softmax)
-        if self.tokens not in ("all", "last"):
-            raise BadInput(f"tokens is {self.tokens!r}: 'all' or 'last' of the question")
+    layers: str | tuple[int, ...] = layers("last", "last", "all")
+    tokens: str = ruled("all", "'all' or 'last' of the question", ("all", "last").__contains__)
+    softmax: str = softmax()
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         last = 1 if self.tokens == "last" else None

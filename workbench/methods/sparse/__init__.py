@@ -5,7 +5,8 @@ all of them: what no row can see is never kept, and every row keeps the tile tha
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -25,12 +26,12 @@ FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a
 
 def count(default: int, least: int = 0) -> Any:
     """An option that is a whole number of at least `least`."""
-    return field(default=default, metadata={"least": least})
+    return registry.option(default, partial(check_count, least=least))
 
 
 def fraction(default: float, zero: bool = False) -> Any:
     """An option that is a share: above 0 to 1, or from 0 where `zero` is allowed."""
-    return field(default=default, metadata={"zero": zero})
+    return registry.option(default, partial(check_share, zero=zero))
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,7 @@ class Sparse(ABC):
     STEPS: ClassVar[tuple[float, ...]] = ()
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            if "least" in option.metadata:
-                check_count(option.name, getattr(self, option.name), option.metadata["least"])
-            if "zero" in option.metadata:
-                check_share(option.name, getattr(self, option.name), option.metadata["zero"])
+        registry.check_options(self)
 
     @property
     def size(self) -> int:
@@ -137,7 +134,7 @@ def check_share(what: str, value: Any, zero: bool = False) -> None:
 
 def check_count(what: str, value: Any, least: int = 0) -> None:
     """Refuse what is no whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not registry.is_whole(value, least):
         raise BadInput(f"{what} is {value!r}: it is a whole number, {least} or more")
 
 

@@ -1,6 +1,6 @@
 """CompactAttention: the choice of another method as one list of KV pages for the heads that are executed together."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -9,7 +9,7 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
-from workbench.methods.sparse import HERE, Sparse, check_count, named
+from workbench.methods.sparse import HERE, Sparse, count, named
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Compact(Sparse):
     `Tiles.pages` and `tiles.pages` write the choice as a table for a paged kernel.
     """
 
-    over: Sparse | str = field(default="flash_prefill(alpha=0.06)")
-    heads: int = 4
+    over: Sparse | str = "flash_prefill(alpha=0.06)"
+    heads: int = count(4)
 
     def __post_init__(self) -> None:
-        check_count("heads", self.heads)
+        super().__post_init__()
         if isinstance(self.over, str):
             object.__setattr__(self, "over", named(self.over))
 
