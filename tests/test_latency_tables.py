@@ -8,6 +8,7 @@ from workbench.experiments.bench.timing import Roof
 from workbench.experiments.ttft import METHODS
 from workbench.metrics.latency import STAGES, Stages
 from workbench.plots import latency
+from workbench.plots.cost import lines_by_mode
 from workbench.plots.theme import TEMPLATE
 
 HERE = {"model": "a model", "device": "a CPU"}
@@ -76,7 +77,7 @@ def test_lines_of_methods_have_bands_where_there_are_percentiles():
     (full, recompute) = latency.method_lines(TIMED, "p50", 1e3, methods=("full", "recompute"), ratio=0.15)
     assert list(full.x) == [512, 1024] and list(full.y) == [500, 1000] and list(full.high) == pytest.approx([600, 1200])
     assert (full.name, recompute.name) == ("full attention", "blocks, 15% recomputed")
-    (printed,) = latency.method_lines([{"length": 9, "mode": "block", "ms": 2}], "ms", methods=["block"], key="mode")
+    (printed,) = lines_by_mode([{"length": 9, "mode": "block", "ms": 2}], "ms", modes=["block"], band=True)
     assert list(printed.y) == [2] and not len(printed.low)
 
 

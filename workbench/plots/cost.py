@@ -1,6 +1,6 @@
 """Cost against context length: measured, computed and published, a line a mode."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -11,6 +11,9 @@ from workbench.plots.lines import Panel, Series, line_chart
 from workbench.plots.looks import MODES
 from workbench.plots.table import table
 from workbench.plots.theme import Texts, log_ticks
+
+Records = Sequence[Mapping[str, Any]]
+FLOPS = "operations to first token (FLOPs)"
 
 
 def cost_series(
@@ -65,37 +68,35 @@ def against_length(panels: Sequence[Panel], *, lines: int = 1, **texts: Unpack[T
 
 
 def lines_by_mode(
-    records: Sequence[Mapping[str, Any]],
+    records: Records,
     field: str,
     scale: float = 1.0,
     *,
     modes: Sequence[str] = ("full", "block"),
     band: bool = False,
+    key: str = "mode",
     **look: Any,
 ) -> list[Series]:
-    """Return one line per mode of `records` {length, mode, <field>}, with values multiplied by `scale`.
+    """Return one line per mode of `records` {length, <key>, <field>}, with values multiplied by `scale`.
 
-    `band` adds the fields p5 and p95 around it; `look` are further arguments of `cost_series`.
+    `band` adds the fields p5 and p95, where there are any; `look` are further arguments of `cost_series`.
     """
     lines = []
     for mode in modes:
-        points = [r for r in records if r["mode"] == mode]
-        low = [r["p5"] * scale for r in points] if band else []
-        high = [r["p95"] * scale for r in points] if band else []
+        points = [r for r in records if r[key] == mode]
+        low, high = ([r[end] * scale for r in points if band and end in r] for end in ("p5", "p95"))
         values = [r[field] * scale for r in points]
         lines.append(cost_series(mode, [r["length"] for r in points], values, low, high, **look))
     return lines
 
 
-def longest_ttft(timed: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, float]]:
+def longest_ttft(timed: Records) -> tuple[int, dict[str, float]]:
     """Return the longest context of `timed` (tokens), and the median time to the first token there by mode (ms)."""
     length = max(r["length"] for r in timed)
     return length, {r["mode"]: r["p50"] * 1e3 for r in timed if r["length"] == length}
 
 
-def ttft_by_length(
-    timed: Sequence[Mapping[str, Any]], paper: Sequence[Mapping[str, Any]], *, model: str, question: int, device: str
-) -> go.Figure:
+def ttft_by_length(timed: Records, paper: Records, *, model: str, question: int, device: str) -> go.Figure:
     """Draw measured times (`lengths.measured`) beside those of the paper; `question` tokens stand behind the blocks."""
     longest, ms = longest_ttft(timed)
     unit = "time to first token (ms)"
@@ -114,21 +115,13 @@ def ttft_by_length(
     )
 
 
-def flops_by_length(
-    own: Sequence[Mapping[str, Any]],
-    large: Sequence[Mapping[str, Any]],
-    paper: Sequence[Mapping[str, Any]],
-    *,
-    model: str,
-    question: int,
-) -> go.Figure:
+def flops_by_length(own: Records, large: Records, paper: Records, *, model: str, question: int) -> go.Figure:
     """Draw operations counted for `model` (`own`) and for the paper's shape (`large`), with published ones as rings."""
-    unit = "operations to first token (FLOPs)"
     shape = [*lines_by_mode(large, "flops"), *lines_by_mode(paper, "flops", dots=True, name="published")]
     return against_length(
         [
-            cost_panel(f"{model}, computed", lines_by_mode(own, "flops"), unit),
-            cost_panel("Llama-3-8B shape, computed; rings: published", shape, unit),
+            cost_panel(f"{model}, computed", lines_by_mode(own, "flops"), FLOPS),
+            cost_panel("Llama-3-8B shape, computed; rings: published", shape, FLOPS),
         ],
         title="Operations to the first token",
         notice="Full attention pays for every token of the context. Towards 32K tokens attention's own products grow "
@@ -139,9 +132,7 @@ def flops_by_length(
     )
 
 
-def bytes_by_length(
-    own: Sequence[Mapping[str, Any]], large: Sequence[Mapping[str, Any]], *, model: str, dtype: str
-) -> go.Figure:
+def bytes_by_length(own: Records, large: Records, *, model: str, dtype: str) -> go.Figure:
     """Draw the traffic counted for `model`, whose values are `dtype`, and for the paper's shape in bfloat16."""
     unit = "traffic to first token"
     return against_length(
@@ -158,7 +149,7 @@ def bytes_by_length(
     )
 
 
-def _traffic(records: Sequence[Mapping[str, Any]], scale: float) -> list[Series]:
+def _traffic(records: Records, scale: float) -> list[Series]:
     """Return the bytes of both modes, which lie on each other, and those of them that come from the store."""
     stored = [r for r in records if r["kv_loaded"]]
     return [
@@ -169,37 +160,23 @@ def _traffic(records: Sequence[Mapping[str, Any]], scale: float) -> list[Series]
 
 
 def paper_table(
-    paper: Sequence[Mapping[str, Any]],
-    large: Sequence[Mapping[str, Any]],
-    timed: Sequence[Mapping[str, Any]],
-    own: Sequence[Mapping[str, Any]],
-    *,
-    model: str,
-    question: int,
-    device: str,
+    paper: Records, large: Records, timed: Records, own: Records, *, model: str, question: int, device: str
 ) -> go.Figure:
     """Draw the paper's Table 3 beside the same numbers computed for its shape, and measured on `model`."""
     lengths = [r["length"] for r in paper if r["mode"] == "full"]
-    parts: dict[str, list[tuple[str, Sequence[Mapping[str, Any]], str, Callable[..., str]]]] = {
-        "Published: 8B on H20 GPUs": [
-            ("TTFT, {} (ms)", paper, "ttft_ms", "{:,}".format),
-            ("FLOPs, {}", paper, "flops", "{:.1e}".format),
-        ],
-        "Computed: Llama-3-8B shape": [
-            ("FLOPs as the paper counts, {}", large, "convention", "{:.1e}".format),
-            ("FLOPs with attention, {}", large, "flops", "{:.1e}".format),
-        ],
-        f"Measured here: {model}": [
-            ("TTFT, {} (ms)", timed, "p50", _milliseconds),
-            ("FLOPs, {} (computed)", own, "flops", "{:.1e}".format),
-        ],
+    counted = [("FLOPs as the paper counts, {}", large, "convention"), ("FLOPs with attention, {}", large, "flops")]
+    parts = {
+        "Published: 8B on H20 GPUs": [("TTFT, {} (ms)", paper, "ttft_ms"), ("FLOPs, {}", paper, "flops")],
+        "Computed: Llama-3-8B shape": counted,
+        f"Measured here: {model}": [("TTFT, {} (ms)", timed, "p50"), ("FLOPs, {} (computed)", own, "flops")],
     }
     rows: list[list[str]] = []
     groups = []
     for name, quantities in parts.items():
         groups.append(len(rows))
         rows.append([name, *[""] * len(lengths)])
-        for label, records, field, form in quantities:
+        for label, records, field in quantities:
+            form = {"ttft_ms": "{:,}".format, "p50": _milliseconds}.get(field, "{:.1e}".format)
             for mode in ("full", "block"):
                 values = {r["length"]: form(r[field]) for r in records if r["mode"] == mode}
                 rows.append([label.format(mode), *(values.get(length, "") for length in lengths)])

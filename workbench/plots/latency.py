@@ -12,7 +12,7 @@ from workbench.experiments.ttft import METHODS, last_length
 from workbench.metrics.latency import STAGES, Stages
 from workbench.plots.bars import breakdown, spoken
 from workbench.plots.bars import listed as by_time
-from workbench.plots.cost import against_length, cost_panel, cost_series
+from workbench.plots.cost import against_length, cost_panel, lines_by_mode
 from workbench.plots.intervals import baseline_ratios
 from workbench.plots.lines import Panel, Series, profile, profiles
 from workbench.plots.looks import BASELINES, MODE_NAMES, STAGE_COLOURS
@@ -20,7 +20,10 @@ from workbench.plots.roofline import Roofs, of_reports, of_requests, roofline
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, INK
 
-Records = Sequence[Mapping[str, Any]]
+Record = Mapping[str, Any]
+Records = Sequence[Record]
+ByValue = Mapping[float, Stages]  # value of the threshold of a sparse method → stages
+Seconds = Mapping[str, Mapping[str, float]]  # method → stage → seconds
 COMPUTED = ("full", "block", "recompute")  # methods whose cost is computed
 FULL, OURS = "full attention", "ours"
 TTFT, OPERATIONS, FLOOR = "time to first token (ms)", "operations (FLOPs)", "floor of the time (ms)"
@@ -35,29 +38,13 @@ COLUMNS = {  # heading → how the names of baselines begin
 
 
 def method_lines(
-    records: Records,
-    field: str,
-    scale: float = 1.0,
-    *,
-    methods: Sequence[str] = METHODS,
-    key: str = "way",
-    ratio: float | None = None,
-    **look: Any,
+    records: Records, field: str, scale: float = 1.0, *, methods: Sequence[str] = METHODS, ratio: float
 ) -> list[Series]:
-    """Return a line for every method of `records` {length, <key>, <field>}, values times `scale`; p5 and p95 are a
-    band where there are any.
-
-    `ratio` is the recomputed share, for the legend; `look` are further arguments of `cost_series`.
-    """
-    lines = []
+    """Return `lines_by_mode` of `methods` with their bands; `ratio` is the recomputed share, for the legend."""
+    lines: list[Series] = []
     for method in methods:
-        rows = [r for r in records if r[key] == method]
-        low, high = ([r[end] * scale for r in rows if end in r] for end in ("p5", "p95"))
-        own = dict(look)
-        if method == "recompute" and ratio is not None:
-            own["name"] = f"blocks, {ratio:.0%} recomputed"
-        values = [r[field] * scale for r in rows]
-        lines.append(cost_series(method, [r["length"] for r in rows], values, low, high, **own))
+        name = f"blocks, {ratio:.0%} recomputed" if method == "recompute" else ""
+        lines += lines_by_mode(records, field, scale, modes=[method], band=True, key="way", name=name)
     return lines
 
 
@@ -74,10 +61,9 @@ def ttft_by_method(
     if on_gpu:
         lines = method_lines(on_gpu, "p50", methods=list(dict.fromkeys(r["way"] for r in on_gpu)), ratio=ratio)
         panels.append(cost_panel(f"Llama-3.1-8B shape on {reports.short}", lines, TTFT))
-    printed = method_lines(paper, "ttft_ms", methods=("full", "block"), key="mode")
     length, ms = last_length(timed)
     return against_length(
-        [*panels, cost_panel("8B, published (H20)", printed, TTFT)],
+        [*panels, cost_panel("8B, published (H20)", lines_by_mode(paper, "ttft_ms"), TTFT)],
         title="Time to the first token (Block-Attention, table 3; FusionRAG, figure 19)",
         notice=f"Here, at {length:,} tokens: blocks {spoken(ms['block'])}, full attention {spoken(ms['full'])} "
         f"({ms['full'] / ms['block']:.1f} times as long), {ratio:.0%} recomputed {spoken(ms['recompute'])}, "
@@ -114,7 +100,7 @@ def operations_by_length(
         measured = f"here: {roof.product / 1e9:.0f} GFLOP/s, {roof.copy / 1e9:.0f} GB/s"
     floors = [{**r, "floor": roof.seconds(r["flops"], r["bytes"]) * 1e3} for r in records]
     counted: dict[str, Any] = {"methods": COMPUTED, "ratio": ratio}
-    rings = method_lines(paper, "flops", methods=("full", "block"), key="mode", dots=True, name="published")
+    rings = lines_by_mode(paper, "flops", dots=True, name="published")
     return against_length(
         [
             cost_panel(model, method_lines(own, "flops", **counted), OPERATIONS),
@@ -131,20 +117,17 @@ def operations_by_length(
     )
 
 
-def _points(name: str, records: Records, by: str) -> list[dict[str, Any]]:
-    """Milliseconds of records {<by>, p5, p50, p95 (seconds)} for `profile`, with the band of 5 to 95%."""
+def _beside_full(records: Records, by: str, full: Record) -> list[dict[str, Any]]:
+    """Return milliseconds of records {<by>, p5, p50, p95 (seconds)} with bands, and full attention as a level line."""
+    level = [{**full, by: at} for at in (0, 1)]
     return [
         {"name": name, "at": r[by], "mean": r["p50"] * 1e3, "low": r["p5"] * 1e3, "high": r["p95"] * 1e3}
-        for r in records
+        for name, rows in ((OURS, records), (FULL, level))
+        for r in rows
     ]
 
 
-def _level(full: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Full attention, a level line from 0 to 1."""
-    return _points(FULL, [{**full, "at": 0}, {**full, "at": 1}], "at")
-
-
-def cached_share(records: Records, full: Mapping[str, Any], *, model: str, device: str) -> go.Figure:
+def cached_share(records: Records, full: Record, *, model: str, device: str) -> go.Figure:
     """Draw time and operations against the share of the context in the store: `ttft.by_cached_share`.
 
     `full`: the record of full attention on the same prompt.
@@ -153,7 +136,7 @@ def cached_share(records: Records, full: Mapping[str, Any], *, model: str, devic
     cold, warm = shares[0], shares[-1]
     work = [{"name": OURS, "at": r["share"], "mean": r["flops"] / 1e9} for r in records]
     work += [{"name": FULL, "at": at, "mean": full["flops"] / 1e9} for at in (0, 1)]
-    times = [*_points(OURS, records, "share"), *_level(full)]
+    times = _beside_full(records, "share", full)
     across = "share of the context in the store"
     return profiles(
         [profile(TTFT, times, across, percent_x=True), profile("operations (GFLOP)", work, across, percent_x=True)],
@@ -169,19 +152,21 @@ def cached_share(records: Records, full: Mapping[str, Any], *, model: str, devic
 
 
 def recomputed_share(
-    records: Records, full: Mapping[str, Any], reports: GpuReports, *, ratio: float, model: str, device: str
+    records: Records, full: Record, reports: GpuReports, *, ratio: float, model: str, device: str
 ) -> go.Figure:
     """Draw time against the recomputed share (`ttft.by_ratio`), and on a GPU that of the attention operator.
 
     `full`: the record of full attention on the same prompt; the share nearest to `ratio` is named.
     """
     operator = against(reports.rows, "q_sparse_attention", "share")
-    curve = [*_points(OURS, records, "ratio"), *_level(full)]
+    curve = _beside_full(records, "ratio", full)
     panels = [profile(_here(full), curve, "share of document tokens recomputed", percent_x=True)]
     if len({r["at"] for r in operator}) > 1:
         panels.append(_one_layer(reports.short, operator, "share of rows recomputed"))
     near = min(records, key=lambda r: abs(r["ratio"] - ratio))
-    faster = _over_baselines([r for r in operator if r["at"] == near["ratio"]])
+    at_ratio = {r["name"]: r["mean"] for r in operator if r["at"] == near["ratio"]}
+    others = {name: ms for name, ms in at_ratio.items() if OURS in at_ratio and not name.startswith(OURS)}
+    faster = ", ".join(f"{ms / at_ratio[OURS]:.1f}× over {BASELINES.name_of(name)}" for name, ms in others.items())
     on_gpu = f". The attention operator on {reports.short}: {faster}." if faster else ""
     return profiles(
         panels,
@@ -196,7 +181,7 @@ def recomputed_share(
     )
 
 
-def _here(full: Mapping[str, Any]) -> str:
+def _here(full: Record) -> str:
     return f"here, {full['length']:,} tokens: {TTFT}"
 
 
@@ -210,17 +195,10 @@ def _colours(records: Records) -> dict[str, str]:
     return {BASELINES.name_of(r["name"]): BASELINES.colour_of(r["name"]) for r in records}
 
 
-def _over_baselines(records: Records) -> str:
-    """Say how many times as fast ours is as every baseline; "" where ours or all baselines are missing."""
-    ours = next((r["mean"] for r in records if r["name"] == OURS), None)
-    others = [r for r in records if not r["name"].startswith(OURS)]
-    return ", ".join(f"{r['mean'] / ours:.1f}× over {BASELINES.name_of(r['name'])}" for r in others) if ours else ""
-
-
 def density(
     dense: Stages,
-    sparse: Mapping[float, Stages],
-    full: Mapping[str, Any],
+    sparse: ByValue,
+    full: Record,
     reports: GpuReports,
     *,
     spec: str,
@@ -230,7 +208,7 @@ def density(
 ) -> go.Figure:
     """Draw time against the share of the pairs that is attended to; on a GPU that of the attention operator.
 
-    `sparse`: value of the threshold of the method `spec` → its stages; `full`: the record of full attention.
+    `sparse` is of the method `spec`; `full`: the record of full attention.
     """
     steps = sorted([*sparse.values(), dense], key=lambda stages: stages.density)
     parts = {"choosing": ["choose"], "attention": ["attend"], "all together": list(STAGES)}
@@ -258,21 +236,14 @@ def density(
     )
 
 
-def stage_seconds(split: Mapping[str, Stages], sparse: Mapping[float, Stages]) -> dict[str, dict[str, float]]:
-    """Return the seconds of every stage by method; `sparse`: value of a threshold → stages."""
+def stage_seconds(split: Mapping[str, Stages], sparse: ByValue) -> dict[str, dict[str, float]]:
+    """Return the seconds of every stage by method."""
     thresholds = {f"sparse at {value:g}, {stages.density:.0%} kept": stages for value, stages in sparse.items()}
     return {name: stages.seconds for name, stages in {**split, **thresholds}.items()}
 
 
 def stages_here(
-    bars: Mapping[str, Mapping[str, float]],
-    *,
-    tokens: int,
-    question: int,
-    repeats: int,
-    model: str,
-    device: str,
-    waits: bool = False,
+    bars: Seconds, *, tokens: int, question: int, repeats: int, model: str, device: str, waits: bool = False
 ) -> go.Figure:
     """Draw where the time goes on this device: `stage_seconds` of a prompt of `tokens`, a `question` among them.
 
@@ -290,7 +261,7 @@ def stages_here(
     )
 
 
-def stages_on_gpu(measured: Mapping[str, Any]) -> go.Figure | None:
+def stages_on_gpu(measured: Record) -> go.Figure | None:
     """Draw where the time goes on a GPU: `bench_reports.split`; None where it was not measured."""
     if not measured:
         return None

@@ -2,8 +2,9 @@
 notebooks/10_sparse_quality.ipynb."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,13 @@ from workbench.plots.looks import SPARSE_METHODS, looks_of
 from workbench.plots.table import table
 
 Records = Sequence[Mapping[str, Any]]
-Row = Mapping[str, Any]
 STATIC = ("random", "strided", "window")  # methods that do not look at the content
 BESIDE_BFLA = ("flash_prefill", "xattention", "seer_attention", "quoka", "vertical_slash")
 BY_HEAD = ("oracle", "bfla", "flash_prefill", "xattention", "seer_attention")
 WITHOUT_FULL_ROWS = ("bfla", "xattention", *STATIC)  # methods that keep no query tile in full
 LEARNED = ("single", "multi-key", "tracking")  # needle tasks of the lab model's training
 TASKS = ("all", *LEARNED, "multi-value", "common")
+OF_ANSWERS = {"agree": ".0%", "kl": ".3f", "right": ".0f"}  # field → form of measures that may be unknown
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +77,12 @@ def quality_planes(measured: Measured, keep: float) -> go.Figure:
     best = published[published.em >= keep * dense["em"]].sort_values("cost")
     cheapest = f"{best.spec.iloc[0]} at {best.cost.iloc[0]:.0%} of the operations" if len(best) else ""
     preliminary = "" if dense["n"] >= 500 else f"Preliminary, n = {dense['n']}. "
-    by_cost = "operations, choice included (dense = 100%)"
+    panels = (
+        ("by density", "density", "share of causal pairs kept", "exact match"),
+        ("by operations", "cost", "operations, choice included (dense = 100%)", ""),
+    )
     return planes(
-        [
-            plane(
-                "by density", points(curve, "density", "em"), "share of causal pairs kept", "exact match", dense["em"]
-            ),
-            plane("by operations", points(curve, "cost", "em"), by_cost, "", dense["em"]),
-        ],
+        [plane(name, points(curve, x, "em"), across, up, dense["em"]) for name, x, across, up in panels],
         looks_of(curve.spec),
         title="Quality against density and cost (CompactAttention, figure 1)",
         notice=f"{preliminary}Dense attention: {dense['em']:.1%} (dotted). The cheapest published rule within "
@@ -101,10 +100,18 @@ def settings_table(measured: Measured) -> go.Figure:
     others = curve[curve.method.isin(BESIDE_BFLA)].groupby("method", sort=False)
     middle = others.nth(others.size().min() // 2)
     few, *_, many = curve[curve.method == "bfla"].sort_values("value").to_dict("records")
-    listed = [*bfla.to_dict("records"), *middle.to_dict("records"), dense]
+    rows = [
+        [
+            r["spec"].replace("vertical_slash", "vs").replace(", ", " "),
+            _interval(r, ".0%"),
+            *(f"{share:.1%}" for share in (r["density"], 1 - r["density"])),
+            *(f"{r['mass']:.0%}", f"{r['error']:.2f}", f"{r['seconds'] * 1e3:.0f}"),
+        ]
+        for r in [*bfla.to_dict("records"), *middle.to_dict("records"), dense]
+    ]
     return table(
         ["setting", "exact match", "density", "sparsity", "mass", "error", "choice (ms)"],
-        [_setting(r) for r in listed],
+        rows,
         widths=[4.4, 1.7, 0.8, 0.9, 0.7, 0.7, 1.1],
         title="Settings of BFLA and others (BFLA, table 5)",
         notice=f"BFLA's γ from {few['value']:g} to {many['value']:g} moves the density from {few['density']:.0%} to "
@@ -115,21 +122,9 @@ def settings_table(measured: Measured) -> go.Figure:
     )
 
 
-def _setting(r: Row) -> list[str]:
-    return [
-        r["spec"].replace("vertical_slash", "vs").replace(", ", " "),
-        _interval(r, "em", ".0%"),
-        f"{r['density']:.1%}",
-        f"{1 - r['density']:.1%}",
-        f"{r['mass']:.0%}",
-        f"{r['error']:.2f}",
-        f"{r['seconds'] * 1e3:.0f}",
-    ]
-
-
-def _interval(r: Row, measure: str, form: str) -> str:
-    """A share of a row with its 95% interval: "91% (88%–93%)"."""
-    return f"{r[measure]:{form}} ({r[f'{measure}_low']:.0%}–{r[f'{measure}_high']:.0%})"
+def _interval(r: Mapping[str, Any], form: str = ".1%") -> str:
+    """Return exact match with its 95% interval: "91% (88%–93%)"."""
+    return f"{r['em']:{form}} ({r['em_low']:.0%}–{r['em_high']:.0%})"
 
 
 def last_rows_table(measured: Measured, without: Mapping[str, Mapping[str, Any]]) -> go.Figure:
@@ -137,52 +132,30 @@ def last_rows_table(measured: Measured, without: Mapping[str, Mapping[str, Any]]
 
     `without`: spec → {with: spec under the rule, record, right}, the results named last-rows.
     """
-    pairs = [_last_rows(measured, spec, entry) for spec, entry in without.items()]
-    target = sum(pair["density"] for pair in pairs) / len(pairs)
+    rows, instead = [], []
+    for spec, entry in without.items():
+        (had,) = measured.settings[measured.settings.spec == entry["with"]].to_dict("records")
+        lost, name = entry["record"], SPARSE_METHODS.name_of(spec)
+        right = "".join(str(int(digit)) for digit in measured.answers[f"em {entry['with']}"])
+        gap, (low, high) = results.difference(entry, {"right": right})
+        densities = f"{lost['sparsity']['density']:.0%} ({had['density']:.0%} with)"
+        points_lost = f"{gap * 100:+.1f} ({low * 100:+.1f} to {high * 100:+.1f})"
+        rows.append([name, densities, _interval(had), _interval(lost), points_lost])
+        instead.append(f"{name} answers {lost['em']:.0%} instead of {had['em']:.0%}")
+    target = sum(entry["record"]["sparsity"]["density"] for entry in without.values()) / len(without)
     near = nearest(measured.curve[measured.curve.method.isin(WITHOUT_FULL_ROWS)], target)
-    instead = [f"{pair['name']} answers {pair['em']:.0%} instead of {pair['with']['em']:.0%}" for pair in pairs]
+    for r in near.sort_values("em", ascending=False).to_dict("records"):
+        rows.append([SPARSE_METHODS.name_of(r["spec"]), f"{r['density']:.0%}", "no such rule", _interval(r), ""])
     return table(
         ["method", "density", "with the rule", "without", "difference (points)"],
-        [
-            *([pair[column] for column in ("name", "densities", "had", "lost", "gap")] for pair in pairs),
-            *(
-                [
-                    SPARSE_METHODS.name_of(r["spec"]),
-                    f"{r['density']:.0%}",
-                    "no such rule",
-                    _interval(r, "em", ".1%"),
-                    "",
-                ]
-                for r in near.sort_values("em", ascending=False).to_dict("records")
-            ),
-        ],
+        rows,
         widths=[2, 1.5, 1.9, 1.9, 2.4],
         title="Exact match with the last query tile whole, and with it chosen like any other",
         notice=f"Without it {' and '.join(instead)}: how well a choice answers says first of all whether it has this "
         "rule.",
         caption=f"{measured.about()}; 95% intervals (Wilson), differences paired by question (bootstrap). Without the "
-        f"rule: {pairs[-1]['device']}; those without one: the setting of nearest density.",
+        f"rule: {lost['device']}; those without one: the setting of nearest density.",
     )
-
-
-def _last_rows(measured: Measured, spec: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare one method with and without the rule, question by question."""
-    (had,) = measured.settings[measured.settings.spec == entry["with"]].to_dict("records")
-    lost = entry["record"]
-    right = "".join(str(int(digit)) for digit in measured.answers[f"em {entry['with']}"])
-    gap, (low, high) = results.difference(entry, {"right": right})
-    density = lost["sparsity"]["density"]
-    return {
-        "name": SPARSE_METHODS.name_of(spec),
-        "density": density,
-        "densities": f"{density:.0%} ({had['density']:.0%} with)",
-        "with": had,
-        "em": lost["em"],
-        "had": _interval(had, "em", ".1%"),
-        "lost": _interval(lost, "em", ".1%"),
-        "gap": f"{gap * 100:+.1f} ({low * 100:+.1f} to {high * 100:+.1f})",
-        "device": lost["device"],
-    }
 
 
 def nearest(settings: pd.DataFrame, density: float) -> pd.DataFrame:
@@ -196,17 +169,14 @@ def loss_planes(measured: Measured) -> go.Figure:
     prompts = f"{int(dense['prompts']):,} prompts"
     at_half = curve[(curve.density > 0.3) & (curve.density < 0.6)].sort_values("error")
     first, last = at_half.iloc[0], at_half.iloc[-1]
-    panels = [
-        ("attention mass kept", "mass", True, False),
-        ("error of the output (relative L2)", "error", False, False),
-        ("recall of the largest tiles", "recall", True, False),
-        ("KL of the next token (nats)", "kl", False, True),
-    ]
+    panels: dict[str, tuple[str, dict[str, Any]]] = {
+        "mass": ("attention mass kept", {}),
+        "error": ("error of the output (relative L2)", {"percent": False}),
+        "recall": ("recall of the largest tiles", {}),
+        "kl": ("KL of the next token (nats)", {"percent": False, "log": True}),
+    }
     return planes(
-        [
-            plane(name, points(curve, "density", measure), "density", percent=percent, log=log)
-            for name, measure, percent, log in panels
-        ],
+        [plane(name, points(curve, "density", y), "density", **form) for y, (name, form) in panels.items()],
         looks_of(measured.curve.spec),
         title="Mass, error, recall and divergence against density",
         notice=f"Between 30% and 60% density, error is smallest with {first.spec} ({first.error:.2f}) and largest with "
@@ -220,13 +190,12 @@ def loss_planes(measured: Measured) -> go.Figure:
 
 def heads_at(measured: Measured, heads: pd.DataFrame, density: float = 0.4) -> go.Figure:
     """Draw mass and density of every layer and head, of settings near one density; `heads`: the table sparse-heads."""
-    curve = measured.curve
-    specs = nearest(curve[curve.method.isin(BY_HEAD)], density).sort_values("mass").spec
-    names = {spec: SPARSE_METHODS.name_of(spec) for spec in specs}
-    grids = {
-        measure: {name: _grid(heads[heads.spec == spec], measure) for spec, name in names.items()}
-        for measure in ("mass", "density")
-    }
+    specs = nearest(measured.curve[measured.curve.method.isin(BY_HEAD)], density).sort_values("mass").spec
+    grids: dict[str, dict[str, np.ndarray]] = {"mass": {}, "density": {}}  # measure → method → [L, Hq]
+    for measure, by_method in grids.items():
+        for spec in specs:
+            grid = heads[heads.spec == spec].pivot(index="layer", columns="head", values=measure)
+            by_method[SPARSE_METHODS.name_of(spec)] = grid.to_numpy(np.float32)
     worst = ", ".join(f"{name} {float(z.min()):.0%}" for name, z in grids["mass"].items())
     return by_head(
         grids,
@@ -238,19 +207,22 @@ def heads_at(measured: Measured, heads: pd.DataFrame, density: float = 0.4) -> g
     )
 
 
-def _grid(heads: pd.DataFrame, measure: str) -> np.ndarray:
-    """float32 [L, Hq] of one setting."""
-    return heads.pivot(index="layer", columns="head", values=measure).to_numpy(np.float32)
-
-
 def threshold_table(measured: Measured, chosen: Records, measure: str, keep: float) -> go.Figure:
     """Tabulate the sparsest setting of every method that keeps enough: `metrics.thresholds.cheapest`."""
     enough = [r for r in chosen if r["spec"]]
     sparsest = f"; the sparsest is {enough[0]['spec']} with {enough[0]['density']:.0%} of the pairs" if enough else ""
     names = measured.curve.groupby("method").spec.first().map(SPARSE_METHODS.name_of)
+    rows = []
+    for r in chosen:
+        kept = ["none measured", "", ""]
+        if r["spec"]:
+            option, _ = sparse.named(r["spec"]).threshold_steps
+            kept = [f"{option} = {r['value']:g}", f"{r['density']:.0%}", f"{r['union']:.0%}"]
+        reached = [f"{r['reached']:.1%}", f"{r['low']:.1%} to {r['high']:.1%}", "yes" if r["sure"] else "no"]
+        rows.append([names[r["method"]], *kept, *reached])
     return table(
         ["method", "threshold", "density", "after union", measure, "95% interval", "sure"],
-        [[names[r["method"]], *_threshold(r)] for r in chosen],
+        rows,
         words=2,
         widths=[2.9, 1.8, 0.8, 1.1, 0.9, 1.6, 0.6],
         title=f"Which threshold keeps {keep:.0%} of {measure}?",
@@ -262,14 +234,6 @@ def threshold_table(measured: Measured, chosen: Records, measure: str, keep: flo
     )
 
 
-def _threshold(r: Row) -> list[str]:
-    kept = ["none measured", "", ""]
-    if r["spec"]:
-        option, _ = sparse.named(r["spec"]).threshold_steps
-        kept = [f"{option} = {r['value']:g}", f"{r['density']:.0%}", f"{r['union']:.0%}"]
-    return [*kept, f"{r['reached']:.1%}", f"{r['low']:.1%} to {r['high']:.1%}", "yes" if r["sure"] else "no"]
-
-
 def needles_by_task(measured: Measured, chosen: Records) -> go.Figure:
     """Draw exact match by needle task, of the settings in `chosen` (of a method without one: its densest)."""
     curve, dense = measured.curve, measured.dense
@@ -277,7 +241,12 @@ def needles_by_task(measured: Measured, chosen: Records) -> go.Figure:
     densest = curve.sort_values("density").groupby("method").spec.last()
     wanted = [dense["spec"], *(r["spec"] or densest[r["method"]] for r in chosen)]
     specs = [spec for spec in wanted if spec in set(needles.spec)]
-    names = _short_names(curve, specs)
+    density = dict(zip(curve.spec, curve.density, strict=True))
+    looks = {spec: looks_of(curve.spec)[SPARSE_METHODS.name_of(spec)] for spec in specs}
+    names = {
+        spec: f"{look.name.replace('CompactAttention', 'Compact')} ({density[spec]:.0%})"
+        for spec, look in looks.items()
+    }
     records = [
         {**r, "name": names[spec]}
         for spec in specs
@@ -287,8 +256,8 @@ def needles_by_task(measured: Measured, chosen: Records) -> go.Figure:
     hay = needles[needles.method == "dense"].set_index("kind")
     learned = {task: [r for r in records if r["kind"] == task] for task in LEARNED if task in set(needles.kind)}
     full = ", ".join(f"{task} {hay.em[task]:.0%}" for task in learned)
-    lowest = [f"{task} {_lowest(rows)['em']:.0%} with {_lowest(rows)['name']}" for task, rows in learned.items()]
-    looks = looks_of(curve.spec)
+    worst = {task: min(rows, key=itemgetter("em")) for task, rows in learned.items()}
+    lowest = [f"{task} {r['em']:.0%} with {r['name']}" for task, r in worst.items()]
     return forest(
         records,
         title="Needles, by task",
@@ -296,20 +265,10 @@ def needles_by_task(measured: Measured, chosen: Records) -> go.Figure:
         caption=f"lab-full, {hay.passages['all']} passages ({hay.tokens['all']:,.0f} tokens), chunks of "
         f"{hay.chunk['all']}, n = {hay.n['all']:,} questions; the setting of each method from the table above, its "
         "density on lab prompts in brackets; 95% intervals (Wilson).",
-        colours={names[spec]: looks[SPARSE_METHODS.name_of(spec)].colour for spec in specs},
-        marks={names[spec]: looks[SPARSE_METHODS.name_of(spec)].symbol for spec in specs},
+        colours={names[spec]: look.colour for spec, look in looks.items()},
+        marks={names[spec]: look.symbol for spec, look in looks.items()},
         reference=names[dense["spec"]],
     )
-
-
-def _short_names(curve: pd.DataFrame, specs: Sequence[str]) -> dict[str, str]:
-    density = dict(zip(curve.spec, curve.density, strict=True))
-    names = {spec: SPARSE_METHODS.name_of(spec).replace("CompactAttention", "Compact") for spec in specs}
-    return {spec: f"{name} ({density[spec]:.0%})" for spec, name in names.items()}
-
-
-def _lowest(rows: Records) -> Row:
-    return min(rows, key=lambda r: r["em"])
 
 
 def choice_times(records: Records, shape: tuple[int, int, int], repeats: int, device: str) -> go.Figure:
@@ -319,44 +278,34 @@ def choice_times(records: Records, shape: tuple[int, int, int], repeats: int, de
     """
     heads, kv_heads, width = shape
     attend = {r["length"]: r["seconds"] for r in records if not r["name"]}
-    choosing = [r for r in records if r["name"]]
     pays = first_paying(records)
     early = sorted((length, rule) for rule, length in pays.items() if length)
     paying = ", ".join(f"{length:,} tokens ({SPARSE_METHODS.name_of(rule)})" for length, rule in early)
     late = [SPARSE_METHODS.name_of(rule) for rule, length in pays.items() if not length]
     never = f"; at no length here: {', '.join(late)}." if late else " on."
-    looks = {_method(rule): SPARSE_METHODS.of(rule or "dense") for rule in ["", *pays]}
+    looks = {rule: SPARSE_METHODS.of(rule) for rule in pays}
+    looks[""] = replace(SPARSE_METHODS["dense"], name="dense attention itself")
+    drawn = [{**r, "name": looks[r["name"]].name, "at": r["length"]} for r in records]
+    choosing = [r for r, of in zip(drawn, records, strict=True) if of["name"]]
+    shares = {
+        "always kept, whatever the scores": [{**r, "mean": r["forced"]} for r in choosing],
+        "time saved at best, of dense attention": [{**r, "mean": r["saved"] / attend[r["at"]]} for r in choosing],
+    }
     return profiles(
         [
-            profile("time of one layer (ms)", [_point(r, r["seconds"] * 1e3) for r in records], "tokens", log=True),
-            _shares("always kept, whatever the scores", [_point(r, r["forced"]) for r in choosing]),
-            _shares(
-                "time saved at best, of dense attention",
-                [_point(r, r["saved"] / attend[r["length"]]) for r in choosing],
-            ),
+            profile("time of one layer (ms)", [{**r, "mean": r["seconds"] * 1e3} for r in drawn], "tokens", log=True),
+            *(profile(name, share, "tokens", percent=True) for name, share in shares.items()),
         ],
         title="Time to choose beside time that can be saved",
         notice=f"It can pay from {paying or 'no length'}{never} Below zero (right) a perfect kernel could not make up "
         "for the choice.",
         caption=f"Random states, {heads} heads of {width} over {kv_heads} KV heads, fp32, whole prompt at once, median "
         f"of {repeats}, {device}. Saved at best: what is not always kept, less the choice.",
-        colours={name: look.colour for name, look in looks.items()},
-        symbols={name: look.symbol for name, look in looks.items()},
+        colours={look.name: look.colour for look in looks.values()},
+        symbols={look.name: look.symbol for look in looks.values()},
         lines=2,
         zero=False,
     )
-
-
-def _method(rule: str) -> str:
-    return SPARSE_METHODS.name_of(rule) if rule else "dense attention itself"
-
-
-def _point(r: Row, value: float) -> dict[str, Any]:
-    return {"name": _method(r["name"]), "at": r["length"], "mean": value}
-
-
-def _shares(name: str, records: Records) -> Any:
-    return profile(name, records, "tokens", percent=True)
 
 
 def crossover_table(records: Records, model: str, large: str, *, kept_share: float, gain: float) -> go.Figure:
@@ -386,9 +335,16 @@ def crossover_table(records: Records, model: str, large: str, *, kept_share: flo
 def own_table(records: Records, prompts: Sequence[Prompt], keep: float, about: str) -> go.Figure:
     """Tabulate thresholds found on the reader's prompts: `metrics.thresholds.answered`."""
     tokens = sum(len(prompt) for prompt in prompts) / len(prompts)
+    rows = []
+    for r in records:
+        missing = "not reached" if r["option"] else ""
+        threshold = missing if r["value"] is None else f"{r['option']} = {r['value']:g}"
+        kept = [f"{r['density']:.0%}", f"{r['mass']:.1%}"]
+        answers = ["" if r[key] is None else format(r[key], form) for key, form in OF_ANSWERS.items()]
+        rows.append([SPARSE_METHODS.name_of(r["method"]), threshold, *kept, *answers])
     return table(
         ["method", "threshold", "density", "mass", "same next token", "KL (nats)", "right answers"],
-        [_own(r) for r in records],
+        rows,
         words=2,
         widths=[2, 1.8, 1, 1, 1.3, 1.1, 1.2],
         title=f"Thresholds that keep {keep:.0%} of the mass, found here",
@@ -397,15 +353,3 @@ def own_table(records: Records, prompts: Sequence[Prompt], keep: float, about: s
         "last ones.",
         caption=f"{about}; means over layers and heads, prompts of {tokens:,.0f} tokens.",
     )
-
-
-def _own(r: Row) -> list[str]:
-    missing = "not reached" if r["option"] else ""
-    return [
-        SPARSE_METHODS.name_of(r["method"]),
-        missing if r["value"] is None else f"{r['option']} = {r['value']:g}",
-        f"{r['density']:.0%}",
-        f"{r['mass']:.1%}",
-        *("" if r[key] is None else format(r[key], form) for key, form in (("agree", ".0%"), ("kl", ".3f"))),
-        "" if r["right"] is None else f"{r['right']:.0f}",
-    ]
