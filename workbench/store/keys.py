@@ -27,11 +27,7 @@ _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[tuple, str]] = WeakKeyDictionar
 
 
 def key_of(
-    fingerprint: str,
-    dtype: torch.dtype,
-    block: Block,
-    after: Sequence[Block] = (),
-    over: Sequence[Block] | None = None,
+    fingerprint: str, dtype: torch.dtype, block: Block, after: Sequence[Block] = (), over: Sequence[Block] | None = None
 ) -> str:
     """Store key of a block that was encoded behind the blocks `after`.
 

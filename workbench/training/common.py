@@ -2,38 +2,28 @@
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
 from workbench.core.errors import BadInput
 from workbench.core.files import earlier, replace_folder
+from workbench.training.lab.config import PretrainConfig
+from workbench.training.tuning.config import TuneConfig
 
 RECORD = "progress.json"
 READ_EVERY = 20  # steps between two rows of the curve (each one waits for the device)
-
-
-class Settings(Protocol):
-    """What the settings of a training say about its optimizer, "adamw" or "muon"."""
-
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def clip(self) -> float: ...
 
 
 @dataclass
@@ -54,7 +44,7 @@ class Training:
     accelerator: Accelerator
     model: torch.nn.Module  # as accelerate prepared it
     optims: list[torch.optim.Optimizer]
-    config: Settings
+    config: PretrainConfig | TuneConfig
     identity: dict[str, Any]  # JSON values that a resumed training must have in common
     out: Path
 
@@ -85,14 +75,11 @@ class Training:
             loss = take_step()
             progress.step += 1
             reading = progress.step % READ_EVERY == 0
-            stopped = reading and self._is_over(end)
+            if reading:  # all processes stop at the same step, once the time of any is over
+                late = torch.tensor(float(time.monotonic() > end), device=self.accelerator.device)
+                stopped = bool(self.accelerator.reduce(late, "sum") > 0)
             saving = stopped or finished() or progress.step % save_every == 0
             yield loss, reading or saving, saving
-
-    def _is_over(self, end: float) -> bool:
-        """Return whether the time of any process is over: all stop at the same step."""
-        late = torch.tensor(float(time.monotonic() > end), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(late, "sum") > 0)
 
     def save(self, progress: Progress) -> None:
         """Write weights, optimizers, random states and progress to `out`/state, in place of the state before."""
@@ -139,8 +126,8 @@ class TensorBatch:
         return self._changed(Tensor.pin_memory)
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return type(self)(**{name: change(x) if isinstance(x, Tensor) else x for name, x in values.items()})
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **{name: change(x) for name, x in tensors.items()})  # type: ignore[type-var]
 
 
 class Tally:
@@ -169,7 +156,7 @@ class Tally:
         return {kind: (r, s) for kind, r, s in zip(self.kinds, right, seen, strict=True) if s}
 
 
-def optimizers(model: torch.nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
+def optimizers(model: torch.nn.Module, settings: PretrainConfig | TuneConfig) -> list[torch.optim.Optimizer]:
     """Make AdamW for all trained weights, or Muon for the matrices of the layers and AdamW for the others."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in trained if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
@@ -181,6 +168,26 @@ def optimizers(model: torch.nn.Module, settings: Settings) -> list[torch.optim.O
         return [adamw([group for group in groups if group["params"]])]
     muon = torch.optim.Muon(matrices, lr=settings.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
     return [muon, adamw(others, weight_decay=0.0)]
+
+
+@contextmanager
+def watched(
+    main: bool, line_every: int, postfix: Callable[[dict], dict], total: int | None = None
+) -> Iterator[Callable[[dict], None]]:
+    """Yield a function that shows a row of the curve, on the `main` process alone.
+
+    It moves a bar with the `postfix` of the row where a person watches; else it prints a line every so many steps.
+    """
+    with tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar:
+
+        def show(row: dict) -> None:
+            if not bar.disable:
+                bar.update(row["step"] - bar.n)
+                bar.set_postfix(postfix(row))
+            elif main and row["step"] % line_every == 0:
+                print(json.dumps(row), flush=True)
+
+        yield show
 
 
 def saved_record(out: Path) -> dict[str, Any] | None:

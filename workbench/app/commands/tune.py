@@ -1,8 +1,7 @@
 """`workbench tune`: block fine-tuning."""
 
-import json
 import logging
-import sys
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from tqdm import tqdm
 
 from workbench.app.commands.options import of_fields, taking
 from workbench.core.errors import BadInput
-from workbench.training.common import READ_EVERY
+from workbench.training.common import READ_EVERY, watched
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data
 from workbench.training.tuning.output import save_model
@@ -23,7 +22,7 @@ from workbench.training.tuning.train import train
 
 RECIPE, EVALUATION = "Recipe", "Evaluation"  # panels of `--help`
 CONFIG, LAB = ([field.name for field in fields(cls)] for cls in (TuneConfig, Data))
-LINE_EVERY = 5 * READ_EVERY  # steps between two lines where nobody watches a bar
+LINE_EVERY = 5 * READ_EVERY  # steps between two lines where no bar is watched
 
 app = typer.Typer()
 
@@ -69,9 +68,8 @@ def tune(
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     run, source = start(config, model, Data(data, **given), out, evaluation, device)
     main = run.accelerator.is_main_process
-    with tqdm(total=config.steps, unit="step", disable=not (main and sys.stderr.isatty())) as bar:
-        show = partial(_show, bar) if main else (lambda row: None)
-        progress = train(run, source, evaluation, show, save_every, workers, minutes)
+    with watched(main, LINE_EVERY, _postfix, config.steps) as watch:
+        progress = train(run, source, evaluation, partial(_show, watch), save_every, workers, minutes)
     if progress.step < config.steps:
         typer.echo(f"stopped at step {progress.step:,} of {config.steps:,}: run again to go on")
         return
@@ -99,12 +97,13 @@ def _weights(kinds: str | None) -> dict[str, float] | None:
         raise BadInput(f"kinds is {kinds!r}: weights are needed, as continuation=3,order=1") from None
 
 
-def _show(bar: tqdm, row: dict) -> None:
-    """Move the bar where a person watches, else print a line now and then; exact match is always a line."""
-    if "loss" not in row:
-        bar.write(f"step {row['step']}: exact match full {row['full']['em']:.3f}, block {row['block']['em']:.3f}")
-    elif not bar.disable:
-        bar.update(row["step"] - bar.n)
-        bar.set_postfix({key: row[key] for key in ("loss", "full", "block") if key in row})
-    elif row["step"] % LINE_EVERY == 0:
-        typer.echo(json.dumps(row))
+def _show(watch: Callable[[dict], None], row: dict) -> None:
+    """Show a row of the curve; exact match, which the main process alone reports, is always a line."""
+    if "loss" in row:
+        watch(row)
+    else:
+        tqdm.write(f"step {row['step']}: exact match full {row['full']['em']:.3f}, block {row['block']['em']:.3f}")
+
+
+def _postfix(row: dict) -> dict:
+    return {key: row[key] for key in ("loss", "full", "block") if key in row}

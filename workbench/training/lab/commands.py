@@ -2,22 +2,20 @@
 
 import json
 import logging
-import sys
 import time
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from accelerate import PartialState
-from tqdm import tqdm
 
 from workbench import models
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.data import lab
+from workbench.training.common import watched
 from workbench.training.lab import checkpoint
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import STAGES
@@ -60,8 +58,7 @@ def train_model(
     clock = out / "seconds"
     spent = float(clock.read_text()) if clock.is_file() else 0.0
     main = PartialState().is_main_process
-    with tqdm(unit="step", disable=not (main and sys.stderr.isatty())) as bar:
-        show = partial(_show, bar) if main else (lambda row: None)
+    with watched(main, LINE_EVERY, _postfix) as show:
         model, progress = train(config, tokenizer, out, report=show, workers=workers, minutes=minutes)
     if not main:
         return
@@ -82,14 +79,8 @@ def _facts(model: torch.nn.Module, seconds: float) -> dict:
     return {"minutes": seconds / 60, "device": name, "parameters": size, "stages": len(STAGES)}
 
 
-def _show(bar: tqdm, row: dict) -> None:
-    """Move the bar where a person watches, else print a line now and then."""
-    if not bar.disable:
-        stage = f"{row['stage']}/{len(STAGES) - 1}"
-        bar.update(row["step"] - bar.n)
-        bar.set_postfix({"stage": stage, "right": row["answers_right"], "loss": row["loss"]})
-    elif row["step"] % LINE_EVERY == 0:
-        typer.echo(json.dumps(row))
+def _postfix(row: dict) -> dict:
+    return {"stage": f"{row['stage']}/{len(STAGES) - 1}", "right": row["answers_right"], "loss": row["loss"]}
 
 
 def _config(seed: int, settings: list[str]) -> PretrainConfig:
@@ -104,7 +95,7 @@ def _config(seed: int, settings: list[str]) -> PretrainConfig:
             values[name] = kinds[name](value)
         except ValueError:
             raise BadInput(f"recipe setting {name} is {value!r}; a number is needed") from None
-    return replace(PretrainConfig(seed=seed), **values)
+    return PretrainConfig(seed=seed, **values)
 
 
 @app.command("evaluate")
@@ -119,9 +110,8 @@ def evaluate_model(
     """Score a lab model on held-out worlds: contexts of 1 to 40 passages, Full Reuse, naive positions."""
     folder = models.folder(model)
     if card and not (folder / checkpoint.TRAINING).is_file():
-        raise BadInput(
-            f"{folder} has no {checkpoint.TRAINING}: a card is written for models of `workbench lab train` only"
-        )
+        about = "a card is written for models of `workbench lab train` only"
+        raise BadInput(f"{folder} has no {checkpoint.TRAINING}: {about}")
     scores = evaluate(model, samples, seed, device, typer.echo)
     scores["command"] = f"workbench lab evaluate --model {model} --samples {samples} --seed {seed} --device {device}"
     text = json.dumps(scores, indent=1) + "\n"

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
-from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.files import folder_atomically, write_text
@@ -42,34 +41,26 @@ def save_model(run: TuneRun, progress: TuneProgress, folder: Path) -> None:
 
 
 def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | None) -> dict[str, Any]:
-    """Write model and adapter, and return the number of parameters; `state` has the weights of a sharded model."""
-    number = _number_format(models.folder(run.base["name"]))
-    model = _merged(run, folder)
+    """Write the model in the number format of its base, with an adapter merged into it and written beside it.
+
+    `state` has the weights of a sharded model. Returns the number of parameters.
+    """
+    base = json.loads((models.folder(run.base["name"]) / "config.json").read_text())
+    number = models.DTYPES.get(base.get("dtype") or base.get("torch_dtype"), torch.bfloat16)
+    model: Any = run.accelerator.unwrap_model(run.model)
+    if run.config.lora_rank:
+        model.save_pretrained(folder / ADAPTER)
+        model = model.merge_and_unload()
+    model.set_attn_implementation("sdpa")
     weights = list(model.parameters()) if state is None else list(state.values())
     if state is None:
-        model.to(dtype=number).save_pretrained(folder)  # type: ignore[call-arg]
+        model.to(dtype=number).save_pretrained(folder)
     else:
         model.save_pretrained(folder, state_dict={name: x.to(number) for name, x in state.items()})
         config = json.loads((folder / "config.json").read_text())
         config["dtype"] = str(number).removeprefix("torch.")
         write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
     return {"parameters": sum(x.numel() for x in weights)}
-
-
-def _merged(run: TuneRun, folder: Path) -> PreTrainedModel:
-    """Return the plain model; an adapter is written to `folder` and merged."""
-    model: Any = run.accelerator.unwrap_model(run.model)
-    if run.config.lora_rank:
-        model.save_pretrained(folder / ADAPTER)
-        model = model.merge_and_unload()
-    model.set_attn_implementation("sdpa")
-    return model
-
-
-def _number_format(base: Path) -> torch.dtype:
-    """Return the number format that the base checkpoint declares."""
-    config = json.loads((base / "config.json").read_text())
-    return models.DTYPES.get(config.get("dtype") or config.get("torch_dtype"), torch.bfloat16)
 
 
 def write_card(folder: Path, name: str) -> None:

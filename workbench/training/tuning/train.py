@@ -50,9 +50,11 @@ class TuneRun(Training):
 
     @property
     def bf16(self) -> bool:
-        return self.config.precision == "bf16" or (
-            self.config.precision == "auto" and self.accelerator.device.type == "cuda"
-        )
+        return self.config.precision == "bf16" or (self.config.precision == "auto" and self.on_gpu)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.accelerator.device.type == "cuda"
 
 
 def train(
@@ -80,12 +82,14 @@ def train(
         try:
             return step(run, [next(batches) for _ in range(config.accumulate)], progress.step)
         except torch.OutOfMemoryError as problem:
-            raise BadInput(_out_of_memory(run)) from problem
+            raise BadInput(
+                f"out of memory with batch {config.batch} and max_length {config.max_length}: lower --batch (and raise "
+                "--accumulate by as much) or --max-length, or use --gradient-checkpointing or --lora-rank; "
+                + _kept(run)
+            ) from problem
 
-    def finished() -> bool:
-        return progress.step >= config.steps
-
-    for loss, reading, saving in run.steps(progress, take_step, finished, save_every, minutes):
+    steps = run.steps(progress, take_step, lambda: progress.step >= config.steps, save_every, minutes)
+    for loss, reading, saving in steps:
         if reading:
             report(_read(run, loss, progress))
         _evaluate(run, evaluation, progress, report)
@@ -119,27 +123,22 @@ def step(run: TuneRun, batches: list[PackedExamples], number: int) -> torch.Tens
 
 def forward(model: torch.nn.Module, batch: PackedExamples, masks: Masks) -> torch.Tensor:
     """Compute logits [A, V] of the rows that predict answer tokens, and of no others."""
-    out = model(
-        input_ids=batch.tokens[None],
-        position_ids=batch.positions[None],
-        use_cache=False,
-        logits_to_keep=batch.rows,
-        masks=masks,
-    )
-    return out.logits[0]
+    ids, positions = batch.tokens[None], batch.positions[None]
+    return model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=batch.rows, masks=masks).logits[
+        0
+    ]
 
 
 def _loader(run: TuneRun, source: Source, begin: int, workers: int) -> DataLoader:
     """Return batches from step `begin` on; drawing them leaves torch's random numbers alone."""
     ranks, rank = run.accelerator.num_processes, run.accelerator.process_index
-    on_gpu = run.accelerator.device.type == "cuda"
     accumulate = run.config.accumulate
     return DataLoader(
-        Drawn(partial(_draw, source, run.config, TILE if on_gpu else 1)),
+        Drawn(partial(_draw, source, run.config, TILE if run.on_gpu else 1)),
         batch_size=None,  # an item is a whole batch
         sampler=range(begin * accumulate * ranks + rank, run.config.steps * accumulate * ranks, ranks),
         num_workers=workers,
-        pin_memory=on_gpu,
+        pin_memory=run.on_gpu,
         generator=torch.Generator(),
     )
 
@@ -185,10 +184,3 @@ def save(run: TuneRun, progress: TuneProgress) -> None:
 def _kept(run: TuneRun) -> str:
     saved = saved_record(run.out)
     return f"the state of step {saved['progress']['step']} is kept in {run.out}" if saved else "nothing was saved yet"
-
-
-def _out_of_memory(run: TuneRun) -> str:
-    return (
-        f"out of memory with batch {run.config.batch} and max_length {run.config.max_length}: lower --batch (and raise "
-        f"--accumulate by as much) or --max-length, or use --gradient-checkpointing or --lora-rank; {_kept(run)}"
-    )
