@@ -103,8 +103,9 @@ class Trial(MethodConfig):
         _check_context(loaded.spec.context, samples, prompts)
         method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
         if store is None:
-            prepared = self.prepared if isinstance(method, Reuse) else None
-            folder = FolderStore(prepared, kind_of(model, method.prepare)) if prepared is not None else None
+            folder = None
+            if self.prepared is not None and isinstance(method, Reuse):
+                folder = FolderStore(self.prepared, kind_of(model, method.prepare))
             store = MemoryStore(int(self.store_gib * 2**30), behind=folder)
         before = store.stats
         begin = time.perf_counter()

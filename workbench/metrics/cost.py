@@ -88,14 +88,8 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if sliding else "full_attention"] * layers
     windows = tuple(sliding if kind == "sliding_attention" else None for kind in kinds)
     stored = sum(weight.numel() for weight in model.parameters())
-    return ModelShape(
-        linear=linear,
-        head=output.numel(),
-        stored=stored,
-        query_width=(heads * dim,) * layers,
-        kv_width=(2 * kv_heads * dim,) * layers,
-        windows=windows,
-    )
+    widths = (heads * dim,) * layers, (2 * kv_heads * dim,) * layers  # of queries, of keys and values
+    return ModelShape(linear, output.numel(), stored, *widths, windows)
 
 
 def _share_of_experts(config: PretrainedConfig) -> float:

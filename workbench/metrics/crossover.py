@@ -165,9 +165,8 @@ def times(
         queries, keys = (torch.randn(n, length, width, generator=draw).to(device) for n in (heads, kv_heads))
         wide = keys.repeat_interleave(heads // kv_heads, 0)
         rows = torch.arange(length, device=device)
-        jobs: dict[str, Any] = {
-            "": partial(scaled_dot_product_attention, queries[None], wide[None], wide[None], is_causal=True)
-        }
+        dense = partial(scaled_dot_product_attention, queries[None], wide[None], wide[None], is_causal=True)
+        jobs: dict[str, Any] = {"": dense}
         jobs |= {name: partial(method, queries, keys, rows, Site(0, length)) for name, method in methods.items()}
         for name, job in jobs.items():
             seconds = measure(repeat(job, repeats), torch.device(device), warm_up=1).p50

@@ -5,6 +5,7 @@ It is exact on the lab corpus, whose facts can be read back. On real questions a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -92,10 +93,8 @@ class LabJudge:
     """Exact, for samples of the lab corpus. BadInput for a question that the lab corpus does not ask."""
 
     def __call__(self, samples: Sequence[Sample], answers: Sequence[str]) -> list[list[bool]]:
-        return [
-            [verdict(sample, answer) == "supported"] if answer.strip() else []
-            for sample, answer in zip(samples, answers, strict=True)
-        ]
+        pairs = zip(samples, answers, strict=True)
+        return [[verdict(*pair) == "supported"] if pair[1].strip() else [] for pair in pairs]
 
 
 CLAIMS = (
@@ -137,13 +136,10 @@ class ModelJudge:
 
     def __call__(self, samples: Sequence[Sample], answers: Sequence[str]) -> list[list[bool]]:
         claims = self.claimed([sample.question for sample in samples], answers)
-        texts = [
-            self.supported.format(
-                passages="\n\n".join(f"{p.title}\n{p.text}".strip() for p in sample.ctxs), claim=claim
-            )
-            for sample, own in zip(samples, claims, strict=True)
-            for claim in own
-        ]
+        texts: list[str] = []
+        for sample, own in zip(samples, claims, strict=True):
+            passages = "\n\n".join(f"{p.title}\n{p.text}".strip() for p in sample.ctxs)
+            texts += [self.supported.format(passages=passages, claim=claim) for claim in own]
         verdicts = iter(self._holds(texts))
         return [[next(verdicts) for _ in own] for own in claims]
 
@@ -166,10 +162,8 @@ class ModelJudge:
         verdicts: list[bool] = []
         prompts = self._prompts(texts)
         for begin in range(0, len(prompts), self.batch):
-            requests = [
-                PrefillRequest(prompt.tokens, Plan(torch.arange(len(prompt))), empty(self.model, len(prompt)))
-                for prompt in prompts[begin : begin + self.batch]
-            ]
+            batch = prompts[begin : begin + self.batch]
+            requests = [PrefillRequest(p.tokens, Plan(torch.arange(len(p))), empty(self.model, len(p))) for p in batch]
             for output in prefill_many(self.model, requests, logits_to_keep=1):
                 assert output.logits is not None  # a plan of all layers has logits
                 last = output.logits[-1].float()
@@ -179,23 +173,16 @@ class ModelJudge:
     def _prompts(self, texts: Sequence[str]) -> list[Prompt]:
         chat = bool(self.tokenizer.chat_template)
         if chat:
-            texts = [
-                self.tokenizer.apply_chat_template(
-                    [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-                )
-                for text in texts
-            ]
+            wrap = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+            texts = [wrap([{"role": "user", "content": text}]) for text in texts]
         tokens = [self.tokenizer(text, add_special_tokens=not chat)["input_ids"] for text in texts]
         return [Prompt((Block(ids[:-1]), Block(ids[-1:]))) for ids in tokens]
 
     def _verdicts(self) -> list[list[int]]:
         """Tokens that begin a yes, and those that begin a no; none that begins both."""
-        yes, no = (
-            {
-                self.tokenizer(space + spelling, add_special_tokens=False)["input_ids"][0]
-                for space in ("", " ")
-                for spelling in (word, word.capitalize())
-            }
-            for word in (self.yes, self.no)
-        )
+        first: list[set[int]] = []
+        for word in (self.yes, self.no):
+            spellings = [word, word.capitalize(), f" {word}", f" {word.capitalize()}"]
+            first.append({ids[0] for ids in self.tokenizer(spellings, add_special_tokens=False)["input_ids"]})
+        yes, no = first
         return [sorted(yes - no), sorted(no - yes)]

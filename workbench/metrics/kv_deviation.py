@@ -120,9 +120,7 @@ def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict]
     records {mode, kl, agree, low, high} of the first token: divergence in nats, one number a prompt, and the share of
     equal tokens with Wilson's 95% interval.
     """
-    errors: dict[str, list[list[float]]] = {mode: [] for mode in POSITIONS}
-    divergences: dict[str, list[float]] = {mode: [] for mode in POSITIONS}
-    same = dict.fromkeys(POSITIONS, 0)
+    by_mode: dict[str, list[tuple[list[float], float, bool]]] = {mode: [] for mode in POSITIONS}
     for prompt in prompts:
         exact = empty(model, len(prompt))
         expected = _first_token(model, prompt, exact, torch.arange(len(prompt)))
@@ -130,20 +128,18 @@ def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict]
         for mode, positions in POSITIONS.items():
             kv = assemble(model, prompt, cached, positions)  # type: ignore[arg-type]
             log_probs = _first_token(model, prompt, kv, prompt.question)
-            errors[mode].append(_errors(kv, exact, prompt.starts[-1]))
-            divergence = kl_div(log_probs, expected, reduction="sum", log_target=True)
-            divergences[mode].append(max(0.0, float(divergence)))
-            same[mode] += int(log_probs.argmax() == expected.argmax())
-    layers = [
-        {"mode": mode, "layer": layer, "error": list(error)}
-        for mode in POSITIONS
-        for layer, error in enumerate(zip(*errors[mode], strict=True))
-    ]
+            divergence = float(kl_div(log_probs, expected, reduction="sum", log_target=True))
+            same = bool(log_probs.argmax() == expected.argmax())
+            by_mode[mode].append((_errors(kv, exact, prompt.starts[-1]), max(0.0, divergence), same))
+    layers: list[dict] = []
     first_tokens = []
-    for mode in POSITIONS:
-        low, high = wilson(same[mode], len(prompts))
-        agree = same[mode] / max(len(prompts), 1)
-        first_tokens.append({"mode": mode, "kl": divergences[mode], "agree": agree, "low": low, "high": high})
+    for mode, measured in by_mode.items():
+        by_layer = zip(*(errors for errors, _, _ in measured), strict=True)
+        layers += [{"mode": mode, "layer": layer, "error": list(errors)} for layer, errors in enumerate(by_layer)]
+        equal = sum(same for _, _, same in measured)
+        low, high = wilson(equal, len(prompts))
+        first_token = {"mode": mode, "kl": [kl for _, kl, _ in measured], "agree": equal / max(len(prompts), 1)}
+        first_tokens.append({**first_token, "low": low, "high": high})
     return layers, first_tokens
 
 

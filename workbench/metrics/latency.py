@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -157,9 +157,7 @@ def _attention(watch: Stopwatch) -> Iterator[None]:
     """The workbench's attention with its time counted; what a selector computes is part of choosing."""
 
     def timed(*arguments: Any, **given: Any) -> Any:
-        if watch.inside("choose"):
-            return attend(*arguments, **given)
-        with watch.stage("attend"):
+        with nullcontext() if watch.inside("choose") else watch.stage("attend"):
             return attend(*arguments, **given)
 
     AttentionInterface.register(NAME, timed)

@@ -194,10 +194,7 @@ def differences(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
     cached = encode_many(model, prompt.context)
     reencoded = assemble(model, prompt, cached)
     end = prompt.starts[-1]
-    result = {
-        "keys": _largest(reencoded.keys, exact.keys, end),
-        "values": _largest(reencoded.values, exact.values, end),
-    }
+    result = {half: _largest(getattr(reencoded, half), getattr(exact, half), end) for half in ("keys", "values")}
     for name, kv in (("logits", reencoded), ("naive", assemble(model, prompt, cached, "naive"))):
         result[name] = float((_question_logits(model, prompt, kv, Plan(prompt.question)) - expected).abs().max())
     return {**result, "distance": prompt.starts[-2]}

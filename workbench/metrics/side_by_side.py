@@ -16,7 +16,7 @@ from workbench.engine.chunked import check_chunk, prefill_chunked_many
 from workbench.engine.decoding import decode, text_of
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
 from workbench.methods.sparse import Sparse
-from workbench.metrics.sparsity import MEASURES, Counts, Head, by_layer, compared
+from workbench.metrics.sparsity import MEASURES, Head, by_layer, compared
 from workbench.models.loading import Loaded
 
 TOGETHER = 8  # methods whose passes are packed
@@ -86,7 +86,10 @@ def compare_many(
         for (i, name), output, text in zip(packed, outputs, texts, strict=True):
             number = list(methods).index(name)
             own = {layer: of_methods[number] for layer, of_methods in counts[i].items()}
-            comparisons[i][name] = _comparison(dense[i][0], own, output, text, heads)
+            of_heads = tuple(head for layer, count in own.items() for head in count.heads(layer))
+            seconds = sum(count.seconds for count in own.values()) if heads else None
+            differences = compared(output, dense[i][0], len(prompts[i].question))
+            comparisons[i][name] = Comparison(*differences, text, of_heads, seconds)
     return comparisons
 
 
@@ -104,15 +107,6 @@ def _dense(loaded: Loaded, prompts: Sequence[Prompt], heads: bool) -> list[tuple
 def _cut(output: PrefillOutput, prompt: Prompt) -> PrefillOutput:
     """Keep only the logits of the question's rows."""
     return output if output.logits is None else replace(output, logits=output.logits[-len(prompt.question) :])
-
-
-def _comparison(
-    dense: PrefillOutput, counts: Mapping[int, Counts], ours: PrefillOutput, text: str, heads: bool
-) -> Comparison:
-    of_heads = tuple(head for layer, count in counts.items() for head in count.heads(layer))
-    seconds = sum(count.seconds for count in counts.values()) if heads else None
-    assert dense.logits is not None
-    return Comparison(*compared(ours, dense, len(dense.logits)), text, of_heads, seconds)
 
 
 def _answered(

@@ -65,17 +65,10 @@ class Counts:
         return Counts(**values | {"lowest": torch.minimum(self.lowest, other.lowest)})
 
     def heads(self, layer: int) -> Iterator[Head]:
-        measures = {
-            "density": self.kept / self.pairs,
-            "union": self.union / self.pairs,
-            "tiles": self.tiles / self.causal,
-            "mass": self.mass / self.rows,
-            "lowest": self.lowest,
-            "recall": self.wanted / self.tiles,
-            "error": (self.gap / self.norm).sqrt(),
-        }
-        for head, values in enumerate(torch.stack(list(measures.values()), 1).tolist()):
-            yield Head(layer, head, **dict(zip(measures, values, strict=True)))
+        shares = [self.kept / self.pairs, self.union / self.pairs, self.tiles / self.causal, self.mass / self.rows]
+        measures = [*shares, self.lowest, self.wanted / self.tiles, (self.gap / self.norm).sqrt()]
+        for head, values in enumerate(torch.stack(measures, 1).tolist()):
+            yield Head(layer, head, *values)
 
 
 def of_layer(queries: Tensor, kv: KV, layer: int, methods: Sequence[Sparse], chunk: int | None = None) -> list[Counts]:
@@ -175,7 +168,9 @@ def _outcomes(
         by_tile = pad(share, (0, -grid.length % grid.size)).unflatten(-1, (-1, grid.size)).sum(-1)
         order = grid.folded(by_tile).sum(2).sort(dim=-1, descending=True, stable=True).indices  # [Hq, i, J]
         tiles = slice(part.start // grid.size, part.start // grid.size + order.shape[1])
-        for few in _together(len(choices), share):
+        # one choice at a time on a CPU, whose cache should hold the intermediate tensors
+        step = max(1, SEVERAL // share.numel()) if share.is_cuda else 1
+        for few in (slice(at, at + step) for at in range(0, len(choices), step)):
             held = share * _visible(choices[few], tiles, part.stop - part.start, grid)
             mass = held.sum(-1)
             gap = (dense - held @ wide / mass[..., None]).square().sum((2, 3))
@@ -186,13 +181,6 @@ def _outcomes(
             sums[:, few] += torch.stack([x.double() for x in (wanted, mass.sum(2), gap, norm.expand_as(gap))])
             lowest[few] = lowest[few].minimum(mass.amin(2).double())
     return dict(zip(("wanted", "mass", "gap", "norm"), sums, strict=True)) | {"lowest": lowest}
-
-
-def _together(count: int, share: Tensor) -> Iterator[slice]:
-    """So many choices at a time: one on a CPU, whose cache should hold the intermediate tensors."""
-    step = max(1, SEVERAL // share.numel()) if share.is_cuda else 1
-    for at in range(0, count, step):
-        yield slice(at, at + step)
 
 
 def _visible(choices: Sequence[Tiles], tiles: slice, rows: int, grid: Grid) -> Tensor:

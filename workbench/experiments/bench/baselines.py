@@ -66,9 +66,8 @@ def flex_tiles(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Call:
     def ordered(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.sum(-1).int(), x.int().argsort(dim=-1, descending=True, stable=True).int()
 
-    mask = flex.BlockMask.from_kv_blocks(
-        *ordered(kept & diagonal), *ordered(kept & ~diagonal), BLOCK_SIZE=128, mask_mod=lambda _b, _h, i, j: j <= i
-    )
+    blocks = *ordered(kept & diagonal), *ordered(kept & ~diagonal)
+    mask = flex.BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=128, mask_mod=lambda _b, _h, i, j: j <= i)
     return lambda: _flex()(q, k, v, block_mask=mask, enable_gqa=True)
 
 
@@ -97,9 +96,8 @@ def flashinfer_pages(q: Tensor, k: Tensor, v: Tensor, indptr: Tensor, indices: T
     rows = q.unflatten(1, (heads, group)).permute(0, 1, 3, 2, 4).reshape(lists * count, group, width).contiguous()
     starts = torch.arange(0, lists * count + 1, count, dtype=torch.int32, device="cuda")
     full = torch.full((lists,), size, dtype=torch.int32, device="cuda")
+    plan = starts, indptr, indices[: int(indptr[-1])], full, group, 1, width, size
     wrapper = library.BatchPrefillWithPagedKVCacheWrapper(_workspace(), "NHD", backend="fa3")
-    wrapper.plan(
-        starts, indptr, indices[: int(indptr[-1])], full, group, 1, width, size, causal=True, q_data_type=q.dtype
-    )
+    wrapper.plan(*plan, causal=True, q_data_type=q.dtype)
     cache_ = tuple(x.reshape(-1, size, 1, width) for x in (k, v))
     return lambda: wrapper.run(rows, cache_)

@@ -7,6 +7,7 @@ workload named "choice and attention" it is both.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
 from workbench.experiments.bench import named, workloads
 from workbench.experiments.bench.variants import Variant
-from workbench.experiments.bench.workloads import DEVICE, Call, Workload, labelled, numbers
+from workbench.experiments.bench.workloads import DEVICE, Workload, labelled, numbers
 from workbench.kernels._page_lists import Pages, page_table, union_of
 
 LENGTHS = (32, 128)  # in units, 1024 tokens
@@ -45,12 +46,11 @@ class Choosing:
     shared: int = 1
 
     def kept(self, rule: TileRule, variant: Variant = NONE) -> Tensor:
-        launch = named(self.kernel).launch
-        kept: Tensor = launch(self.q, self.keys, self.rows, rule, *self.options, **variant)
+        kept: Tensor = named(self.kernel).launch(self.q, self.keys, self.rows, rule, *self.options, **variant)
         return kept
 
-    def torch(self, rule: TileRule) -> Call:
-        return lambda: named(self.kernel).reference(self.q, self.keys, self.rows, rule, *self.options)
+    def torch(self, rule: TileRule) -> Any:
+        return named(self.kernel).reference(self.q, self.keys, self.rows, rule, *self.options)
 
     def density(self, rule: TileRule) -> float:
         """Return the share of the causal tiles that is kept."""
@@ -63,8 +63,8 @@ class Choosing:
         return choice.lists(self.q.shape[2], self.keys.shape[2])
 
     def attention(self, rule: TileRule, indptr: Tensor, indices: Tensor) -> Tensor:
-        inputs = self.q, self.keys, self.values, self.rows
-        out: Tensor = named("tile_attention").launch(*inputs, indptr, indices, rule.tile, rule.tile)
+        inputs = self.q, self.keys, self.values, self.rows, indptr, indices
+        out: Tensor = named("tile_attention").launch(*inputs, rule.tile, rule.tile)
         return out
 
     def past(self, rule: TileRule) -> float:
@@ -84,7 +84,7 @@ class Choosing:
         return page_table(union, self.keys.shape[1], self.group, self.keys.shape[2] // rule.block, rule.block)
 
     def paged(self, pages: Pages) -> Tensor:
-        out: Tensor = named("page_attention").launch(self.q, self.keys, self.values, self.rows, pages)
+        out: Tensor = named("page_list_attention").launch(self.q, self.keys, self.values, self.rows, pages)
         return out
 
     def prompt(self, rule: TileRule) -> Tensor:
@@ -115,10 +115,13 @@ def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iter
         choosing = _prompt("choose_bfla", tokens, (flat,), heads // kv_heads)
         rule = TileRule(unit // 4, tile, 0.9, local=unit // 2 // tile, sink=1, stride=16)
         rule = with_density(rule, "mass", choosing.density, DENSITY)
-        operations = heads * tokens**2 / 2 * workloads.WIDTH / flat
-        yield _tiled(choosing, f"{length}K, tiles of {tile}", rule, operations, tried, slow=False)
+        name, operations = f"{length}K, tiles of {tile}", heads * tokens**2 / 2 * workloads.WIDTH / flat
+        yield _tiled(choosing, name, rule, operations, tried, slow=False)
         operations += heads * tokens**2 / 2 * DENSITY * 2 * workloads.WIDTH
-        yield _together(choosing, f"{length}K, tiles of {tile}", rule, operations, against)
+        both = choosing.work(f"choice and attention, {name}", rule, operations)
+        both.enter("ours", partial, choosing.prompt, rule)
+        both.enter_dense(against, choosing.q, choosing.keys, choosing.values)
+        yield both
 
 
 def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
@@ -144,16 +147,16 @@ def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024
         name = f"chunk of {unit}, {share:.0%} of {LENGTHS[-1]}K pages"
         work = choosing.work(name, rule, batch * heads * unit * (tokens / size) * workloads.WIDTH)
         for label, variant in labelled(tried):
-            work.enter(label, _call, choosing.pages, rule, variant)
+            work.enter(label, partial, choosing.pages, rule, variant)
         means = named(choosing.kernel).pooled(keys, size)
-        work.enter(KEPT, _call, choosing.pages, rule, NONE, means)
-        work.enter("torch", choosing.torch, rule)
-        work.enter(FEEDS, _call, choosing.paged, choosing.pages(rule))
+        work.enter(KEPT, partial, choosing.pages, rule, NONE, means)
+        work.enter("torch", partial, choosing.torch, rule)
+        work.enter(FEEDS, partial, choosing.paged, choosing.pages(rule))
         yield work
         seen = batch * heads * unit * (share * (tokens - unit) + unit / 2)
         both = choosing.work(f"choice and attention, {name}", rule, work.flops / 2 + 2 * seen * workloads.WIDTH)
-        both.enter("ours", _call, choosing.chunk, rule)
-        both.enter(KEPT, _call, choosing.chunk, rule, means)
+        both.enter("ours", partial, choosing.chunk, rule)
+        both.enter(KEPT, partial, choosing.chunk, rule, means)
         both.enter_torch(against, choosing.q, choosing.keys, choosing.values, label=", dense")
         yield both
 
@@ -164,28 +167,16 @@ def _prompt(kernel: str, tokens: int, options: tuple[int, ...], shared: int) -> 
     return Choosing(kernel, q, keys, values, torch.arange(tokens, device=DEVICE)[None], options, shared)
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Call:
-    return lambda: function(*arguments)
-
-
 def _tiled(
     choosing: Choosing, name: str, rule: TileRule, operations: float, tried: Sequence[Variant], slow: bool
 ) -> Workload:
     """Enter a choice with its lists, the same in torch unless that is too `slow`, and the attention."""
     work = choosing.work(name, rule, operations)
     for label, variant in labelled(tried):
-        work.enter(label, _call, choosing.lists, rule, variant)
+        work.enter(label, partial, choosing.lists, rule, variant)
     if not slow:
-        work.enter("torch", choosing.torch, rule)
-    work.enter(FEEDS, _call, choosing.attention, rule, *choosing.lists(rule))
-    return work
-
-
-def _together(choosing: Choosing, name: str, rule: TileRule, operations: float, against: list[str]) -> Workload:
-    """Enter choice, lists and attention together, beside attention that computes everything."""
-    work = choosing.work(f"choice and attention, {name}", rule, operations)
-    work.enter("ours", _call, choosing.prompt, rule)
-    work.enter_dense(against, choosing.q, choosing.keys, choosing.values)
+        work.enter("torch", partial, choosing.torch, rule)
+    work.enter(FEEDS, partial, choosing.attention, rule, *choosing.lists(rule))
     return work
 
 

@@ -10,12 +10,8 @@ Variant = Mapping[str, Any]  # keywords of `launch`: `config`, `splits`
 
 def _configs(text: str) -> list[Variant]:
     """Read configurations: query rows x keys, warps, stages, and "d" for descriptors."""
-    variants: list[Variant] = []
-    for shape, warps, stages, *descriptors in (entry.split() for entry in text.split(",")):
-        rows, _, keys = shape.partition("x")
-        config = Config(int(rows), int(keys), int(warps), int(stages), descriptors == ["d"])
-        variants.append({"config": config})
-    return variants
+    entries = (entry.replace("x", " ").split() for entry in text.split(","))
+    return [{"config": Config(*map(int, sizes[:4]), descriptors=sizes[4:] == ["d"])} for sizes in entries]
 
 
 TALL = _configs("128x64 8 2, 128x64 8 4, 128x128 8 2, 64x64 4 2, 64x64 4 3, 64x128 4 2, 128x32 8 4, 256x64 8 2")
@@ -33,7 +29,7 @@ VARIANTS: Mapping[str, Sequence[Variant]] = {
     "choose_bfla": PRODUCTS,
     "choose_flash_prefill": MEANS,
     "choose_xattention": PRODUCTS,
-    "page_attention": DESCRIBED,
+    "page_list_attention": DESCRIBED,
     "q_sparse_attention": TALL,
     "question_attention": [*SPLITS, *TALL, *SHORT, *BOTH],
     "tile_attention": DESCRIBED,

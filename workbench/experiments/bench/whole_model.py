@@ -21,21 +21,15 @@ from workbench.experiments.bench.timing import Roof
 from workbench.experiments.bench.workloads import Workload
 from workbench.metrics.cost import shape_of
 from workbench.metrics.latency import measure
+from workbench.metrics.published_numbers import LLAMA_3_8B
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 DTYPE = torch.bfloat16 if GPU else torch.float32
-LLAMA: dict[str, Any] = {  # meta-llama/Llama-3.1-8B
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
+LLAMA: dict[str, Any] = LLAMA_3_8B | {  # meta-llama/Llama-3.1-8B
     "head_dim": 128,
-    "vocab_size": 128256,
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
     "rope_parameters": {
         "rope_type": "llama3",
         "rope_theta": 5e5,

@@ -91,8 +91,7 @@ def labelled(variants: Sequence[Variant]) -> Iterator[tuple[str, Variant]]:
 
 def ours(kernel: str, variant: Variant, *arguments: Any) -> Call:
     """Prepare one launch of a kernel."""
-    launch = named(kernel).launch
-    return lambda: launch(*arguments, **variant)
+    return partial(named(kernel).launch, *arguments, **variant)
 
 
 def cache_of(tokens: int, batch: int, own: int, block: int, page: int) -> tuple[Tensor, Tensor, Paged]:
@@ -230,7 +229,7 @@ def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) ->
         q = numbers(batch, q_heads, count, WIDTH)
         k, v = (numbers(batch, heads, tokens, WIDTH) for _ in range(2))
         rows = torch.arange(tokens - count, tokens, device=DEVICE).expand(batch, -1).contiguous()
-        work.enter_ours("page_attention", variants, q, k, v, rows, table)
+        work.enter_ours("page_list_attention", variants, q, k, v, rows, table)
         work.enter_torch(against, q, k, v, label=", dense")
         if "flashinfer" in against:
             work.enter("flashinfer", baselines.flashinfer_pages, q, k, v, table.indptr, table.indices, size)
@@ -247,7 +246,7 @@ def rotations(against: list[str], variants: Sequence[Variant], unit: int = 1024)
     for _ in sets(traffic):
         keys = numbers(HEADS[1], tokens, WIDTH)
         work.enter("ours", ours, "rotate_keys", {}, keys, far, freq)
-        work.enter("torch", lambda x: lambda: named("rotate_keys").reference(x, far, freq), keys)
+        work.enter("torch", partial, named("rotate_keys").reference, keys, far, freq)
     yield work
 
 
@@ -280,9 +279,8 @@ def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) 
     mine = torch.arange(tokens // page, pool // page, device=DEVICE)[:, None]
     own = Paged.of(mine, at[:, -1:].expand(batch, -1, -1), partial_pages=False)
     rows = torch.full((batch, 1), tokens + page - 1, device=DEVICE)
-    whole = Paged.of(
-        torch.cat((shared.table.expand(batch, -1), mine.int()), 1), at.expand(batch, -1, -1), partial_pages=False
-    )
+    table = torch.cat((shared.table.expand(batch, -1), mine.int()), 1)
+    whole = Paged.of(table, at.expand(batch, -1, -1), partial_pages=False)
     for _ in sets(traffic):
         keys, values = (numbers(HEADS[1], pool, WIDTH) for _ in range(2))
         q = numbers(batch, HEADS[0], 1, WIDTH)
@@ -295,7 +293,7 @@ def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) 
 
 WORKLOADS: Mapping[str, Callable[..., Iterator[Workload]]] = {
     "encode_blocks": encodings,
-    "page_attention": chunks,
+    "page_list_attention": chunks,
     "q_sparse_attention": scattered,
     "question_attention": questions,
     "rotate_keys": rotations,
