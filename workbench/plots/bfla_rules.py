@@ -8,23 +8,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.metrics.tile_recall import BflaRules
-from workbench.plots.controls import choice_menu, frames, layer_slider
+from workbench.plots.controls import choice_menu, layer_slider, steered
 from workbench.plots.elements import steps, swatches
 from workbench.plots.reduce import blocks
-from workbench.plots.theme import (
-    BLUE,
-    FAINT,
-    GREEN,
-    MUTED,
-    ORANGE,
-    PAPER,
-    PINK,
-    SKY,
-    Notes,
-    finish,
-    legend_over,
-    panel_titles,
-)
+from workbench.plots.theme import BLUE, FAINT, GREEN, MUTED, ORANGE, PAPER, PINK, SKY, Notes
 from workbench.plots.tile_recall import CELLS, Span, axes, image
 
 RULES = {"mass": BLUE, "local": GREEN, "sink": ORANGE, "stride": PINK, "random": SKY}  # in their order
@@ -72,23 +59,14 @@ def bfla_rules(
         fig.add_trace(bars.update(marker={"color": colour}, legend="legend2"), row=1, col=2)
     swatches(fig, {**{rule: RULES[rule] for rule in added}, "dropped": FAINT})
     axes(fig, span, row=1, col=1)
-    fig.update_xaxes(title_text="key (token)", row=1, col=1)
-    fig.update_yaxes(title_text="row (token)", row=1, col=1)
     top = max((max(value) for value in added.values()), default=1.0)
     fig.update_xaxes(tickformat=".0%", range=[0, 1.18 * max(top, 0.01)], row=1, col=2)
     fig.update_yaxes(autorange="reversed", showgrid=False, ticks="", row=1, col=2)
-    several = len(layers) > 1
-    if several:
-        fig.frames = frames({str(n): [go.Heatmap(z=z) for z in maps[at]] for at, n in enumerate(layers)})
-        fig.update_layout(sliders=[layer_slider(layers, layer)])
-    if len(heads) > 1:
-        menu = choice_menu([f"KV head {number}" for number in heads], 1, SIDE, (), head, 3 + len(added))
-        fig.update_layout(updatemenus=[menu])
-    panel_titles(fig)
     inside = {"x": 1, "xanchor": "right", "y": 0.02, "yanchor": "bottom", "orientation": "v", "traceorder": "normal"}
-    fig.update_layout(legend=legend_over(SIDE, 26, itemclick=False), legend2=inside, bargap=0.3)
-    below = 128 if several else 56
-    return finish(fig, title="Why BFLA keeps a tile", height=SIDE, above=62, below=below, left=76, **notes)
+    fig.update_layout(legend2=inside, bargap=0.3)
+    pictures = {str(n): [go.Heatmap(z=z) for z in maps[at]] for at, n in enumerate(layers)}
+    menu = choice_menu([f"KV head {number}" for number in heads], 1, SIDE, (), head, 3 + len(added))
+    return steered(fig, SIDE, pictures, layer_slider(layers, layer), menu, title="Why BFLA keeps a tile", **notes)
 
 
 def _map(z: np.ndarray, span: Span) -> go.Heatmap:

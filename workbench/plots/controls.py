@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.basedatatypes import BaseTraceType
 
-from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE
+from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, Texts, finish, legend_over, panel_titles
 
 
 def layer_slider(layers: int | Sequence[int], active: int) -> dict:
@@ -42,6 +42,28 @@ def frames(pictures: Mapping[str, Sequence[BaseTraceType]], traces: Sequence[int
         go.Frame(name=name, data=list(data), traces=list(range(len(data)) if traces is None else traces))
         for name, data in pictures.items()
     ]
+
+
+def steered(
+    fig: go.Figure,
+    height: int,
+    pictures: Mapping[str, Sequence[BaseTraceType]] | None = None,
+    slider: dict | None = None,
+    menu: dict | None = None,
+    below: int = 128,
+    **texts: Unpack[Texts],
+) -> go.Figure:
+    """Finish panels of tiles. The slider over `pictures` (frame → traces) and the menu are left out where they have one
+    step."""
+    several = len(pictures or {}) > 1
+    if pictures and several:
+        fig.frames = frames(pictures)
+        fig.update_layout(sliders=[slider])
+    if menu and len(menu["buttons"]) > 1:
+        fig.update_layout(updatemenus=[menu])
+    panel_titles(fig)
+    fig.update_layout(legend=legend_over(height, 26, itemclick=False))
+    return finish(fig, height=height, above=62, below=below if several else 56, left=76, **texts)
 
 
 def head_menu(heads: int, traces: int, height: int, layouts: Sequence[dict] = (), active: int = 0) -> dict:

@@ -21,7 +21,6 @@ from workbench.plots.controls import some
 from workbench.plots.heads import by_head
 from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.table import table
-from workbench.plots.theme import INK
 from workbench.plots.tile_overview import REDUCTIONS, overview, reduced
 from workbench.plots.tile_recall import (
     DensityCurve,
@@ -66,7 +65,7 @@ def kept_maps(
 
     `layer` and `head` are shown first.
     """
-    layers, heads = _shown(best, layer, head)
+    layers, heads = some(list(best), layer), some(range(len(best[layer].mass)), head)
     panels = {f"needed for {share:.0%} of the attention": best, **choices}
     now = {name: by_layer[layer] for name, by_layer in choices.items()}
     lost = {name: float(choice.lost()[head]) for name, choice in now.items()}
@@ -126,12 +125,17 @@ def threshold_slider(
     if main is None:
         return None
     size = next(iter(methods.values())).size
-    steps = [
-        _step(chosen(states, layer, methods[main].with_threshold(r["value"]), share), head, r)
-        for r in records[: -len(ORACLE)]
-        if r["method"] == main
-    ]
-    third = {name: min(points, key=_from_a_third) for name, points in _by_method(records).items()}
+    steps = []
+    for r in (r for r in records[: -len(ORACLE)] if r["method"] == main):
+        choice = chosen(states, layer, methods[main].with_threshold(r["value"]), share)
+        sentence = (
+            f"{r['option']} = {r['value']:g}: this head keeps {choice.density()[head]:.0%} of the pairs and "
+            f"{choice.held()[head]:.0%} of the attention, {int(choice.missed[head].sum())} needed tiles are dropped; "
+            f"all heads {r['density']:.0%} and {r['mass']:.0%}"
+        )
+        steps.append(ThresholdStep(of_head(choice, head), sentence, r["density"], r["mass"]))
+    by_method = _by_method(records).items()
+    third = {name: min(points, key=lambda r: abs(r["density"] - 1 / 3)) for name, points in by_method}
     near = [f"{name} {r['mass']:.0%} at {r['density']:.0%}" for name, r in third.items() if name != "oracle"]
     oracle = third["oracle"]
     return by_threshold(
@@ -149,27 +153,14 @@ def threshold_slider(
 
 def threshold_curves(records: Records, specs: Mapping[str, str]) -> list[DensityCurve]:
     """Return a curve for every method of `metrics.tile_records.threshold_records`; the oracle at its end is black."""
+    ideal = "truly most"
     curves = []
-    for name, points in _by_method(records[: -len(ORACLE)]).items():
-        labels = [f"{r['option']} = {r['value']:g}" for r in points]
-        curves.append(
-            _curve(name, SPARSE_METHODS.colour_of(specs[name]), SPARSE_METHODS.symbol_of(specs[name]), points, labels)
-        )
-    ideal = records[-len(ORACLE) :]
-    return [*curves, _curve("truly most", INK, "x", ideal, [f"{r['value']:.0%} wanted" for r in ideal])]
-
-
-def _curve(name: str, colour: str, symbol: str, records: Records, labels: Sequence[str]) -> DensityCurve:
-    return DensityCurve(name, colour, symbol, [r["density"] for r in records], [r["mass"] for r in records], labels)
-
-
-def _step(choice: Chosen, head: int, record: Mapping[str, Any]) -> ThresholdStep:
-    sentence = (
-        f"{record['option']} = {record['value']:g}: this head keeps {choice.density()[head]:.0%} of the pairs and "
-        f"{choice.held()[head]:.0%} of the attention, {int(choice.missed[head].sum())} needed tiles are dropped; all "
-        f"heads {record['density']:.0%} and {record['mass']:.0%}"
-    )
-    return ThresholdStep(of_head(choice, head), sentence, record["density"], record["mass"])
+    for name, points in {**_by_method(records[: -len(ORACLE)]), ideal: records[-len(ORACLE) :]}.items():
+        look = SPARSE_METHODS.of("oracle" if name == ideal else specs[name])
+        labels = [f"{r['value']:.0%} wanted" if name == ideal else f"{r['option']} = {r['value']:g}" for r in points]
+        density, mass = ([r[key] for r in points] for key in ("density", "mass"))
+        curves.append(DensityCurve(name, look.colour, look.symbol, density, mass, labels))
+    return curves
 
 
 def kept_by_rule(
@@ -248,12 +239,9 @@ def frame_maps(choices: Mapping[str, Framed], *, share: float, device: str) -> g
     records = {name: choice.record(1) for name, choice in choices.items()}
     best = _largest({name: r["attention"] for name, r in records.items()})
     worst = _largest({name: -r["attention"] for name, r in records.items()})
-    pictures = {
-        name: in_window(choice.frames[1].at(choice.frames[1].rows), choice.tiles.kept.shape[2])
-        for name, choice in choices.items()
-    }
+    windows = {name: choice.frames[1].at(choice.frames[1].rows) for name, choice in choices.items()}
     return maps(
-        {name: [[picture]] for name, picture in pictures.items()},
+        {name: [[in_window(window, choices[name].tiles.kept.shape[2])]] for name, window in windows.items()},
         _frame(choices),
         layers=[0],
         heads=[1],
@@ -290,21 +278,12 @@ def _frame(choices: Mapping[str, Framed]) -> Span:
     return span_of(window.at(window.rows))
 
 
-def _shown(choices: Mapping[int, Chosen], layer: int, head: int) -> tuple[list[int], list[int]]:
-    """Return the layers and heads that a figure carries."""
-    return some(list(choices), layer), some(range(len(choices[layer].mass)), head)
-
-
 def _whole(tokens: Sized) -> Span:
     return Span(range(len(tokens)), range(len(tokens)))
 
 
 def _by_method(records: Records) -> dict[str, list[Mapping[str, Any]]]:
     return {name: [r for r in records if r["method"] == name] for name in dict.fromkeys(r["method"] for r in records)}
-
-
-def _from_a_third(record: Mapping[str, Any]) -> float:
-    return abs(record["density"] - 1 / 3)
 
 
 def _largest(numbers: Mapping[str, float]) -> str:

@@ -8,9 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.controls import choice_menu
+from workbench.plots.controls import choice_menu, steered
 from workbench.plots.reduce import blocks
-from workbench.plots.theme import FAINT, INK, PAPER, Notes, Texts, finish, legend_over, panel_titles
+from workbench.plots.theme import FAINT, INK, PAPER, Notes, Texts, finish, panel_titles
 from workbench.plots.tile_recall import RAMPS, SIDE, Cells, Span, axes, heatmap, image, legend, token_panels
 
 REDUCTIONS = {"mean": "share of tiles kept", "max": "any tile kept"}
@@ -49,9 +49,7 @@ def overview(
         for index, pictures in enumerate(panels.values()):
             heat = _heatmap(pictures[choice], span).update(visible=number == 0)
             fig.add_trace(heat, row=index // columns + 1, col=index % columns + 1)
-    axes(fig, span)
-    fig.update_xaxes(title_text="key (token)", row=lines)
-    fig.update_yaxes(title_text="row (token)", col=1)
+    axes(fig, span, lines)
     if detail is not None:
         for index in range(len(panels)):
             _frame(fig, detail, index // columns + 1, index % columns + 1)
@@ -73,12 +71,8 @@ def zoomed(
     legend(fig)
     axes(fig, span, row=1, col=1)
     axes(fig, window, row=1, col=2)
-    fig.update_xaxes(title_text="key (token)")
-    fig.update_yaxes(title_text="row (token)", col=1)
     _frame(fig, window, 1, 1)
-    panel_titles(fig)
-    fig.update_layout(legend=legend_over(SIDE, 26, itemclick=False))
-    return finish(fig, height=SIDE, above=62, below=56, left=76, **texts)
+    return steered(fig, SIDE, **texts)
 
 
 def _heatmap(z: np.ndarray, span: Span) -> go.Heatmap:

@@ -11,10 +11,10 @@ from plotly.subplots import make_subplots
 
 from workbench.core import renamed
 from workbench.metrics.tile_recall import Chosen, TileWindow
-from workbench.plots.controls import choice_menu, frame_slider, frames, layer_slider
+from workbench.plots.controls import choice_menu, frame_slider, layer_slider, steered
 from workbench.plots.elements import swatches
 from workbench.plots.reduce import blocks
-from workbench.plots.theme import BLUE, FAINT, INK, PAPER, RED, RULE, Notes, Texts, finish, legend_over, panel_titles
+from workbench.plots.theme import BLUE, FAINT, INK, PAPER, RED, RULE, Notes, Texts
 
 LEVELS, CELLS, COLUMNS = 50, 96, 3
 SIDE = 400  # px, of a map beside a second panel
@@ -122,23 +122,13 @@ def maps(
             fig.add_trace(trace, row=index // columns + 1, col=index % columns + 1)
     legend(fig)
     height = lines * side + (lines - 1) * 26
-    axes(fig, span)
-    fig.update_xaxes(title_text="key (token)", row=lines)
-    fig.update_yaxes(title_text="row (token)", col=1)
-    several = len(layers) > 1
-    if several:
-        shown = {
-            str(number): [_replaced(pictures[at][h]) for h in range(len(heads)) for pictures in panels.values()]
-            for at, number in enumerate(layers)
-        }
-        fig.frames = frames(shown)
-        fig.update_layout(sliders=[layer_slider(layers, layer)])
-    if len(heads) > 1:
-        labels = [f"head {number}" for number in heads]
-        fig.update_layout(updatemenus=[choice_menu(labels, len(panels), height, (), head, len(RAMPS))])
-    panel_titles(fig)
-    fig.update_layout(legend=legend_over(height, 26, itemclick=False))
-    return finish(fig, height=height, above=62, below=128 if several else 56, left=76, **texts)
+    axes(fig, span, lines)
+    pictures_of = {
+        str(number): [_replaced(pictures[at][h]) for h in range(len(heads)) for pictures in panels.values()]
+        for at, number in enumerate(layers)
+    }
+    menu = choice_menu([f"head {number}" for number in heads], len(panels), height, (), head, len(RAMPS))
+    return steered(fig, height, pictures_of, layer_slider(layers, layer), menu, **texts)
 
 
 def token_panels(titles: Sequence[str], columns: int) -> go.Figure:
@@ -158,11 +148,13 @@ def legend(fig: go.Figure) -> None:
     swatches(fig, {name: colour for name, (_, _, colour) in RAMPS.items()})
 
 
-def axes(fig: go.Figure, span: Span, **where: int) -> None:
-    """Set the axes: tokens across and down, the first row on top."""
+def axes(fig: go.Figure, span: Span, lines: int = 1, **where: int) -> None:
+    """Set the axes: tokens across and down, the first row on top; titles stand under line `lines` of the panels."""
     form = {"showgrid": False, "ticks": "outside", "tickformat": "~s" if span.rows.stop > 9_999 else "d"}
     fig.update_xaxes(range=[span.keys.start, span.keys.stop], nticks=6, **form, **where)
     fig.update_yaxes(range=[span.rows.stop, span.rows.start], nticks=6, **form, **where)
+    fig.update_xaxes(title_text="key (token)", row=lines, col=where.get("col"))
+    fig.update_yaxes(title_text="row (token)", row=where.get("row"), col=1)
 
 
 @renamed.fields(said="sentence")
@@ -224,17 +216,13 @@ def by_threshold(
             col=2,
         )
     legend(fig)
-    fig.frames = frames({str(at): [_replaced(step.picture), _point(step)] for at, step in enumerate(steps)})
     axes(fig, span, row=1, col=1)
-    fig.update_xaxes(title_text="key (token)", row=1, col=1)
-    fig.update_yaxes(title_text="row (token)", row=1, col=1)
     fig.update_xaxes(title_text="density: share of the causal pairs kept", tickformat=".0%", range=[0, 1.01], col=2)
     fig.update_yaxes(title_text="attention kept", tickformat=".0%", range=[0, 1.01], row=1, col=2)
-    panel_titles(fig)
-    inside = {"x": 0.995, "xanchor": "right", "y": 0.03, "yanchor": "bottom", "orientation": "v"}
+    fig.update_layout(legend2={"x": 0.995, "xanchor": "right", "y": 0.03, "yanchor": "bottom", "orientation": "v"})
+    pictures = {str(at): [_replaced(step.picture), _point(step)] for at, step in enumerate(steps)}
     slider = frame_slider([step.sentence for step in steps], active, spoken=True, pad=52)
-    fig.update_layout(sliders=[slider], legend=legend_over(SIDE, 26, itemclick=False), legend2=inside)
-    return finish(fig, title="From few tiles to many", height=SIDE, above=62, below=132, left=76, **notes)
+    return steered(fig, SIDE, pictures, slider, below=132, title="From few tiles to many", **notes)
 
 
 def _point(step: ThresholdStep) -> go.Scatter:

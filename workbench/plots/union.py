@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.metrics.tile_recall import Union
-from workbench.plots.controls import choice_menu, frame_slider, frames
+from workbench.plots.controls import choice_menu, frame_slider, steered
 from workbench.plots.elements import steps as scale
 from workbench.plots.elements import swatches
-from workbench.plots.theme import BLUE, FAINT, GREEN, ORANGE, PAPER, RULE, Notes, finish, legend_over, panel_titles
+from workbench.plots.theme import BLUE, FAINT, GREEN, ORANGE, PAPER, RULE, Notes
 
 PAGES = {  # numbered from 2; 0 is the future, 1 not selected
     "asked for by every query block that sees it": BLUE,
@@ -70,21 +70,14 @@ def union(
     fig.add_trace(_list(*lists[layer]), row=5, col=1)
     swatches(fig, PAGES)
     _axes(fig, now, heights, max(z.shape[1] for z, _ in lists))
-    several = len(unions) > 1
-    if several:
-        heats = [[go.Heatmap(z=z) for each in of_layer for z in each] for of_layer in pictures]
-        fig.frames = frames({str(at): [*heat, _list(*lists[at])] for at, heat in enumerate(heats)})
-        shares = [" → ".join(f"{x:.0%}" for x in each.densities()) for each in unions]
-        sentences = [
-            f"{n}: {share} of the causal pairs, by steps 1 to 4" for n, share in zip(layers, shares, strict=True)
-        ]
-        fig.update_layout(sliders=[frame_slider(sentences, layer, "layer ", spoken=True, pad=48)])
-    if groups > 1:
-        fig.update_layout(updatemenus=[choice_menu(_names(now), 4, total, (), group, 1 + len(PAGES))])
-    panel_titles(fig)
-    fig.update_layout(legend=legend_over(total, 26, itemclick=False))
-    below = 132 if several else 56
-    return finish(fig, title="From a mask to a list of pages", height=total, above=62, below=below, left=76, **notes)
+    heats = [[go.Heatmap(z=z) for each in of_layer for z in each] for of_layer in pictures]
+    replaced = {str(at): [*heat, _list(*lists[at])] for at, heat in enumerate(heats)}
+    shares = [" → ".join(f"{x:.0%}" for x in each.densities()) for each in unions]
+    sentences = [f"{n}: {share} of the causal pairs, by steps 1 to 4" for n, share in zip(layers, shares, strict=True)]
+    slider = frame_slider(sentences, layer, "layer ", spoken=True, pad=48)
+    menu = choice_menu(_names(now), 4, total, (), group, 1 + len(PAGES))
+    title = "From a mask to a list of pages"
+    return steered(fig, total, replaced, slider, menu, below=132, title=title, **notes)
 
 
 def _names(measured: Union) -> list[str]:
