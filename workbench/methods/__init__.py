@@ -44,7 +44,7 @@ class Method(Protocol):
 
 def finish(model: PreTrainedModel, ready: Sequence[ReadyRequest]) -> list[Tensor]:
     """Run the last forward pass, or its chunks: logits [V] behind the prompt of every request of one method."""
-    requests = [one.request for one in ready]
+    requests = [each.request for each in ready]
     chunk = ready[0].chunk if ready else None
     outputs = prefill_chunked_many(model, requests, chunk, 1) if chunk else prefill_many(model, requests, 1)
     return [output.logits[-1] for output in outputs if output.logits is not None]

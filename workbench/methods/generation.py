@@ -63,8 +63,7 @@ def generate(
     ttft, begin = 0.0, perf_counter()
     ready = method.begin(model, prompts, store, reserve)
     logits = finish(model, ready)
-    kvs = [one.request.kv for one in ready]
-    rules = [one.request.plan.sees for one in ready]
+    kvs, rules = [r.request.kv for r in ready], [r.request.plan.sees for r in ready]
     answers: list[list[int]] = [[] for _ in prompts]
     for step in decode(model, kvs, logits, max_new_tokens, temperature, top_p, seed, stop, tokenizer, rules):
         ttft = ttft or perf_counter() - begin
@@ -72,18 +71,16 @@ def generate(
             answer += [] if token is None else [token]
     ttft = ttft or perf_counter() - begin  # all ended at once: nothing was streamed
     return [
-        Generation(tuple(answer), text_of(tokenizer, answer, stop), one.computed, one.reused, ttft, one.passes)
-        for answer, one in zip(answers, ready, strict=True)
+        Generation(tuple(answer), text_of(tokenizer, answer, stop), r.computed, r.reused, ttft, r.passes)
+        for answer, r in zip(answers, ready, strict=True)
     ]
 
 
 def method_of(mode: Method | str) -> Method:
     """Return the method itself, or the one of that name."""
-    if isinstance(mode, str):
-        if mode not in MODES:
-            raise BadInput(f"mode {mode!r}: it is one of {', '.join(MODES)}, or a method of workbench.methods")
-        return MODES[mode]
-    return mode
+    if isinstance(mode, str) and mode not in MODES:
+        raise BadInput(f"mode {mode!r}: it is one of {', '.join(MODES)}, or a method of workbench.methods")
+    return MODES[mode] if isinstance(mode, str) else mode
 
 
 def first_token(model: PreTrainedModel, prompt: Prompt, mode: Method | str = "full", store: Store | None = None) -> int:

@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,7 +98,7 @@ class Preparation:
     def __post_init__(self) -> None:
         registry.found(prepare.__name__, self.prepare, ("corpus", "system"))
         for name in ("workers", "shard"):
-            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int) or value < 1:
+            if not registry.is_whole(value := getattr(self, name), 1):
                 raise BadInput(f"{name} is {value!r}: a whole number of at least 1 is needed")
 
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Prepared:
@@ -136,7 +137,10 @@ class Preparation:
         policies = [(policy, self.out)]
         if isinstance(policy, WithNeighbours) and policy.n:
             policies.insert(0, (AfterSystem(policy.system), self.out / UNPREPARED))
-        stages = [PrepareStage(policy, folder, _missing(shards, folder)) for policy, folder in policies]
+        stages = []
+        for each, folder in policies:
+            missing = [shard for shard in shards if not (folder / f"{shard[0]}.safetensors").is_file()]
+            stages.append(PrepareStage(each, folder, missing))
         if not stages[-1].shards:
             return []
         for stage in stages[:-1]:
@@ -150,8 +154,7 @@ class Preparation:
         """Yield a function that prepares a stage: in this process, or in `workers` others that load the model once."""
 
         def here(stage: PrepareStage) -> Iterator[Made]:
-            bench = ShardMaker(model, stage.policy, stage.folder, system)
-            return map(bench.make, stage.shards)
+            return map(ShardMaker(model, stage.policy, stage.folder, system).make, stage.shards)
 
         if self.workers == 1 or all(len(stage.shards) == 1 for stage in stages):
             yield here
@@ -180,22 +183,14 @@ class Preparation:
 
     def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float) -> Prepared:
         shutil.rmtree(self.out / UNPREPARED, ignore_errors=True)
-        found = Prepared(
-            folder=str(self.out),
-            prepare=registry.spec_of(policy),
-            passages=len(corpus),
-            made=made,
-            tokens=sum(map(len, corpus.blocks)),
-            bytes=FolderStore(self.out).bytes,
-            seconds=seconds,
-            passages_per_second=made / seconds if made else 0.0,
-            workers=self.workers,
-        )
+        tokens, size = sum(map(len, corpus.blocks)), FolderStore(self.out).bytes
+        speed = made / seconds if made else 0.0
+        whole = (len(corpus), made, tokens, size, seconds, speed, self.workers)
+        prepared = Prepared(str(self.out), registry.spec_of(policy), *whole)
         asked = asdict(self) | {"out": str(self.out)}
-        report = json.dumps({"asked": asked, "found": asdict(found)}, indent=1)
-        write_text(self.out / "prepared.json", report)
+        write_text(self.out / "prepared.json", json.dumps({"asked": asked, "found": asdict(prepared)}, indent=1))
         write_text(self.out / SUCCESS, "")
-        return found
+        return prepared
 
 
 def kind_of(model: PreTrainedModel, policy: Prepare) -> dict[str, Any]:
@@ -207,10 +202,6 @@ def kind_of(model: PreTrainedModel, policy: Prepare) -> dict[str, Any]:
         "preparation": registry.spec_of(policy),
         "corpus": corpus.key if corpus is not None else "any",
     }
-
-
-def _missing(shards: list[Shard], folder: Path) -> list[Shard]:
-    return [shard for shard in shards if not (folder / f"{shard[0]}.safetensors").is_file()]
 
 
 class ShardMaker:
@@ -232,8 +223,7 @@ class ShardMaker:
         return begin, time.monotonic(), len(blocks)
 
 
-_HERE: dict[Path, ShardMaker] = {}  # of a worker process, by folder
-_GIVEN: list[Any] = []
+_GIVEN: list[Any] = []  # of a worker process: its model, the policy of every folder and the system block
 
 
 def _begin(
@@ -246,8 +236,11 @@ def _begin(
     _GIVEN[:] = [model, policies, system]
 
 
-def _next(folder: Path, shard: Shard) -> Made:
+@cache
+def _maker(folder: Path) -> ShardMaker:
     model, policies, system = _GIVEN
-    if folder not in _HERE:
-        _HERE[folder] = ShardMaker(model, policies[folder], folder, system)
-    return _HERE[folder].make(shard)
+    return ShardMaker(model, policies[folder], folder, system)
+
+
+def _next(folder: Path, shard: Shard) -> Made:
+    return _maker(folder).make(shard)

@@ -3,8 +3,9 @@
 The options of a method are what its paper recommends; METHODS says which paper.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from workbench.core.errors import BadInput
@@ -19,10 +20,7 @@ class Published:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _block(**fields: Any) -> Mapping[str, Any]:
-    return {"mode": "block", **fields}
-
-
+_block: Callable[..., dict[str, Any]] = partial(dict, mode="block")
 METHODS = {
     "full": Published("Full attention", "Vaswani et al., arXiv:1706.03762", {"mode": "full"}),
     "block": Published("Block-Attention", "arXiv:2409.15355, section 2", _block()),
@@ -51,7 +49,10 @@ def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
         raise BadInput(f"unknown method {method!r}: allowed are {', '.join(METHODS)}")
     fields = {**(METHODS[method].fields if method else {}), **given}
     if isinstance(ratio := fields.get("ratio"), str):
-        fields["ratio"] = None if ratio == "own" else _number(ratio)
+        try:
+            fields["ratio"] = None if ratio == "own" else float(ratio)
+        except ValueError:
+            raise BadInput(f"ratio is {ratio!r}: a share from 0 to 1, or own, is needed") from None
     if fields.get("mode") is None and {"positions", "prepare", "select", "ratio", "prepared"} & set(given):
         fields["mode"] = "block"
     return fields
@@ -64,10 +65,3 @@ def tiles(name: str | None, arguments: str | None) -> str | None:
     if name is None or "(" in name:
         raise BadInput(f"options {arguments!r} belong to a sparse method by name, as bfla; given is {name!r}")
     return f"{name}({arguments})"
-
-
-def _number(ratio: str) -> float:
-    try:
-        return float(ratio)
-    except ValueError:
-        raise BadInput(f"ratio is {ratio!r}: a share from 0 to 1, or own, is needed") from None

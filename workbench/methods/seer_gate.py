@@ -124,6 +124,6 @@ def pooled(keys: Tensor, size: int) -> Tensor:
 def _drawn(*shape: int) -> torch.nn.Parameter:
     """Xavier-uniform for each head, as the released code."""
     weight = torch.empty(shape)
-    for one in weight:
-        torch.nn.init.xavier_uniform_(one)
+    for head in weight:
+        torch.nn.init.xavier_uniform_(head)
     return torch.nn.Parameter(weight)

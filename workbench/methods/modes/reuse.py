@@ -68,6 +68,5 @@ class Reuse:
         plan = Plan(rows, sparse=self.sparse.ready(model) if self.sparse else None)
         if self.chunk is not None:
             check_chunk(plan, self.chunk)
-        return ReadyRequest(
-            PrefillRequest(prompt.tokens, plan, kv), passes, len(rows), len(prompt) - len(rows), self.chunk
-        )
+        request = PrefillRequest(prompt.tokens, plan, kv)
+        return ReadyRequest(request, passes, len(rows), len(prompt) - len(rows), self.chunk)

@@ -72,32 +72,27 @@ class Superposition:
         end = len(system) + span + torch.arange(len(asked)).double()
         length = len(system) + sum(len(documents[i]) + len(asked) for i in best) + 1
         late = length - 1 - (len(system) + span + len(asked))
-        parts = [(first, head + late)]
-        parts += [(cached[i], bodies[i] + late) for i in best]
-        parts += [
-            (requests[i].kv.slice(len(requests[i].kv) - len(asked), len(requests[i].kv)), end + late) for i in best
-        ]
-        tokens = [*system.tokens, *chain.from_iterable(documents[i].tokens for i in best), *asked.tokens * len(best)]
-        spec.check_tokens(torch.tensor([*tokens, last]))
-        request = PrefillRequest(
-            torch.tensor([*tokens, last]), Plan(torch.tensor([length - 1])), _place(spec, parts, 1, reserve)
-        )
+        questions = [requests[i].kv.slice(len(requests[i].kv) - len(asked), len(requests[i].kv)) for i in best]
+        parts = [(first, head + late), *((cached[i], bodies[i] + late) for i in best)]
+        kv = _place(spec, [*parts, *((question, end + late) for question in questions)], 1, reserve)
+        kept = chain.from_iterable(documents[i].tokens for i in best)
+        tokens = torch.tensor([*system.tokens, *kept, *asked.tokens * len(best), last])
+        spec.check_tokens(tokens)
+        request = PrefillRequest(tokens, Plan(torch.tensor([length - 1])), kv)
         return ReadyRequest(request, *self._counts(system, documents, requests, length))
 
     def _best(
         self, model: PreTrainedModel, system: Block, documents: Sequence[Block], requests: Sequence[PrefillRequest]
     ) -> list[int]:
-        """The paths to keep, in reading order; runs every path's question, whose KV the works then hold."""
-        scores = torch.tensor(
-            [_likelihood(s.logits, w) for s, w in zip(prefill_many(model, requests), requests, strict=True)]
-        )
+        """The paths to keep, in reading order; runs every path's question, whose KV the requests then hold."""
+        outputs = prefill_many(model, requests)
+        scores = torch.tensor([_likelihood(o.logits, request) for o, request in zip(outputs, requests, strict=True)])
         if self.prior:
             runs = [Prompt((system, document)) for document in documents]
             whole = [PrefillRequest(run.tokens, Plan(torch.arange(len(run))), empty(model, len(run))) for run in runs]
-            for i, step in enumerate(prefill_many(model, whole)):
-                assert step.logits is not None
-                about = step.logits[len(system) :]
-                scores[i] += _likelihood(about, whole[i]) / (len(documents[i]) - 1 or 1)
+            for i, output in enumerate(prefill_many(model, whole)):
+                assert output.logits is not None
+                scores[i] += _likelihood(output.logits[len(system) :], whole[i]) / (len(documents[i]) - 1 or 1)
         return sorted(scores.topk(min(self.paths, len(requests))).indices.tolist())
 
     def _counts(

@@ -31,6 +31,11 @@ def named(spec: str, **given: Any) -> Prepare:
     return registry.made(__name__, spec, **given)
 
 
+def contexts(prompts: Sequence[Prompt]) -> list[Block]:
+    """All context blocks, one prompt after the other."""
+    return [block for prompt in prompts for block in prompt.context]
+
+
 def shaped(prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[list[KV]]:
     """One list a prompt, from the KV of all context blocks one after the other."""
     rest = iter(kvs)

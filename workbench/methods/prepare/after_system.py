@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.methods import registry
-from workbench.methods.prepare import before, shaped
+from workbench.methods.prepare import before, contexts, shaped
 from workbench.store import Store, fetch
 
 
@@ -22,5 +22,4 @@ class AfterSystem:
         registry.check_options(self)
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
-        blocks = [block for prompt in prompts for block in prompt.context]
-        return shaped(prompts, fetch(model, blocks, store, before(prompts, self.system)))
+        return shaped(prompts, fetch(model, contexts(prompts), store, before(prompts, self.system)))

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
-from workbench.methods.prepare import shaped
+from workbench.methods.prepare import contexts, shaped
 from workbench.store import Store, fetch
 
 
@@ -16,4 +16,4 @@ class Independent:
     """Every block is encoded at position 0 with nothing before it."""
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
-        return shaped(prompts, fetch(model, [block for prompt in prompts for block in prompt.context], store))
+        return shaped(prompts, fetch(model, contexts(prompts), store))

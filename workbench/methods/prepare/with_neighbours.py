@@ -20,7 +20,7 @@ from workbench.engine.assembly import assemble
 from workbench.engine.encoding import packs
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry
-from workbench.methods.prepare import before, shaped
+from workbench.methods.prepare import before, contexts, shaped
 from workbench.models.spec import attach
 from workbench.store import Store, collect, fetch, fingerprint, key_of
 
@@ -52,7 +52,7 @@ class WithNeighbours:
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
         spec = attach(model)
         if not self.n:
-            return shaped(prompts, fetch(model, _context(prompts), store, before(prompts, self.system)))
+            return shaped(prompts, fetch(model, contexts(prompts), store, before(prompts, self.system)))
         model_key = fingerprint(model)
         system = [block for prompt in prompts for block in prompt.context[: self.system]]
         ahead = [past for prompt in prompts for past in before([prompt], self.system)[: self.system]]
@@ -62,16 +62,17 @@ class WithNeighbours:
             for prompt in prompts
             for block in prompt.context[self.system :]
         ]
-        self._check(spec.context, chunks)
-        keys = [
-            key_of(model_key, model.dtype, c.blocks[-1], c.blocks[: self.system], c.context[self.system :])
-            for c in chunks
-        ]
+        longest = max(map(len, chunks), default=0)
+        if spec.context and longest > spec.context:
+            raise BadInput(
+                f"a passage behind its {self.n} neighbours has {longest} tokens, the model's context is "
+                f"{spec.context}: choose a smaller n"
+            )
+        cuts = [(chunk.blocks[-1], chunk.blocks[: self.system], chunk.context[self.system :]) for chunk in chunks]
+        keys = [key_of(model_key, model.dtype, *cut) for cut in cuts]
         rest = iter(collect(store, keys, lambda missing: self._made(model, [chunks[i] for i in missing], store)))
-        return shaped(
-            prompts,
-            [next(front if i < self.system else rest) for prompt in prompts for i in range(len(prompt.context))],
-        )
+        places = (i for prompt in prompts for i in range(len(prompt.context)))
+        return shaped(prompts, [next(front if i < self.system else rest) for i in places])
 
     def neighbours(self, block: Block) -> tuple[Block, ...]:
         """The passages a passage is prepared behind, the most alike first."""
@@ -87,24 +88,10 @@ class WithNeighbours:
         done: list[KV] = []
         for group in packs([len(chunk) for chunk in chunks], TOKENS):
             here = [chunks[i] for i in group]
-            cached = shaped(here, fetch(model, _context(here), store, before(here, self.system)))
+            cached = shaped(here, fetch(model, contexts(here), store, before(here, self.system)))
             kvs = [assemble(model, chunk, blocks) for chunk, blocks in zip(here, cached, strict=True)]
-            requests = [
-                PrefillRequest(chunk.tokens, Plan(chunk.question, num_layers=len(kv.keys)), kv)
-                for chunk, kv in zip(here, kvs, strict=True)
-            ]
+            plans = [Plan(chunk.question, num_layers=len(kv.keys)) for chunk, kv in zip(here, kvs, strict=True)]
+            requests = [PrefillRequest(c.tokens, plan, kv) for c, plan, kv in zip(here, plans, kvs, strict=True)]
             prefill_many(model, requests)
             done += [request.kv.slice(int(request.plan.rows[0]), len(request.kv)) for request in requests]
         return done
-
-    def _check(self, context: int | None, chunks: Sequence[Prompt]) -> None:
-        longest = max(map(len, chunks), default=0)
-        if context and longest > context:
-            raise BadInput(
-                f"a passage behind its {self.n} neighbours has {longest} tokens, the model's context is {context}: "
-                "choose a smaller n"
-            )
-
-
-def _context(prompts: Sequence[Prompt]) -> list[Block]:
-    return [block for prompt in prompts for block in prompt.context]

@@ -59,16 +59,8 @@ class Bfla(Sparse):
     @property
     def rule(self) -> TileRule:
         """What is kept of the scores (eq. 10-20)."""
-        return TileRule(
-            block=self.block,
-            tile=self.tile,
-            mass=self.mass,
-            local=self.local,
-            sink=self.sink,
-            stride=self.stride,
-            random=self.random,
-            seed=self.seed,
-        )
+        options = ("block", "tile", "mass", "local", "sink", "stride", "random", "seed")
+        return TileRule(**{name: getattr(self, name) for name in options})
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         group = len(queries) // len(keys)
@@ -83,21 +75,18 @@ class Bfla(Sparse):
 
         They overlap; a rescue is counted only where nothing before it in this order keeps the tile (eq. 17).
         """
-        grid, found = Grid(rows, keys.shape[1], self.tile), {}
+        grid, causes = Grid(rows, keys.shape[1], self.tile), {}
         before = torch.zeros(1, 1, 1, dtype=torch.bool, device=keys.device)
-        for name, kept in self._causes(queries, keys, grid).items():
+        for name, kept in tile_selection.causes(self.blocks(queries, keys, rows), grid, self.rule).items():
             kept = kept & grid.causal
-            found[name] = (kept & ~before if name in ("stride", "random") else kept).expand(len(keys), -1, -1)
+            causes[name] = (kept & ~before if name in ("stride", "random") else kept).expand(len(keys), -1, -1)
             before = before | kept
-        return {name: kept.repeat_interleave(len(queries) // len(keys), 0) for name, kept in found.items()}
+        group = len(queries) // len(keys)
+        return {name: kept.repeat_interleave(group, 0) for name, kept in causes.items() if name != "tail"}
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         """Equation 24: Hq Nq Nkv C / g."""
         return heads * rows * length * width // self.flat
-
-    def _causes(self, queries: Tensor, keys: Tensor, grid: Grid) -> dict[str, Tensor]:
-        found = tile_selection.causes(self.blocks(queries, keys, grid.rows), grid, self.rule)
-        return {name: kept for name, kept in found.items() if name != "tail"}
 
     def blocks(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
         """[H, Lq, Lkv] bool: coarse blocks kept by mass for any head of the group (eq. 12)."""

@@ -46,10 +46,10 @@ class SeerAttention(Sparse):
 
     def ready(self, model: PreTrainedModel) -> "SeerAttention":
         path = Path(self.gate) if self.gate else models.folder(str(model.config.name_or_path)) / seer_gate.FILE
-        found = seer_gate.load(path, model)
-        if found.shape.block != self.block:
-            raise BadInput(f"the gate {path} is for blocks of {found.shape.block} tokens, not of {self.block}")
-        return replace(self, trained=found)
+        gate = seer_gate.load(path, model)
+        if gate.shape.block != self.block:
+            raise BadInput(f"the gate {path} is for blocks of {gate.shape.block} tokens, not of {self.block}")
+        return replace(self, trained=gate)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         if self.trained is None:

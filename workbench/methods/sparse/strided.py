@@ -23,7 +23,7 @@ class Strided(Sparse):
     local: int = count(1)
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
-        found = torch.zeros(grid.shape[0], self.stride, dtype=torch.int32, device=grid.rows.device)
-        found.index_add_(1, grid.columns % self.stride, grid.own.int())  # remainders of a query tile's own tiles
-        kept = found[:, grid.columns % self.stride] > 0
+        remainder = grid.columns % self.stride
+        own = torch.zeros(grid.shape[0], self.stride, dtype=torch.int32, device=grid.rows.device)
+        kept = own.index_add_(1, remainder, grid.own.int())[:, remainder] > 0  # the query tile's own remainders
         return grid.tiles((kept | grid.near(self.local))[None], len(queries))

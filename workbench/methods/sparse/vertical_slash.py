@@ -63,9 +63,9 @@ class VerticalSlash(Sparse):
         low = (rows[at][:, None] - starts - size + 1).clamp(0, grid.length)  # nearest and furthest distance of a run
         high = (rows[ends][:, None] - starts + 1).clamp(0, grid.length)
         kept = torch.zeros(len(slash), *grid.shape, dtype=torch.bool, device=rows.device)
-        for one, found in zip(kept, pad(slash.int().cumsum(-1), (1, 0)), strict=True):
+        for head, counted in zip(kept, pad(slash.int().cumsum(-1), (1, 0)), strict=True):
             crossed = torch.zeros(grid.shape, dtype=torch.int32, device=rows.device)
-            one |= crossed.index_add_(0, at // size, (found[high] > found[low]).int()) > 0
+            head |= crossed.index_add_(0, at // size, (counted[high] > counted[low]).int()) > 0
         return kept
 
 

@@ -71,10 +71,7 @@ class Xattention(Sparse):
 
     def _share(self, layer: int, device: torch.device) -> float | Tensor:
         """τ, or one for every head."""
-        if self.profiled:
-            return _on(self.profiled[layer], device)
-        assert not isinstance(self.threshold, str)
-        return self.threshold
+        return _on(self.profiled[layer], device) if self.profiled else self.threshold  # type: ignore[return-value]
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         return heads * rows * length * width // self.stride
@@ -82,15 +79,15 @@ class Xattention(Sparse):
     def _read(self, model: PreTrainedModel) -> tuple[tuple[float, ...], ...]:
         path = Path(str(self.threshold))
         try:
-            found = json.loads(path.read_text())
-            thresholds = tuple(tuple(float(value) for value in layer) for layer in found["thresholds"])
-            made = found["model"], found["block"], found["stride"]
+            saved = json.loads(path.read_text())
+            thresholds = tuple(tuple(float(value) for value in layer) for layer in saved["thresholds"])
+            model_key, block, stride = saved["model"], saved["block"], saved["stride"]
         except (OSError, ValueError, TypeError, KeyError):
             raise BadInput(f"{path} holds no thresholds: `workbench sparse profile` writes them") from None
-        if made[0] != seer_gate.identity(model):
+        if model_key != seer_gate.identity(model):
             raise BadInput(f"the thresholds in {path} are of another model: profile this one")
-        if made[1:] != (self.block, self.stride):
-            raise BadInput(f"the thresholds in {path} are for block {made[1]} and stride {made[2]}, not for {self}")
+        if (block, stride) != (self.block, self.stride):
+            raise BadInput(f"the thresholds in {path} are for block {block} and stride {stride}, not for {self}")
         return thresholds
 
 
