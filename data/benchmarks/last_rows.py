@@ -28,15 +28,8 @@ SPECS = (  # of sparse.py; about a third of the pairs
 def run(spec: str, samples: int, device: str) -> dict[str, Any]:
     """Return the entry of a method without the rule, by its name."""
     without = spec.replace("tail=1", "tail=0")
-    common: dict[str, Any] = {
-        "samples": samples,
-        "seed": SEED,
-        "passages": PASSAGES,
-        "chunk": CHUNK,
-        "device": device,
-        "timed": 10,
-    }
-    trial = Trial(MODEL, mode="full", sparse=without, **common)
+    about: dict[str, Any] = {"samples": samples, "seed": SEED, "passages": PASSAGES, "device": device, "timed": 10}
+    trial = Trial(MODEL, mode="full", sparse=without, chunk=CHUNK, **about)
     return {without: {"with": spec, **results.entry(*trial.run_each())}}
 
 

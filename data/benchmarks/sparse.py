@@ -20,7 +20,7 @@ import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,11 @@ def questions(name: str, count: int) -> list[data.Sample]:
     return data.load(name, count, SEED, PASSAGES)
 
 
+def packed(path: Path, table: pd.DataFrame) -> None:
+    """Write a table, compressed, whole or not at all."""
+    write_atomically(path, partial(table.to_parquet, compression="zstd"))
+
+
 def run(unit: WorkUnit, out: Path) -> str:
     """Write the two tables of a unit."""
     lm = loaded(unit.device)
@@ -171,7 +176,7 @@ def run(unit: WorkUnit, out: Path) -> str:
             if unit.start + at < unit.heads:
                 heads += [{"id": sample.id, "spec": spec} | vars(head) for head in compared.heads]
     by_head = pd.DataFrame(heads).astype(dict.fromkeys((*MEASURES, "lowest"), "float32") if heads else {})
-    write_atomically(out / f"{unit.name}.heads.parquet", lambda path: by_head.to_parquet(path, compression="zstd"))
+    packed(out / f"{unit.name}.heads.parquet", by_head)
     write_atomically(out / f"{unit.name}.parquet", pd.DataFrame(rows).to_parquet)  # last: the unit is done
     return unit.name
 
@@ -180,14 +185,13 @@ def run_all(args: argparse.Namespace) -> None:
     """Run the units that are not there yet, side by side."""
     args.out.mkdir(parents=True, exist_ok=True)
     share, shares = args.share
-    end = time.monotonic() + 60 * args.minutes
-    listed = units(args)[share::shares]
-    listed = [unit for unit in listed if args.part in ("all", unit.data)]
+    end = time.time() + 60 * args.minutes
+    listed = [unit for unit in units(args)[share::shares] if args.part in ("all", unit.data)]
     todo = [unit for unit in listed if not (args.out / f"{unit.name}.parquet").exists()]
     print(f"{len(todo)} of {len(listed)} units to do, {len(todo[0].settings if todo else [])} settings", flush=True)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.processes, context, torch.set_num_threads, (1,)) as pool:
-        running = {pool.submit(timed, unit, args.out, time.time() + end - time.monotonic()) for unit in todo}
+        running = {pool.submit(timed, unit, args.out, end) for unit in todo}
         for count, future in enumerate(as_completed(running), 1):
             print(f"{count} of {len(todo)}: {future.result()}", flush=True)
 
@@ -210,20 +214,16 @@ def collect(done: list[WorkUnit], out: Path) -> None:
         for kind in ("all", *sorted(group.kind.unique())):
             of_kind = group if kind == "all" else group[group.kind == kind]
             rows.append(about | {"kind": kind} | scores(of_kind) | (measures(group) if kind == "all" else {}))
-    table = pd.DataFrame(rows)
-    write_atomically(HERE / "sparse.parquet", lambda path: table.to_parquet(path, compression="zstd"))
+    packed(HERE / "sparse.parquet", pd.DataFrame(rows))
     wide = every[["data", "kind", "id"]].drop_duplicates().set_index(["data", "id"])
     for what, kind in (("em", "uint8"), ("f1", "float32")):
         by_spec = every.pivot(index=["data", "id"], columns="spec", values=what).astype(kind)
         wide = wide.join(by_spec.add_prefix(f"{what} "))
-    write_atomically(
-        HERE / "sparse-answers.parquet", lambda path: wide.reset_index().to_parquet(path, compression="zstd")
-    )
+    packed(HERE / "sparse-answers.parquet", wide.reset_index())
     heads = pd.concat([pd.read_parquet(path.with_suffix(".heads.parquet")) for path in tables], ignore_index=True)
     if len(heads):
-        small = by_head(heads)
-        write_atomically(HERE / "sparse-heads.parquet", lambda path: small.to_parquet(path, compression="zstd"))
-    print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(table)} rows")
+        packed(HERE / "sparse-heads.parquet", by_head(heads))
+    print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(rows)} rows")
 
 
 def by_head(heads: pd.DataFrame) -> pd.DataFrame:
@@ -241,9 +241,9 @@ def by_head(heads: pd.DataFrame) -> pd.DataFrame:
 def scores(rows: pd.DataFrame) -> dict[str, Any]:
     """Return n, exact match (Wilson) and F1 (bootstrap) with their intervals."""
     n, right = len(rows), rows.em.sum()
-    scored = {"n": n, "em": right / n, "f1": rows.f1.mean()}
-    scored |= dict(zip(("em_low", "em_high"), answers.wilson(right, n), strict=True))
-    return scored | dict(zip(("f1_low", "f1_high"), answers.bootstrap(rows.f1.tolist()), strict=True))
+    (low, high), (f1_low, f1_high) = answers.wilson(right, n), answers.bootstrap(rows.f1.tolist())
+    scored = {"n": n, "em": right / n, "f1": rows.f1.mean(), "em_low": low, "em_high": high}
+    return scored | {"f1_low": f1_low, "f1_high": f1_high}
 
 
 def measures(rows: pd.DataFrame) -> dict[str, Any]:
@@ -265,9 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=500, help="lab questions")
     parser.add_argument("--needles", type=int, default=500, help="needle questions, the five tasks in turn")
-    parser.add_argument(
-        "--measured", type=int, default=500, help="lab prompts of which mass, recall, error are measured"
-    )
+    parser.add_argument("--measured", type=int, default=500, help="lab prompts with mass, recall and error measured")
     parser.add_argument("--heads", type=int, default=500, help="prompts that go into the table by layer and head")
     parser.add_argument("--steps", type=int, help="settings of each method; none: all")
     parser.add_argument("--size", type=int, default=8, help="questions of a unit of work")

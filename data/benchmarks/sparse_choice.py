@@ -58,18 +58,10 @@ def measure(spec: str, length: int, chunk: int, heads: int, device: str) -> dict
     method(queries, keys, rows, Site(0, length))
     if device != "cpu":
         torch.cuda.synchronize()
-    return {
-        "method": spec,
-        "length": length,
-        "chunk": chunk,
-        "heads": heads,
-        "seconds": perf_counter() - began,
-        "bytes": peak,
-        "largest": largest.elements,
-        "pairs": heads * chunk * length,
-        "tiles": tiles.kept.numel(),
-        "kept": tiles.density,
-    }
+    seconds = perf_counter() - began
+    record = {"method": spec, "length": length, "chunk": chunk, "heads": heads, "seconds": seconds, "bytes": peak}
+    record |= {"largest": largest.elements, "pairs": heads * chunk * length}
+    return record | {"tiles": tiles.kept.numel(), "kept": tiles.density}
 
 
 def _peak(device: str) -> int:
@@ -94,11 +86,9 @@ def main() -> None:
                 job = fresh.submit(measure, spec, length, args.chunk or length, args.heads, args.device)
                 records.append(job.result())
             r = records[-1]
-            print(
-                f"{spec:40} {length:>7} tokens  {r['seconds']:8.3f} s  {r['bytes'] / 2**20:8.0f} MiB  "
-                f"largest tensor {r['largest'] / 1e6:8.1f} M of {r['pairs'] / 1e6:10.0f} M pairs",
-                flush=True,
-            )
+            cost = f"{r['seconds']:8.3f} s  {r['bytes'] / 2**20:8.0f} MiB"
+            largest = f"largest tensor {r['largest'] / 1e6:8.1f} M of {r['pairs'] / 1e6:10.0f} M pairs"
+            print(f"{spec:40} {length:>7} tokens  {cost}  {largest}", flush=True)
     out = Path(__file__).with_name(f"sparse-choice-{args.device}.json")
     out.write_text(json.dumps({"torch": torch.__version__, "records": records}, indent=1) + "\n")
 

@@ -71,17 +71,10 @@ def main() -> None:
         f"blocks, {args.ratio:.0%} computed again": Reuse(select=QueryGuided(), ratio=args.ratio),
     }
     methods |= {f"{args.sparse} at {value:g}": Full(sparse=method.with_threshold(value)) for value in args.threshold}
-    facts: dict[str, Any] = {
-        "command": shlex.join(["python", "data/benchmarks/stages.py", *without(sys.argv[1:], "--out")]),
-        "model": args.model,
-        "device": device_name(model.device),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "length": args.length,
-        "question": args.question,
-        "repeats": args.repeats,
-        "versions": versions(),
-        "rows": [],
-    }
+    command = shlex.join(["python", "data/benchmarks/stages.py", *without(sys.argv[1:], "--out")])
+    facts: dict[str, Any] = {"command": command, "model": args.model, "device": device_name(model.device)}
+    facts |= {"dtype": str(model.dtype).removeprefix("torch."), "length": args.length, "question": args.question}
+    facts |= {"repeats": args.repeats, "versions": versions(), "rows": []}
     for name, timed in methods.items():
         split = stages(model, prompt, timed, store, args.repeats)
         row = {"way": name, "sparse": isinstance(timed, Full) and bool(timed.sparse), "density": split.density}

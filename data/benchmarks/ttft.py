@@ -32,16 +32,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model, tokenizer, layout = models.load(args.model, args.device)
     samples = data.load("lab", 8)
-    facts: dict[str, Any] = {
-        "command": " ".join(["python", "data/benchmarks/ttft.py", *sys.argv[1:]]),
-        "model": args.model,
-        "question": args.question,
-        "ratio": args.ratio,
-        "threads": args.threads,
-        "device": device_name(model.device),
-        "versions": versions(),
-        "rows": [],
-    }
+    facts: dict[str, Any] = {"command": " ".join(["python", "data/benchmarks/ttft.py", *sys.argv[1:]])}
+    facts |= {name: getattr(args, name) for name in ("model", "question", "ratio", "threads")}
+    facts |= {"device": device_name(model.device), "versions": versions(), "rows": []}
     for length in args.lengths:
         prompt = prompt_of_length(length, samples, tokenizer, layout, args.question)
         rows = by_length(model, [prompt], args.repeats, args.ratio, args.methods)

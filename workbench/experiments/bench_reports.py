@@ -24,10 +24,8 @@ Report = Mapping[str, Any]
 
 
 def reports(folder: str | Path | None = None) -> dict[str, Report]:
-    """Read the reports in a folder (None: those that ship) by name; other JSON files are passed over.
-
-    Raises BadInput for a folder that is none, and for a file that is no whole JSON.
-    """
+    """Read the reports in a folder (None: those that ship) by name; BadInput for no folder, and for half a JSON
+    file."""
     place = Path(FOLDER if folder is None else folder)
     if not place.is_dir():
         raise BadInput(f"{place} is no folder of reports: `workbench bench OP --out FOLDER` fills one")
@@ -52,11 +50,10 @@ def missing(reports: Mapping[str, Report]) -> list[str]:
 
 
 def table(reports: Mapping[str, Report], tried: bool = False) -> pd.DataFrame:
-    """Return a table with the columns report, card, work, shape, flops, bytes, intensity (operations a byte), floor_ms,
-    who, and FIGURES.
+    """Return a row a workload and candidate, workloads of a report by the length of their context.
 
-    The workloads of a report stand by the length of their context, where they have one.
-    `tried`: also the launches that were tried beside the one that a kernel picks itself.
+    Columns: report, card, work, shape, flops, bytes, intensity (operations a byte), floor_ms, who, and FIGURES.
+    `tried`: also launches that were tried beside the one that a kernel picks itself.
     """
     rows = []
     for name, report in reports.items():

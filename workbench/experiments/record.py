@@ -18,10 +18,7 @@ from workbench.metrics.latency import Quantiles
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Score):
-    """Scores of a trial with what they cost.
-
-    Tokens, rows, flops and bytes are means per request, up to its first token.
-    """
+    """Scores of a trial with what they cost; tokens, rows, flops, bytes: means a request, to its first token."""
 
     trial: dict[str, Any]  # the trial's own fields: model, data, mode, positions, seed, …
     by_kind: dict[str, Score]  # per kind of question, "" where the data has none

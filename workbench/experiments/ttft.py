@@ -183,10 +183,8 @@ def by_cached_share(
 def by_ratio(
     model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], repeats: int, select: Select
 ) -> list[dict[str, Any]]:
-    """Measure reuse with a share of the document tokens recomputed; ratio 0 chooses nothing.
-
-    Records {ratio, p5, p50, p95 (seconds), n, flops, bytes, rows}.
-    """
+    """Measure reuse with a share of the document tokens recomputed; ratio 0 chooses nothing. Records {ratio, p5, p50,
+    p95 (seconds), n, flops, bytes, rows}."""
     store = filled(model, prompt.context)
     methods = {ratio: Reuse(select=select if ratio else None, ratio=ratio) for ratio in ratios}
     jobs = {str(ratio): partial(first_token, model, prompt, method, store) for ratio, method in methods.items()}

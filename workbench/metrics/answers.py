@@ -73,10 +73,7 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000, lev
 def bootstrap_columns(
     values: np.ndarray, seed: int = 0, resamples: int = 2000, level: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile bootstrap intervals of the means of many columns, (low [C], high [C]), for values [n, C], n > 0.
-
-    Rows are resampled alike for all columns.
-    """
+    """Percentile bootstrap intervals (low [C], high [C]) of column means of [n, C], n > 0, rows resampled alike."""
     n = len(values)
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
     low, high = np.quantile(counts / n @ values, [(1 - level) / 2, (1 + level) / 2], axis=0)

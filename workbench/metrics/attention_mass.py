@@ -34,10 +34,7 @@ class AttentionMass:
 
 
 def busiest(tokens: Tensor, wanted: Tensor) -> tuple[int, int]:
-    """Return the (layer, head) that pays most attention to the positions `wanted` [T] (bool).
-
-    `tokens` is `AttentionMass.tokens`.
-    """
+    """Return the (layer, head) whose `AttentionMass.tokens` at the positions `wanted` [T] (bool) sum to most."""
     return peak(tokens[:, :, wanted].sum(-1))
 
 
@@ -57,10 +54,8 @@ def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> Atten
 
 
 def reused(model: PreTrainedModel, prompt: Prompt, positions: str, cached: list[KV] | None = None) -> AttentionMass:
-    """Compute the question over cached passages, and measure its attention; positions "re-encoded" or "naive".
-
-    The passages are encoded here unless `cached` is given.
-    """
+    """Compute the question over cached passages, and measure its attention; positions "re-encoded" or "naive". The
+    passages are encoded here unless `cached` is given."""
     blocks = encode_many(model, prompt.context) if cached is None else cached
     return _measure(model, prompt, prompt.question, assemble(model, prompt, blocks, positions), causal)  # type: ignore[arg-type]
 

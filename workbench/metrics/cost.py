@@ -57,10 +57,7 @@ class Cost:
 
 
 def shape(config: PretrainedConfig) -> ModelShape:
-    """Return the shape of any causal language model, from a copy without storage (meta device).
-
-    Raises BadInput for a configuration of another kind of model.
-    """
+    """Return the shape of any causal language model, from a copy on the meta device; BadInput for another kind."""
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)

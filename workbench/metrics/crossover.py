@@ -124,7 +124,7 @@ def operations(
 def attention_share(
     model: CrossoverModel, method: Sparse, length: int, density: float, chunk: int | None = None
 ) -> tuple[float, float]:
-    """Operations of the kept pairs, and of the choice, as shares of those of dense attention."""
+    """Return operations of the kept pairs, and of the choice, as shares of those of dense attention."""
     count = operations(model, method, length, density, chunk)
     return count.kept / count.dense, count.choice / count.dense
 
@@ -132,10 +132,8 @@ def attention_share(
 def crossover(
     model: CrossoverModel, method: Sparse, floor: Floor, chosen: float, gain: float = 0.0, chunk: int | None = None
 ) -> int | None:
-    """Return the least of LENGTHS from which on the method saves more than the share `gain` of a dense prefill.
-
-    None where it never does. Raises BadInput for `chosen` or `gain` that is no share.
-    """
+    """Return the least of LENGTHS from which on the method saves more than the share `gain` of a dense prefill, or
+    None. Raises BadInput for `chosen` or `gain` that is no share."""
     if not 0 <= chosen <= 1 or not 0 <= gain < 1:
         raise BadInput(f"chosen {chosen} and gain {gain} are shares, from 0 to 1")
     least = None
@@ -231,8 +229,5 @@ def crossings(
 
 
 def lengths_of(records: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, dict[str, int]]:
-    """Return the lengths of `crossings` by spec and model, without those that are never reached.
-
-    `names`: key in a record → name of the model.
-    """
+    """Return the lengths of `crossings` that are reached, by spec and model; `names`: key in a record → model."""
     return {r["spec"]: {name: r[key] for key, name in names.items() if r[key]} for r in records}

@@ -33,10 +33,8 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Mean over `n` answers of the share of their claims that is supported, with a bootstrap 95% interval.
-
-    An answer without a claim counts 0: silence is not faithful.
-    """
+    """Mean over `n` answers of the share of their claims that is supported (0 where there are none: silence is not
+    faithful), with a bootstrap 95% interval."""
 
     n: int
     claims: int

@@ -48,10 +48,8 @@ def quantiles(seconds: Sequence[float]) -> Quantiles:
 
 
 def measure(jobs: Iterable[Callable[[], object]], device: torch.device, warm_up: int = WARM_UP) -> Quantiles:
-    """Measure the wall time of every job on an idle device, until its work on the device is done.
-
-    The first job is run `warm_up` times before; these runs are not counted.
-    """
+    """Measure the wall time of every job on an idle device, until its work on the device is done; `warm_up` runs of the
+    first job before are not counted."""
     seconds: list[float] = []
     for i, job in enumerate(jobs):
         for _ in range(warm_up if i == 0 else 0):

@@ -169,10 +169,7 @@ def tiny_configs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def exactness(seed: int = 0, blocks: int = 8, length: int = 12) -> list[dict]:
-    """Compare, for every family, `blocks` that are cached at position 0 and re-encoded with blocks computed in place.
-
-    One record a variant: {family, keys, values, logits, naive, distance}, see `differences`.
-    """
+    """Compare `blocks` re-encoded from position 0 with blocks computed in place: {family, …} of `differences`."""
     records = []
     for name, config in tiny_configs():
         model = tiny(config, seed)

@@ -67,10 +67,7 @@ def compare_many(
     heads: bool = True,
     together: int = TOGETHER,
 ) -> list[dict[str, Comparison]]:
-    """Run `compare` for several prompts, with passes of `together` pairs of a prompt and a method packed.
-
-    A device that waits for its host more than for its arithmetic is so kept busy.
-    """
+    """Run `compare` for several prompts, `together` pairs of prompt and method packed to keep a device busy."""
     loaded = Loaded(*loaded)
     if not prompts or not methods:
         return [{} for _ in prompts]

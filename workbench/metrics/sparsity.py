@@ -72,10 +72,7 @@ class Counts:
 
 
 def of_layer(queries: Tensor, kv: KV, layer: int, methods: Sequence[Sparse], chunk: int | None = None) -> list[Counts]:
-    """Count what each of several methods keeps in one layer: queries [Hq, T, D] of the whole prompt.
-
-    They are chosen for in chunks of so many rows, without `chunk` all together.
-    """
+    """Count what each method keeps in one layer: queries [Hq, T, D] of a whole prompt, by `chunk` rows or at once."""
     totals: list[Counts] = []
     for rows in torch.arange(len(kv), device=queries.device).split(chunk or len(kv)):
         first, end = int(rows[0]), int(rows[-1]) + 1
@@ -155,10 +152,8 @@ def _pairs(tiles: Tiles, grid: Grid, pairs: Tensor) -> Tensor:
 def _outcomes(
     queries: Tensor, keys: Tensor, values: Tensor, grid: Grid, choices: Sequence[Tiles], kept: Tensor
 ) -> dict[str, Tensor]:
-    """Compute wanted, mass, gap, norm and lowest of `Counts` [M, Hq] for M choices, with dense attention only once.
-
-    `kept` [M, Hq, I, J]: causal tiles of each choice in pages.
-    """
+    """Compute wanted, mass, gap, norm and lowest of `Counts` [M, Hq] for M choices, with dense attention only once;
+    `kept` [M, Hq, I, J]: causal tiles of each choice in pages."""
     sums = torch.zeros(4, *kept.shape[:2], dtype=torch.float64, device=queries.device)
     lowest = torch.ones(kept.shape[:2], dtype=torch.float64, device=queries.device)
     wide = values.float().repeat_interleave(len(queries) // len(keys), 0)
@@ -255,10 +250,7 @@ def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, c
 def by_layer(
     model: PreTrainedModel, dense: PrefillOutput, kv: KV, methods: Sequence[Sparse], chunk: int | None = None
 ) -> dict[int, list[Counts]]:
-    """Count what each method keeps, by layer, on the queries and `kv` of a dense prefill of a whole prompt.
-
-    Layers whose sliding window is narrower than the prompt are left out: they are not made sparse.
-    """
+    """Count what each method keeps, by layer of full attention, on the queries and `kv` of a dense prefill."""
     layers = whole_layers(model, len(kv))
     return {layer: of_layer(scaled(model, layer, dense), kv, layer, methods, chunk) for layer in layers}
 

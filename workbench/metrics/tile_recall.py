@@ -72,10 +72,8 @@ class States:
 
 
 def dense_states(model: PreTrainedModel, tokens: Tensor) -> States:
-    """Run one dense pass over token ids [T]. Layers with a sliding window narrower than the prompt are left out.
-
-    Raises BadInput where no layer is left.
-    """
+    """Run one dense pass over token ids [T]. Layers with a sliding window narrower than the prompt are left out;
+    BadInput where no layer is left."""
     layers = tuple(whole_layers(model, len(tokens)))
     if not layers:
         raise BadInput(f"every layer has a sliding window narrower than the {len(tokens)} tokens: nothing to choose")
@@ -261,10 +259,7 @@ class TileWindow:
 
 
 def window(states: States, layer: int, head: int, tiles: Tiles, rows: slice, share: float = 0.8) -> TileWindow:
-    """Compare true attention of the query tiles `rows` of one head with what `tiles` (of the whole prompt) keep of it.
-
-    The attention of other rows is not computed.
-    """
+    """Compare true attention of query tiles `rows` of one head, and no others, with what `tiles` (of all) keep."""
     grid, truth = states.grid(tiles.size, rows), states.mass_of(layer, head, rows, tiles.size)
     best, kept = smallest(truth, share, grid.own), tiles.kept[head, rows] & grid.causal
     return TileWindow(rows, slice(0, grid.shape[1]), tiles.size, truth, kept, best, grid.causal)

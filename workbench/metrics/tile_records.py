@@ -26,10 +26,7 @@ def by_layer(states: States, methods: Mapping[str, Sparse], share: float = 0.8) 
 
 
 def shares(choices: Mapping[str, Mapping[int, Chosen]]) -> dict[str, dict[str, Tensor]]:
-    """Return shares of the pairs and of the attention kept, and of the attention that is needed and dropped.
-
-    {"density", "attention" and "missed": {method: [L, Hq] fp64}}.
-    """
+    """Return {"density", "attention" (kept) and "missed" (needed and dropped): {method: [L, Hq] fp64}}."""
     measures = {"density": Chosen.density, "attention": Chosen.held, "missed": Chosen.lost}
     return {
         measure: {name: torch.stack([of(choice) for choice in layers.values()]) for name, layers in choices.items()}

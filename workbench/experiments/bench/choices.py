@@ -73,10 +73,7 @@ class Choosing:
         return union_of(self.kept(rule), self.group)[..., :-chunk].float().mean().item()
 
     def pages(self, rule: TileRule, variant: Variant = NONE, means: Any = None) -> Pages:
-        """Return one list for every request and GQA group (CompactAttention).
-
-        `means` of the keys before the chunk are those that FlashPrefill kept from earlier chunks.
-        """
+        """Return a list a request and GQA group (CompactAttention), with `means` kept from earlier chunks."""
         if means is not None:
             past = self.keys.shape[2] - self.q.shape[2]
             variant = {"means": named(self.kernel).pooled(self.keys, rule.block, means, past)}

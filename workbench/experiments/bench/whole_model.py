@@ -101,10 +101,7 @@ def clock(work: Callable[[], Any]) -> float:
 
 
 def measured(work: Workload, candidates: list[Candidate], ceiling: Roof) -> dict[str, Any]:
-    """Run candidates one after another and return the entry of the workload.
-
-    Each begins with the GPU's memory to itself. The traceback of one that cannot run goes to stderr.
-    """
+    """Return the entry of a workload, its candidates run one by one; tracebacks of those that fail go to stderr."""
     times: dict[str, timing.Time | str] = {}
     for candidate in candidates:
         work.candidates[candidate.name] = []

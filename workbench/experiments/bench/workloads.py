@@ -95,10 +95,8 @@ def ours(kernel: str, variant: Variant, *arguments: Any) -> Call:
 
 
 def cache_of(tokens: int, batch: int, own: int, block: int, page: int) -> tuple[Tensor, Tensor, Paged]:
-    """Make a pool of pages in random places: a context of `tokens`, shared by `batch` requests with `own` tokens each.
-
-    Where `block` is not 0, the context is made of blocks of that length that are shifted.
-    """
+    """Make pages in random places: a context of `tokens` that `batch` requests share and `own` tokens of each. Where
+    `block` is not 0, the context is made of blocks of that length that are shifted."""
     shared, mine = -(-tokens // page), -(-own // page)
     place = torch.randperm(shared + batch * mine, device=DEVICE)
     keys, values = (numbers(HEADS[1], len(place) * page, WIDTH) for _ in range(2))
@@ -160,10 +158,8 @@ def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024)
 
 
 def stale_cache(tokens: int, rows: Tensor, page: int, block: int) -> tuple[Tensor, Tensor, Paged]:
-    """Make the pages of a cached prompt, entries of `rows` [R] stale, and pages with the fresh ones.
-
-    Where `block` is not 0, the prompt is made of blocks of that length that are shifted.
-    """
+    """Make the pages of a cached prompt, entries of `rows` [R] stale, and pages with the fresh ones. Where `block` is
+    not 0, the prompt is made of blocks of that length that are shifted."""
     shared, mine = tokens // page, -(-len(rows) // page)
     at = torch.full(((shared + mine) * page,), INVALID_POS, device=DEVICE)
     at[:tokens] = torch.arange(tokens, device=DEVICE)
