@@ -15,9 +15,9 @@ from workbench.core.blocks import Prompt
 from workbench.core.masks import causal
 from workbench.data.prompt_view import Reading
 from workbench.experiments.record import Record
-from workbench.plots.looks import MODE_NAMES, REUSE_STATUSES, STAGE_COLOURS, block_hovers
+from workbench.plots.looks import MODE_NAMES, REUSE_STATUSES, STAGE_COLOURS, Look, block_hovers
 from workbench.plots.reduce import MaskRule, visible_pairs
-from workbench.plots.theme import BLUE, INK, PAPER, RED, RULE, Notes, Texts, block_colour, finish, legend_over, pale
+from workbench.plots.theme import BLUE, INK, PAPER, RED, RULE, Notes, Texts, block_colour, finish, pale
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def bar_chart(
         fig.add_annotation(y=row, text=text, xanchor="left", showarrow=False, **place)
     fig.update_xaxes(**x)
     fig.update_yaxes(**y)
-    fig.update_layout(barmode=mode, bargap=gap, legend=legend_over(height, 6, traceorder="normal"))
-    return finish(fig, height=height, above=above, below=below, left=left, right=right, **texts)
+    fig.update_layout(barmode=mode, bargap=gap, legend_traceorder="normal")
+    return finish(fig, height=height, above=above, below=below, left=left, right=right, legend=6, **texts)
 
 
 EDGE = {"line": {"color": PAPER, "width": 1}}  # of bars that touch
@@ -160,16 +160,9 @@ def count_pairs(rules: Mapping[str, MaskRule], prompt: Prompt, cached: Collectio
     records = []
     for name, rule in rules.items():
         rows = prompt.question if name in cached else torch.arange(length)
-        records.append(
-            {
-                "mask": name.split(" (")[0],
-                "pairs": visible_pairs(rule, length),
-                "computed": visible_pairs(rule, length, rows),
-                "causal": visible_pairs(causal, length),
-                "rows": len(rows),
-                "length": length,
-            }
-        )
+        pairs = {"pairs": visible_pairs(rule, length), "computed": visible_pairs(rule, length, rows)}
+        sizes = {"causal": visible_pairs(causal, length), "rows": len(rows), "length": length}
+        records.append({"mask": name.split(" (")[0], **pairs, **sizes})
     return records
 
 
@@ -255,10 +248,9 @@ def history(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[
     bars: dict[str, list[tuple]] = {status: [] for status in (*REUSE_STATUSES, "question")}
     for at, record in enumerate(records):
         *starts, end = accumulate(record["sizes"], initial=0)
-        for status, start, size, text in zip(
-            record["fates"], starts, record["sizes"], block_hovers(record), strict=True
-        ):
-            bars[status].append((at, start, size, text))
+        statuses = zip(record["fates"], starts, record["sizes"], block_hovers(record), strict=True)
+        for status, *place in statuses:
+            bars[status].append((at, *place))
         label = record["label"].replace("<", "&lt;")
         text = f"<b>question, {record['question']} tokens</b><br>{label}"
         bars["question"].append((at, end, record["question"], text))
@@ -266,10 +258,9 @@ def history(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[
     for status, placed in bars.items():
         rows, sizes = ([bar[i] for bar in placed] or [None] for i in (0, 2))
         starts, hovers = ([bar[i] for bar in placed] for i in (1, 3))
-        name = REUSE_STATUSES[status].name if status in REUSE_STATUSES else status
-        colour = REUSE_STATUSES[status].colour if status in REUSE_STATUSES else INK
+        look = REUSE_STATUSES.get(status, Look(INK, name=status))
         more = {"base": starts, "marker": EDGE}
-        drawn.append(Bars(name, colour, rows, sizes, "%{customdata}<extra></extra>", hovers, more))
+        drawn.append(Bars(look.name, look.colour, rows, sizes, "%{customdata}<extra></extra>", hovers, more))
     count = len(records)
     ticks = {"tickvals": list(range(count)), "ticktext": [str(record["step"] + 1) for record in records]}
     return bar_chart(

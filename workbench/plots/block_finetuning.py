@@ -16,12 +16,9 @@ from workbench.plots.lines import steps
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, INK, RED
 
-FULL, REUSED, TUNED, TUNED_FULL = (
-    "full attention",
-    "block, not fine-tuned",
-    "block fine-tuned",
-    "block fine-tuned, full mode",
-)
+Answers = Sequence[Generation]
+FULL, REUSED = "full attention", "block, not fine-tuned"
+TUNED, TUNED_FULL = "block fine-tuned", "block fine-tuned, full mode"
 COLOURS = {  # red: not fine-tuned to what it does, or without positions
     FULL: INK,
     "Superposition": RED,
@@ -54,18 +51,13 @@ def comparison(measured: Mapping[str, Any]) -> go.Figure:
 
 def measured_here(records: Mapping[str, Record], *, about: str) -> go.Figure:
     """Draw trials by the name of their method: quality, and tokens and time to the first token."""
+    rows = []
+    for name, record in records.items():
+        quality = [f"{record.em:.0%}", f"{record.em_low:.0%} to {record.em_high:.0%}"]
+        rows.append([name, *quality, f"{record.rows_computed:.0f}", f"{record.ttft_s.p50 * 1e3:.1f}"])
     return table(
         ["method", "exact match", "95% interval", "tokens computed", "time to first token (ms)"],
-        [
-            [
-                name,
-                f"{record.em:.0%}",
-                f"{record.em_low:.0%} to {record.em_high:.0%}",
-                f"{record.rows_computed:.0f}",
-                f"{record.ttft_s.p50 * 1e3:.1f}",
-            ]
-            for name, record in records.items()
-        ],
+        rows,
         widths=[2.6, 1, 1.4, 1.4, 1.8],
         title="Measured here",
         notice="Block mode computes the question only; its passages come from the store. Superposition asks the "
@@ -118,20 +110,13 @@ def tuning_curve(tuning: Mapping[str, Any], name: str) -> go.Figure:
     )
 
 
-def equal_in_both_modes(full: Sequence[Generation], block: Sequence[Generation]) -> int:
+def equal_in_both_modes(full: Answers, block: Answers) -> int:
     """Return how many answers have the same tokens in both modes."""
     return sum(one.tokens == other.tokens for one, other in zip(full, block, strict=True))
 
 
 def question_by_question(
-    samples: Sequence[Sample],
-    before: Sequence[Generation],
-    block: Sequence[Generation],
-    full: Sequence[Generation],
-    *,
-    model: str,
-    tuned: str,
-    about: str,
+    samples: Sequence[Sample], before: Answers, block: Answers, full: Answers, *, model: str, tuned: str, about: str
 ) -> go.Figure:
     """Draw answers of `model` in block mode (`before`) and of `tuned` in both modes, a row a question."""
     rows = []

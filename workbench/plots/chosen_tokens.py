@@ -70,12 +70,8 @@ def coloured(
     buttons = []
     for name, look in looks.items():
         marker, edge = look["marker"], look["marker"]["line"]
-        changed = {
-            "marker.color": marker["color"],
-            "marker.line.color": edge["color"],
-            "customdata": look["customdata"],
-        }
-        changed = {key: [value] for key, value in {**changed, "marker.line.width": edge["width"]}.items()}
+        changed = {"marker.color": [marker["color"]], "customdata": [look["customdata"]]}
+        changed |= {f"marker.line.{key}": [edge[key]] for key in ("color", "width")}
         buttons.append({"label": name, "method": "restyle", "args": [changed, [0]]})
     choice_of = menu(buttons, height, 8, active=0, font={"size": 12, "color": MUTED})
     fig.update_layout(bargap=0, barmode="overlay", updatemenus=[choice_of])
@@ -141,7 +137,7 @@ Outcomes = Mapping[float, Mapping[str, RatioOutcome]]  # ratio → selector → 
 
 
 def ratios(
-    outcomes: Mapping[float, Mapping[str, RatioOutcome]],
+    outcomes: Outcomes,
     tokens: Sequence[str],
     block_of: np.ndarray,
     *,
@@ -286,9 +282,8 @@ def answers_by_ratio(
     needed = {spec: least for spec, least in enough(outcomes, full).items() if least is not None}
     first = min(needed, key=needed.__getitem__, default=None)
     sign = {True: " ✓", False: " ✗", None: ""}[is_right(full, view.answers)]
-    then = (
-        f"{SELECTORS.name_of(first)} gives the answer of full attention from {needed[first]:.0%} on." if first else ""
-    )
+    from_then = f"gives the answer of full attention from {needed[first]:.0%} on." if first else ""
+    then = f"{SELECTORS.name_of(first)} {from_then}" if first else ""
     named = {step: {SELECTORS.name_of(spec): outcome for spec, outcome in outcomes[step].items()} for step in steps}
     return ratios(
         named,
@@ -305,17 +300,12 @@ def answers_by_ratio(
 
 def answer_records(outcomes: Outcomes) -> list[dict[str, Any]]:
     """Return outcomes as records {ratio, selector, answer, right, tokens}."""
-    return [
-        {
-            "ratio": ratio,
-            "selector": SELECTORS.name_of(spec),
-            "answer": outcome.answer,
-            "right": outcome.right,
-            "tokens": len(outcome.rows),
-        }
-        for ratio, by_selector in outcomes.items()
-        for spec, outcome in by_selector.items()
-    ]
+    records = []
+    for ratio, by_selector in outcomes.items():
+        for spec, outcome in by_selector.items():
+            answered = {"answer": outcome.answer, "right": outcome.right, "tokens": len(outcome.rows)}
+            records.append({"ratio": ratio, "selector": SELECTORS.name_of(spec), **answered})
+    return records
 
 
 def first_tenth(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

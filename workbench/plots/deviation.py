@@ -20,20 +20,7 @@ from workbench.plots.elements import block_axis, block_edges, interval
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import MODES, SELECTORS, selector_looks
 from workbench.plots.masks import names
-from workbench.plots.theme import (
-    BLUE,
-    GREEN,
-    INK,
-    MUTED,
-    ORANGE,
-    PAPER,
-    RED,
-    SEQUENTIAL,
-    Notes,
-    finish,
-    legend_over,
-    panel_titles,
-)
+from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, RED, SEQUENTIAL, Notes, finish, panel_titles
 
 Records = Sequence[Mapping[str, Any]]
 PARTS = {  # field of `Repair` → title
@@ -150,9 +137,10 @@ def drift(records: Sequence[dict], logits: Sequence[dict], **notes: Unpack[Notes
     fig.update_yaxes(title_text="KL from full attention (nats)", **powers, row=1, col=2)
     fig.update_yaxes(title_text="share of samples", tickformat=".0%", range=[-0.04, 1.04], row=1, col=3)
     fig.update_xaxes(range=[-0.6, 1.6], row=1, col=3)
-    fig.update_layout(legend=legend_over(300, 24, font={"color": MUTED}))
+    fig.update_layout(legend_font={"color": MUTED})
     panel_titles(fig)
-    return finish(fig, title="What naive positions do to the question", height=300, above=66, below=58, **notes)
+    title = "What naive positions do to the question"
+    return finish(fig, title=title, height=300, above=66, below=58, legend=24, **notes)
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:
@@ -214,18 +202,9 @@ def concentration_curves(curves: Mapping[str, Tensor], *, ratio: float, about: s
     count = next(iter(curves.values())).shape[1]
     shades = sample_colorscale(SEQUENTIAL, [0.95 * i / max(count - 2, 1) for i in range(count - 1)])
     left = outside(curves["after_system"], ratio)
-    panels = [
-        profile(
-            name,
-            [r for r in records if r["preparation"] == name],
-            "share of the tokens",
-            percent=True,
-            percent_x=True,
-        )
-        for name in curves
-    ]
+    by = {name: [r for r in records if r["preparation"] == name] for name in curves}
     return profiles(
-        panels,
+        [profile(name, points, "share of the tokens", percent=True, percent_x=True) for name, points in by.items()],
         title="Share of the deviation that the most deviating tokens hold",
         notice=f"Even a post-mortem choice of {ratio:.0%} of the tokens (dotted) leaves {float(left[1]):.0%} of the "
         f"deviation in layer 1, and {float(left[-1]):.0%} in the last layer, outside the choice. The paper reports "
@@ -247,11 +226,10 @@ def where_it_sits(records: Records, mean: Mapping[str, float], *, layer: int, pr
     ranks = {name: [r["mean"] for r in by["rank"] if r["name"] == name] for name in mean}
     behind_system, similar = ranks["after_system"], ranks["with_neighbours"]
     change = mean["with_neighbours"] / mean["after_system"] - 1
+    across = "position in the block (0 start, 1 end)"
     return profiles(
         [
-            profile(
-                "by position in the block", by["offset"], "position in the block (0 start, 1 end)", "squared deviation"
-            ),
+            profile("by position in the block", by["offset"], across, "squared deviation"),
             profile("by rank of the block", by["rank"], "rank of the block"),
         ],
         title=f"Where layer {layer} deviates",
@@ -271,18 +249,10 @@ def what_causes_it(records: Sequence[dict[str, Any]], *, about: str) -> go.Figur
     means = mean_causes(records).query("mean > 1e-5").to_dict("records")
     typical = typical_causes(records)
     prompts = len({r["prompt"] for r in records})
-    panels = [
-        profile(
-            part,
-            [r for r in means if r["part"] == part],
-            "layer",
-            "relative L2 error" if part == "keys" else "",
-            log=True,
-        )
-        for part in ("keys", "values")
-    ]
+    parts = {part: [r for r in means if r["part"] == part] for part in ("keys", "values")}
+    titles = {"keys": "relative L2 error", "values": ""}
     return profiles(
-        panels,
+        [profile(part, points, "layer", titles[part], log=True) for part, points in parts.items()],
         title="What the deviation is made of",
         notice=f"Keys that are not re-encoded are off by {typical['position']:.0%} of their length, in every layer; "
         f"re-encoding takes all of that away. Missing context leaves {typical['context']:.0%}, from the second layer "
@@ -321,12 +291,9 @@ def what_is_repaired(records: Records, *, ratio: float, prompts: int, about: str
     selectors = list(dict.fromkeys(record["selector"] for record in records))
     real = [spec for spec in selectors if not spec.startswith("oracle")] or selectors
     best = {part: min((final[spec, part], spec) for spec in real)[1] for part in ("context", "asked")}
-    panels = [
-        profile(title, [r for r in records if r["part"] == part], "layer", percent=True)
-        for part, title in PARTS.items()
-    ]
+    by = {title: [r for r in records if r["part"] == part] for part, title in PARTS.items()}
     return profiles(
-        panels,
+        [profile(title, points, "layer", percent=True) for title, points in by.items()],
         title=f"What recomputing {ratio:.0%} of the tokens repairs",
         notice=f"Oracle aside, {SELECTORS.name_of(best['asked'])} leaves least in the last layer of the question "
         f"({final[best['asked'], 'asked']:.0%}), and {final[best['asked'], 'context']:.0%} in the context, where "

@@ -11,7 +11,7 @@ from workbench.experiments.record import Record
 from workbench.plots.controls import button, switch
 from workbench.plots.elements import interval
 from workbench.plots.looks import BASELINES, MODES
-from workbench.plots.theme import BLUE, FAINT, INK, MUTED, RULE, Notes, Texts, finish, legend_over, panel_titles
+from workbench.plots.theme import BLUE, FAINT, INK, MUTED, RULE, Notes, Texts, finish, panel_titles
 
 SCORES = {"em": "exact match", "f1": "F1"}
 KINDS = ("all", "single-hop", "continuation", "two-hop", "comparison", "order")  # other kinds follow
@@ -103,8 +103,8 @@ def quality(records: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
         button(title, [each == score for each in SCORES for _ in modes], {"yaxis.title.text": title})
         for score, title in SCORES.items()
     ]
-    fig.update_layout(updatemenus=[switch(buttons, 340, 6)], legend=legend_over(340, 8))
-    return finish(fig, title="How well the model answers", height=340, above=48, below=56, **notes)
+    fig.update_layout(updatemenus=[switch(buttons, 340, 6)])
+    return finish(fig, title="How well the model answers", height=340, above=48, below=56, legend=8, **notes)
 
 
 def reuse_quality(records: Mapping[str, Record], *, about: str) -> go.Figure:
@@ -153,6 +153,5 @@ def baseline_ratios(records: Sequence[Mapping[str, Any]], **texts: Unpack[Texts]
     fig.update_xaxes(tickvals=ticks, ticktext=[f"{tick:g}×" for tick in ticks])
     fig.update_yaxes(categoryorder="array", categoryarray=works[::-1], showgrid=True, gridcolor=FAINT, ticks="")
     fig.update_yaxes(tickfont={"color": MUTED, "size": 11})
-    height = 24 * len(works) + 20
-    fig.update_layout(legend=legend_over(height, 6))
-    return finish(fig, height=height, above=40, below=52, left=36 + round(6.2 * max(map(len, works))), **texts)
+    left = 36 + round(6.2 * max(map(len, works)))
+    return finish(fig, height=24 * len(works) + 20, above=40, below=52, left=left, legend=6, **texts)

@@ -166,10 +166,8 @@ def exactness(records: Sequence[dict], tolerance: float, **notes: Unpack[Notes])
     powers = {"type": "log", "dtick": 1, "exponentformat": "power"}
     fig.update_xaxes(title_text="largest absolute difference (fp32)", **powers)
     fig.update_yaxes(autorange="reversed", showgrid=True)
-    height = 30 * len(names)
-    fig.update_layout(legend=legend_over(height, 22))
     title = "Moved blocks equal blocks computed in place"
-    return finish(fig, title=title, height=height, above=56, below=58, left=170, **notes)
+    return finish(fig, title=title, height=30 * len(names), above=56, below=58, left=170, legend=22, **notes)
 
 
 def family_differences(records: Sequence[dict], *, seed: int, device: str) -> go.Figure:

@@ -151,21 +151,14 @@ def game_table(records: Records, played: Sequence[Frame], *, model: str, device:
     right, count = total(records, "right"), len(records)
     low, high = wilson(right, count)
     gap = max(record["logit_gap"] for record in records)
+    rows = []
+    for r, frame in zip(drawn, played, strict=False):
+        answers = [frame.question, frame.answers[0], r["answer"], r["answer_anew"], verdict(r["equal"])]
+        encoded = f"{r['blocks_encoded']} of {len(r['fates'])}"
+        rows.append([str(r["step"] + 1), *answers, f"{r['logit_gap']:.1g}", encoded])
     return table(
         ["frame", "question", "state", "with the store", "encoded again", "equal", "logits differ by", "encoded"],
-        [
-            [
-                str(r["step"] + 1),
-                frame.question,
-                frame.answers[0],
-                r["answer"],
-                r["answer_anew"],
-                verdict(r["equal"]),
-                f"{r['logit_gap']:.1g}",
-                f"{r['blocks_encoded']} of {len(r['fates'])}",
-            ]
-            for r, frame in zip(drawn, played, strict=False)
-        ],
+        rows,
         widths=[0.65, 3.9, 0.6, 1.5, 1.5, 0.65, 1.5, 1.2],
         words=6,
         title="With the store, and with every block encoded again",

@@ -21,6 +21,7 @@ from workbench.plots.table import table
 Rows = list[dict[str, Any]]
 Records = Sequence[Mapping[str, Any]]
 PREPARE = "after_system"  # how passages were cached, where no preparation is said
+QUOTED = ("query_guided", "kv_deviation", "inter_attention", "answer_guided")
 RATIO = 0.15  # of the tokens that are recomputed, where no ratio is said
 
 
@@ -150,24 +151,14 @@ def asked(swept: pd.DataFrame) -> str:
 def quality_by_ratio(swept: pd.DataFrame, selectors: Sequence[str], kinds: Sequence[str]) -> go.Figure:
     """Draw exact match against the ratio, a line a selector, a panel a kind of question; "all" is the first kind."""
     level = levels(swept)
-    panels = [
-        profile(
-            f"{kind} (full attention {level['full', kind]:.0%})",
-            curves(swept, selectors, PREPARE, kind),
-            "share of document tokens recomputed",
-            "exact match" if kind == "all" else "",
-            percent=True,
-            percent_x=True,
-        )
-        for kind in kinds
-    ]
-    quoted = {
-        "question-guided": "query_guided",
-        "KV deviation": "kv_deviation",
-        "inter-attention": "inter_attention",
-        "answer-guided": "answer_guided",
-    }
-    em = {name: curves(swept, [spec], PREPARE, only=RATIO)[0]["mean"] for name, spec in quoted.items()}
+    across = "share of document tokens recomputed"
+    panels = []
+    for kind in kinds:
+        title, up = f"{kind} (full attention {level['full', kind]:.0%})", "exact match" if kind == "all" else ""
+        points = curves(swept, selectors, PREPARE, kind)
+        panels.append(profile(title, points, across, up, percent=True, percent_x=True))
+    quoted = [curves(swept, [spec], PREPARE, only=RATIO)[0] for spec in QUOTED]
+    em = {point["name"].split(" (")[0]: point["mean"] for point in quoted}
     return profiles(
         panels,
         title="What a ratio buys",
@@ -182,22 +173,21 @@ def quality_by_ratio(swept: pd.DataFrame, selectors: Sequence[str], kinds: Seque
     )
 
 
+def _gained(r: Mapping[str, Any], name: str) -> list[str]:
+    """Return a difference in points and its interval, as cells of a table."""
+    return [f"{r[name] * 100:+.1f} points", f"{r[f'{name}_low'] * 100:+.1f} to {r[f'{name}_high'] * 100:+.1f}"]
+
+
 def selectors_at(swept: pd.DataFrame, rows: Records) -> go.Figure:
     """Draw all selectors at one ratio beside FusionRAG's: `rows` as of `sweep_curves.against`, the best first."""
     best = rows[0]
+    cells = []
+    for r in rows:
+        scores = [f"{r['normalised']:.2f}", f"{r['normalised_low']:.2f} to {r['normalised_high']:.2f}"]
+        cells.append([SELECTORS.name_of(r["select"]), f"{r['em']:.1%}", *scores, *_gained(r, "difference")])
     return table(
         ["selector", "exact match", "normalised F1", "95% interval", "to FusionRAG's", "95% interval"],
-        [
-            [
-                SELECTORS.name_of(r["select"]),
-                f"{r['em']:.1%}",
-                f"{r['normalised']:.2f}",
-                f"{r['normalised_low']:.2f} to {r['normalised_high']:.2f}",
-                f"{r['difference'] * 100:+.1f} points",
-                f"{r['difference_low'] * 100:+.1f} to {r['difference_high'] * 100:+.1f}",
-            ]
-            for r in rows
-        ],
+        cells,
         widths=[2.9, 1, 1.1, 1.2, 1.2, 1.3],
         title=f"Selectors at a ratio of {RATIO:.0%}",
         notice=f"{SELECTORS.name_of(best['select'])} recovers {best['normalised']:.0%} of what reuse loses. Normalised "
@@ -236,8 +226,7 @@ def preparations(swept: pd.DataFrame, pairs: Records, neighbours: int) -> go.Fig
     rows = []
     for r in pairs:
         scores = [f"{r[side]:.1%} ({r[f'{side}_low']:.0%}–{r[f'{side}_high']:.0%})" for side in ("one", "other")]
-        difference = [f"{r['gain'] * 100:+.1f} points", f"{r['gain_low'] * 100:+.1f} to {r['gain_high'] * 100:+.1f}"]
-        rows.append([SELECTORS.name_of(r["select"]), *scores, *difference])
+        rows.append([SELECTORS.name_of(r["select"]), *scores, *_gained(r, "gain")])
     return table(
         [f"selector at {RATIO:.0%}", PREPARE, f"with_neighbours, n = {neighbours}", "difference", "95% interval"],
         rows,

@@ -97,14 +97,17 @@ def finish(
     below: int = 56,
     left: int = 72,
     right: int = 24,
+    legend: int | None = None,
 ) -> go.Figure:
     """Put the frame around a plot: title, what to notice (under it), how it was measured (at the foot).
 
     `height` is that of the plot area in px; `above` and `below` are reserved, between the plot area and the texts, for
-    legends, menus, sliders and axis titles.
+    legends, menus, sliders and axis titles. `legend`: px between the plot area and a legend over it.
     """
     noticed, measured = _lines(notice, 136), _lines(caption, 168)
     top = 50 + 18 * len(noticed) + above
+    if legend is not None:
+        fig.update_layout(legend=legend_over(height, legend))
     if fig.layout.legend.x is None:
         fig.update_layout(legend_x=(8 - left) / (WIDTH - left - right))  # in line with the title
     bottom = below + 15 * len(measured) + 16
