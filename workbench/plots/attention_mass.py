@@ -57,17 +57,13 @@ def attention(
         for end in ["", *map(str, range(2, panels + 1))]:
             fig.add_shape(x0=edge, x1=edge, y0=0, y1=1, xref=f"x{end}", yref=f"y{end} domain", **line)
     height = 140 * panels
-    scales = [_scale(mass, h) for h in range(heads + 1)]
+    ends = [f"yaxis{end or ''}.range" for end in (0, *range(2, panels + 1))]
+    top = [max(float(of_head(m, at, h).max()) for m in mass.values() for at in range(layers)) for h in range(heads + 1)]
+    scales = [{end: [0, 1.05 * value] for end in ends} for value in top]  # of all modes and layers of a head
     menu = head_menu(heads, panels, height, scales, head + 1)
     fig.update_layout(bargap=0, sliders=[layer_slider(layers, layer)], updatemenus=[menu], **scales[head + 1])
     panel_titles(fig)
     return finish(fig, title="Where the answering token looks", height=height, above=62, below=128, **notes)
-
-
-def _scale(mass: Mapping[str, np.ndarray], head: int) -> dict:
-    """Return one range for all modes and layers of a head, so that bars can be compared."""
-    top = max(float(of_head(m, at, head).max()) for m in mass.values() for at in range(len(m)))
-    return {f"yaxis{end or ''}.range": [0, 1.05 * top] for end in (0, *range(2, len(mass) + 1))}
 
 
 def block_mass(mass: Mapping[str, np.ndarray], *, layer: int = -1, **notes: Unpack[Notes]) -> go.Figure:

@@ -49,8 +49,11 @@ def bfla_rules(
     wide = SIDE / 860
     titles = ["the first rule that keeps a tile", "what each rule adds to those before it"]
     fig = make_subplots(1, 2, subplot_titles=titles, column_widths=[wide, 0.86 - wide], horizontal_spacing=0.14)
+    colours = [PAPER, FAINT, *RULES.values()]
+    look = {"zmin": -0.5, "zmax": len(colours) - 0.5, "colorscale": steps(colours)}
+    hover = "rows near %{y:,d}, keys near %{x:,d}<extra></extra>"
     for h in range(len(heads)):
-        fig.add_trace(_map(maps[layer][h], span).update(visible=h == head), row=1, col=1)
+        fig.add_trace(image(maps[layer][h], span, hovertemplate=hover, visible=h == head, **look), row=1, col=1)
     for number, (name, colour) in enumerate((("tiles (share of the causal pairs)", MUTED), ("attention", BLUE))):
         values = [value[number] for value in added.values()]
         label = {"text": [f"{value:.1%}" for value in values], "textposition": "outside", "cliponaxis": False}
@@ -67,9 +70,3 @@ def bfla_rules(
     pictures = {str(n): [go.Heatmap(z=z) for z in maps[at]] for at, n in enumerate(layers)}
     menu = choice_menu([f"KV head {number}" for number in heads], 1, SIDE, (), head, 3 + len(added))
     return steered(fig, SIDE, pictures, layer_slider(layers, layer), menu, title="Why BFLA keeps a tile", **notes)
-
-
-def _map(z: np.ndarray, span: Span) -> go.Heatmap:
-    colours = [PAPER, FAINT, *RULES.values()]
-    look = {"zmin": -0.5, "zmax": len(colours) - 0.5, "colorscale": steps(colours)}
-    return image(z, span, hovertemplate="rows near %{y:,d}, keys near %{x:,d}<extra></extra>", **look)

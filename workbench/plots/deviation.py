@@ -91,7 +91,9 @@ def drift(records: Sequence[dict], logits: Sequence[dict], **notes: Unpack[Notes
     for mode in dict.fromkeys(r["mode"] for r in records):
         rows = [r for r in records if r["mode"] == mode]
         means = [sum(r["error"]) / len(r["error"]) for r in rows]
-        low, high = zip(*[_quartiles(r["error"]) for r in rows], strict=True)
+        ordered = [sorted(r["error"]) for r in rows]
+        low = [errors[len(errors) // 4] for errors in ordered]  # quartiles
+        high = [errors[(3 * len(errors) - 1) // 4] for errors in ordered]
         look = MODES[mode]
         fig.add_scatter(
             x=[r["layer"] for r in rows],
@@ -112,24 +114,18 @@ def drift(records: Sequence[dict], logits: Sequence[dict], **notes: Unpack[Notes
             y=[max(x, 1e-6) for x in r["kl"]],
             name=names[r["mode"]],
             marker={"color": colour, "size": 4},
-            showlegend=False,
-            **{"boxpoints": "all", "jitter": 0.5, "pointpos": 0},
-            fillcolor="rgba(0,0,0,0)",
-            line={"width": 1.5},
+            **{"boxpoints": "all", "jitter": 0.5, "pointpos": 0, "fillcolor": "rgba(0,0,0,0)", "line": {"width": 1.5}},
             hovertemplate="%{y:.3g} nats<extra></extra>",
-            row=1,
-            col=2,
+            **{"showlegend": False, "row": 1, "col": 2},
         )
         fig.add_scatter(
             x=[names[r["mode"]]],
             y=[r["agree"]],
             mode="markers",
             marker={"color": colour, "size": 11},
-            showlegend=False,
             error_y=interval([r["agree"]], [r["low"]], [r["high"]], 2, 6),
             hovertemplate="%{y:.1%} of samples<extra></extra>",
-            row=1,
-            col=3,
+            **{"showlegend": False, "row": 1, "col": 3},
         )
     fig.update_xaxes(title_text="layer", dtick=1, row=1, col=1)
     fig.update_yaxes(title_text="relative L2 distance to full attention", rangemode="tozero", row=1, col=1)
@@ -141,12 +137,6 @@ def drift(records: Sequence[dict], logits: Sequence[dict], **notes: Unpack[Notes
     panel_titles(fig)
     title = "What naive positions do to the question"
     return finish(fig, title=title, height=300, above=66, below=58, legend=24, **notes)
-
-
-def _quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the middle half of `values`."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 4], ordered[(3 * len(ordered) - 1) // 4]
 
 
 def positions_drift(records: Sequence[dict], logits: Sequence[dict], *, about: str) -> go.Figure:

@@ -24,6 +24,7 @@ Record = Mapping[str, Any]
 Records = Sequence[Record]
 ByValue = Mapping[float, Stages]  # value of the threshold of a sparse method → stages
 Seconds = Mapping[str, Mapping[str, float]]  # method → stage → seconds
+NO_MODEL = "No report on a whole model on a GPU yet."
 COMPUTED = ("full", "block", "recompute")  # methods whose cost is computed
 FULL, OURS = "full attention", "ours"
 TTFT, OPERATIONS, FLOOR = "time to first token (ms)", "operations (FLOPs)", "floor of the time (ms)"
@@ -62,26 +63,20 @@ def ttft_by_method(
         lines = method_lines(on_gpu, "p50", methods=list(dict.fromkeys(r["way"] for r in on_gpu)), ratio=ratio)
         panels.append(cost_panel(f"Llama-3.1-8B shape on {reports.short}", lines, TTFT))
     length, ms = last_length(timed)
+    longest = max((r["length"] for r in on_gpu if r["way"] == "block"), default=0)
+    times = ", ".join(f"{MODE_NAMES[r['way']]} {spoken(r['p50'])}" for r in on_gpu if r["length"] == longest)
+    there = f"On {reports.short}, at {longest:,} tokens: {times}." if times else NO_MODEL
     return against_length(
         [*panels, cost_panel("8B, published (H20)", lines_by_mode(paper, "ttft_ms"), TTFT)],
         title="Time to the first token (Block-Attention, table 3; FusionRAG, figure 19)",
         notice=f"Here, at {length:,} tokens: blocks {spoken(ms['block'])}, full attention {spoken(ms['full'])} "
         f"({ms['full'] / ms['block']:.1f} times as long), {ratio:.0%} recomputed {spoken(ms['recompute'])}, "
-        f"transformers over a ready prefix {spoken(ms['stock prefix'])}. {_on_gpu(on_gpu, reports.short)}",
+        f"transformers over a ready prefix {spoken(ms['stock prefix'])}. {there}",
         caption=f"Here: {model} on {device}; median and 5 to 95% of {timed[0]['n']} runs, one request at a time, "
         f"question of {question} tokens, blocks in memory and re-encoded within the time, choosing included. "
         "Published: Block-Attention, table 3.",
         lines=2,
     )
-
-
-def _on_gpu(records: Records, gpu: str) -> str:
-    """Say the times of the longest prompt whose blocks were reused on a GPU."""
-    longest = max((r["length"] for r in records if r["way"] == "block"), default=0)
-    times = [f"{MODE_NAMES[r['way']]} {spoken(r['p50'])}" for r in records if r["length"] == longest]
-    if not times:
-        return "No report on a whole model on a GPU yet."
-    return f"On {gpu}, at {longest:,} tokens: {', '.join(times)}."
 
 
 def operations_by_length(
@@ -159,8 +154,9 @@ def recomputed_share(
     `full`: the record of full attention on the same prompt; the share nearest to `ratio` is named.
     """
     operator = against(reports.rows, "q_sparse_attention", "share")
-    curve = _beside_full(records, "ratio", full)
-    panels = [profile(_here(full), curve, "share of document tokens recomputed", percent_x=True)]
+    here = f"here, {full['length']:,} tokens: {TTFT}"
+    across = "share of document tokens recomputed"
+    panels = [profile(here, _beside_full(records, "ratio", full), across, percent_x=True)]
     if len({r["at"] for r in operator}) > 1:
         panels.append(_one_layer(reports.short, operator, "share of rows recomputed"))
     near = min(records, key=lambda r: abs(r["ratio"] - ratio))
@@ -179,10 +175,6 @@ def recomputed_share(
         colours={OURS: BLUE, FULL: INK, **_colours(operator)},
         lines=len(panels),
     )
-
-
-def _here(full: Record) -> str:
-    return f"here, {full['length']:,} tokens: {TTFT}"
 
 
 def _one_layer(gpu: str, records: Records, across: str) -> Panel:
@@ -218,7 +210,8 @@ def density(
         for name, stages in parts.items()
     ]
     tiled = by_density(reports.rows, 32 * 1024)
-    panels = [profile(_here(full), records, "share of causal pairs attended to", percent_x=True)]
+    here = f"here, {full['length']:,} tokens: {TTFT}"
+    panels = [profile(here, records, "share of causal pairs attended to", percent_x=True)]
     panels += [_one_layer(reports.short, tiled, "share of causal tiles kept")] if tiled else []
     shades = {"choosing": STAGE_COLOURS["choose"], "attention": STAGE_COLOURS["attend"], "all together": INK}
     drawn = f"{reports.short}: dense, and 15% of the tiles, drawn for every head; choice not included."

@@ -40,13 +40,16 @@ def rotation(
     columns = min(3, len(pairs))
     lines = -(-len(pairs) // columns)
     fig = make_subplots(lines, columns, subplot_titles=texts, horizontal_spacing=0.05, vertical_spacing=0.1)
+    angle = np.linspace(0, 2 * np.pi, 73)
+    grey = {"mode": "lines", "line": {"color": RULE, "width": 1}, "hoverinfo": "skip", "showlegend": False}
+    circle = go.Scatter(x=np.cos(angle), y=np.sin(angle), **grey)
     replaced = []  # indices of the traces that a frame replaces
     for i in range(len(pairs)):
         arc, arrow, ring = _at_distance(cached[i], inv_freq[i], distances[start], moved[start, i], first=i == 0)
         here = _arrow(cached[i], "as cached (what naive reuse keeps)", RED, i == 0)
         replaced += [len(fig.data) + offset for offset in (1, 3, 4)]
         place = {"rows": [i // columns + 1] * 5, "cols": [i % columns + 1] * 5}
-        fig.add_traces([_circle(), arc, here, arrow, ring], **place)
+        fig.add_traces([circle, arc, here, arrow, ring], **place)
     pictures = {}
     for n, d in enumerate(distances):
         steps = [_at_distance(cached[i], inv_freq[i], d, moved[n, i], first=i == 0) for i in range(len(pairs))]
@@ -63,12 +66,6 @@ def rotation(
     panel_titles(fig, 12)
     title = "A cached key rotates to its place"
     return finish(fig, title=title, height=270 * lines, above=66, below=104, left=24, **notes)
-
-
-def _circle() -> go.Scatter:
-    angle = np.linspace(0, 2 * np.pi, 73)
-    grey = {"color": RULE, "width": 1}
-    return go.Scatter(x=np.cos(angle), y=np.sin(angle), mode="lines", line=grey, hoverinfo="skip", showlegend=False)
 
 
 def _arrow(point: np.ndarray, name: str, colour: str, legend: bool, text: str = "") -> go.Scatter:

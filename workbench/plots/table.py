@@ -41,11 +41,10 @@ def table(
     fill = [FAINT if i in groups else PAPER for i in range(len(rows))]
     colours = [MUTED if i in groups else INK for i in range(len(rows))]
     look = {"align": ["left"] * words + ["right"] * (len(head) - words), "line": {"color": RULE}}
-    columns = list(zip(*lines, strict=True))
-    top = {"values": [f"<b>{text}</b>" for text in head], "fill": {"color": PAPER}, "height": above, **look}
-    cells = {"values": columns, "fill": {"color": [fill]}, "height": ROW, **look}
-    header = {**top, "font": {"size": 12, "color": INK}}
-    cells = {**cells, "font": {"size": 12, "color": [colours]}}
+    header = {"values": [f"<b>{text}</b>" for text in head], "fill": {"color": PAPER}, "height": above}
+    cells = {"values": list(zip(*lines, strict=True)), "fill": {"color": [fill]}, "height": ROW}
+    header |= {"font": {"size": 12, "color": INK}, **look}
+    cells |= {"font": {"size": 12, "color": [colours]}, **look}
     fig = go.Figure(go.Table(columnwidth=shares, header=header, cells=cells))
     return finish(fig, height=ROW * len(rows) + above + 6, above=14, below=8, left=10, right=14, **texts)
 

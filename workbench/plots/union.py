@@ -62,10 +62,12 @@ def union(
     total = sum(heights) + GAP * (len(heights) - 1)
     fig = make_subplots(len(heights), 1, row_heights=heights, vertical_spacing=GAP / total, subplot_titles=TITLES)
     pictures = [[steps(each, g) for g in range(groups)] for each in unions]
+    hover = "%{customdata}<br>page %{x}<extra></extra>"
     for g in range(groups):
         for row, z in enumerate(pictures[layer][g], 1):
+            heat = go.Heatmap(z=z, **LOOK, xgap=1, ygap=1 if len(z) < 9 else 0, hovertemplate=hover)
             labels = np.tile(_lines(now, g, row), (1, z.shape[1]))
-            fig.add_trace(_heatmap(z).update(visible=g == group, customdata=labels), row=row, col=1)
+            fig.add_trace(heat.update(visible=g == group, customdata=labels), row=row, col=1)
     lists = [page_lists(each) for each in unions]
     fig.add_trace(_list(*lists[layer]), row=5, col=1)
     swatches(fig, PAGES)
@@ -103,11 +105,6 @@ def _lines(measured: Union, group: int, row: int) -> np.ndarray:
     return np.array(heads if row < 3 else [f"{_names(measured)[group]}"], dtype=object)[:, None]
 
 
-def _heatmap(z: np.ndarray) -> go.Heatmap:
-    hover = "%{customdata}<br>page %{x}<extra></extra>"
-    return go.Heatmap(z=z, **LOOK, xgap=1, ygap=1 if len(z) < 9 else 0, hovertemplate=hover)
-
-
 def _list(statuses: np.ndarray, numbers: np.ndarray) -> go.Heatmap:
     few = numbers.shape[1] <= 72
     text = np.where(numbers < 0, "", numbers.astype(str)) if few else None
@@ -125,9 +122,8 @@ def _axes(fig: go.Figure, measured: Union, heights: Sequence[int], slots: int) -
     fig.update_xaxes(title_text="position in the list", range=ends, showticklabels=True, row=5)
     tiles, group = measured.kept.shape[1], measured.group
     heads, lists = [f"head +{h}" for h in range(group)], _names(measured)
-    fig.update_yaxes(
-        tickvals=[tiles * (h + 0.5) - 0.5 for h in range(group)], ticktext=heads, showticklabels=True, row=1
-    )
+    middles = [tiles * (h + 0.5) - 0.5 for h in range(group)]
+    fig.update_yaxes(tickvals=middles, ticktext=heads, showticklabels=True, row=1)
     fig.update_yaxes(tickvals=list(range(group)), ticktext=heads, showticklabels=True, row=2)
     fig.update_yaxes(tickvals=list(range(len(lists))), ticktext=lists, showticklabels=True, row=5)
     for h in range(1, group):

@@ -62,7 +62,8 @@ def explorer(
         try:
             drawn = figures()
         except BadInput as problem:
-            message.value = f'<span style="color:#b00020">{_escape(str(problem))}</span>'
+            escaped = str(problem).replace("&", "&amp;").replace("<", "&lt;")
+            message.value = f'<span style="color:#b00020">{escaped}</span>'
             return
         message.value = note
         for live, figure in zip(lives, drawn, strict=True):
@@ -74,16 +75,10 @@ def explorer(
     return widgets.VBox([*rows, *(live.widget for live in lives)])
 
 
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
 def slider(label: str, value: int, low: int, high: int) -> widgets.IntSlider:
     """Return a slider of whole numbers; the figure is drawn when the handle is let go."""
-    value = min(max(value, low), high)
-    style = {"description_width": "initial"}
-    form = {"description": label, "continuous_update": False, "style": style}
-    return widgets.IntSlider(value=value, min=low, max=high, **form)
+    form = {"description": label, "continuous_update": False, "style": {"description_width": "initial"}}
+    return widgets.IntSlider(value=min(max(value, low), high), min=low, max=high, **form)
 
 
 def number_slider(label: str, items: Sized, value: int = 0) -> widgets.IntSlider:

@@ -51,8 +51,6 @@ def long_explorer(
     methods, threshold = method_and_threshold(specs)
     last = tiles_of(specs[0], threshold.value).kept.shape[2] - 1
     overview = menu({name: how for how, name in REDUCTIONS.items()}, "overview")
-    row, key = (
-        slider("frame: first row (tile)", (last + 1) // 2, 0, last),
-        slider("frame: first key (tile)", 0, 0, last),
-    )
+    row = slider("frame: first row (tile)", (last + 1) // 2, 0, last)
+    key = slider("frame: first key (tile)", 0, 0, last)
     return explorer([methods, threshold, overview, slider("head", 1, 0, states.heads - 1), row, key], draw)
