@@ -14,6 +14,7 @@ from workbench.core.errors import BadInput
 from workbench.experiments import bench
 from workbench.experiments.bench.timing import Roof
 from workbench.experiments.results import FOLDER, read_json
+from workbench.metrics.answers import Records
 
 MODELS = bench.MODELS  # reports on whole models
 TRIED = re.compile(r"\d+x\d+, \d+ warps|\d+ splits")  # launches that were tried beside the one a kernel picks itself
@@ -29,7 +30,7 @@ def reports(folder: str | Path | None = None) -> dict[str, Report]:
     place = Path(FOLDER if folder is None else folder)
     if not place.is_dir():
         raise BadInput(f"{place} is no folder of reports: `workbench bench OP --out FOLDER` fills one")
-    contents = {path.stem: read_json(path) for path in sorted(place.glob("*.json"))}
+    contents = {bench.today(path.stem): read_json(path) for path in sorted(place.glob("*.json"))}
     first = [*bench.names(), *MODELS]
     ordered = sorted(contents, key=lambda name: (first.index(name) if name in first else len(first), name))
     needed = {"card", "copy_tbps", "product_tflops", "workloads"}
@@ -86,7 +87,7 @@ def ceilings(reports: Mapping[str, Report], gpu: str) -> tuple[float, float]:
 
 
 @renamed.arguments(whos="names")
-def against(rows: pd.DataFrame, report: str, by: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+def against(rows: pd.DataFrame, report: str, by: str, names: Sequence[str] = ()) -> Records:
     """Return lines of one report over a number of its shapes, each candidate a line: {name, at, mean, low, high, work}
     in milliseconds; `names`: these candidates alone."""
     timed = rows[(rows.report == report) & rows.ms.notna()]
@@ -96,7 +97,7 @@ def against(rows: pd.DataFrame, report: str, by: str, names: Sequence[str] = ())
     return lines.rename(columns=names_here)[["name", "at", "mean", "low", "high", "work"]].to_dict("records")
 
 
-def by_context(rows: pd.DataFrame) -> list[dict[str, Any]]:
+def by_context(rows: pd.DataFrame) -> Records:
     """Return times to the first token in the reports on whole models, by the methods of `experiments.ttft`: records
     {length, way, p5, p50, p95 (milliseconds), who}."""
     methods = {
@@ -113,14 +114,14 @@ def by_context(rows: pd.DataFrame) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: (list(methods.values()).index(record["way"]), record["length"]))
 
 
-def by_density(rows: pd.DataFrame, tokens: int) -> list[dict[str, Any]]:
+def by_density(rows: pd.DataFrame, tokens: int) -> Records:
     """Return lines of tile_attention over its density at one length, as `against` does; dense attention stands at 1."""
     of_length = rows.loc[[shape.get("tokens") == tokens for shape in rows["shape"]]]
     shapes = [{**shape, "density": shape.get("density") or 1.0} for shape in of_length["shape"]]
     return against(of_length.assign(shape=shapes), "tile_attention", "density")
 
 
-def baselines(rows: pd.DataFrame) -> list[dict[str, Any]]:
+def baselines(rows: pd.DataFrame) -> Records:
     """Compare every baseline with ours on every workload where ours ran: {work, who, ms, ratio, low, high}.
 
     `ratio`, `low` and `high` are its median, 5th and 95th percentile over the median of ours. Another kernel of ours,
@@ -147,7 +148,7 @@ def here(names: Sequence[str], against: Sequence[str]) -> dict[str, Report]:
     """Measure kernels and whole-model benchmarks now, on this GPU, and return their reports. BadInput where there is
     none."""
     measured: dict[str, Report] = {}
-    for name in names:
+    for name in map(bench.today, names):
         if name not in (*bench.names(), *MODELS):
             raise BadInput(f"nothing is called {name!r}: it is one of {', '.join((*bench.names(), *MODELS))}")
         module = "operations" if name in MODELS else "run"  # both load the kernels, which need Triton

@@ -16,7 +16,7 @@ from workbench.experiments.trial import Progress, batches
 from workbench.methods import Method
 from workbench.methods.generation import Generation, first_token, generate
 from workbench.methods.incremental import REUSE_STATUSES, Revision, revise
-from workbench.metrics.answers import exact_match, score, score_by_kind
+from workbench.metrics.answers import Records, exact_match, score, score_by_kind
 from workbench.metrics.latency import measure
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore, Store, fingerprint
@@ -31,7 +31,7 @@ def follow(
     repeats: int = 3,
     full_every: int = 1,
     progress: Progress | None = None,
-) -> list[dict[str, Any]]:
+) -> Records:
     """Send the prompts of a session through one store, in order, and return a flat record for each:
 
     step, kind, label           of the prompt
@@ -52,7 +52,7 @@ def follow(
     tokenized = prompts(steps, loaded, max_new_tokens)
     fingerprint(loaded.model)  # known before the clock runs
     store = MemoryStore() if store is None else store
-    records: list[dict[str, Any]] = []
+    records: Records = []
     for at, (step, prompt) in enumerate(zip(steps, tokenized, strict=True)):
         seconds = _ttft(loaded.model, prompt, repeats if at else 1, store)
         revision = revise(loaded.model, prompt, store, tokenized[at - 1] if at else None)
@@ -73,11 +73,11 @@ def scores(
     batch: int = 16,
     seed: int = 0,
     progress: Progress | None = None,
-) -> list[dict[str, Any]]:
+) -> Records:
     """Answer all steps in every mode; rows {mode, kind, n, em, em_low, em_high, f1, …}, the kind "all" first."""
     tokenized = prompts(steps, loaded, max_new_tokens)
     aliases, kinds = [step.answers for step in steps], [step.kind for step in steps]
-    rows: list[dict[str, Any]] = []
+    rows: Records = []
     for mode in modes:
         store = MemoryStore()
         generations: list[Generation] = []
@@ -152,7 +152,7 @@ def mean_em(rows: Sequence[Mapping[str, Any]], mode: str) -> float:
     return sum(row["em"] * row["n"] for row in of_mode) / total(of_mode, "n")
 
 
-def by_number(rows: Sequence[Mapping[str, Any]], shots: int) -> list[dict[str, Any]]:
+def by_number(rows: Sequence[Mapping[str, Any]], shots: int) -> Records:
     """Return the `scores` of single kinds, named for requests with `shots` demonstrations."""
     return [{**row, "kind": f"{row['kind']}, {shots}", "shots": shots} for row in rows if row["kind"] != "all"]
 
@@ -172,6 +172,6 @@ def later_prompts(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return summary | {"ttft_ms": median(r["ttft"] for r in later) * 1e3, "ttft_full_ms": median(full) * 1e3}
 
 
-def without_blocks(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def without_blocks(records: Sequence[Mapping[str, Any]]) -> Records:
     """Return the records of `follow` without the entries that have one value a block."""
     return [{k: v for k, v in record.items() if k not in ("fates", "moves", "sizes", "labels")} for record in records]

@@ -29,11 +29,8 @@ class SessionPrompt:
 
 def of_game(frames: Sequence[Frame], layout: Layout) -> list[SessionPrompt]:
     """Make prompts of the rules, one block a leaf group of the state, and the question."""
-    steps = []
-    for frame in frames:
-        pieces = RULES, *frame.pieces(), layout.question.format(question=frame.question)
-        steps.append(SessionPrompt(pieces, frame.answers, frame.kind, frame.event))
-    return steps
+    pieces = [(RULES, *frame.pieces(), layout.question.format(question=frame.question)) for frame in frames]
+    return [SessionPrompt(text, f.answers, f.kind, f.event) for text, f in zip(pieces, frames, strict=True)]
 
 
 def of_chat(turns: Sequence[Sample], layout: Layout, memory: int = 8) -> list[SessionPrompt]:

@@ -23,6 +23,7 @@ from workbench.methods.generation import Generation, first_token, generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
 from workbench.metrics import answers, cost
+from workbench.metrics.answers import Records
 from workbench.metrics.faithfulness import check_judge, judge
 from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
 from workbench.metrics.latency import measure
@@ -89,7 +90,7 @@ class Trial(MethodConfig):
 
     def run_each(
         self, progress: Progress | None = None, loaded: Loaded | None = None, store: MemoryStore | None = None
-    ) -> tuple[Record, list[dict[str, Any]]]:
+    ) -> tuple[Record, Records]:
         """Return the record, and one row a question: {id, kind, answer, expected, em, f1}, in the order of the data.
 
         `store` holds blocks that other trials have cached; hit rate and seconds are then those of a warm store.

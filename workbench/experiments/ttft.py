@@ -33,6 +33,7 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select import Select
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics import cost
+from workbench.metrics.answers import Records
 from workbench.metrics.latency import Quantiles, measure, quantiles
 from workbench.metrics.published_numbers import LLAMA_3_8B, QUESTION, TABLE_3
 from workbench.store import MemoryStore, Store, fetch, fingerprint, key_of
@@ -42,6 +43,7 @@ METHODS = ("full", "block", "recompute", "stock full", "stock prefix")
 WORK = {name: name for name in METHODS} | {"stock full": "full", "stock prefix": "block"}  # method: least work for it
 MODES = ("full", "block")
 Job = Callable[[], object]
+Prompts = Sequence[Prompt]
 ceilings = roof  # bytes and operations a second that this device reaches
 
 
@@ -140,12 +142,8 @@ def engine_methods(ratio: float) -> dict[str, Method]:
 
 @renamed.arguments(ways="methods")
 def by_length(
-    model: PreTrainedModel,
-    prompts: Sequence[Prompt],
-    repeats: int,
-    ratio: float = 0.15,
-    methods: Sequence[str] = METHODS,
-) -> list[dict[str, Any]]:
+    model: PreTrainedModel, prompts: Prompts, repeats: int, ratio: float = 0.15, methods: Sequence[str] = METHODS
+) -> Records:
     """Measure prompts of different lengths: records {length, way, p5, p50, p95 (seconds), n, flops, bytes, rows}."""
     records = []
     for prompt in prompts:
@@ -157,9 +155,7 @@ def by_length(
     return records
 
 
-def by_cached_share(
-    model: PreTrainedModel, prompt: Prompt, shares: Sequence[float], repeats: int
-) -> list[dict[str, Any]]:
+def by_cached_share(model: PreTrainedModel, prompt: Prompt, shares: Sequence[float], repeats: int) -> Records:
     """Measure a prompt of which the first blocks come from the store and the others are encoded within the time.
 
     Records {share, blocks, p5, p50, p95 (seconds), n, flops}; `share` is of the context's tokens, by whole blocks.
@@ -180,24 +176,20 @@ def by_cached_share(
     return records
 
 
-def by_ratio(
-    model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], repeats: int, select: Select
-) -> list[dict[str, Any]]:
+def by_ratio(model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], repeats: int, select: Select) -> Records:
     """Measure reuse with a share of the document tokens recomputed; ratio 0 chooses nothing. Records {ratio, p5, p50,
     p95 (seconds), n, flops, bytes, rows}."""
     store = filled(model, prompt.context)
     methods = {ratio: Reuse(select=select if ratio else None, ratio=ratio) for ratio in ratios}
     jobs = {str(ratio): partial(first_token, model, prompt, method, store) for ratio, method in methods.items()}
     times = interleaved(jobs, model.device, repeats)
-    return [
-        {"ratio": ratio, **vars(times[str(ratio)]), **_cost(model, prompt, method, store)}
-        for ratio, method in methods.items()
-    ]
+    costs = {ratio: _cost(model, prompt, method, store) for ratio, method in methods.items()}
+    return [{"ratio": ratio, **vars(times[str(ratio)]), **costs[ratio]} for ratio in methods]
 
 
 def computed(
     shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int = QUESTION, ratio: float = 0.15
-) -> list[dict[str, Any]]:
+) -> Records:
     """Compute the cost of full, block and recompute for any shape of a model, with `cost.first_token`.
 
     Records {length, way, flops, linear, attention, bytes, kv_loaded, convention}. The share that is recomputed is
@@ -217,7 +209,7 @@ def computed(
     return records
 
 
-def measured(model: PreTrainedModel, prompts: Sequence[Prompt], repeats: int) -> list[dict[str, Any]]:
+def measured(model: PreTrainedModel, prompts: Prompts, repeats: int) -> Records:
     """Measure full and block for prompts of different lengths: records {length, mode, p5, p50, p95 (seconds), n}."""
     records = _by_mode(by_length(model, prompts, repeats, methods=MODES))
     return [{field: record[field] for field in ("length", "mode", "p5", "p50", "p95", "n")} for record in records]
@@ -225,17 +217,17 @@ def measured(model: PreTrainedModel, prompts: Sequence[Prompt], repeats: int) ->
 
 def computed_by_mode(
     shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int = QUESTION
-) -> list[dict[str, Any]]:
+) -> Records:
     """Compute the cost of full and block for any shape of a model: `computed`, in records {length, mode, …}."""
     return _by_mode(computed(shape, lengths, itemsize, question))
 
 
-def computed_as_published() -> list[dict[str, Any]]:
+def computed_as_published() -> Records:
     """Compute `computed_by_mode` for the shape, number type and lengths of the paper's Table 3."""
     return computed_by_mode(cost.shape(LlamaConfig(**LLAMA_3_8B)), TABLE_3["length"], 2)
 
 
-def published() -> list[dict[str, Any]]:
+def published() -> Records:
     """The paper's Table 3 as records {length, mode, ttft_ms, flops}."""
     return [
         {"length": length, "mode": mode, "ttft_ms": TABLE_3["ttft_ms"][mode][i], "flops": TABLE_3["flops"][mode][i]}
@@ -244,7 +236,7 @@ def published() -> list[dict[str, Any]]:
     ]
 
 
-def _by_mode(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _by_mode(records: Sequence[Mapping[str, Any]]) -> Records:
     """Return the records of full and block, whose method is called their `mode`."""
     return [{"mode" if k == "way" else k: v for k, v in r.items()} for r in records if r["way"] in MODES]
 
@@ -262,7 +254,7 @@ def last_length(records: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, fl
     return length, {r["way"]: r["p50"] * 1e3 for r in records if r["length"] == length}
 
 
-def by_shape(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def by_shape(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Records:
     """List operations and bytes of several `computed`: {shape, length, way, flops, bytes}; `records` by shape."""
     fields = ("length", "way", "flops", "bytes")
     return [{"shape": shape, **{field: r[field] for field in fields}} for shape, of in records.items() for r in of]

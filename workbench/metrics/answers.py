@@ -7,12 +7,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from workbench.core.errors import BadInput
 
 Interval = tuple[float, float]
+Records = list[dict[str, Any]]  # rows of a table
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 

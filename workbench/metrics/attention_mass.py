@@ -1,8 +1,7 @@
 """Where attention goes: the softmax of every layer and head, taken from the queries and keys of a prefill."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full
-from workbench.metrics.answers import exact_match
+from workbench.metrics.answers import Records, exact_match
 from workbench.models.loading import Loaded
 
 
@@ -98,7 +97,7 @@ def to_other_blocks(mass: AttentionMass) -> float:
 
 def answers_under(
     loaded: Loaded, view: Reading, rules: Mapping[str, Sees], masses: Mapping[str, AttentionMass], max_new_tokens: int
-) -> list[dict[str, Any]]:
+) -> Records:
     """Answer one prompt under every mask rule: records {mask, answer, right (None: no answer is known), kl}.
 
     `masses` holds `masked` of every rule; kl (nats) is the divergence of its first token from that of the first rule.
@@ -107,17 +106,13 @@ def answers_under(
     reference = next(iter(masses.values())).logits.log_softmax(-1)
     records = []
     for name, rule in rules.items():
-        method = Full(_always(rule))
+        method = Full(lambda _, rule=rule: rule)  # type: ignore[misc]
         (output,) = generate(model, tokenizer, [view.prompt], method, max_new_tokens=max_new_tokens, stop=layout.stop)
         answer, logits = output.text.strip(), masses[name].logits.log_softmax(-1)
         right = bool(exact_match(answer, view.answers)) if view.answers else None
         kl = max(0.0, float((reference.exp() * (reference - logits)).sum()))
         records.append({"mask": name, "answer": answer, "right": right, "kl": kl})
     return records
-
-
-def _always(rule: Sees) -> Callable[[Prompt], Sees]:
-    return lambda _: rule
 
 
 def most_changed(masses: Mapping[str, AttentionMass], wanted: Tensor) -> tuple[int, int]:

@@ -16,8 +16,10 @@ from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
 from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
+from workbench.metrics.answers import Records
 from workbench.metrics.cost import ModelShape, shape
 from workbench.metrics.latency import measure
+from workbench.metrics.sparsity import Methods
 
 PROBES = (256, 512, 1024, 2048, 4096, 8192)  # lengths at which `Floor` counts what is always kept
 LENGTHS = tuple(round(2 ** (step / 4)) for step in range(32, 81))  # 256 to 1,048,576 tokens
@@ -41,6 +43,7 @@ class CrossoverModel:
 
 
 Model = CrossoverModel  # the name in earlier versions
+Models = Mapping[str, CrossoverModel]  # by a short name
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def crossover(
 
 
 def times(
-    methods: Mapping[str, Sparse],
+    methods: Methods,
     heads: int,
     kv_heads: int,
     width: int,
@@ -184,7 +187,7 @@ def costs(model: CrossoverModel, settings: Sequence[Mapping[str, Any]]) -> list[
     ]
 
 
-def with_saved(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_saved(records: Iterable[Mapping[str, Any]]) -> Records:
     """Add to records of `times` the seconds that a perfect kernel would save at best (`saved`).
 
     They are the seconds of dense attention over the pairs that are not always kept, less the seconds of the choice.
@@ -197,19 +200,13 @@ def with_saved(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def first_paying(records: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     """Return the least length at which every method saves time (`with_saved`); None where it never does."""
     names = dict.fromkeys(r["name"] for r in records if r["name"])
-    return {
-        name: min((r["length"] for r in records if r["name"] == name and r["saved"] > 0), default=None)
-        for name in names
-    }
+    paying = {name: [r["length"] for r in records if r["name"] == name and r["saved"] > 0] for name in names}
+    return {name: min(lengths, default=None) for name, lengths in paying.items()}
 
 
 def crossings(
-    models: Mapping[str, CrossoverModel],
-    cases: Mapping[str, int | None],
-    chosen: float,
-    gain: float,
-    length: int = 32768,
-) -> list[dict[str, Any]]:
+    models: Models, cases: Mapping[str, int | None], chosen: float, gain: float, length: int = 32768
+) -> Records:
     """Find the `crossover` of methods on several models: records {spec, chunk, forced, forced_long, read, choice}.
 
     Each record also has a length for every key of `models`. `cases`: spec → rows of a chunk; `forced` is the share

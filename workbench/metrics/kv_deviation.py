@@ -18,8 +18,9 @@ from workbench.engine.assembly import assemble, empty
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, prefill, prefill_many
 from workbench.methods.select import gap
-from workbench.metrics.answers import wilson
+from workbench.metrics.answers import Records, wilson
 
+KVs = Sequence[KV]
 POSITIONS = {"block": "re-encoded", "naive": "naive"}  # of reused keys, by the mode that `drift` reports
 
 
@@ -90,9 +91,7 @@ class Causes:
     precision: Deviation  # stored with fewer bits and re-encoded, against kept as computed and re-encoded
 
 
-def causes(
-    model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], stored: torch.dtype = torch.bfloat16
-) -> Causes:
+def causes(model: PreTrainedModel, prompt: Prompt, cached: KVs, stored: torch.dtype = torch.bfloat16) -> Causes:
     """Measure the three causes for `cached` KV of the context blocks, which a store would keep as `stored`.
 
     Precision shows in a model that computes with more bits than `stored`; else that part is 0.
@@ -199,7 +198,7 @@ def _left(before: Tensor, after: Tensor) -> Tensor:
     return torch.where(total > 0, after.sum(0) / total, torch.nan)
 
 
-def context_gaps(cached: Sequence[KV], exact: Sequence[KV], prompts: Sequence[Prompt]) -> list[Tensor]:
+def context_gaps(cached: KVs, exact: KVs, prompts: Sequence[Prompt]) -> list[Tensor]:
     """Return `squared` of the context of every prompt, [T, L] each on the CPU: the question is left out."""
     return [
         squared(kv, truth)[: prompt.starts[-1]].cpu() for kv, truth, prompt in zip(cached, exact, prompts, strict=True)
@@ -225,9 +224,7 @@ CAUSES = {  # field of `Causes` → what it is
 }
 
 
-def cause_records(
-    model: PreTrainedModel, prompts: Sequence[Prompt], cached: Sequence[Sequence[KV]]
-) -> list[dict[str, Any]]:
+def cause_records(model: PreTrainedModel, prompts: Sequence[Prompt], cached: Sequence[KVs]) -> Records:
     """Measure `causes` of every prompt: records {prompt, cause, name, part (keys or values), at (layer), mean}.
 
     `mean` is the relative L2 error over heads and tokens behind the first passage. It has all its context already.
@@ -256,11 +253,7 @@ def typical_causes(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def repairs(
-    model: PreTrainedModel,
-    prompts: Sequence[Prompt],
-    cached: Sequence[KV],
-    rows: Mapping[str, Sequence[Tensor]],
-    exact: Sequence[KV],
+    model: PreTrainedModel, prompts: Sequence[Prompt], cached: KVs, rows: Mapping[str, Sequence[Tensor]], exact: KVs
 ) -> dict[str, list[Repair]]:
     """Recompute the `rows` that every selector chose, a tensor a prompt: one `Repair` a prompt, by selector."""
     choices = zip(*rows.values(), strict=True)

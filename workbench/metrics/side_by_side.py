@@ -1,6 +1,6 @@
 """Several sparse methods on the same prompt: what each keeps, loses and answers. Shared work is done once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
@@ -16,7 +16,7 @@ from workbench.engine.chunked import check_chunk, prefill_chunked_many
 from workbench.engine.decoding import decode, text_of
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
 from workbench.methods.sparse import Sparse
-from workbench.metrics.sparsity import MEASURES, Head, by_layer, compared
+from workbench.metrics.sparsity import MEASURES, Head, Methods, by_layer, compared
 from workbench.models.loading import Loaded
 
 TOGETHER = 8  # methods whose passes are packed
@@ -45,7 +45,7 @@ class Comparison:
 def compare(
     loaded: Loaded,
     prompt: Prompt,
-    methods: Mapping[str, Sparse],
+    methods: Methods,
     chunk: int | None = None,
     max_new_tokens: int = 24,
     heads: bool = True,
@@ -61,7 +61,7 @@ def compare(
 def compare_many(
     loaded: Loaded,
     prompts: Sequence[Prompt],
-    methods: Mapping[str, Sparse],
+    methods: Methods,
     chunk: int | None = None,
     max_new_tokens: int = 24,
     heads: bool = True,

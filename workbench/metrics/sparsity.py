@@ -1,6 +1,6 @@
 """What a sparse choice keeps and loses: by layer and head on the states of dense attention, and in the answer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from time import perf_counter
 from typing import Any
@@ -24,6 +24,7 @@ from workbench.methods.sparse.compact import Compact, united
 from workbench.metrics.answers import wilson
 from workbench.metrics.latency import wait
 
+Methods = Mapping[str, Sparse]  # by name
 MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # of a `Head`, means over heads
 SEVERAL = 1 << 27  # most elements of the attention that choices keep, made at a time on a GPU
 

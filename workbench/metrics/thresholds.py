@@ -1,6 +1,6 @@
 """The sparsest setting of a method that keeps the share asked for: of measured settings, or by search."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,8 +12,9 @@ from workbench.core.errors import BadInput
 from workbench.data.sample import Sample
 from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
-from workbench.metrics.answers import exact_match, wilson
+from workbench.metrics.answers import Records, exact_match, wilson
 from workbench.metrics.side_by_side import Comparison, compare
+from workbench.metrics.sparsity import Methods
 from workbench.metrics.tile_recall import States, chosen, dense_states
 from workbench.models.loading import Loaded
 
@@ -22,7 +23,7 @@ KEPT = ("em", "f1", "mass", "recall", "agree", "first")  # measures that are hig
 
 def cheapest(
     table: pd.DataFrame, measure: str, keep: float, answers: pd.DataFrame | None = None, cost: str = "density"
-) -> list[dict[str, Any]]:
+) -> Records:
     """Find, for every method of `table` (a row a setting), the setting of least `cost` that keeps enough of `measure`.
 
     Enough is the share `keep` of what dense attention reaches. Methods whose settings all keep less have `spec` None.
@@ -49,12 +50,8 @@ def cheapest(
 
 
 def search(
-    model: PreTrainedModel,
-    prompts: Sequence[Prompt],
-    methods: Mapping[str, Sparse],
-    keep: float,
-    chunk: int | None = None,
-) -> list[dict[str, Any]]:
+    model: PreTrainedModel, prompts: Sequence[Prompt], methods: Methods, keep: float, chunk: int | None = None
+) -> Records:
     """Find the sparsest threshold of every method that keeps the share `keep` of the attention mass of the prompts.
 
     Records {method, option, value, density, mass, steps}, means over layers, heads and prompts. The search is a
@@ -96,7 +93,7 @@ def answered(
     specs: Sequence[str],
     keep: float,
     chunk: int | None = None,
-) -> list[dict[str, Any]]:
+) -> Records:
     """`search` thresholds on `prompts` and answer under them: its records with {agree, kl, right}, dense last.
 
     agree   share of the question's rows with the next token of dense attention, mean over prompts

@@ -13,19 +13,22 @@ from torch import Tensor
 from workbench.core.errors import BadInput
 from workbench.core.tiles import Tiles
 from workbench.methods.sparse import Sparse
+from workbench.metrics.answers import Records
 from workbench.metrics.attention_mass import peak
+from workbench.metrics.sparsity import Methods
 from workbench.metrics.tile_recall import BflaRules, Chosen, States, TileWindow, Union, choice, chosen, needed, window
 
+Layers = Mapping[int, Chosen]  # by number of the layer
 ORACLE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)  # shares of the attention that the oracle of a curve keeps
 UNION_STEPS = ("choice", "query blocks", "heads", "chunk")  # of CompactAttention, see `Union.densities`
 
 
-def by_layer(states: States, methods: Mapping[str, Sparse], share: float = 0.8) -> dict[str, dict[int, Chosen]]:
+def by_layer(states: States, methods: Methods, share: float = 0.8) -> dict[str, dict[int, Chosen]]:
     """Choose for the whole prompt with every method, in every layer: {method: {layer: choice}}."""
     return {name: {i: chosen(states, i, method, share) for i in states.layers} for name, method in methods.items()}
 
 
-def shares(choices: Mapping[str, Mapping[int, Chosen]]) -> dict[str, dict[str, Tensor]]:
+def shares(choices: Mapping[str, Layers]) -> dict[str, dict[str, Tensor]]:
     """Return {"density", "attention" (kept) and "missed" (needed and dropped): {method: [L, Hq] fp64}}."""
     measures = {"density": Chosen.density, "attention": Chosen.held, "missed": Chosen.lost}
     return {
@@ -34,7 +37,7 @@ def shares(choices: Mapping[str, Mapping[int, Chosen]]) -> dict[str, dict[str, T
     }
 
 
-def head_records(by_measure: Mapping[str, Mapping[str, Tensor]], layers: Sequence[int]) -> list[dict[str, Any]]:
+def head_records(by_measure: Mapping[str, Mapping[str, Tensor]], layers: Sequence[int]) -> Records:
     """List `shares` by head: {method, layer, head, density, attention, missed}."""
     return [
         {"method": name, "layer": layer, "head": head}
@@ -45,7 +48,7 @@ def head_records(by_measure: Mapping[str, Mapping[str, Tensor]], layers: Sequenc
     ]
 
 
-def summary(choices: Mapping[str, Mapping[int, Chosen]]) -> dict[str, dict[str, float]]:
+def summary(choices: Mapping[str, Layers]) -> dict[str, dict[str, float]]:
     """Average `shares` over layers and heads, and sum the seconds of all layers: {measure: {method: number}}."""
     names = {"density": "density", "attention": "attention_kept", "missed": "attention_missed"}
     averages = {names[m]: {name: float(x.mean()) for name, x in of.items()} for m, of in shares(choices).items()}
@@ -54,10 +57,7 @@ def summary(choices: Mapping[str, Mapping[int, Chosen]]) -> dict[str, dict[str, 
 
 
 def most_missed(
-    choices: Mapping[str, Mapping[int, Chosen]],
-    best: Mapping[int, Chosen],
-    layer: int | None = None,
-    head: int | None = None,
+    choices: Mapping[str, Layers], best: Layers, layer: int | None = None, head: int | None = None
 ) -> tuple[int, int]:
     """Find the layer and head in which few tiles are needed (`best`, by layer) and many of them are missed.
 
@@ -73,9 +73,7 @@ def most_missed(
     return layer, head
 
 
-def threshold_records(
-    states: States, methods: Mapping[str, Sparse], size: int, share: float = 0.8
-) -> list[dict[str, Any]]:
+def threshold_records(states: States, methods: Methods, size: int, share: float = 0.8) -> Records:
     """Move the threshold of every method from few tiles to many: records {method, option, value} and `Chosen.record`.
 
     Numbers are means over layers. Last comes the oracle in tiles of `size`, which takes the tiles that hold most.
@@ -97,7 +95,7 @@ def _mean(choices: Sequence[Chosen]) -> dict[str, float]:
     return {name: float(np.mean([r[name] for r in records])) for name in records[0]}
 
 
-def rule_records(causes: Mapping[int, BflaRules]) -> list[dict[str, Any]]:
+def rule_records(causes: Mapping[int, BflaRules]) -> Records:
     """List what each of BFLA's rules adds to those before it, by layer: {layer, rule, density, attention}."""
     return [
         {"layer": layer, "rule": rule, "density": density, "attention": attention}
@@ -106,7 +104,7 @@ def rule_records(causes: Mapping[int, BflaRules]) -> list[dict[str, Any]]:
     ]
 
 
-def union_records(unions: Mapping[int, Union]) -> list[dict[str, Any]]:
+def union_records(unions: Mapping[int, Union]) -> Records:
     """List the density after each of CompactAttention's steps, by layer: {layer, step, density}."""
     return [
         {"layer": layer, "step": step, "density": density}

@@ -15,6 +15,14 @@ from workbench.core.errors import BadInput
 MODELS = ("question", "recompute", "prefill", "decode")  # of whole models: `operations`
 
 
+ALIASES = {"page_attention": "page_list_attention"}  # kernels of earlier versions, as reports and commands name them
+
+
+def today(name: str) -> str:
+    """Return the name today of a kernel of an earlier version."""
+    return ALIASES.get(name, name)
+
+
 def names() -> list[str]:
     """List the kernels."""
     modules = (module.name for module in pkgutil.iter_modules(kernels.__path__))
@@ -23,6 +31,6 @@ def names() -> list[str]:
 
 def named(name: str) -> Any:
     """Return a kernel's module. BadInput for an unknown name."""
-    if name not in names():
+    if today(name) not in names():
         raise BadInput(f"there is no kernel {name!r}: it is one of {', '.join(names())}")
-    return import_module(f"workbench.kernels.{name}")
+    return import_module(f"workbench.kernels.{today(name)}")

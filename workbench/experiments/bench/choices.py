@@ -5,7 +5,7 @@ choice has a given density, and the attention reads what the choice kept. "ours"
 workload named "choice and attention" it is both.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -190,8 +190,4 @@ def with_density(rule: TileRule, threshold: str, density: Callable[[TileRule], f
     return at((low + high) / 2)
 
 
-WORKLOADS: Mapping[str, Callable[..., Iterator[Workload]]] = {
-    "choose_bfla": bfla,
-    "choose_flash_prefill": flash_prefill,
-    "choose_xattention": xattention,
-}
+WORKLOADS = {"choose_bfla": bfla, "choose_flash_prefill": flash_prefill, "choose_xattention": xattention}

@@ -6,7 +6,7 @@ prefill     128K tokens at once: the tiles that BFLA keeps, beside all of them
 decode      one token of each of eight answers over a shared context of 32K tokens
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -266,12 +266,7 @@ def _describe(candidate: Candidate, captured: Captured) -> None:
     candidate.facts["executors"] = [captured.batch.backend]
 
 
-OPERATIONS: Mapping[str, Callable[[Scene], Iterator[Comparison]]] = {
-    "question": question,
-    "recompute": recompute,
-    "prefill": whole_prompt,
-    "decode": decode,
-}
+OPERATIONS = {"question": question, "recompute": recompute, "prefill": whole_prompt, "decode": decode}
 
 
 def run(name: str, against: list[str], only: str = "") -> Iterator[dict[str, Any]]:
