@@ -8,8 +8,7 @@ from workbench.core.errors import BadInput
 from workbench.data import assets, files, lab, needles
 from workbench.data.sample import Passage, Sample
 
-SAMPLES, PASSAGES = 200, 10  # of the lab corpus, where nothing is said
-HAYSTACK = 20  # passages of a needle task, where nothing is said
+SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
 
 __all__ = ["Passage", "Sample", "corpus", "load", "names"]
 

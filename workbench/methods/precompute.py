@@ -76,10 +76,8 @@ class PrepareStage:
 class Preparation:
     """All passages of a data set, prepared by one policy and kept in the folder `out`.
 
-    data, samples, seed, passages   whose passages, as in a trial; of a file, all samples with all of their passages
-    prepare                         a file of `workbench.methods.prepare`, with options in brackets
-    workers                         processes, each with a model of its own; with device "cuda", dealt out over the GPUs
-    shard                           passages a file
+    Of a data file, these are all passages of all samples. Each of the `workers` has a model of its own; `shard`
+    passages make a file.
     Raises BadInput before anything is written, also for a folder that another model or preparation has filled.
     """
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
@@ -34,6 +35,7 @@ def fraction(default: float, zero: bool = False) -> Any:
     return registry.option(default, partial(check_share, zero=zero))
 
 
+@renamed.fields(dial="threshold_steps", turned="with_threshold")
 @dataclass(frozen=True)
 class Sparse(ABC):
     """A method that chooses key tiles. Logits are queries · keys / sqrt(D), in fp32.
@@ -84,14 +86,6 @@ class Sparse(ABC):
         if not self.THRESHOLD:
             raise BadInput(f"{type(self).__name__} has no option that says how much is kept")
         return replace(self, **{self.THRESHOLD: value})
-
-    @property
-    def dial(self) -> tuple[str, tuple[float, ...]]:
-        """`threshold_steps` by its earlier name, as `turned` is `with_threshold`."""
-        return self.threshold_steps
-
-    def turned(self, value: float) -> Self:
-        return self.with_threshold(value)
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         """Multiply-adds of the choice in one layer: `heads` query heads, `rows` over `length` keys of `width`."""
