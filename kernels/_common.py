@@ -130,12 +130,16 @@ def angles(shift, freq):
 
 
 @jit
-def planes(col, shift, inv_freq, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """For channels `col`: (the other channel of the plane, cos, sin) such that x · cos + other · sin is x rotated."""
+def planes(col, shift, inv_freq, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BACK: tl.constexpr):
+    """For channels `col`: (the other channel of the plane, angle, sin); x · cos(angle) + other · sin is x rotated.
+
+    BACK: rotated by -shift.
+    """
     rotary = col < 2 * HALF
     second = (col % 2 == 1) if INTERLEAVED else (col >= HALF)
     plane = col // 2 if INTERLEAVED else col % HALF
     apart = 1 if INTERLEAVED else HALF
     other = tl.where(rotary, tl.where(second, col - apart, col + apart), col)
     angle = angles(shift, tl.load(inv_freq + plane, mask=rotary, other=0.0))
-    return other, tl.cos(angle), tl.where(second, tl.sin(angle), -tl.sin(angle))
+    sin = tl.where(second, -tl.sin(angle), tl.sin(angle)) if BACK else tl.where(second, tl.sin(angle), -tl.sin(angle))
+    return other, angle, sin

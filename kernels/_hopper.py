@@ -72,9 +72,8 @@ def count_upto(bounds, begin, end, limit, CHUNK: gl.constexpr):
 
 
 @gluon_jit
-def row_range(rows, first, count, GROUP: gl.constexpr):
-    """(largest, smallest) position of the program's rows."""
-    m = first + gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+def row_range(rows, m, count, GROUP: gl.constexpr):
+    """(largest, smallest) position of the program's rows m."""
     at_row = gl.load(rows + m // GROUP, mask=m < count, other=-1).to(gl.int32)
     return gl.max(at_row, 0), gl.min(gl.where(at_row >= 0, at_row, INVALID_POS), 0)
 
@@ -101,14 +100,20 @@ def make_rings(keys, values, N: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon_jit
-def fill(pool, ring, j, place, starts, offset):
-    """Producer: fetch the tile of step j once its stage is empty, in parts that begin `offset` behind `starts`."""
+def free_slot(ring, j):
+    """(stage, phase in which it is empty) for the tile of step j."""
+    STAGES: gl.constexpr = ring[0].type.shape[0]
+    return j % STAGES, (j // STAGES & 1) ^ 1
+
+
+@gluon_jit
+def fill(pool, ring, slot, place, starts, offset):
+    """Producer: fetch a tile once the stage of a slot is empty, in parts that begin `offset` behind `starts`."""
     tiles, full, empty = ring
     N: gl.constexpr = tiles.type.shape[-2]
     BOX: gl.constexpr = pool.block_type.shape[-2]
-    STAGES: gl.constexpr = tiles.type.shape[0]
-    stage = j % STAGES
-    mbarrier.wait(empty.index(stage), (j // STAGES & 1) ^ 1)
+    stage, phase = slot
+    mbarrier.wait(empty.index(stage), phase)
     mbarrier.expect(full.index(stage), N * pool.block_type.shape[-1] * 2)
     for part in gl.static_range(N // BOX):
         tile = tiles.index(stage).slice(part * BOX, BOX, dim=len(pool.block_type.shape) - 2)
@@ -117,25 +122,36 @@ def fill(pool, ring, j, place, starts, offset):
 
 
 @gluon_jit
-def wait_full(ring, j):
-    """Consumer: the tile [N, D] of step j, once it has come."""
-    tiles, full, _ = ring
-    STAGES: gl.constexpr = tiles.type.shape[0]
-    mbarrier.wait(full.index(j % STAGES), j // STAGES & 1)
-    return tiles.index(j % STAGES).reshape([tiles.type.shape[-2], tiles.type.shape[-1]])
+def slot_of(ring, j):
+    """(stage, phase) of the tile of step j."""
+    STAGES: gl.constexpr = ring[0].type.shape[0]
+    return j % STAGES, j // STAGES & 1
 
 
 @gluon_jit
-def release(ring, j):
-    """Consumer: the tile of step j is read."""
-    tiles, _, empty = ring
-    mbarrier.arrive(empty.index(j % tiles.type.shape[0]), count=1)
+def wait_full(ring, slot):
+    """Consumer: wait until the tile of a slot has come."""
+    mbarrier.wait(ring[1].index(slot[0]), slot[1])
 
 
 @gluon_jit
-def begin_logits(q_tile, k_ring, j):
-    """Begin the product of 64 queries and the keys of step j."""
-    k = wait_full(k_ring, j).permute((1, 0))
+def tile_of(ring, slot):
+    """The tile [N, D] of a slot."""
+    tiles = ring[0]
+    return tiles.index(slot[0]).reshape([tiles.type.shape[-2], tiles.type.shape[-1]])
+
+
+@gluon_jit
+def release(ring, slot):
+    """Consumer: the tile of a slot is read."""
+    mbarrier.arrive(ring[2].index(slot[0]), count=1)
+
+
+@gluon_jit
+def begin_logits(q_tile, k_ring, slot):
+    """Begin the product of 64 queries and the keys of a slot."""
+    wait_full(k_ring, slot)
+    k = tile_of(k_ring, slot).permute((1, 0))
     N: gl.constexpr = k.type.shape[1]
     zeros = gl.zeros([64, N], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
     return warpgroup_mma(q_tile, k, zeros, use_acc=False, is_async=True)
@@ -144,9 +160,9 @@ def begin_logits(q_tile, k_ring, j):
 @gluon_jit
 def first_logits(q_tile, k_ring):
     """Logits of the first step, when there are no weights to multiply yet."""
-    s = begin_logits(q_tile, k_ring, 0)
+    s = begin_logits(q_tile, k_ring, (0, 0))
     s = warpgroup_mma_wait(0, deps=(s,))
-    release(k_ring, 0)
+    release(k_ring, (0, 0))
     return s
 
 
@@ -167,10 +183,10 @@ def rescale(acc, alpha):
 
 
 @gluon_jit
-def end_logits(s, k_ring, j):
-    """Wait for the logits of step j; the product with the values before may still run."""
+def end_logits(s, k_ring, slot):
+    """Wait for the logits of a slot; the product with the values before may still run."""
     s = warpgroup_mma_wait(1, deps=(s,))
-    release(k_ring, j)
+    release(k_ring, slot)
     return s
 
 
@@ -181,11 +197,11 @@ def operand(weights, acc, dtype):
 
 
 @gluon_jit
-def end_step(acc, s, m_i, l_i, scale, v_ring, j, EMPTY: gl.constexpr):
-    """Softmax of step j, and the end of the product with the values before: (acc, p, alpha, m_i, l_i)."""
+def end_step(acc, s, m_i, l_i, scale, v_ring, last, EMPTY: gl.constexpr):
+    """Softmax of a step, and the end of the product with the values of slot `last`: (acc, p, alpha, m_i, l_i)."""
     weights, alpha, m_i, l_i = softmax(s, m_i, l_i, scale, EMPTY)
     acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))  # weights too: or they would be computed after it only
-    release(v_ring, j - 1)
+    release(v_ring, last)
     return acc, operand(weights, acc, v_ring[0].dtype), alpha, m_i, l_i
 
 

@@ -58,9 +58,9 @@ def _gather(
     if ROTATE:
         shift = tl.load(shifts + page)
         if shift != 0:
-            other, cos, sin = planes(col, shift, inv_freq, HALF, INTERLEAVED)
+            other, angle, sin = planes(col, shift, inv_freq, HALF, INTERLEAVED, False)
             y = tl.load(source + other[None, :], mask=inside, other=0.0)
-            k = (k.to(tl.float32) * cos[None, :] + y.to(tl.float32) * sin[None, :]).to(k.dtype)
+            k = (k.to(tl.float32) * tl.cos(angle)[None, :] + y.to(tl.float32) * sin[None, :]).to(k.dtype)
     tl.store(new_keys + target, k, mask=inside)
     v = tl.load(values + head * value_head + token[:, None] * value_token + col[None, :], mask=inside, other=0.0)
     tl.store(new_values + target, v, mask=inside)

@@ -61,13 +61,14 @@ def _produce(keys, values, rings, kv_head, table, pages, begin, steps, PAGE: gl.
     first = _token(table, begin * N, pages, PAGE)
     second = _token(table, begin * N + (N - BOX), pages, PAGE)
     for j in range(steps):
+        slot = pipe.free_slot(k_ring, j)
         starts = (first, second)
-        slot = (begin + j + 1) * N
-        first = _token(table, slot, pages, PAGE)
+        token = (begin + j + 1) * N
+        first = _token(table, token, pages, PAGE)
         if N == 2 * BOX:
-            second = _token(table, slot + BOX, pages, PAGE)
-        pipe.fill(keys, k_ring, j, (kv_head,), starts, 0)
-        pipe.fill(values, v_ring, j, (kv_head,), starts, 0)
+            second = _token(table, token + BOX, pages, PAGE)
+        pipe.fill(keys, k_ring, slot, (kv_head,), starts, 0)
+        pipe.fill(values, v_ring, slot, (kv_head,), starts, 0)
 
 
 @gluon_jit
@@ -280,6 +281,7 @@ def _consume(
     p, alpha, m_i, l_i = pipe.first_softmax(acc, s, scale, q_tile.dtype)
     cleaned = 0
     for j in range(1, steps):
+        now, last = pipe.slot_of(k_ring, j), pipe.slot_of(v_ring, j - 1)
         step = begin + j
         if ROTATE:
             if shift != rotated:
@@ -289,18 +291,21 @@ def _consume(
                 mbarrier.wait(q_full.index(count % 2), count // 2 & 1)
                 q_tile = q_tiles.index(2 * (count % 2) + consumer)
             shift = _shift(step + 1, page_list, PAGE, N)
-        s = pipe.begin_logits(q_tile, k_ring, j)
+        s = pipe.begin_logits(q_tile, k_ring, now)
         acc = pipe.rescale(acc, alpha)
-        v = pipe.wait_full(v_ring, j - 1)
+        pipe.wait_full(v_ring, last)
+        v = pipe.tile_of(v_ring, last)
         cleaned = _clear(v, consumer, step - 1, largest, page_list, clean, cleaned, PAGE, FLAT)
         acc = warpgroup_mma(p, v, acc, is_async=True)
         largest = coming
         coming = _largest(step + 1, page_list, PAGE, N)
-        s = pipe.end_logits(s, k_ring, j)
+        s = pipe.end_logits(s, k_ring, now)
         s = _mask(s, step, largest, lowest, page_list, at_row, PAGE)
-        acc, p, alpha, m_i, l_i = pipe.end_step(acc, s, m_i, l_i, scale, v_ring, j, True)
-    v = pipe.wait_full(v_ring, steps - 1)
+        acc, p, alpha, m_i, l_i = pipe.end_step(acc, s, m_i, l_i, scale, v_ring, last, True)
+    last = pipe.slot_of(v_ring, steps - 1)
+    pipe.wait_full(v_ring, last)
     acc = pipe.rescale(acc, alpha)
+    v = pipe.tile_of(v_ring, last)
     cleaned = _clear(v, consumer, begin + steps - 1, largest, page_list, clean, cleaned, PAGE, FLAT)
     acc = warpgroup_mma(p, v, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=(acc,))
@@ -331,7 +336,8 @@ def _attend(
     page_max += request * pages
     shifts += request * pages
     positions += request.to(gl.int64) * pages * PAGE
-    highest, lowest = pipe.row_range(at_rows, first_row, rows, GROUP)
+    m = first_row + gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    highest, lowest = pipe.row_range(at_rows, m, rows, GROUP)
     all_steps = (pipe.count_upto(first, 0, pages, highest, 512) * PAGE + N - 1) // N
     share = (all_steps + splits - 1) // splits
     begin = gl.minimum(split * share, all_steps)

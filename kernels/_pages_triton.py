@@ -144,9 +144,9 @@ def _query(queries, shift, inv_freq, D: tl.constexpr, DP: tl.constexpr, HALF: tl
     inside = valid[:, None] & (col < D)[None, :]
     x = tl.load(base + col[None, :], mask=inside, other=0.0)
     if REROTATE:
-        other, cos, sin = planes(col, shift, inv_freq, HALF, INTERLEAVED)
+        other, angle, sin = planes(col, shift, inv_freq, HALF, INTERLEAVED, True)
         y = tl.load(base + other[None, :], mask=inside, other=0.0)
-        x = (x.to(tl.float32) * cos[None, :] - y.to(tl.float32) * sin[None, :]).to(x.dtype)
+        x = (x.to(tl.float32) * tl.cos(angle)[None, :] + y.to(tl.float32) * sin[None, :]).to(x.dtype)
     return x
 
 

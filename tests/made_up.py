@@ -16,7 +16,7 @@ WORKS: dict[str, list[tuple[str, dict[str, Any], float, float]]] = {  # name, sh
         ("5% of 32K rows + 50", {"keys": 32768, "share": 0.05}, 4.5e11, 1.6e8),
         ("15% of 32K rows + 50", {"keys": 32768, "share": 0.15}, 1.3e12, 2.1e8),
     ],
-    "page_attention": [("chunk of 1024, 25% of 128K pages", {"keys": 131072, "share": 0.25}, 2.2e12, 5.7e8)],
+    "page_list_attention": [("chunk of 1024, 25% of 128K pages", {"keys": 131072, "share": 0.25}, 2.2e12, 5.7e8)],
     "choose_bfla": [("32K, tiles of 64", {"tokens": 32768, "density": 0.15}, 1.4e11, 3.4e8)],
     "question": [("50-token question over 32K cached", {"context": 32768, "question": 50}, 1.6e12, 2.0e10)],
 }

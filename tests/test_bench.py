@@ -205,15 +205,21 @@ def test_preparing_a_baseline_may_fail():
 
 def faked(monkeypatch, card, *works):
     """`workbench bench` on a GPU that is not there."""
-    head = {"kernel": "page_attention", "card": card, "versions": {"torch": "2"}, "copy_tbps": 4, "product_tflops": 600}
+    head = {
+        "kernel": "page_list_attention",
+        "card": card,
+        "versions": {"torch": "2"},
+        "copy_tbps": 4,
+        "product_tflops": 600,
+    }
     parts = [{"name": name, "floor_ms": 1, "contestants": [{"who": who, "problem": "no"}]} for name, who in works]
     monkeypatch.setattr("workbench.experiments.bench.run.run", lambda *_: iter([head, *parts]))
 
 
 def test_a_report_of_one_workload_leaves_the_others_of_its_gpu(monkeypatch, tmp_path):
     def measured(against="flash", only=""):
-        command._time(["page_attention"], against, False, only, tmp_path, True)
-        return json.loads((tmp_path / "page_attention.json").read_text())
+        command._time(["page_list_attention"], against, False, only, tmp_path, True)
+        return json.loads((tmp_path / "page_list_attention.json").read_text())
 
     faked(monkeypatch, "H200", ("a", "flash"), ("b", "flash"))
     first = measured()
@@ -222,8 +228,8 @@ def test_a_report_of_one_workload_leaves_the_others_of_its_gpu(monkeypatch, tmp_
     second = measured("cudnn", only="b")
     a, b, c = second["workloads"]
     assert a == first["workloads"][0] and b["contestants"][0]["who"] == c["contestants"][0]["who"] == "cudnn"
-    assert a["command"] == "workbench bench page_attention --against flash"
-    assert b["command"] == second["command"] == "workbench bench page_attention --against cudnn --only b"
+    assert a["command"] == "workbench bench page_list_attention --against flash"
+    assert b["command"] == second["command"] == "workbench bench page_list_attention --against cudnn --only b"
     assert a["versions"] == {"torch": "2"}
     faked(monkeypatch, "H200", ("c", "flash"))
     assert [work["name"] for work in measured()["workloads"]] == ["c"], "all there are were measured again"

@@ -227,7 +227,7 @@ def test_latency_takes_times_here_and_shows_whatever_reports_there_are(checkpoin
     made_up.stages(reports)
     metrics, tables = finished("11_latency", checkpoint, tmp_path, measured=str(made_up.write(reports, names)))
     assert metrics["card"] == made_up.CARD and set(metrics["reports"]) == set(names)
-    assert "page_attention" in metrics["missing"]
+    assert "page_list_attention" in metrics["missing"]
     assert set(tables["kernels"].report) == {*names, *metrics["missing"]}
     assert set(metrics["ttft_ms"]) == set(ttft.METHODS) and min(metrics["ttft_ms"].values()) > 0
     assert set(tables["ttft"].length) == {96, 128} and (tables["ttft"].p5 <= tables["ttft"].p95).all()

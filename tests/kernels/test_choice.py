@@ -228,16 +228,24 @@ def test_pages_of_a_batch_are_those_request_by_request():
     kept = torch.rand(3, 8, 2, 9, generator=torch.Generator().manual_seed(2)).to(DEVICE) < 0.3
     one = page_table(union_of(kept, 2), 2, 2, 12, 16)
     many = pages([Tiles(choice, 16) for choice in kept], 2, 2, 12)
-    longer = pages([Tiles(choice[..., :n], 16) for choice, n in zip(kept, (9, 9, 9), strict=True)], 2, 2, 12)
-    for table in (many, longer):
-        assert torch.equal(one.indptr, table.indptr) and (one.size, one.heads) == (table.size, table.heads)
-        count = int(one.indptr[-1])
-        assert torch.equal(one.indices[:count], table.indices[:count])
+    assert torch.equal(one.indptr, many.indptr) and (one.size, one.heads) == (many.size, many.heads)
+    count = int(one.indptr[-1])
+    assert torch.equal(one.indices[:count], many.indices[:count])
+
+
+@pytest.mark.parametrize("widths", [(9, 9, 9), (9, 4, 7), (5, 12, 1)])
+def test_requests_of_different_lengths_have_pages_of_their_own_columns_only(widths):
+    """The choice of a shorter request is a view into a wider one, whose further columns are all kept."""
+    kept = torch.rand(3, 8, 2, 12, generator=torch.Generator().manual_seed(2)).to(DEVICE) < 0.3
+    for choice, width in zip(kept, widths, strict=True):
+        choice[..., width:] = True
+    table = pages([Tiles(choice[..., :width], 16) for choice, width in zip(kept, widths, strict=True)], 2, 2, 12)
+    assert len(table.indptr) == 3 * 4 + 1
     for n in range(3 * 4):
         b, group = divmod(n, 4)
-        tiles = kept[b, 2 * group : 2 * group + 2].any(1).any(0).nonzero()[:, 0]
-        found = one.indices[one.indptr[n] : one.indptr[n + 1]]
-        assert found.tolist() == (tiles + (b * 2 + group // 2) * 12).tolist()
+        tiles = kept[b, 2 * group : 2 * group + 2, :, : widths[b]].any(1).any(0).nonzero()[:, 0]
+        listed = table.indices[table.indptr[n] : table.indptr[n + 1]]
+        assert listed.tolist() == (tiles + (b * 2 + group // 2) * 12).tolist()
 
 
 def test_the_union_of_a_chunk_keeps_the_chunk(launched):

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.errors import BadInput
 from workbench.core.tiles import Tiles
-from workbench.kernels import _tiles_pairs, _tiles_triton, page_attention, tile_attention
+from workbench.kernels import _tiles_pairs, _tiles_triton, page_list_attention, tile_attention
 from workbench.kernels._common import Config
 from workbench.kernels._page_lists import Pages, pages
 
@@ -117,7 +117,7 @@ def test_pages_of_a_batch_equal_tiles_request_by_request():
     rows = torch.arange(64, 96, device=DEVICE).expand(2, 32)
     kept = _tiles_triton.random_choice(5, 2, 4, 1, 96, 32, 0.3, rows, 32).to(DEVICE)
     choices = [Tiles(one, 32) for one in kept]
-    got = page_attention.launch(q, keys, values, rows, pages(choices, 2, 2, 3))
+    got = page_list_attention.launch(q, keys, values, rows, pages(choices, 2, 2, 3))
     union = torch.stack([choice.union(2).kept for choice in choices])
     close(got, tile_attention.launch(q, keys, values, rows, *tile_attention.lists(union), 32, 32))
 
@@ -134,4 +134,4 @@ def test_a_cache_that_is_not_made_of_whole_pages_is_refused():
     q, keys, values = _tiles_triton.pool(5, 1, (2, 2), 4, 50, 64, DEVICE, torch.float32)
     one = Pages(torch.zeros(3, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 32, 1)
     with pytest.raises(BadInput, match="50 tokens"):
-        page_attention.launch(q, keys, values, torch.arange(46, 50)[None], one)
+        page_list_attention.launch(q, keys, values, torch.arange(46, 50)[None], one)

@@ -54,6 +54,7 @@ MODULES = (
         for old, _, name in (entry.partition("=") for entry in names.split())
     }
     | {
+        "workbench.kernels.page_attention": "workbench.kernels.page_list_attention",
         "workbench.methods.full": "workbench.methods.modes.full",
         "workbench.methods.reuse": "workbench.methods.modes.reuse",
         "workbench.methods.superposition": "workbench.methods.modes.superposition",

@@ -18,27 +18,23 @@ from workbench.experiments.bench import baselines
 from workbench.experiments.bench.check import check as verdicts
 
 app = typer.Typer(add_completion=False)
-OUT = Path("data/benchmarks")
+CHECK = typer.Option("--check", help="Compare the kernel with its reference; take no times")
+OUT, AGAINST = Path("data/benchmarks"), "flash,cudnn,flex"
+KERNEL = f"Name of a kernel, `all`; of whole models {', '.join(bench.MODELS)}, `models`"
 
 
 @app.command(epilog="Example: workbench bench question_attention --against flash,cudnn,flex")
 def bench_command(
-    kernel: Annotated[
-        str, typer.Argument(help=f"Name of a kernel, `all`; of whole models {', '.join(bench.MODELS)}, `models`")
-    ],
-    against: Annotated[
-        str, typer.Option(help="Baselines: flash, cudnn, flex, flashinfer, or `all`")
-    ] = "flash,cudnn,flex",
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare the kernel with its reference; take no times")
-    ] = False,
+    kernel: Annotated[str, typer.Argument(help=KERNEL)],
+    against: Annotated[str, typer.Option(help="Baselines: flash, cudnn, flex, flashinfer, or `all`")] = AGAINST,
+    check: Annotated[bool, CHECK] = False,
     variants: Annotated[bool, typer.Option("--variants", help="Also try other launch shapes")] = False,
     only: Annotated[str, typer.Option(help="Workloads whose name holds this text")] = "",
     out: Annotated[Path, typer.Option(help="Folder for KERNEL.json; workloads that it holds of this GPU stay")] = OUT,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout")] = False,
 ) -> None:
     """Time the kernels beside their baselines on this GPU, or check them."""
-    chosen = {"all": bench.names(), "models": list(bench.MODELS)}.get(kernel, [kernel])
+    chosen = {"all": bench.names(), "models": list(bench.MODELS)}.get(kernel, [bench.today(kernel)])
     if not set(chosen) <= {*bench.names(), *bench.MODELS}:
         raise BadInput(
             f"there is no kernel {kernel!r}: it is one of {', '.join(bench.names())}, or all; "
@@ -71,9 +67,8 @@ def _check(name: str, as_json: bool) -> bool:
             words = verdict.problem or f"error {verdict.error:.2e}, allowed {verdict.allowed:.2e}"
             print(f"{name}, case {verdict.case}, {verdict.dtype}: {words}", flush=True)
     if not as_json:
-        print(
-            f"{name}: {count - wrong} of {count} cases right, largest error {worst:.0%} of what is allowed", flush=True
-        )
+        right = f"{count - wrong} of {count} cases right"
+        print(f"{name}: {right}, largest error {worst:.0%} of what is allowed", flush=True)
     return not wrong
 
 
@@ -108,9 +103,8 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path,
 
 def command_of(name: str, against: str, variants: bool, only: str) -> str:
     """Return the command that repeats this measurement, without the folders of this machine."""
-    words = ["workbench", "bench", name, "--against", against]
-    words += ["--variants"] if variants else []
-    return shlex.join([*words, *(["--only", only] if only else [])])
+    options = [*["--variants"] * variants, *(["--only", only] if only else [])]
+    return shlex.join(["workbench", "bench", name, "--against", against, *options])
 
 
 def table(entry: dict[str, Any]) -> Table:

@@ -1,9 +1,9 @@
 """A chunk of a prompt over chosen pages of the cache, read in place (CompactAttention, section 3.3).
 
-    page_attention(q [B, Hq, R, D], keys [B, H, L, D], values [B, H, L, D], rows [B, R], pages, scale)
+    page_list_attention(q [B, Hq, R, D], keys [B, H, L, D], values [B, H, L, D], rows [B, R], pages, scale)
         -> [B, Hq, R, D], same dtype
 
-`pages` is what `core.tiles.pages` makes of sparse choices: one ragged, rising list of pages for each request and
+`pages` is what `_page_lists.pages` makes of sparse choices: one ragged, rising list of pages for each request and
 execution group of `pages.heads` query heads; page j of KV head h of request b is number (b · H + h) · L / page + j. All
 rows of the chunk share it. Row r of request b stands at position `rows[b, r]` (rising; -1 at the end for no row) and
 sees the keys at or before it in those pages; so the chunk's own pages are in the list too.
@@ -46,7 +46,7 @@ def launch(
     config: Config | None = None,
 ) -> Tensor:
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
-    need_triton("page_attention")
+    need_triton("page_list_attention")
     if keys.shape[2] % pages.size:
         raise BadInput(f"a cache of {keys.shape[2]} tokens a head is not made of pages of {pages.size}")
     return _tiles_triton.launch(
