@@ -1,10 +1,10 @@
-"""What carries out a request's attention over its own contiguous KV: one of our kernels, or torch with a mask.
+"""Backends of a request's attention over its own contiguous KV: one of our kernels, or torch with a mask.
 
 On a GPU, plain causal attention in bf16 or fp16 runs on our kernels: few rows over a long cache on
 `question_attention`, all else, with and without tiles, on `tile_attention`. Torch's `scaled_dot_product_attention`
 keeps what they do not do (other mask rules, sliding windows, single columns beside tiles, other tile sizes, fp32) and
-short prompts from their start; on a CPU it does everything, kept tiles query tile by query tile (`tilewise`).
-`Step.executors` tells what ran in each layer.
+short prompts from their start; on a CPU it does everything, kept tiles query tile by query tile (`block_sparse`).
+`PrefillOutput.backends` tells what ran in each layer.
 
 `Plan(backend=backends.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's
 interpreter), or refused in a sentence.
@@ -64,7 +64,7 @@ class _Kernel:
     name = ""
 
     def refuses(self, problem: AttentionProblem) -> str:
-        """Why it cannot do what is asked, in words; "" if it can."""
+        """Say why it cannot solve the problem; "" if it can."""
         if not problem.causal:
             return "it knows plain causal attention, no other mask rule"
         if problem.windowed:
@@ -97,7 +97,7 @@ class QuestionAttention(_Kernel):
 @dataclass(frozen=True)
 class TileAttention(_Kernel):
     """Many rows, dense or over kept tiles. A choice that is `alike` for all query tiles (CompactAttention) is one list
-    for each group of heads, as `page_attention` reads it for a batch of caches of whole pages."""
+    for each group of heads, as `page_list_attention` reads it for a batch of caches of whole pages."""
 
     name = "tile_attention"
 
@@ -125,15 +125,15 @@ KERNELS = (QuestionAttention(), TileAttention())
 
 
 def named(name: str) -> QuestionAttention | TileAttention:
-    """A kernel for `Plan.kernel`. BadInput for an unknown name."""
-    for one in KERNELS:
-        if one.name == name:
-            return one
-    raise BadInput(f"no executor is named {name!r}: it is one of {', '.join(one.name for one in KERNELS)}")
+    """Return a kernel for `Plan.backend`. BadInput for an unknown name."""
+    for backend in KERNELS:
+        if backend.name == name:
+            return backend
+    raise BadInput(f"no backend is named {name!r}: it is one of {', '.join(backend.name for backend in KERNELS)}")
 
 
 def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAttention:
-    """What carries out `ask` where the plan names no kernel; the rule at the head of this file."""
+    """Choose the backend of `problem` where the plan names none, by the rule at the head of this file."""
     if not on_gpu(problem.device) or problem.dtype == torch.float32:
         return TORCH
     if problem.whole and problem.rows < SHORT and not problem.tile:
@@ -143,22 +143,22 @@ def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAt
     return TORCH if chosen.refuses(problem) else chosen
 
 
-def check(asked: Any, problem: AttentionProblem) -> None:
-    """BadInput where a kernel that the user names cannot do what is asked."""
-    refuses = getattr(asked, "refuses", None)  # a callable of the user's own has none
+def check(backend: Any, problem: AttentionProblem) -> None:
+    """Refuse a backend that the user names and that cannot solve the problem."""
+    refuses = getattr(backend, "refuses", None)  # a callable of the user's own has none
     if refuses and (reason := refuses(problem)):
-        raise BadInput(f"{name_of(asked)} cannot carry out this plan: {reason}")
+        raise BadInput(f"{name_of(backend)} cannot carry out this plan: {reason}")
 
 
 def name_of(backend: Any) -> str:
-    """The name of an executor, or of any callable in its place."""
+    """Return the name of a backend, or of any callable in its place."""
     return str(getattr(backend, "name", None) or getattr(backend, "__name__", type(backend).__name__))
 
 
 def problem_of(
     q: Tensor, keys: Tensor, sees: Sees, window: int | None, whole: bool, tiles: Tiles | None = None
 ) -> AttentionProblem:
-    """What q [Hq, R, D] over keys [H, T, D] asks for, under a rule, a sliding window and a choice of tiles."""
+    """Describe q [Hq, R, D] over keys [H, T, D] under a rule, a sliding window and a choice of tiles."""
     length = keys.shape[1]
     return AttentionProblem(
         q.shape[1],
@@ -191,7 +191,7 @@ def on_gpu(device: torch.device) -> bool:
 
 @lru_cache(maxsize=8)
 def identity(length: int, device: torch.device) -> Paged:
-    """A contiguous KV of `length` tokens as pages: page i is the i-th, and every slot stands at its place."""
+    """Return a contiguous KV of `length` tokens as pages: page i is the i-th, and every slot stands at its place."""
     count = -(-length // PAGE)
     at = torch.arange(count * PAGE, dtype=torch.int32, device=device)
     pages = torch.arange(count, dtype=torch.int32, device=device)[None]
@@ -202,7 +202,7 @@ def identity(length: int, device: torch.device) -> Paged:
 
 @cache
 def kernel(name: str) -> Any:
-    """A module of `workbench.kernels`; loaded when it is first used, with Triton."""
+    """Return a module of `workbench.kernels`; it is loaded when it is first used, with Triton."""
     return import_module(f"workbench.kernels.{name}")
 
 
