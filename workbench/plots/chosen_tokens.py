@@ -246,10 +246,7 @@ def chosen_text(
 def outcomes_of(
     choices: Mapping[tuple[float, str], Tensor], answers: Sequence[str], expected: Sequence[str]
 ) -> dict[float, dict[str, RatioOutcome]]:
-    """Return what came out of every (ratio, selector): rows [R] of `choices`, the answer, and whether it is right.
-
-    Without `expected` answers it is not known whether one is right.
-    """
+    """Return what came out of every (ratio, selector): rows [R] of `choices`, the answer, and whether it is right."""
     outcomes: dict[float, dict[str, RatioOutcome]] = {ratio: {} for ratio, _ in choices}
     for ((ratio, spec), rows), answer in zip(choices.items(), answers, strict=True):
         outcomes[ratio][spec] = RatioOutcome(rows.numpy(), answer, is_right(answer, expected))
@@ -274,10 +271,7 @@ def enough(outcomes: Outcomes, answer: str) -> dict[str, float | None]:
 def answers_by_ratio(
     view: Reading, outcomes: Outcomes, *, full: str, reuse: str, ratio: float, about: str
 ) -> go.Figure:
-    """Draw what is recomputed and answered as the ratio grows.
-
-    `full` and `reuse` are the answers of full attention and of Full Reuse; the slider stands at `ratio`.
-    """
+    """Draw what is recomputed and answered by ratio; `full` and `reuse` are answers; the slider stands at `ratio`."""
     steps = list(outcomes)
     needed = {spec: least for spec, least in enough(outcomes, full).items() if least is not None}
     first = min(needed, key=needed.__getitem__, default=None)

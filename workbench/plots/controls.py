@@ -53,8 +53,7 @@ def steered(
     below: int = 128,
     **texts: Unpack[Texts],
 ) -> go.Figure:
-    """Finish panels of tiles. The slider over `pictures` (frame → traces) and the menu are left out where they have one
-    step."""
+    """Finish panels of tiles; a slider over `pictures` (frame → traces) and a menu need two of them or more."""
     several = len(pictures or {}) > 1
     if pictures and several:
         fig.frames = frames(pictures)

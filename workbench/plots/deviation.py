@@ -169,10 +169,7 @@ def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str) -> go.Fi
 
 
 def outside(curve: Tensor, ratio: float) -> Tensor:
-    """Return the share [L] of the deviation that the most deviating `ratio` of the tokens do not hold.
-
-    `curve` is as of `metrics.kv_deviation.mean_concentration`.
-    """
+    """Return the share [L] of a `mean_concentration` that the most deviating `ratio` of the tokens do not hold."""
     return 1 - curve[round(ratio * (len(curve) - 1))]
 
 

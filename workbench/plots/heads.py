@@ -15,10 +15,7 @@ CELL, MOST = 21, 150  # px of a line; cells of a panel that still carry their nu
 def by_head(
     measures: Mapping[str, Mapping[str, np.ndarray]], layers: Sequence[int], **texts: Unpack[Texts]
 ) -> go.Figure:
-    """Draw a line of panels for every measure, a column for every method, one colour scale for all.
-
-    `measures` name → method → [L, Hq], shares from 0 to 1.
-    """
+    """Draw a line of panels a measure, a column a method, on one scale: `measures` name → method → shares [L, Hq]."""
     methods = list(next(iter(measures.values())))
     titles = [f"{method}: {table[method].mean():.0%}" for table in measures.values() for method in methods]
     spacing = {"shared_xaxes": True, "shared_yaxes": True, "horizontal_spacing": 0.012, "vertical_spacing": 0.1}
@@ -43,6 +40,5 @@ def by_head(
     panel_titles(fig, 11 if len(methods) > 4 else 12)
     for note in lines_of:
         note.update(xanchor="left", font={"size": 12, "color": MUTED})
-    lines = max(4, len(layers))
-    height = len(measures) * (CELL * lines + 30)
+    height = len(measures) * (CELL * max(4, len(layers)) + 30)
     return finish(fig, height=height, above=34, below=52, right=104, **texts)

@@ -54,8 +54,7 @@ def ttft_by_method(
 ) -> go.Figure:
     """Draw times to the first token against length: measured here (`ttft.by_length`), on a GPU, and published.
 
-    ratio      share of the document tokens that is recomputed
-    question   tokens of the question
+    `ratio`: share of the document tokens that is recomputed; `question`: number of its tokens.
     """
     on_gpu = by_context(reports.rows)
     panels = [cost_panel("here", method_lines(timed, "p50", 1e3, ratio=ratio), TTFT)]
@@ -123,10 +122,7 @@ def _beside_full(records: Records, by: str, full: Record) -> list[dict[str, Any]
 
 
 def cached_share(records: Records, full: Record, *, model: str, device: str) -> go.Figure:
-    """Draw time and operations against the share of the context in the store: `ttft.by_cached_share`.
-
-    `full`: the record of full attention on the same prompt.
-    """
+    """Draw `ttft.by_cached_share` and the record of full attention on the same prompt, in time and in operations."""
     shares = sorted(records, key=lambda r: r["share"])
     cold, warm = shares[0], shares[-1]
     work = [{"name": OURS, "at": r["share"], "mean": r["flops"] / 1e9} for r in records]

@@ -9,23 +9,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.elements import band, interval
-from workbench.plots.looks import MODES, SPARSE_METHODS, Look
-from workbench.plots.theme import (
-    BLUE,
-    GREEN,
-    INK,
-    MUTED,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    Texts,
-    clear,
-    finish,
-    legend_over,
-    log_ticks,
-    panel_titles,
-)
+from workbench.plots.looks import MODES, SCHEMES, SECONDS, SPARSE_METHODS, TOKENS, Look
+from workbench.plots.theme import BLUE, INK, MUTED, Texts, clear, finish, log_ticks, panel_titles
 
 
 @dataclass(frozen=True)
@@ -102,9 +87,8 @@ def line_chart(
             fig.add_hline(panel.level, line={"color": INK, "width": 1, "dash": "dot"}, **place)
         if mark is not None:
             fig.add_vline(mark, line={"color": MUTED, "width": 1, "dash": "dot"}, **place)
-    fig.update_layout(legend=legend_over(height, gap))
     panel_titles(fig)
-    return finish(fig, height=height, above=above + 20 * lines, below=58, left=left, **texts)
+    return finish(fig, height=height, above=above + 20 * lines, below=58, left=left, legend=gap, **texts)
 
 
 def _line(series: Series, bars: bool) -> go.Scatter:
@@ -247,20 +231,6 @@ def steps(records: Sequence[dict], **texts: Unpack[Texts]) -> go.Figure:
     return line_chart([panel], above=22, gap=8, **texts)
 
 
-ALL_COMPUTED = Look(INK, "circle", "solid", "full attention, nothing cached")
-BLOCKS_CACHED = Look(BLUE, "square", "solid", "blocks: changed ones and the question")
-TOKENS = {  # field → look
-    "tokens": ALL_COMPUTED,
-    "after_prefix": Look(ORANGE, "diamond", "dash", "prefix cache"),
-    "computed": BLOCKS_CACHED,
-}
-SECONDS = {
-    "ttft_full": ALL_COMPUTED,
-    "ttft_anew": Look(SKY, "triangle-up", "dot", "all blocks encoded again"),
-    "ttft": BLOCKS_CACHED,
-}
-
-
 def turnover(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[Texts]) -> go.Figure:
     """Draw what every prompt of a session takes: tokens that go through the model, and time to the first token.
 
@@ -281,19 +251,6 @@ def turnover(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack
             lines.append(Series(look.name, x, y, hover=hover, data=[r["label"] for r in taken], look=look))
         panels.append(Panel(title, lines, {"title_text": unit, "tickformat": "d"}, values))
     return line_chart(panels, **texts)
-
-
-SCHEMES = {  # of `metrics.rounding`
-    "naive: not moved": Look(RED),
-    "20 chained bf16 shifts": Look(ORANGE, dash="dash"),
-    "20 chained fp32 shifts": Look(ORANGE),
-    "bf16 cache, bf16 shift": Look(PINK, dash="dash"),
-    "bf16 cache, to zero and on": Look(PINK),
-    "bf16 cache, fp32 shift": Look(BLUE),
-    "computed in place in bf16": Look(INK),
-    "stored un-rotated, rotated once": Look(SKY),
-    "fp32 cache, fp32 shift": Look(GREEN),
-}
 
 
 def rounding(records: Sequence[dict], explained: Mapping[str, str], *, caption: str, notice: str) -> go.Figure:

@@ -144,6 +144,31 @@ REUSE_STATUSES = Looks(
     }
 )
 
+ALL_COMPUTED = Look(INK, "circle", "solid", "full attention, nothing cached")
+BLOCKS_CACHED = Look(BLUE, "square", "solid", "blocks: changed ones and the question")
+TOKENS = {  # field of a record of `session_replay.follow` → look
+    "tokens": ALL_COMPUTED,
+    "after_prefix": Look(ORANGE, "diamond", "dash", "prefix cache"),
+    "computed": BLOCKS_CACHED,
+}
+SECONDS = {
+    "ttft_full": ALL_COMPUTED,
+    "ttft_anew": Look(SKY, "triangle-up", "dot", "all blocks encoded again"),
+    "ttft": BLOCKS_CACHED,
+}
+
+SCHEMES = {  # of rounding: `metrics.position_encoding`
+    "naive: not moved": Look(RED),
+    "20 chained bf16 shifts": Look(ORANGE, dash="dash"),
+    "20 chained fp32 shifts": Look(ORANGE),
+    "bf16 cache, bf16 shift": Look(PINK, dash="dash"),
+    "bf16 cache, to zero and on": Look(PINK),
+    "bf16 cache, fp32 shift": Look(BLUE),
+    "computed in place in bf16": Look(INK),
+    "stored un-rotated, rotated once": Look(SKY),
+    "fp32 cache, fp32 shift": Look(GREEN),
+}
+
 STAGE_COLOURS = {"place": SKY, "choose": BROWN, "attend": VIOLET, "rest": pale(MUTED, 0.5)}
 
 SYMBOLS = """

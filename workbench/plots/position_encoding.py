@@ -103,10 +103,7 @@ def rotation_of(rotated: KeyRotation, *, start: int = 0, **notes: Unpack[Notes])
 
 
 def rotating_key(rotated: KeyRotation, word: str, *, distance: int, about: str) -> go.Figure:
-    """Draw the channel pairs of the key of the token `word`.
-
-    The slider stands at the first distance of at least `distance` tokens.
-    """
+    """Draw channel pairs of the key of the token `word`; the slider stands at the first of at least `distance`."""
     later = [i for i, moved in enumerate(rotated.distances) if moved >= distance]
     return rotation_of(
         rotated,

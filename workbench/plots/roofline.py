@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 from workbench.experiments.bench_reports import FEEDS
 from workbench.experiments.ttft import WORK
 from workbench.plots.looks import BASELINES, SYMBOLS
-from workbench.plots.theme import INK, MUTED, PAPER, RULE, Texts, finish, legend_over, panel_titles
+from workbench.plots.theme import INK, MUTED, PAPER, RULE, Texts, finish, panel_titles
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,10 @@ def roofline(panels: Sequence[Roofs], colours: Mapping[str, str], **texts: Unpac
         fig.add_trace(_legend_entry(name, colours.get(name, MUTED), "circle"), row=1, col=1)
     for kind in kinds:
         fig.add_trace(_legend_entry(kind, PAPER, symbols[kind], MUTED), row=1, col=1)
-    height = 360
-    fig.update_layout(legend=legend_over(height, 26, itemclick=False, itemdoubleclick=False))
+    fig.update_layout(legend_itemclick=False, legend_itemdoubleclick=False)
     panel_titles(fig)
     above = 50 + 20 * -(-(len(names) + len(kinds)) // 5)  # five to a line of the legend
-    return finish(fig, height=height, above=above, below=58, left=80, **texts)
+    return finish(fig, height=360, above=above, below=58, left=80, legend=26, **texts)
 
 
 def _ceilings(fig: go.Figure, panel: Roofs, col: int) -> None:

@@ -91,11 +91,9 @@ def density_by_head(shares: Mapping[str, Mapping[str, Tensor]], layers: Sequence
     widest = _largest({name: float(x.max()) - float(x.min()) for name, x in density.items()})
     weak = _largest({name: -float(x.min()) for name, x in held.items()})
     at, head = divmod(int(held[weak].argmin()), held[weak].shape[1])
+    measures = {"density": density, "attention kept": held}
     return by_head(
-        {
-            "density": {name: x.cpu().numpy() for name, x in density.items()},
-            "attention kept": {name: x.cpu().numpy() for name, x in held.items()},
-        },
+        {title: {name: x.cpu().numpy() for name, x in by_name.items()} for title, by_name in measures.items()},
         layers,
         title="Density and attention kept, of every layer and head",
         notice=f"One threshold for all heads: {widest} keeps from {float(density[widest].min()):.0%} to "
@@ -191,8 +189,7 @@ def kept_by_rule(
 def union_of_chunk(
     unions: Mapping[int, Union], method: Compact, rows: slice, *, layer: int, head: int, about: str
 ) -> go.Figure:
-    """Draw CompactAttention's steps for the chunk `rows`, by layer; the group of the query head `head` is shown
-    first."""
+    """Draw CompactAttention's steps for the chunk `rows` by layer; the group of the query head `head` comes first."""
     layers = some(list(unions), layer)
     by_step = means(union_records(unions), "step", ["density"])
     choice, blocks, heads, chunk = (by_step[step]["density"] for step in UNION_STEPS)

@@ -68,10 +68,7 @@ class Measured:
 
 
 def quality_planes(measured: Measured, keep: float) -> go.Figure:
-    """Draw exact match against density and against operations.
-
-    The cheapest published rule that keeps the share `keep` of what dense attention reaches is named.
-    """
+    """Draw exact match against density and operations, and name the cheapest rule that keeps `keep` of dense's."""
     curve, dense = measured.curve, measured.dense
     published = curve[~curve.method.isin(["dense", "oracle", *STATIC])]
     best = published[published.em >= keep * dense["em"]].sort_values("cost")
@@ -272,10 +269,7 @@ def needles_by_task(measured: Measured, chosen: Records) -> go.Figure:
 
 
 def choice_times(records: Records, shape: tuple[int, int, int], repeats: int, device: str) -> go.Figure:
-    """Draw the time to choose beside the time that can be saved: `metrics.crossover.with_saved`.
-
-    `shape`: query heads, KV heads and width of a head.
-    """
+    """Draw `metrics.crossover.with_saved`; `shape`: query heads, KV heads and width of a head."""
     heads, kv_heads, width = shape
     attend = {r["length"]: r["seconds"] for r in records if not r["name"]}
     pays = first_paying(records)

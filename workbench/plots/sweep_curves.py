@@ -124,10 +124,7 @@ def by_preparation(
 
 
 def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 0.15) -> Rows:
-    """Return a point {name, at, mean, low, high} for every number of neighbours of `with_neighbours`.
-
-    Number 0 is `after_system`.
-    """
+    """Return a point {name, at, mean, low, high} for every number of neighbours; number 0 is `after_system`."""
     block = today(swept)[(swept["mode"] == "block") & (swept.kind == "all")]
     numbers = {"after_system": 0}
     for spec in block.prepare.unique():
@@ -291,10 +288,7 @@ def quality_by_operations(swept: pd.DataFrame, selectors: Sequence[str]) -> go.F
 def quality_by_time(
     partly: pd.DataFrame, full: pd.DataFrame, *, ratios: Sequence[float], name: str, about: str
 ) -> go.Figure:
-    """Draw exact match against time to the first token of a sweep over selectors (`partly`) and of full attention.
-
-    `name` says model and data; `about` how it was measured.
-    """
+    """Draw exact match against time to the first token of a sweep over selectors (`partly`) and of full attention."""
     trials = partly[partly.kind == "all"].sort_values("rows_computed")
     (whole,) = full[full.kind == "all"].assign(select="all").itertuples()
     points = [

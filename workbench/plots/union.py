@@ -55,8 +55,7 @@ def page_lists(measured: Union) -> tuple[np.ndarray, np.ndarray]:
 def union(
     unions: Sequence[Union], *, layers: Sequence[int], layer: int = 0, group: int = 0, **notes: Unpack[Notes]
 ) -> go.Figure:
-    """Draw the union step by step for every one of `layers`, all of one chunk. A slider picks the layer, a menu the
-    execution group."""
+    """Draw the union of one chunk step by step; a slider picks the layer, a menu the execution group."""
     groups, now = len(unions[0].groups), unions[layer]
     heights = [max(60, min(7 * now.kept.shape[1] * now.group, 260)), 16 * now.group, 20, 20, LIST * groups]
     total = sum(heights) + GAP * (len(heights) - 1)

@@ -25,8 +25,7 @@ from workbench.store import MemoryStore
 
 
 def critical_explorer(loaded: Loaded, samples: Sequence[Sample], prepare: Prepare, max_new_tokens: int = 24) -> VBox:
-    """Explore number of the sample, selector and percent of the document tokens; passages are cached once, in one
-    store."""
+    """Explore number of the sample, selector and percent of the document tokens; one store has all passages."""
     store = MemoryStore()
 
     def draw(number: int, spec: str, percent: int) -> go.Figure:

@@ -15,8 +15,7 @@ from workbench.plots.reduce import shares, visible_pairs
 
 
 def masks_explorer(loaded: Loaded, reading: Reading, rule: str) -> VBox:
-    """Explore a sentence of `core.mask_rules`, a layer and a head; the shapes and the attention of the answering token
-    under it."""
+    """Explore a sentence of `core.mask_rules`, a layer and a head: masks, and where the answering token looks."""
     model, prompt, length = loaded.model, reading.prompt, len(reading.prompt)
     known = {"full attention": causal, "block attention": block_attention(prompt)}
     panels = [MaskPanel(name, shares(sees, length)) for name, sees in known.items()]

@@ -38,8 +38,7 @@ def others(specs: Sequence[str], tile: int, model: PreTrainedModel) -> list[str]
 
 
 def thresholds_of(spec: str) -> tuple[list[tuple[str, float | None]], float | None]:
-    """Return the values of the method's threshold with their labels, from few tiles to many, and the one that `spec`
-    sets."""
+    """Return the labelled values of the method's threshold, from few tiles to many, and the one that `spec` sets."""
     method = sparse.named(spec)
     option, steps = method.threshold_steps
     if not option:
