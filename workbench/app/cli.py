@@ -12,31 +12,21 @@ import typer
 from workbench.core.errors import BadInput
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
-    "trial": (
-        "workbench.app.commands.trial",
-        "Answer questions with one method and report quality, time to first token and cost.",
-    ),
-    "sweep": (
-        "workbench.app.commands.sweep",
-        "Try every combination of lists of options; run again to go on after an interruption.",
-    ),
-    "prepare": ("workbench.app.commands.prepare", "Cache the passages of a data set beforehand, with one preparation."),
-    "tune": ("workbench.app.commands.tune", "Block fine-tuning of a model, for full and block attention."),
-    "sparse": (
-        "workbench.app.commands.sparse",
-        "Fit sparse attention to a model: a learned gate, thresholds of heads.",
-    ),
-    "bench": ("workbench.app.commands.bench", "Time the kernels beside their baselines on this GPU, or check them."),
-    "report": ("workbench.app.report", "Run the notebooks and write a website of figures, metrics and tables."),
-    "models": ("workbench.app.commands.models", "List the shipped models."),
-    "data": ("workbench.app.commands.data", "Look at a data set."),
+    "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),
+    "sweep": (".sweep", "Try every combination of lists of options; run again to go on after an interruption."),
+    "prepare": (".prepare", "Cache the passages of a data set beforehand, with one preparation."),
+    "tune": (".tune", "Block fine-tuning of a model, for full and block attention."),
+    "sparse": (".sparse", "Fit sparse attention to a model: a learned gate, thresholds of heads."),
+    "bench": (".bench", "Time the kernels beside their baselines on this GPU, or check them."),
+    "report": ("..report", "Run the notebooks and write a website of figures, metrics and tables."),
+    "models": (".models", "List the shipped models."),
+    "data": (".data", "Look at a data set."),
     "lab": ("workbench.training.lab.commands", "The lab corpus and the lab model: draw, train, evaluate."),
 }
 
 
 class Commands(typer.core.TyperGroup):
-    """Imports a subcommand when it is called. Turns BadInput of any of them into its message and exit code 2; every
-    other exception keeps exit code 1."""
+    """Imports a subcommand when it is called, and ends it with exit code 2 on BadInput, 1 on any other exception."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -47,8 +37,10 @@ class Commands(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            command = typer.main.get_command(import_module(COMMANDS[name][0]).app)
-            _quiet()
+            command = typer.main.get_command(import_module(COMMANDS[name][0], "workbench.app.commands").app)
+            logging = sys.modules.get("transformers.utils.logging")
+            if logging and not sys.stderr.isatty():
+                logging.disable_progress_bar()  # of weights that are loaded, unless a person watches
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -71,13 +63,6 @@ app = typer.Typer(
 @app.callback()
 def _group() -> None:
     """Make `app` a group although it has no command of its own."""
-
-
-def _quiet() -> None:
-    """Show no bar while weights are loaded, unless a person watches."""
-    logging = sys.modules.get("transformers.utils.logging")
-    if logging and not sys.stderr.isatty():
-        logging.disable_progress_bar()
 
 
 def main() -> None:

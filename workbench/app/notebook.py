@@ -18,6 +18,7 @@ import os
 import types
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
@@ -32,13 +33,7 @@ if TYPE_CHECKING:
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
 BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
 
-WORDS: dict[Any, str] = {
-    bool: "True or False",
-    float: "a number",
-    int: "a whole number",
-    str: "a text",
-    type(None): "None",
-}
+WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
 
 
 @dataclass(frozen=True)
@@ -85,16 +80,10 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
         )
     for name, annotation in annotations.items():
         value = _typed(name, namespace[name], annotation)
-        _hold(name, value, checks.get(name))
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if name in checks and value is not None and not checks[name].holds(item):
+                raise BadInput(f"parameter {name} is {item!r}: allowed is {checks[name].allowed}")
         namespace[name] = value
-
-
-def _hold(name: str, value: object, check: Check | None) -> None:
-    if check is None or value is None:
-        return
-    for item in value if isinstance(value, list | tuple) else (value,):
-        if not check.holds(item):
-            raise BadInput(f"parameter {name} is {item!r}: allowed is {check.allowed}")
 
 
 def _typed(name: str, value: Any, annotation: Any) -> Any:
@@ -115,7 +104,7 @@ def _fits(value: Any, annotation: Any) -> bool:
     """Whether `value` has the outer shape of `annotation` (elements of a list are looked at one by one later)."""
     kind = _plain(annotation)
     if kind is float:
-        return _is_number(value)
+        return _fits(value, int) or (isinstance(value, float | str) and _is_finite(value))
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind in (list, tuple):
@@ -123,9 +112,7 @@ def _fits(value: Any, annotation: Any) -> bool:
     return kind is Any or isinstance(value, kind)
 
 
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return False
+def _is_finite(value: float | str) -> bool:
     try:
         return math.isfinite(float(value))
     except ValueError:
@@ -176,16 +163,9 @@ def save(
     text = json.dumps(metrics, indent=2, default=_jsonable, allow_nan=False)
     write_text(folder / "metrics.json", text + "\n")
     for name, table in (tables or {}).items():
-        frame = table if hasattr(table, "to_parquet") else _frame(table)
+        frame = table if hasattr(table, "to_parquet") else import_module("pandas").DataFrame(table)
         write_atomically(folder / f"{name}.parquet", frame.to_parquet)
     write_text(folder / SUCCESS, "")
-
-
-def _frame(records: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return `records` as a table; pandas is loaded by the first one, not by the validation of parameters."""
-    import pandas
-
-    return pandas.DataFrame(records)
 
 
 def _jsonable(value: Any) -> Any:

@@ -164,23 +164,18 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s
         message = f"{error.ename}: {error.evalue}" if error.ename != BadInput.__name__ else str(error.evalue)
     except Exception as error:  # a dead kernel, a time-out, an unreadable file: this notebook's end, not the report's
         message = f"{type(error).__name__}: {error}"
-    metrics = _metrics(folder)
-    (folder / notebook.SUCCESS).unlink(missing_ok=True)  # the notebook's own; ours covers page and picture too
+    success, metrics = folder / notebook.SUCCESS, None
+    if success.exists():  # the notebook's own; ours covers page and picture too
+        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        success.unlink()
     if executed.exists():
         html.notebook_page(executed, folder / f"{path.stem}.html")
         thumbnail.write(next(html.figures(executed), None), folder)
     if not message and takes_output and metrics is None:
         message = "it ended without results: metrics.json was not written"
     if not message:
-        write_text(folder / notebook.SUCCESS, "")
+        write_text(success, "")
     return Run(path.stem, html.title(path), time.monotonic() - started, message, metrics or {})
-
-
-def _metrics(folder: Path) -> dict[str, Any] | None:
-    """Read metrics.json of a notebook that saved all of its results; None of another."""
-    if not (folder / notebook.SUCCESS).exists():
-        return None
-    return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
 
 
 def main(action: str, question: Path, answer: Path) -> None:

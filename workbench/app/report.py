@@ -104,8 +104,7 @@ def _write_index(out: Path, runs: Sequence[Run], seconds: float) -> None:
         folder, status = out / run.name, "ok" if run.ok else "failed"
         folder.mkdir(exist_ok=True)
         cards.append(html.card(folder, run.title, status, run.seconds, run.message, run.metrics))
-    text = html.index_page(summary, cards)
-    write_text(out / "index.html", text)
+    write_text(out / "index.html", html.index_page(summary, cards))
 
 
 def parse(assignments: Iterable[str]) -> dict[str, Any]:
@@ -132,9 +131,8 @@ def command(
 ) -> None:
     """Run the notebooks and write a website of figures, metrics and tables."""
     try:
-        result = run(
-            notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb")), out, parse(parameter or []), jobs
-        )
+        chosen = notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
+        result = run(chosen, out, parse(parameter or []), jobs)
     except BadInput as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error

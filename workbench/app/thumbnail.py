@@ -36,7 +36,7 @@ def chromium() -> str | None:
 
 def write(figure: dict[str, Any] | None, folder: Path) -> Path:
     """Write `thumbnail.png`, or `thumbnail.svg` when no browser can draw it, into `folder`."""
-    if figure and chromium() and _drawn(figure, folder / "thumbnail.png"):
+    if figure and _drawn(figure, folder / "thumbnail.png"):
         return folder / "thumbnail.png"
     sketch = folder / "thumbnail.svg"
     sketch.write_text(svg(figure or {}), encoding="utf-8")
@@ -94,13 +94,12 @@ def _grid(trace: dict[str, Any], most: int = 48) -> Iterator[str]:
     z = z.mean(-1) if z.ndim == 3 else z
     if z.ndim != 2 or not z.size:
         return
-    rows, columns = (np.array_split(np.arange(side), min(side, most)) for side in z.shape)
     seen = np.isfinite(z)
-    z = np.where(seen, z, 0)
-    total, count = (np.array([[a[np.ix_(i, j)].sum() for j in columns] for i in rows]) for a in (z, seen))
-    small = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
     if not seen.any():
         return
+    rows, columns = (np.array_split(np.arange(side), min(side, most)) for side in z.shape)
+    cuts = [[np.ix_(i, j) for j in columns] for i in rows]
+    small = np.array([[z[cut][seen[cut]].mean() if seen[cut].any() else np.nan for cut in row] for row in cuts])
     low, high = np.nanmin(small), np.nanmax(small)
     wide, tall = WIDTH / len(columns), HEIGHT / len(rows)
     for i, j in np.argwhere(np.isfinite(small)):

@@ -94,8 +94,7 @@ def _begin(folder: Path, kind: Mapping[str, Any]) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"format": FORMAT_VERSION, **kind}, indent=1)
-    write_text(folder / MANIFEST, text)
+    write_text(folder / MANIFEST, json.dumps({"format": FORMAT_VERSION, **kind}, indent=1))
 
 
 def _checked(folder: Path, kind: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -109,9 +108,9 @@ def _checked(folder: Path, kind: Mapping[str, Any] | None) -> dict[str, Any]:
         raise BadInput(f"{path} is corrupt: {problem}") from None
     wanted = there if kind is None else {"format": FORMAT_VERSION, **kind}
     for name in {**there, **wanted}:
-        has, asked = (renamed.spec(x) if isinstance(x, str) else x for x in (there.get(name), wanted.get(name)))
-        if has != asked:
-            raise BadInput(f"{folder} holds blocks of another {name}: {_short(has)}, and not {_short(asked)}")
+        has, needed = (renamed.spec(x) if isinstance(x, str) else x for x in (there.get(name), wanted.get(name)))
+        if has != needed:
+            raise BadInput(f"{folder} holds blocks of another {name}: {_short(has)}, and not {_short(needed)}")
     return there
 
 

@@ -10,19 +10,10 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 
-FORMAT_VERSION = (
-    2  # of the keys, and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`
-)
+# Of the keys, and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`.
+FORMAT_VERSION = 2
 _CHUNK = 1 << 22
-_IRRELEVANT = {
-    "_name_or_path",
-    "name_or_path",
-    "transformers_version",
-    "torch_dtype",
-    "dtype",
-    "use_cache",
-    "architectures",
-}
+_IRRELEVANT = set("_name_or_path name_or_path transformers_version torch_dtype dtype use_cache architectures".split())
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[tuple, str]] = WeakKeyDictionary()  # a pure memo, by model object
 
 

@@ -10,14 +10,13 @@ from workbench import data as datasets
 from workbench.app.commands.text import plain
 from workbench.data import Sample
 
+NAME = "`lab`, `needles`, a shipped name or a file; none: list the names"
 app = typer.Typer()
 
 
 @app.command()
 def show_data(
-    name: Annotated[
-        str | None, typer.Argument(help="`lab`, `needles`, a shipped name or a file; none: list the names")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help=NAME)] = None,
     samples: Annotated[int, typer.Option(help="How many to show")] = 3,
     seed: Annotated[int, typer.Option(help="Of the draw")] = 0,
     passages: Annotated[int | None, typer.Option(help="Passages a question")] = None,
@@ -40,7 +39,6 @@ def _show(console: Console, sample: Sample) -> None:
     console.print(f"[dim]{' · '.join(fact for fact in facts if fact)}[/]")
     for passage in sample.ctxs:
         mark = "*" if passage.title in sample.supporting_titles else " "
-        console.print(
-            f"{mark} [bold]{plain(passage.title)}[/]  {plain(passage.text)}", overflow="ellipsis", no_wrap=True
-        )
+        line = f"{mark} [bold]{plain(passage.title)}[/]  {plain(passage.text)}"
+        console.print(line, overflow="ellipsis", no_wrap=True)
     console.print(f"[bold]Q[/] {plain(sample.question)}\n[bold]A[/] {plain(' | '.join(sample.answers))}\n")

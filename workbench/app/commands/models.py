@@ -9,20 +9,17 @@ from rich.console import Console
 from rich.table import Table
 
 from workbench import models
+from workbench.app.commands.options import AsJson
 from workbench.models import random_init as random_weights
 
 app = typer.Typer()
+UNTRAINED = "Write a tiny model with random weights to a new folder, to try things with"
 
 
 @app.command()
 def list_models(
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout")] = False,
-    untrained: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Write a tiny model with random weights to a new folder, to try things with"
-        ),
-    ] = None,
+    as_json: AsJson = False,
+    untrained: Annotated[Path | None, typer.Option(metavar="FOLDER", help=UNTRAINED)] = None,
 ) -> None:
     """List the shipped models."""
     if untrained is not None:

@@ -44,9 +44,9 @@ def taking(options: Iterable[Parameter]) -> Callable[[Command], Command]:
     """Let a command take `options` in place of its `**keywords`, before its keyword-only arguments."""
 
     def decorate(command: Command) -> Command:
-        own = [one for one in inspect.signature(command).parameters.values() if one.kind is not one.VAR_KEYWORD]
-        first = [one for one in own if one.kind is not one.KEYWORD_ONLY]
-        last = [one for one in own if one.kind is one.KEYWORD_ONLY]
+        own = inspect.signature(command).parameters.values()
+        first = [each for each in own if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
+        last = [each for each in own if each.kind is each.KEYWORD_ONLY]
         command.__signature__ = inspect.Signature([*first, *options, *last])  # type: ignore[attr-defined]
         return command
 

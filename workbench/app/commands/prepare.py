@@ -38,8 +38,5 @@ def prepare(
 def _report(prepared: Prepared) -> str:
     speed = f", {prepared.passages_per_second:.1f} passages per second" if prepared.made else ""
     size = f"{prepared.passages} passages, {prepared.tokens} tokens, {prepared.bytes / 1e6:.1f} MB"
-    return (
-        f"[bold]{plain(prepared.folder)}[/]: {size}\n{plain(prepared.prepare)}\n"
-        f"[dim]{prepared.made} made in {prepared.seconds:.1f} s{speed}; "
-        f"{prepared.passages - prepared.made} were there[/]"
-    )
+    made = f"{prepared.made} made in {prepared.seconds:.1f} s{speed}; {prepared.passages - prepared.made} were there"
+    return f"[bold]{plain(prepared.folder)}[/]: {size}\n{plain(prepared.prepare)}\n[dim]{made}[/]"

@@ -1,6 +1,7 @@
 """`workbench sparse`: what sparse methods have fitted to a model."""
 
 import json
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -24,14 +25,30 @@ app = typer.Typer(
     help="Fit sparse attention to a model: a learned gate, thresholds of heads.",
 )
 
-Model = Annotated[str, typer.Option(help="Checkpoint folder or name (see `workbench models`)")]
-Out = Annotated[Path, typer.Option(help="File to write")]
-Data = Annotated[str, typer.Option(help="`lab`, a shipped name or a file of questions")]
-Samples = Annotated[int, typer.Option(help="Prompts to draw")]
-Passages = Annotated[int | None, typer.Option(help="Passages of a prompt")]
-Seed = Annotated[int, typer.Option(help="Of the prompts and of new weights")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N")]
 HELD_OUT = 8  # prompts, after those that train
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What a method is fitted to: a model, and prompts in its layout; `out` is the file to write."""
+
+    out: Annotated[Path, "File to write"]
+    model: Annotated[str, "Checkpoint folder or name (see `workbench models`)"] = "lab-full"
+    data: Annotated[str, "`lab`, a shipped name or a file of questions"] = "lab"
+    samples: Annotated[int, "Prompts to draw"] = 200
+    passages: Annotated[int | None, "Passages of a prompt"] = 40
+    seed: Annotated[int, "Of the prompts and of new weights"] = 0
+    device: Annotated[str, "cpu, cuda or cuda:N"] = "cpu"
+
+    def load(self, more: int = 0) -> tuple[PreTrainedModel, list[Tensor]]:
+        """Load the model and token ids of `samples` + `more` prompts. BadInput for a place that cannot be written."""
+        if not self.out.parent.is_dir():
+            raise BadInput(f"{self.out} cannot be written: there is no folder {self.out.parent}")
+        drawn = data.load(self.data, self.samples + more, self.seed, self.passages)
+        if len(drawn) < self.samples + more:
+            raise BadInput(f"{self.data} has {len(drawn)} samples, {self.samples + more} are needed: ask for fewer")
+        model, tokenizer, layout = models.load(self.model, self.device)
+        return model, [prompt.tokens for prompt in layout.prompts(drawn, tokenizer)]
 
 
 @app.command("names")
@@ -44,77 +61,44 @@ def names() -> None:
 @app.command(
     "distill", epilog="Example: workbench sparse distill --model lab-full --out gate.safetensors --device cuda"
 )
-@taking(of_fields(GateConfig, {}))
-def distill_command(
-    out: Out,
-    model: Model = "lab-full",
-    data: Data = "lab",
-    samples: Samples = 200,
-    passages: Passages = 40,
-    *,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    as_json: AsJson = False,
-    **given: Any,
-) -> None:
+@taking([*of_fields(Fitting, {}), *of_fields(GateConfig, {})])
+def distill_command(*, as_json: AsJson = False, **given: Any) -> None:
     """Train SeerAttention's gate from a model's own attention; used by `seer_attention(gate=FILE)`."""
-    config = GateConfig(**given, seed=seed)
-    loaded, prompts = _prompts(model, device, data, samples + HELD_OUT, passages, seed, out)
+    fit = Fitting(**{field.name: given.pop(field.name) for field in fields(Fitting)})
+    config = GateConfig(**given, seed=fit.seed)
+    model, prompts = fit.load(HELD_OUT)
     began = perf_counter()
     with progress("distilling") as bar:
-        gate, losses = distill(loaded, prompts[:-HELD_OUT], config, lambda step, _: bar and bar(step, config.steps))
-    held_out = sum(losses_of(loaded, gate, [tokens]).mean().item() for tokens in prompts[-HELD_OUT:]) / HELD_OUT
-    record = {"out": str(out), "model": model, "data": data, **vars(config), "first_loss": losses[0]}
+        gate, losses = distill(model, prompts[:-HELD_OUT], config, lambda step, _: bar and bar(step, config.steps))
+    held_out = sum(losses_of(model, gate, [tokens]).mean().item() for tokens in prompts[-HELD_OUT:]) / HELD_OUT
+    record = {"out": str(fit.out), "model": fit.model, "data": fit.data, **vars(config), "first_loss": losses[0]}
     record |= {"last_loss": losses[-1], "held_out_loss": held_out, "seconds": perf_counter() - began}
-    gate.save(out, record)
-    show(
-        as_json,
-        json.dumps(record),
-        f"[bold]{plain(str(out))}[/]: KL {losses[0]:.3f} → {held_out:.3f} nats on held-out prompts, "
-        f"{config.steps} steps in {record['seconds']:.0f} s",
-    )
+    gate.save(fit.out, record)
+    fall = f"KL {losses[0]:.3f} → {held_out:.3f} nats on held-out prompts"
+    line = f"[bold]{plain(str(fit.out))}[/]: {fall}, {config.steps} steps in {record['seconds']:.0f} s"
+    show(as_json, json.dumps(record), line)
 
 
 @app.command("profile", epilog="Example: workbench sparse profile --model lab-full --out thresholds.json --samples 20")
+@taking(of_fields(Fitting, {"samples": 20, "passages": None}))
 def profile_command(
-    out: Out,
-    model: Model = "lab-full",
-    data: Data = "lab",
-    samples: Samples = 20,
-    passages: Passages = None,
+    *,
     block: Annotated[int, typer.Option(help="Tokens of a block")] = Xattention.block,
     stride: Annotated[
         int, typer.Option(help="Side of a square of which the antidiagonal is summed")
     ] = Xattention.stride,
     cover: Annotated[float, typer.Option(help="Share of the true attention that has to be kept")] = 0.9,
-    seed: Seed = 0,
-    device: Device = "cpu",
     as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Profile XAttention's threshold of every layer and head on prompts; used by `xattention(threshold=FILE)`."""
-    method = Xattention(block, stride)
+    fit, method = Fitting(**given), Xattention(block, stride)
     sparse.check_share("cover", cover)
-    loaded, prompts = _prompts(model, device, data, samples, passages, seed, out)
-    thresholds = xattention.profile(loaded, prompts, method, cover)
-    xattention.save(out, loaded, method, thresholds)
+    model, prompts = fit.load()
+    thresholds = xattention.profile(model, prompts, method, cover)
+    xattention.save(fit.out, model, method, thresholds)
     values = sorted(value for layer in thresholds for value in layer)
-    middle = values[len(values) // 2]
-    show(
-        as_json,
-        json.dumps({"out": str(out), "low": values[0], "median": middle, "high": values[-1], "prompts": samples}),
-        f"[bold]{plain(str(out))}[/]: thresholds of {len(values)} heads from {values[0]:.3f} to {values[-1]:.3f}, "
-        f"median {middle:.3f}",
-    )
-
-
-def _prompts(
-    name: str, device: str, source: str, samples: int, passages: int | None, seed: int, out: Path
-) -> tuple[PreTrainedModel, list[Tensor]]:
-    """The model, and token ids of prompts in its layout. BadInput for a place that cannot be written."""
-    if not out.parent.is_dir():
-        raise BadInput(f"{out} cannot be written: there is no folder {out.parent}")
-    drawn = data.load(source, samples, seed, passages)
-    if len(drawn) < samples:
-        raise BadInput(f"{source} has {len(drawn)} samples, {samples} are needed: ask for fewer")
-    model, tokenizer, layout = models.load(name, device)
-    return model, [prompt.tokens for prompt in layout.prompts(drawn, tokenizer)]
+    low, middle, high = values[0], values[len(values) // 2], values[-1]
+    record = {"out": str(fit.out), "low": low, "median": middle, "high": high, "prompts": fit.samples}
+    heads = f"thresholds of {len(values)} heads from {low:.3f} to {high:.3f}, median {middle:.3f}"
+    show(as_json, json.dumps(record), f"[bold]{plain(str(fit.out))}[/]: {heads}")

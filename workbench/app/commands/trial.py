@@ -19,6 +19,7 @@ from workbench.methods.config import MethodConfig
 from workbench.methods.presets import METHODS, options, tiles
 
 METHOD = "Method"  # panel of `--help`
+PUBLISHED = f"A published method by name; the options below change it. {', '.join(METHODS)}"
 CHOICES = [field.name for field in fields(MethodConfig)]
 
 app = typer.Typer()
@@ -34,13 +35,7 @@ app = typer.Typer()
     )
 )
 def trial(
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help=f"A published method by name; the options below change it. {', '.join(METHODS)}",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
+    method: Annotated[str | None, typer.Option(help=PUBLISHED, rich_help_panel=METHOD)] = None,
     *,
     sparse_args: Annotated[
         str | None, typer.Option(help="Options of the sparse method, as block=256,mass=0.99", rich_help_panel=METHOD)

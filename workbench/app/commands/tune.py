@@ -21,7 +21,8 @@ from workbench.training.tuning.start import start
 from workbench.training.tuning.train import train
 
 RECIPE, EVALUATION = "Recipe", "Evaluation"  # panels of `--help`
-CONFIG, LAB = ([field.name for field in fields(cls)] for cls in (TuneConfig, Data))
+CONFIG = [field.name for field in fields(TuneConfig)]
+PANELS = dict.fromkeys([*CONFIG, *(field.name for field in fields(Data))], RECIPE)
 LINE_EVERY = 5 * READ_EVERY  # steps between two lines where no bar is watched
 
 app = typer.Typer()
@@ -32,12 +33,7 @@ def _option(help: str, panel: str | None = None) -> typer.models.OptionInfo:
 
 
 @app.command(epilog="Example: workbench tune --model lab-full --data lab --out runs/block --steps 300 --lr 5e-4")
-@taking(
-    [
-        *of_fields(TuneConfig, {}, dict.fromkeys(CONFIG, RECIPE)),
-        *of_fields(Data, {}, dict.fromkeys(LAB, RECIPE), text=("passages", "kinds")),
-    ]
-)
+@taking(of_fields(TuneConfig, {}, PANELS) + of_fields(Data, {}, PANELS, text=("passages", "kinds")))
 def tune(
     model: Annotated[str, _option("Base model: checkpoint folder or name (see `workbench models`)")],
     out: Annotated[Path, _option("Folder of the run; run again with the same settings to go on")],
