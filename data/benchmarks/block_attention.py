@@ -10,7 +10,6 @@ does not ship.
 """
 
 import argparse
-import json
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,12 +39,6 @@ def run(name: str, trial: Trial) -> tuple[str, dict[str, Any]]:
     return name, results.entry(*trial.run_each())
 
 
-def kept(samples: int) -> dict[str, Any]:
-    """Return the entries that the file holds already, where they are of as many questions."""
-    held: dict[str, Any] = json.loads(OUT.read_text()) if OUT.is_file() else {}
-    return held["methods"] if held.get("samples") == samples else {}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=2000)
@@ -55,7 +48,8 @@ def main() -> None:
     args = parser.parse_args()
     gpus = max(1, torch.cuda.device_count()) if args.device == "cuda" else 0
     common = {"samples": args.samples, "seed": SEED, "passages": 10, "batch": 64, "timed": 50}
-    entries = kept(args.samples)
+    held: dict[str, Any] = results.read_json(OUT) if OUT.is_file() else {}
+    entries: dict[str, Any] = held["methods"] if held.get("samples") == args.samples else {}
     jobs = []
     for i, (name, method) in enumerate(METHODS.items()):
         fields = {"model": args.unpositioned, **method}

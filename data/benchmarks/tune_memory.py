@@ -92,12 +92,10 @@ def measure(model: PreTrainedModel, windows: list[int | None], batch: PackedExam
         optimizer.zero_grad(set_to_none=True)
         if on_gpu:
             torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
     size = sum(mask_bytes(mask) for mask in masks.values())
-    return {
-        "mask_mib": size / 2**20,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else resident() / 2**30,
-        "seconds": time.perf_counter() - begin,
-    }
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resident()
+    return {"mask_mib": size / 2**20, "peak_gib": peak / 2**30, "seconds": seconds}
 
 
 def resident() -> int:

@@ -38,10 +38,9 @@ SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attenti
 
 @dataclass(frozen=True)
 class Trial(MethodConfig):
-    """A method on a model and questions.
+    """A method on a model and questions; `store_gib` is the budget of the store of cached blocks.
 
-    Validates itself: BadInput for a value that is not allowed, before anything is loaded. `store_gib` is the budget of
-    the store of cached blocks.
+    Validates itself: BadInput for a value that is not allowed, before anything is loaded.
     """
 
     model: ModelName

@@ -77,10 +77,10 @@ class Stages:
 
 
 def stages(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store, repeats: int = 5) -> Stages:
-    """Measure every stage of STAGES up to the first token: medians of `repeats` after one to warm up.
+    """Measure every stage of STAGES up to the first token: medians of `repeats` after one to warm up; `store` holds
+    blocks.
 
-    `store` holds the blocks. On a GPU the host waits at the border of every stage, so the sum is more than the time to
-    first token.
+    On a GPU the host waits at the border of every stage, so the sum is more than the time to first token.
     """
     first = _timed_pass(model, prompt, method, store, counting=True)
     passes = [_timed_pass(model, prompt, method, store).seconds for _ in range(repeats)]

@@ -182,8 +182,7 @@ def exactness(seed: int = 0, blocks: int = 8, length: int = 12) -> list[dict]:
 def differences(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
     """Largest absolute differences between re-encoded blocks and blocks computed in place under the block mask.
 
-    `keys`, `values`, `logits` of the question; `naive`: the logits where keys keep their cached positions; `distance`:
-    the furthest shift (tokens).
+    `naive`: of the question's `logits` where keys keep their cached positions; `distance`: the furthest shift (tokens).
     """
     exact = empty(model, len(prompt))
     rows = torch.arange(len(prompt))

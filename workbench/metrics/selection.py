@@ -43,10 +43,10 @@ def chosen(rows: Tensor, prompt: Prompt) -> Tensor:
 
 
 def by_offset(values: Sequence[Tensor], prompts: Sequence[Prompt], bins: int = 10, system: int = 1) -> np.ndarray:
-    """[P, bins] mean of `values` [T of the context] over the document tokens of each of P prompts.
+    """[P, bins] mean of `values` [T of the context] over document tokens of P prompts, by place in the block, start to
+    end.
 
-    A bin is a place in the block, from its start to its end; nan where no token stands. The first `system` blocks of a
-    prompt are no documents.
+    nan where no token stands. The first `system` blocks of a prompt are no documents.
     """
     places = [[np.arange(len(block)) * bins // len(block) for block in prompt.blocks[system:-1]] for prompt in prompts]
     return _means(values, prompts, [np.concatenate([[], *place]).astype(int) for place in places], bins, system)
@@ -98,8 +98,7 @@ def antecedents(
 
 
 def places(values: Sequence[Tensor], prompts: Sequence[Prompt], name: str, bins: int = 10) -> list[dict]:
-    """Return where the document tokens have more of `values` [T of the context]: records {by, name, at, mean, low,
-    high, n}.
+    """Return where document tokens have more of `values` [T of the context]: {by, name, at, mean, low, high, n}.
 
     By "offset": `at` is the middle of one of `bins` stretches of a block, from 0 to 1. By "rank": it counts blocks.
     """

@@ -193,11 +193,8 @@ def _visible(choices: Sequence[Tiles], tiles: slice, rows: int, grid: Grid) -> T
 
 @dataclass(frozen=True)
 class Sparsity:
-    """A method on a set of prompts.
-
-    Per prompt, over the question's tokens: how the next tokens under the method differ from those under dense
-    attention.
-    """
+    """A method on prompts: for each, how the next tokens at the question's rows differ from those under dense
+    attention."""
 
     heads: tuple[Head, ...]
     kl: tuple[float, ...]  # divergence in nats, mean over the question's rows

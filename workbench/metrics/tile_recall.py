@@ -24,10 +24,8 @@ from workbench.metrics.sparsity import scaled
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Queries and keys of a prompt under dense attention, by number of the layer; logits are queries · keys / sqrt(D).
-
-    Layers in which a sparse method may not choose are left out.
-    """
+    """Queries and keys of a prompt under dense attention, by layer in which a sparse method may choose; logits are
+    queries · keys / sqrt(D)."""
 
     queries: dict[int, Tensor]  # [Hq, T, D]
     keys: dict[int, Tensor]  # [H, T, D]

@@ -138,8 +138,7 @@ class Counted:
     """A sparse method that counts the tiles it keeps, on the device."""
 
     over: Any
-    kept: list[Tensor] = field(default_factory=list)
-    causal: list[Tensor] = field(default_factory=list)
+    counts: list[Tensor] = field(default_factory=list)  # [2] of a call: kept and causal tiles
 
     @property
     def size(self) -> int:
@@ -147,16 +146,16 @@ class Counted:
 
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
         tiles: Tiles = self.over(queries, keys, rows, site)
-        self.kept.append(tiles.kept.sum())
-        self.causal.append(Grid(rows.to(keys.device), keys.shape[1], self.size).causal.sum() * len(queries))
+        causal = Grid(rows.to(keys.device), keys.shape[1], self.size).causal.sum() * len(queries)
+        self.counts.append(torch.stack((tiles.kept.sum(), causal)))
         return tiles
 
     @property
     def density(self) -> float:
         """Return the share of the causal tiles that was kept, and begin to count afresh."""
-        share = float(sum(self.kept) / sum(self.causal))
-        self.kept, self.causal = [], []
-        return share
+        kept, causal = torch.stack(self.counts).sum(0).tolist()
+        self.counts = []
+        return kept / causal
 
 
 def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
