@@ -74,20 +74,14 @@ def write_json(path: Path, content: Any) -> None:
 def summary(methods: Mapping[str, Any]) -> str:
     """Return exact match with its interval, a line a method."""
     width = max(map(len, methods), default=0)
-    records = {name: entry["record"] for name, entry in methods.items()}
-    return "\n".join(
-        f"{name:{width}} {record['em']:.3f} [{record['em_low']:.3f}, {record['em_high']:.3f}]  n = {record['n']}"
-        for name, record in records.items()
-    )
+    line = "{name:{width}} {em:.3f} [{em_low:.3f}, {em_high:.3f}]  n = {n}"
+    return "\n".join(line.format(name=name, width=width, **entry["record"]) for name, entry in methods.items())
 
 
 def rows(methods: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return one row a method and kind of question: {name, kind, n, em, em_low, em_high, f1, …}; "all" comes first."""
-    return [
-        {**row, "name": name, "kind": row["kind"]}
-        for name, entry in methods.items()
-        for row in Record.from_json(entry["record"]).rows()
-    ]
+    records = {name: Record.from_json(entry["record"]) for name, entry in methods.items()}
+    return [row | {"name": name} for name, record in records.items() for row in record.rows()]
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any], seed: int = 0) -> tuple[float, Interval]:

@@ -54,12 +54,10 @@ def of_demonstrations(requests: Sequence[Request], layout: Layout) -> list[Sessi
     """Make prompts of the system block, one block a demonstration, and the question with its passage."""
     steps = []
     for request in requests:
-        shown = [
-            {"asked": _asked(shot, layout), "answer": layout.answer.format(answer=shot.answers[0])}
-            for shot in request.demonstrations
-        ]
-        pieces = [layout.system or "\n", *segment.examples(shown, "{asked}{answer}"), _asked(request.asked, layout)]
-        steps.append(SessionPrompt(tuple(pieces), request.asked.answers, request.asked.kind, request.asked.question))
+        shots, asked = request.demonstrations, request.asked
+        shown = [{"asked": _asked(s, layout), "answer": layout.answer.format(answer=s.answers[0])} for s in shots]
+        pieces = [layout.system or "\n", *segment.examples(shown, "{asked}{answer}"), _asked(asked, layout)]
+        steps.append(SessionPrompt(tuple(pieces), asked.answers, asked.kind, asked.question))
     return steps
 
 
