@@ -58,15 +58,9 @@ def bar_chart(
     """
     fig = go.Figure()
     for each in bars:
-        fig.add_bar(
-            orientation="h",
-            name=each.name,
-            y=list(each.rows),
-            x=list(each.values),
-            customdata=each.data,
-            hovertemplate=each.hover,
-            **{**each.more, "marker": {"color": each.colour, **each.more.get("marker", {})}},
-        )
+        marker = {"color": each.colour, **each.more.get("marker", {})}
+        values = {"y": list(each.rows), "x": list(each.values), "customdata": each.data, "hovertemplate": each.hover}
+        fig.add_bar(orientation="h", name=each.name, **values, **{**each.more, "marker": marker})
     for row, text, place in ends:
         fig.add_annotation(y=row, text=text, xanchor="left", showarrow=False, **place)
     fig.update_xaxes(**x)

@@ -29,20 +29,13 @@ def cost_series(
     """Make a line with the look of `mode`; `low` and `high` are the 5th and 95th percentile, `dots` draws rings only
     (published numbers), `thick` is the width of the line in px."""
     look = MODES[mode]
-    return Series(
-        name or look.name,
-        length,
-        value,
-        low,
-        high,
-        hover="<br>5 to 95%: %{customdata[0]:.3s} to %{customdata[1]:.3s}" if len(low) else "",
-        data=list(zip(low, high, strict=True)) if len(low) else None,
-        look=replace(look, symbol=look.symbol + ("-open" if dots else "")),
-        width=thick,
-        size=9 if dots else 5 + thick / 2,
-        edge=2 if dots else 0,
-        mode="markers" if dots else "lines+markers",
-    )
+    form: dict[str, Any] = {"size": 5 + thick / 2, "edge": 0, "look": look}
+    if dots:
+        form = {"size": 9, "edge": 2, "look": replace(look, symbol=f"{look.symbol}-open"), "mode": "markers"}
+    if len(low):
+        form["hover"] = "<br>5 to 95%: %{customdata[0]:.3s} to %{customdata[1]:.3s}"
+        form["data"] = list(zip(low, high, strict=True))
+    return Series(name or look.name, length, value, low, high, width=thick, **form)
 
 
 def cost_panel(label: str, series: Sequence[Series], unit: str) -> Panel:

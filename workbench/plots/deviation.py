@@ -23,6 +23,7 @@ from workbench.plots.masks import names
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, RED, SEQUENTIAL, Notes, finish, panel_titles
 
 Records = Sequence[Mapping[str, Any]]
+Gaps = Mapping[str, np.ndarray]  # name → squared deviations [T, L]
 PARTS = {  # field of `Repair` → title
     "context": "left in the context",
     "chosen": "left in the recomputed tokens",
@@ -32,17 +33,11 @@ FLOOR = 1e-4  # squared deviation that counts as none: rounding
 
 
 def deviation(
-    gaps: Mapping[str, np.ndarray],
-    tokens: Sequence[str],
-    block_of: np.ndarray,
-    *,
-    marked: Collection[int] = (),
-    **notes: Unpack[Notes],
+    gaps: Gaps, tokens: Sequence[str], block_of: np.ndarray, *, marked: Collection[int] = (), **notes: Unpack[Notes]
 ) -> go.Figure:
     """Draw squared deviations over tokens and layers, one panel each over one logarithmic colour scale.
 
-    `gaps` name → [T, L]; what deviates by less than rounding is left white. `tokens` and `block_of` are of the T
-    tokens; `marked` blocks get a star.
+    What deviates by less than rounding is left white. `block_of` is of the T tokens; `marked` blocks get a star.
     """
     shown = {name: np.where(gap > FLOOR, np.log10(np.maximum(gap, FLOOR)), np.nan).T for name, gap in gaps.items()}
     every = np.concatenate([z[~np.isnan(z)] for z in shown.values()])

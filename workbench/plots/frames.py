@@ -13,12 +13,7 @@ from workbench.plots.theme import Notes, finish, legend_over
 
 
 def frames(
-    records: Sequence[Mapping[str, Any]],
-    *,
-    columns: int,
-    rows: Sequence[str],
-    active: int = 0,
-    **notes: Unpack[Notes],
+    records: Sequence[Mapping[str, Any]], *, columns: int, rows: Sequence[str], active: int = 0, **notes: Unpack[Notes]
 ) -> go.Figure:
     """Draw a frame a record, as of `session_replay.follow`; the slider begins at record `active`.
 

@@ -20,8 +20,8 @@ from workbench.plots.roofline import Roofs, of_reports, of_requests, roofline
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, INK
 
-Record = Mapping[str, Any]
-Records = Sequence[Record]
+Row = Mapping[str, Any]
+Records = Sequence[Row]
 ByValue = Mapping[float, Stages]  # value of the threshold of a sparse method → stages
 Seconds = Mapping[str, Mapping[str, float]]  # method → stage → seconds
 NO_MODEL = "No report on a whole model on a GPU yet."
@@ -111,7 +111,7 @@ def operations_by_length(
     )
 
 
-def _beside_full(records: Records, by: str, full: Record) -> list[dict[str, Any]]:
+def _beside_full(records: Records, by: str, full: Row) -> list[dict[str, Any]]:
     """Return milliseconds of records {<by>, p5, p50, p95 (seconds)} with bands, and full attention as a level line."""
     level = [{**full, by: at} for at in (0, 1)]
     return [
@@ -121,7 +121,7 @@ def _beside_full(records: Records, by: str, full: Record) -> list[dict[str, Any]
     ]
 
 
-def cached_share(records: Records, full: Record, *, model: str, device: str) -> go.Figure:
+def cached_share(records: Records, full: Row, *, model: str, device: str) -> go.Figure:
     """Draw `ttft.by_cached_share` and the record of full attention on the same prompt, in time and in operations."""
     shares = sorted(records, key=lambda r: r["share"])
     cold, warm = shares[0], shares[-1]
@@ -143,7 +143,7 @@ def cached_share(records: Records, full: Record, *, model: str, device: str) -> 
 
 
 def recomputed_share(
-    records: Records, full: Record, reports: GpuReports, *, ratio: float, model: str, device: str
+    records: Records, full: Row, reports: GpuReports, *, ratio: float, model: str, device: str
 ) -> go.Figure:
     """Draw time against the recomputed share (`ttft.by_ratio`), and on a GPU that of the attention operator.
 
@@ -184,15 +184,7 @@ def _colours(records: Records) -> dict[str, str]:
 
 
 def density(
-    dense: Stages,
-    sparse: ByValue,
-    full: Record,
-    reports: GpuReports,
-    *,
-    spec: str,
-    repeats: int,
-    model: str,
-    device: str,
+    dense: Stages, sparse: ByValue, full: Row, reports: GpuReports, *, spec: str, repeats: int, model: str, device: str
 ) -> go.Figure:
     """Draw time against the share of the pairs that is attended to; on a GPU that of the attention operator.
 
@@ -250,7 +242,7 @@ def stages_here(
     )
 
 
-def stages_on_gpu(measured: Record) -> go.Figure | None:
+def stages_on_gpu(measured: Row) -> go.Figure | None:
     """Draw where the time goes on a GPU: `bench_reports.split`; None where it was not measured."""
     if not measured:
         return None

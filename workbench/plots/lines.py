@@ -94,6 +94,7 @@ def line_chart(
 def _line(series: Series, bars: bool) -> go.Scatter:
     colour = series.look.colour
     errors = interval(series.y, series.low, series.high, 1, 0) if bars and len(series.low) else {}
+    edge = {} if series.edge is None else {"width": series.edge}
     return go.Scatter(
         x=list(series.x),
         y=list(series.y),
@@ -102,12 +103,7 @@ def _line(series: Series, bars: bool) -> go.Scatter:
         legendgroup=series.name,
         mode=series.mode,
         line={"color": colour, "width": series.width, "dash": series.look.dash},
-        marker={
-            "color": colour,
-            "symbol": series.look.symbol,
-            "size": series.size,
-            "line": {} if series.edge is None else {"width": series.edge},
-        },
+        marker={"color": colour, "symbol": series.look.symbol, "size": series.size, "line": edge},
         customdata=series.data,
         hovertemplate=f"{series.hover}<extra>{series.name}</extra>",
     )

@@ -13,6 +13,7 @@ from workbench.plots.reduce import blocks
 from workbench.plots.theme import FAINT, INK, PAPER, Notes, Texts, finish, panel_titles
 from workbench.plots.tile_recall import RAMPS, SIDE, Cells, Span, axes, heatmap, image, legend, token_panels
 
+Panels = Mapping[str, Mapping[str, np.ndarray]]  # name → choice of the menu → `reduced`
 REDUCTIONS = {"mean": "share of tiles kept", "max": "any tile kept"}
 SCALE = [[0, PAPER], [0.5 / 255, PAPER], [0.5 / 255, FAINT], [1.5 / 255, FAINT], [1.5 / 255, RAMPS["kept"][0]]]
 SCALE += [[1, RAMPS["kept"][1]]]
@@ -32,15 +33,9 @@ def reduced(kept: np.ndarray, cells: int, how: str) -> np.ndarray:
 
 
 def overview(
-    panels: Mapping[str, Mapping[str, np.ndarray]],
-    span: Span,
-    *,
-    detail: Span | None = None,
-    columns: int = 3,
-    **notes: Unpack[Notes],
+    panels: Panels, span: Span, *, detail: Span | None = None, columns: int = 3, **notes: Unpack[Notes]
 ) -> go.Figure:
-    """Draw whole prompts side by side: `panels` name → choice of the menu ("head 0, share of tiles kept", …) →
-    `reduced`. `detail` is framed."""
+    """Draw whole prompts side by side; the menu picks "head 0, share of tiles kept", …; `detail` is framed."""
     choices: Sequence[str] = list(next(iter(panels.values())))
     columns = min(columns, len(panels))
     lines, side = ceil(len(panels) / columns), round(870 / max(2, columns)) - 12

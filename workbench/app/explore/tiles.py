@@ -69,9 +69,8 @@ def method_and_threshold(specs: Sequence[str]) -> tuple[Dropdown, SelectionSlide
 
 def method_of(model: PreTrainedModel | None, spec: str, value: float | None) -> Sparse:
     """Return the method at this value of its threshold, ready for the model where there is one."""
-    method = sparse.named(spec)
-    chosen_method = method if value is None else method.with_threshold(value)
-    return chosen_method if model is None else chosen_method.ready(model)
+    method = sparse.named(spec) if value is None else sparse.named(spec).with_threshold(value)
+    return method if model is None else method.ready(model)
 
 
 def tiles_explorer(
