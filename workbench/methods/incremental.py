@@ -90,14 +90,10 @@ def _compare(
     shifts: list[int | None] = []
     seen: set[Block] = set()
     for block, start, new in zip(prompt.context, prompt.starts, fresh, strict=False):
-        nearest = min((start - place for place in stood.get(block, ())), key=abs, default=None)
-        shifts.append(nearest)
-        if new and block not in seen:
-            statuses.append("encoded")
-        elif nearest is None:
-            statuses.append("recalled")
-        else:
-            statuses.append("moved" if nearest else "kept")
+        shift = min((start - place for place in stood.get(block, ())), key=abs, default=None)
+        shifts.append(shift)
+        known: ReuseStatus = "recalled" if shift is None else "moved" if shift else "kept"
+        statuses.append("encoded" if new and block not in seen else known)
         seen.add(block)
     return tuple(statuses), tuple(shifts)
 

@@ -5,14 +5,5 @@ from workbench.store.folder import FolderStore
 from workbench.store.keys import FORMAT_VERSION, fingerprint, key_of
 from workbench.store.memory import MemoryStore, Stats
 
-__all__ = [
-    "FORMAT_VERSION",
-    "FolderStore",
-    "MemoryStore",
-    "Stats",
-    "Store",
-    "collect",
-    "fetch",
-    "fingerprint",
-    "key_of",
-]
+__all__ = ["FORMAT_VERSION", "FolderStore", "MemoryStore", "Stats", "Store"]
+__all__ += ["collect", "fetch", "fingerprint", "key_of"]

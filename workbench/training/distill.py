@@ -33,8 +33,8 @@ class GateConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "block"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} is {getattr(self, name)}: it is 1 or more")
+            if (value := getattr(self, name)) < 1:
+                raise BadInput(f"{name} is {value}: it is 1 or more")
         if not self.lr > 0 or self.warmup < 0:
             raise BadInput(f"lr {self.lr} and warmup {self.warmup}: a rate above 0 and a number of steps")
 
@@ -75,17 +75,14 @@ def distill(
 def losses_of(model: PreTrainedModel, gate: Gate, prompts: Sequence[Tensor]) -> Tensor:
     """[L] distillation loss of every layer, mean over `prompts`."""
     layers = range(len(gate.query))
-    requests = []
-    for tokens in prompts:
-        plan = Plan(torch.arange(len(tokens)), return_queries=tuple(layers), num_layers=len(layers))
-        requests.append(PrefillRequest(tokens, plan, empty(model, len(tokens))))
+    plans = [Plan(torch.arange(len(p)), return_queries=tuple(layers), num_layers=len(layers)) for p in prompts]
+    requests = [PrefillRequest(p, plan, empty(model, len(p))) for p, plan in zip(prompts, plans, strict=True)]
     losses = []
     for request, output in zip(requests, prefill_many(model, requests), strict=True):
         rows = request.plan.rows.to(model.device)
         grid = Grid(rows, len(rows), gate.shape.block)
-        pairs = [(output.queries[layer], request.kv.keys[layer]) for layer in layers]
-        of_layers = [divergence(target(q, k, grid), gate(i, q, k, grid)) for i, (q, k) in enumerate(pairs)]
-        losses.append(torch.stack(of_layers))
+        pairs = enumerate((output.queries[layer], request.kv.keys[layer]) for layer in layers)
+        losses.append(torch.stack([divergence(target(q, k, grid), gate(i, q, k, grid)) for i, (q, k) in pairs]))
     return torch.stack(losses).mean(0)
 
 

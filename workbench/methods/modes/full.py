@@ -6,15 +6,12 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Prompt
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import empty
 from workbench.engine.chunked import check_chunk
-from workbench.engine.forward import PrefillRequest
-from workbench.methods import ReadyRequest
+from workbench.methods import PrefillRequest, Prompt, ReadyRequest, Store
 from workbench.methods.sparse import Sparse
-from workbench.store import Store
 
 
 @dataclass(frozen=True)

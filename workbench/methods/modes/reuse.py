@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import Positions, assemble
 from workbench.engine.chunked import check_chunk
-from workbench.engine.forward import PrefillRequest
-from workbench.methods import ReadyRequest
+from workbench.methods import PrefillRequest, Prompt, ReadyRequest
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.select import Select, check_budget

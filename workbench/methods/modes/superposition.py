@@ -16,8 +16,7 @@ from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.core.rope import rotate
 from workbench.engine.assembly import empty
-from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.methods import ReadyRequest
+from workbench.methods import PrefillRequest, ReadyRequest, prefill_many
 from workbench.models.spec import ModelSpec, attach
 from workbench.store import MemoryStore, Store, fetch
 

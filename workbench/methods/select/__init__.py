@@ -1,7 +1,8 @@
 """Which cached tokens to recompute: one selector a file, found by `names`.
 
 A selector scores the context tokens of a prompt; `choose` makes rows of scores. Scores are also how a selector limits
-itself: -inf is never chosen, and without a ratio all other tokens are.
+itself: -inf is never chosen, and without a ratio all other tokens are. A selector imports its types
+from here.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ from workbench.core.plan import Pass, Plan
 from workbench.engine.attention_maps import check_layers, check_softmax
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry
+from workbench.methods.registry import ruled, whole
 from workbench.models.spec import attach
 
+__all__ = ["KV", "Pass", "Prompt", "Select", "check_budget", "choose", "named", "names", "ruled", "whole"]
 PARTS = ("kv", "k", "v")
 
 
@@ -36,7 +39,7 @@ def softmax() -> Any:
 
 def part() -> Any:
     """Declare the option of what is compared: keys and values, keys or values."""
-    return registry.ruled("kv", f"allowed are {', '.join(PARTS)} (keys and values, keys, values)", PARTS.__contains__)
+    return ruled("kv", f"allowed are {', '.join(PARTS)} (keys and values, keys, values)", PARTS.__contains__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.core.blocks import Prompt
-from workbench.methods.select import Select
+from workbench.methods.select import Prompt, Select
 
 
 @dataclass(frozen=True)

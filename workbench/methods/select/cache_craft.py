@@ -10,11 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block, Prompt
-from workbench.core.kv import KV
-from workbench.core.plan import Pass
 from workbench.engine.attention_maps import Crossing, crossing, layers_of
-from workbench.methods.registry import ruled
-from workbench.methods.select import Select, context_pass, layers
+from workbench.methods.select import KV, Pass, Select, context_pass, layers, ruled
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.core.blocks import Prompt
-from workbench.methods.registry import whole
-from workbench.methods.select import Select
+from workbench.methods.select import Prompt, Select, whole
 
 
 @dataclass(frozen=True)

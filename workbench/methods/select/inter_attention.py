@@ -7,12 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Prompt
-from workbench.core.kv import KV
-from workbench.core.plan import Pass
 from workbench.engine.attention_maps import crossing, layers_of
-from workbench.methods.registry import ruled
-from workbench.methods.select import Select, context_pass, layers
+from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, layers, ruled
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Prompt
-from workbench.core.kv import KV
-from workbench.core.plan import Pass
-from workbench.methods.registry import whole
-from workbench.methods.select import Select, context_pass, exact, gap, part
+from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, exact, gap, part, whole
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Prompt
-from workbench.core.kv import KV
-from workbench.core.plan import Pass
 from workbench.engine.attention_maps import layers_of
-from workbench.methods.select import Select, context_pass, exact, gap, layers, part
+from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, exact, gap, layers, part
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Prompt
-from workbench.core.kv import KV
-from workbench.core.plan import Pass
 from workbench.engine.attention_maps import from_question, question_pass
-from workbench.methods.registry import ruled
-from workbench.methods.select import Select, layers, softmax
+from workbench.methods.select import KV, Pass, Prompt, Select, layers, ruled, softmax
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from workbench.core.blocks import Prompt
-from workbench.methods.registry import ruled
-from workbench.methods.select import Select
+from workbench.methods.select import Prompt, Select, ruled
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Which key tiles a query tile attends to: one method a file, found by `names`.
 
-The engine calls a method once per layer, `Plan(sparse=Bfla(...))`, and gets `Tiles`. Two rules hold for
-all of them: what no row can see is never kept, and every row keeps the tile that it stands in.
+The engine calls a method once per layer, `Plan(sparse=Bfla(...))`, and gets `Tiles`. Two rules hold for all of them:
+what no row can see is never kept, and every row keeps the tile that it stands in. A method imports its types from here.
 """
 
 from abc import ABC, abstractmethod

@@ -6,10 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
-from workbench.core.tiles import Tiles
-from workbench.methods.sparse import HERE, Sparse, count, named
+from workbench.methods.sparse import HERE, Grid, Site, Sparse, Tiles, count, named
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
-from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, count
+from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import block_scores, tile_selection
-from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
-from workbench.core.tile_selection import TileRule
-from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, count, fraction, fused
+from workbench.methods.sparse import Grid, Site, Sparse, TileRule, Tiles, count, fraction, fused
 
 
 @dataclass(frozen=True)

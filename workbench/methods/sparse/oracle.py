@@ -5,11 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from workbench.core import tile_grid as grids
-from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
 from workbench.core.tile_selection import smallest
-from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, count, fraction
+from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from workbench.core import tile_grid as grids
-from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
-from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, count, fraction
+from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
-from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, count, fraction
+from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,9 @@ from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
-from workbench.core.tiles import Tiles
 from workbench.methods import seer_gate
 from workbench.methods.seer_gate import Gate
-from workbench.methods.sparse import Sparse, count, fraction
+from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid, attention
-from workbench.core.tiles import Tiles
-from workbench.methods.sparse import Sparse, count
+from workbench.methods.sparse import Site, Sparse, Tiles, count
 
 
 @dataclass(frozen=True)

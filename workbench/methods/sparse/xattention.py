@@ -15,13 +15,11 @@ from workbench.core import tile_grid as grids
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.core.plan import Plan, Site
-from workbench.core.tile_grid import Grid
 from workbench.core.tile_selection import TileRule, smallest
-from workbench.core.tiles import Tiles
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
 from workbench.methods import seer_gate
-from workbench.methods.sparse import Sparse, check_count, check_divides, check_share, fused
+from workbench.methods.sparse import Grid, Sparse, Tiles, check_count, check_divides, check_share, fused
 
 
 @dataclass(frozen=True)

@@ -65,18 +65,15 @@ def train_model(
     seconds = spent + time.monotonic() - begin
     write_text(clock, f"{seconds}\n")
     if finished(config, progress):
-        checkpoint.save(out / "model", model, tokenizer, config, progress, _facts(model, seconds))
+        device = next(model.parameters()).device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+        size = sum(p.numel() for p in model.parameters())
+        facts = {"minutes": seconds / 60, "device": name, "parameters": size, "stages": len(STAGES)}
+        checkpoint.save(out / "model", model, tokenizer, config, progress, facts)
         typer.echo(f"trained in {seconds / 60:.1f} minutes: {out / 'model'}")
     else:
         where = f"step {progress.step:,}, stage {progress.stage} of {len(STAGES) - 1}"
         typer.echo(f"stopped at {where}: run again to go on")
-
-
-def _facts(model: torch.nn.Module, seconds: float) -> dict:
-    device = next(model.parameters()).device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-    size = sum(p.numel() for p in model.parameters())
-    return {"minutes": seconds / 60, "device": name, "parameters": size, "stages": len(STAGES)}
 
 
 def _postfix(row: dict) -> dict:

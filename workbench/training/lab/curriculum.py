@@ -69,20 +69,16 @@ def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: 
     low, high = stage.passages
     count = round(low * (high / low) ** rng.random())  # as many contexts of 1 to 2 passages as of 20 to 40
     rows = max(8, stage.batch * 8 // max(8, count))
-    texts: list[str] = []
-    flags: list[list[tuple[int, int]]] = []  # per row: (role, answer or -1) of every piece
-    kinds: list[str] = []
-    for _ in range(rows):
-        flags.append([])
-        for text, role, kind in _pieces(stage, World(rng, count, stage.style), count, layout):
-            texts.append(text)
-            flags[-1].append((role, len(kinds) if kind else -1))
-            kinds += [kind] if kind else []
+    pieces = [list(_pieces(stage, World(rng, count, stage.style), count, layout)) for _ in range(rows)]
+    texts = [text for row in pieces for text, _, _ in row]
     encoded = iter(tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))  # type: ignore[attr-defined]
+    kinds: list[str] = []
     columns = []  # per row: (token, role, answer) of every token
-    for row in flags:
+    for row in pieces:
         columns.append([(tokenizer.bos_token_id, REST, -1)])
-        for role, answer in row:
+        for _, role, kind in row:
+            answer = len(kinds) if kind else -1
+            kinds += [kind] if kind else []
             columns[-1] += [(token, role, answer) for token in next(encoded).ids]
     width = -(-max(map(len, columns)) // 64) * 64
     tokens, roles, answers = (torch.full((rows, width), fill) for fill in (tokenizer.pad_token_id, NOTHING, -1))
@@ -99,7 +95,7 @@ def _pieces(stage: Stage, world: World, count: int, layout: Layout) -> Iterator[
     for passage in passages_of(context):
         yield layout.passage.format(title=passage.title, text=passage.text), REST, ""
     subjects = {kind: about for kind, about in world.questions(context).items() if about and stage.kinds.get(kind)}
-    asked: set = set()  # nothing twice: an answer must come from the passages, not from an earlier answer
+    asked: set = set()  # no question twice: an answer must come from the passages, not from an earlier answer
     for _ in range(stage.questions if subjects else 0):
         kind = rng.choices(list(subjects), [stage.kinds[kind] for kind in subjects])[0]
         about = rng.choice(subjects[kind])

@@ -1,6 +1,6 @@
 """The quality of a lab model on held-out worlds, and what reuse does to it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,18 +35,14 @@ def evaluate(
     base = Trial(model, samples=samples, seed=seed, passages=10, device=device, timed=1, batch=64)
     where = device_name(loaded.model.device)
     by_name: dict[str, Any] = {"model": model, "samples": samples, "seed": seed, "device": where}
-    for name, trial in _trials(base):
+    trials = {f"full, {passages} passages": replace(base, passages=passages) for passages in LENGTHS}
+    trials["full reuse, 10 passages"] = replace(base, mode="block")
+    trials["naive positions, 10 passages"] = replace(base, mode="block", positions="naive")
+    for name, trial in trials.items():
         record = trial.run(loaded=loaded)
         by_name[name] = scores(record)
         report(f"{name}: exact match {record.em:.3f} over {record.n} questions")
     return by_name | {"recompute_all": recompute_all(loaded, seed), "versions": versions()}
-
-
-def _trials(base: Trial) -> Iterator[tuple[str, Trial]]:
-    for passages in LENGTHS:
-        yield f"full, {passages} passages", replace(base, passages=passages)
-    yield "full reuse, 10 passages", replace(base, mode="block")
-    yield "naive positions, 10 passages", replace(base, mode="block", positions="naive")
 
 
 def scores(record: Record) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from random import Random
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from workbench.data import segment
 from workbench.data.lab_world import World, passages_of
 from workbench.data.layouts import LAB, Layout
 
@@ -20,8 +21,7 @@ def _texts(worlds: int, layout: Layout) -> Iterator[str]:
         world = World(Random(f"lab tokenizer {index}"), 10)
         context = world.context(10)
         yield layout.system
-        for passage in passages_of(context):
-            yield layout.passage.format(title=passage.title, text=passage.text)
+        yield from segment.passages(passages_of(context), layout.passage)
         for kind, subjects in world.questions(context).items():
             for about in world.rng.sample(subjects, min(len(subjects), 8)):
                 question = world.ask(kind, about)

@@ -145,7 +145,7 @@ def _start(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, out: Path
 
 
 def _draw(seed: int, tokenizer: PreTrainedTokenizerBase, stages: tuple[Stage, ...], at: tuple[int, int]) -> Batch:
-    """Batch (stage, index)."""
+    """Draw batch (stage, index)."""
     return draw(stages[at[0]], Random(f"lab train {seed} {at[1]}"), tokenizer)
 
 

@@ -82,11 +82,8 @@ def _block_mask(packed: PackedExamples, window: int | None) -> BlockMask:
     return make(mask, None, None, length, length, device=packed.tokens.device, BLOCK_SIZE=TILE)
 
 
-MAKERS: Mapping[str, Callable[[PackedExamples, int | None], BlockMask | tuple[MaskBlock, ...]]] = {
-    "tiles": _block_mask,
-    "parts": _parts,
-    "dense": _dense,
-}
+MAKERS: Mapping[str, Callable[[PackedExamples, int | None], BlockMask | tuple[MaskBlock, ...]]]
+MAKERS = {"tiles": _block_mask, "parts": _parts, "dense": _dense}
 
 
 @cache
@@ -123,16 +120,10 @@ def attend(
     group = query.shape[1] // key.shape[1]
     q = query[0].unflatten(0, (-1, group))
     k, v = (x[0][:, None].expand(-1, group, -1, -1) for x in (key, value))  # heads of a GQA group share keys, no copies
-    outputs = [
-        scaled_dot_product_attention(q[:, :, x.rows], k[:, :, x.cols], v[:, :, x.cols], x.mask, scale=scaling)
-        for x in mask
-    ]
+    parts = ((q[:, :, x.rows], k[:, :, x.cols], v[:, :, x.cols], x.mask) for x in mask)
+    outputs = [scaled_dot_product_attention(*part, scale=scaling) for part in parts]
     return torch.cat(outputs, dim=2).flatten(0, 1).transpose(0, 1)[None].contiguous(), None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Return no mask: those of a packed sequence come with the call."""
-
-
 AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, _no_mask)
+AttentionMaskInterface.register(NAME, lambda *_, **__: None)  # masks of a packed sequence come with the call

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from transformers import PreTrainedTokenizerBase
 
@@ -43,15 +43,6 @@ class Example:
     def length(self) -> int:
         """Tokens of the longest prompt with its answer."""
         return sum(map(len, self.context)) + max(len(qa.question) + len(qa.answer) for qa in self.questions)
-
-
-class Source(Protocol):
-    """Examples without end."""
-
-    @property
-    def identity(self) -> str: ...  # of all that decides what example i is
-
-    def __getitem__(self, i: int) -> Example: ...
 
 
 @dataclass(frozen=True)
@@ -189,6 +180,9 @@ class Lab:
         return example(list(asked.values()), self.layout, self.tokenizer)
 
 
+Source = Files | Lab  # examples without end; `identity` names all that decides what example i is
+
+
 @dataclass(frozen=True)
 class Data:
     """What is trained on: `lab`, a shipped name or a file. The other settings are for `lab` alone.
@@ -210,8 +204,6 @@ class Data:
             return Lab(layout, tokenizer, limits, seed, **own)
         samples = data.load(self.name)
         if own:
-            raise BadInput(
-                "passages, questions, kinds, continued and shuffled are for data 'lab', which is drawn; "
-                f"{self.name} has its own"
-            )
+            names = "passages, questions, kinds, continued and shuffled"
+            raise BadInput(f"{names} are for data 'lab', which is drawn; {self.name} has its own")
         return Files(samples, layout, tokenizer, limits, seed)

@@ -5,8 +5,10 @@ before it in its own block, and a token of a question or answer sees the whole c
 over the same context stand behind each other; none sees another, and the positions of each continue the context's.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain, product
 
 import torch
 from torch import Tensor
@@ -45,25 +47,7 @@ class PackedExamples(TensorBatch):
         return sees
 
 
-@dataclass
-class _Columns:
-    """The columns of a packed sequence while it grows."""
-
-    tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    spans: list[tuple[int, int, bool]] = field(default_factory=list)  # (tokens, example, in_question) of every block
-    rows: list[int] = field(default_factory=list)
-    targets: list[int] = field(default_factory=list)
-    answers: list[int] = field(default_factory=list)
-    modes: list[int] = field(default_factory=list)
-
-    def add(self, tokens: Sequence[int], place: int, position: int, example: int, in_question: bool = False) -> None:
-        """Add a block, from `place` on in its example, with position ids from `position` on."""
-        self.tokens += tokens
-        self.places += range(place, place + len(tokens))
-        self.positions += range(position, position + len(tokens))
-        self.spans.append((len(tokens), example, in_question))
+Columns = defaultdict[str, list]  # of a packed sequence while it grows; "spans" has (tokens, example, in_question)
 
 
 def pack(examples: Sequence[Example], copies: Sequence[str], naive: bool = False, multiple: int = 1) -> PackedExamples:
@@ -72,37 +56,46 @@ def pack(examples: Sequence[Example], copies: Sequence[str], naive: bool = False
     naive     in block mode, position ids of every context block begin at 0
     multiple  the length is filled up as `padded` says; 1: not at all
     """
-    columns = _Columns()
-    pairs = [(example, mode) for example in examples for mode in copies]
-    for number, (example, mode) in enumerate(pairs):
+    columns = Columns(list)
+    for number, (example, mode) in enumerate(product(examples, copies)):
         _add(columns, example, number, mode == "block", naive)
-    if spare := padded(len(columns.tokens), multiple) - len(columns.tokens):
-        columns.add([0] * spare, 0, 0, -1)
-        columns.positions[-spare:] = columns.places[-spare:] = [0] * spare
-    lengths, owners, in_question = (torch.tensor(column) for column in zip(*columns.spans, strict=True))
-    lists = {name: torch.tensor(column) for name, column in vars(columns).items() if name != "spans"}
+    length = len(columns["tokens"])
+    if spare := padded(length, multiple) - length:
+        _add_block(columns, [0] * spare, 0, 0, -1)
+        columns["positions"][-spare:] = columns["places"][-spare:] = [0] * spare
+    lengths, owners, in_question = (torch.tensor(column) for column in zip(*columns.pop("spans"), strict=True))
     return PackedExamples(
-        **lists,
+        **{name: torch.tensor(column) for name, column in columns.items()},
         examples=owners.repeat_interleave(lengths),
         blocks=torch.arange(len(lengths)).repeat_interleave(lengths),
         in_question=in_question.repeat_interleave(lengths),
     )
 
 
-def _add(columns: _Columns, example: Example, number: int, block: bool, naive: bool) -> None:
+def _add(columns: Columns, example: Example, number: int, block: bool, naive: bool) -> None:
     """Add a copy of an example."""
-    whole = tuple(token for tokens in example.context for token in tokens)
+    whole = tuple(chain.from_iterable(example.context))
     place = 0
     for tokens in example.context if block else (whole,):
-        columns.add(tokens, place, 0 if naive else place, number)
+        _add_block(columns, tokens, place, 0 if naive else place, number)
         place += len(tokens)
     for qa in example.questions:
-        first = len(columns.tokens) + len(qa.question) - 1  # predicts the first token of the answer
-        columns.add((*qa.question, *qa.answer[:-1]), place, place, number, in_question=True)
-        columns.rows += range(first, first + len(qa.answer))
-        columns.targets += qa.answer
-        columns.answers += [len(columns.modes)] * len(qa.answer)
-        columns.modes.append(BLOCK if block else FULL)
+        first = len(columns["tokens"]) + len(qa.question) - 1  # predicts the first token of the answer
+        _add_block(columns, (*qa.question, *qa.answer[:-1]), place, place, number, in_question=True)
+        columns["rows"] += range(first, first + len(qa.answer))
+        columns["targets"] += qa.answer
+        columns["answers"] += [len(columns["modes"])] * len(qa.answer)
+        columns["modes"].append(BLOCK if block else FULL)
+
+
+def _add_block(
+    columns: Columns, tokens: Sequence[int], place: int, position: int, example: int, in_question: bool = False
+) -> None:
+    """Add a block, from `place` on in its example, with position ids from `position` on."""
+    columns["tokens"] += tokens
+    columns["places"] += range(place, place + len(tokens))
+    columns["positions"] += range(position, position + len(tokens))
+    columns["spans"].append((len(tokens), example, in_question))
 
 
 def padded(length: int, multiple: int) -> int:

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.models.spec import ModelSpec
 from workbench.store.keys import fingerprint
 from workbench.training.common import Tally, check_same, optimizers, saved_record
 from workbench.training.tuning.attention import NAME
@@ -38,7 +37,12 @@ def start(
     low = config.lora_rank and config.precision != "fp32" and accelerator.device.type == "cuda"
     loaded = models.load(model, "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32")
     bare, spec = loaded.model, loaded.spec
-    source = data.source(loaded.layout, loaded.tokenizer, _limits(config, bare, spec), config.seed)
+    if spec.context and config.max_length > spec.context:
+        raise BadInput(f"max_length is {config.max_length}: the model's context is {spec.context} tokens")
+    if dropout := getattr(bare.config, "attention_dropout", 0.0):
+        raise BadInput(f"the model has attention_dropout {dropout}: set it to 0 in its config.json")
+    limits = Limits(config.max_length, spec.window if "block" in config.copies else None)
+    source = data.source(loaded.layout, loaded.tokenizer, limits, config.seed)
     identity = {
         "recipe": asdict(config),
         "base": {"name": model, "fingerprint": fingerprint(bare)},
@@ -60,22 +64,13 @@ def _accelerator(device: str, config: TuneConfig, evaluation: Evaluation) -> Acc
         torch.cuda.set_device(place)
     accelerator = Accelerator(cpu=place.type == "cpu", mixed_precision="no")
     if accelerator.distributed_type == DistributedType.FSDP:
-        for unfit, reason in (
-            (config.optimizer == "muon", "optimizer 'muon' needs whole matrices: use adamw"),
-            (bool(config.lora_rank), "lora_rank cannot be merged from shards: launch with --multi_gpu"),
-            (bool(evaluation.every), "evaluate_every needs the whole model on one device: evaluate afterwards"),
-        ):
-            if unfit:
-                raise BadInput(f"under FSDP, {reason}")
+        if config.optimizer == "muon":
+            raise BadInput("under FSDP, optimizer 'muon' needs whole matrices: use adamw")
+        if config.lora_rank:
+            raise BadInput("under FSDP, lora_rank cannot be merged from shards: launch with --multi_gpu")
+        if evaluation.every:
+            raise BadInput("under FSDP, evaluate_every needs the whole model on one device: evaluate afterwards")
     return accelerator
-
-
-def _limits(config: TuneConfig, model: PreTrainedModel, spec: ModelSpec) -> Limits:
-    if spec.context and config.max_length > spec.context:
-        raise BadInput(f"max_length is {config.max_length}: the model's context is {spec.context} tokens")
-    if dropout := getattr(model.config, "attention_dropout", 0.0):
-        raise BadInput(f"the model has attention_dropout {dropout}: set it to 0 in its config.json")
-    return Limits(config.max_length, spec.window if "block" in config.copies else None)
 
 
 def _check_resumed(out: Path, identity: dict) -> None:
@@ -83,17 +78,14 @@ def _check_resumed(out: Path, identity: dict) -> None:
     saved = saved_record(out)
     if saved is None:
         return
-    if saved["base"]["fingerprint"] != identity["base"]["fingerprint"]:
-        raise BadInput(
-            f"{out} holds a run from another base model ({saved['base']['name']}, now {identity['base']['name']}); "
-            "choose another folder"
-        )
+    base, now = saved["base"], identity["base"]
+    if base["fingerprint"] != now["fingerprint"]:
+        names = f"({base['name']}, now {now['name']})"
+        raise BadInput(f"{out} holds a run from another base model {names}; choose another folder")
     check_same(out, identity["recipe"])
-    if saved["data"]["identity"] != identity["data"]["identity"]:
-        raise BadInput(
-            f"{out} holds a run on other data ({saved['data']['identity']}, now {identity['data']['identity']}); "
-            "choose another folder"
-        )
+    data, here = saved["data"]["identity"], identity["data"]["identity"]
+    if data != here:
+        raise BadInput(f"{out} holds a run on other data ({data}, now {here}); choose another folder")
     if saved["processes"] != identity["processes"]:
         raise BadInput(f"{out} holds a run of {saved['processes']} processes, now there are {identity['processes']}")
 
