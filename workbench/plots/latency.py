@@ -106,8 +106,7 @@ def operations_by_length(
         "of reuse is flat while reading the weights takes longest, then rises with the bytes of cached keys and "
         "values.",
         caption="Linear layers, output head on one row, scores and weighted values; a multiply-add is two operations; "
-        "the choice of what is recomputed left out. Rings: Block-Attention, table 3. Ceilings measured "
-        f"{measured}.",
+        f"the choice of what is recomputed left out. Rings: Block-Attention, table 3. Ceilings measured {measured}.",
     )
 
 

@@ -60,8 +60,7 @@ def demonstrations_quality(rows: Sequence[dict], *, about: str, device: str) -> 
         notice=f"Full attention answers {mean_em(rows, 'full'):.0%}, blocks {mean_em(rows, 'block'):.0%}. A "
         "demonstration needs no other one, so as blocks, which do not see each other, they should do as well.",
         caption=f"{about} (the number of demonstrations stands behind the comma). The question comes with a passage of "
-        "its own, or asks for another fact of a demonstration. Greedy decoding; bars are 95% intervals. "
-        f"{device}.",
+        f"its own, or asks for another fact of a demonstration. Greedy decoding; bars are 95% intervals. {device}.",
     )
 
 
@@ -140,8 +139,7 @@ def game_turnover(records: Records, *, repeats: int, device: str) -> go.Figure:
         f"attention takes {session['ttft_full_ms']:,.0f} ms.",
         caption=f"Median of {repeats} runs, what the frame changes encoded within it (first frame, full attention and "
         "all blocks again: one run). Prefix cache: counted, from the prompt before. Block-Attention, appendix A, "
-        "reports 2,800 ms and 100 ms for a game of over 300 blocks, in a setting it does not publish. "
-        f"{device}.",
+        f"reports 2,800 ms and 100 ms for a game of over 300 blocks, in a setting it does not publish. {device}.",
     )
 
 

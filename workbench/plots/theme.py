@@ -111,12 +111,8 @@ def finish(
     if fig.layout.legend.x is None:
         fig.update_layout(legend_x=(8 - left) / (WIDTH - left - right))  # in line with the title
     bottom = below + 15 * len(measured) + 16
-    fig.update_layout(
-        template=TEMPLATE,
-        width=WIDTH,
-        height=height + top + bottom,
-        margin={"t": top, "b": bottom, "l": left, "r": right},
-    )
+    margin = {"t": top, "b": bottom, "l": left, "r": right}
+    fig.update_layout(template=TEMPLATE, width=WIDTH, height=height + top + bottom, margin=margin)
     frame = {"x": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "xshift": 8 - left}
     for text, y, anchor, shift, size, colour in (
         (f"<b>{title}</b>", 1, "bottom", top - 32, 17, INK),

@@ -44,14 +44,10 @@ def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: in
             caption=f"Greedy; store of cached blocks: hit rate {store.stats.hit_rate:.0%}, "
             f"{store.stats.bytes / 2**20:.1f} MiB.",
         )
-        mass = {
-            "full": masked(model, view.prompt),
-            "block": reused(model, view.prompt, "re-encoded"),
-            "naive": reused(model, view.prompt, "naive"),
-        }
-        caption = f"{view.source}, {len(view.prompt)} tokens."
-        tokens = {name: of_method.tokens.numpy() for name, of_method in mass.items()}
-        return [answered, attention_of(tokens, view, layer, head, caption)]
+        mass = {"full": masked(model, view.prompt).tokens.numpy()}
+        for mode, positions in (("block", "re-encoded"), ("naive", "naive")):
+            mass[mode] = reused(model, view.prompt, positions).tokens.numpy()
+        return [answered, attention_of(mass, view, layer, head, f"{view.source}, {len(view.prompt)} tokens.")]
 
     return explorer([number_slider("question", samples), *layer_and_head(loaded)], draw)
 
