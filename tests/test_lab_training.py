@@ -14,6 +14,7 @@ from workbench import models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data.lab_world import Style
+from workbench.training.common import watched
 from workbench.training.lab import checkpoint, commands
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
@@ -201,3 +202,11 @@ def test_one_of_many_processes_writes_the_model(main, tokenizer, tmp_path, monke
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in out.iterdir()) == (["model", "seconds", "state"] if main else ["state"])
     assert ("trained in" in result.output) == main
+
+
+@pytest.mark.parametrize(("main", "steps"), [(True, [20, 40]), (False, [])])
+def test_without_a_bar_the_main_process_prints_a_line_every_so_many_steps(main, steps, capsys):
+    with watched(main, 20, dict) as show:
+        for step in (10, 20, 30, 40):
+            show({"step": step, "loss": 1.0})
+    assert [json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()] == steps

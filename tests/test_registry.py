@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.test_prepare import CORPUS
 from workbench.core.errors import BadInput
-from workbench.methods import prepare, registry
+from workbench.methods import prepare, registry, select
 
 WORD = st.from_regex(r"[a-z]{2,8}", fullmatch=True).filter(lambda word: word not in ("as", "in", "is", "if", "or"))
 VALUE = st.one_of(st.integers(-5, 99), st.booleans(), st.none(), st.text("ab c/.-", min_size=1, max_size=6))
@@ -42,3 +42,27 @@ def test_the_spec_of_a_policy_makes_it_again(spec):
 def test_what_is_no_spec_is_refused(spec):
     with pytest.raises(BadInput, match="is not understood"):
         registry.parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("first_k(k=0)", "k is 0: how many tokens at a block's start, 1 or more"),
+        ("first_k(system=-1)", "system is -1: how many blocks at the front are no passages, 0 or more"),
+        ("answer_guided(window=True)", "window is True: how many tokens at the question's end, 1 or more"),
+        ("answer_guided(softmax=row)", "softmax is 'row': within each 'block', or over the whole 'prompt'"),
+        ("answer_guided(layers=x)", "layers is 'x': it is last, all or layer numbers in brackets, as in (0, -1)"),
+        ("oracle(layers=x)", "layers is 'x': it is all, last or layer numbers in brackets, as in (0, -1)"),
+        ("oracle(part=x)", "part is 'x': allowed are kv, k, v (keys and values, keys, values)"),
+        ("query_guided(tokens=x)", "tokens is 'x': 'all' or 'last' of the question"),
+        ("inter_attention(side=x)", "side is 'x': 'pays' or 'receives'"),
+        ("kv_deviation(layer=1.5)", "layer is 1.5: it is a layer number, 0 or more"),
+        ("cache_craft(alpha=-1)", "alpha is -1: it is 0 or more"),
+        ("random(seed=x)", "seed is 'x': it is a whole number"),
+    ],
+)
+def test_an_option_that_is_not_allowed_is_refused_in_one_sentence(spec, message):
+    with pytest.raises(BadInput) as refusal:
+        select.named(spec)
+    assert str(refusal.value) == message
+    assert select.named("first_k").k is None
