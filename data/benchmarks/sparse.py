@@ -153,8 +153,10 @@ def packed(path: Path, table: pd.DataFrame) -> None:
     write_atomically(path, partial(table.to_parquet, compression="zstd"))
 
 
-def run(unit: WorkUnit, out: Path) -> str:
-    """Write the two tables of a unit."""
+def run(unit: WorkUnit, out: Path, end: float) -> str:
+    """Write the two tables of a unit, unless it is too late for it (a moment of the wall clock, s)."""
+    if time.time() >= end:
+        return f"{unit.name} left for the next run"
     lm = loaded(unit.device)
     methods = {each.spec: sparse.named(each.spec).ready(lm.model) for each in unit.settings}
     samples = questions(unit.data, unit.start + unit.count)[unit.start :]
@@ -191,14 +193,9 @@ def run_all(args: argparse.Namespace) -> None:
     print(f"{len(todo)} of {len(listed)} units to do, {len(todo[0].settings if todo else [])} settings", flush=True)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.processes, context, torch.set_num_threads, (1,)) as pool:
-        running = {pool.submit(timed, unit, args.out, end) for unit in todo}
+        running = {pool.submit(run, unit, args.out, end) for unit in todo}
         for count, future in enumerate(as_completed(running), 1):
             print(f"{count} of {len(todo)}: {future.result()}", flush=True)
-
-
-def timed(unit: WorkUnit, out: Path, end: float) -> str:
-    """Run a unit unless it is too late for it (a moment of the wall clock, s)."""
-    return run(unit, out) if time.time() < end else f"{unit.name} left for the next run"
 
 
 def collect(done: list[WorkUnit], out: Path) -> None:

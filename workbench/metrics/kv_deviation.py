@@ -106,7 +106,8 @@ def causes(model: PreTrainedModel, prompt: Prompt, cached: KVs, stored: torch.dt
 
 def _rounded(kv: KV, dtype: torch.dtype) -> KV:
     """This KV after a stay in a store of that dtype."""
-    return KV(*([x.to(dtype).to(x.dtype) for x in half] for half in (kv.keys, kv.values)), start=kv.start)
+    keys, values = ([x.to(dtype).to(x.dtype) for x in half] for half in (kv.keys, kv.values))
+    return KV(keys, values, kv.start)
 
 
 def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict], list[dict]]:

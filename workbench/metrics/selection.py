@@ -104,7 +104,5 @@ def places(values: Sequence[Tensor], prompts: Sequence[Prompt], name: str, bins:
     """
     offsets, ranks = by_offset(values, prompts, bins), by_block(values, prompts)
     middles = [(i + 0.5) / bins for i in range(bins)]
-    return [
-        *({"by": "offset", **record} for record in summary(offsets, name, middles)),
-        *({"by": "rank", **record} for record in summary(ranks, name, range(1, ranks.shape[1] + 1))),
-    ]
+    by_offsets = [{"by": "offset", **record} for record in summary(offsets, name, middles)]
+    return by_offsets + [{"by": "rank", **r} for r in summary(ranks, name, range(1, ranks.shape[1] + 1))]

@@ -101,9 +101,8 @@ def answered(
     right   answers that match those of `samples`; all three are None where no threshold keeps enough
     """
     records = search(loaded[0], prompts, {spec: sparse.named(spec) for spec in specs}, keep, chunk)
-    settings = {
-        r["method"]: sparse.named(r["method"]).with_threshold(r["value"]) for r in records if r["value"] is not None
-    }
+    values = {r["method"]: r["value"] for r in records if r["value"] is not None}
+    settings = {spec: sparse.named(spec).with_threshold(value) for spec, value in values.items()}
     settings["dense"] = sparse.named("dense")
     outcomes = [compare(loaded, prompt, settings, chunk, heads=False) for prompt in prompts]
     dense = {"method": "dense", "option": "", "value": None, "density": 1.0, "mass": 1.0}
