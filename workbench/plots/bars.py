@@ -73,10 +73,7 @@ EDGE = {"line": {"color": PAPER, "width": 1}}  # of bars that touch
 
 
 def breakdown(bars: Mapping[str, Mapping[str, float]], stages: Mapping[str, str], **texts: Unpack[Texts]) -> go.Figure:
-    """Draw where the time goes: a bar a method, a colour a stage.
-
-    `bars`: method → stage → seconds; `stages`: stage → its name, in the order in which they are drawn.
-    """
+    """Draw where the time goes: `bars` method → stage → seconds; `stages`: stage → its name, in the order drawn."""
     rows, totals = list(bars), {row: sum(seconds.values()) * 1e3 for row, seconds in bars.items()}
     longest = max(totals.values())
     drawn = []
@@ -146,10 +143,7 @@ def savings(records: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
 
 
 def count_pairs(rules: Mapping[str, MaskRule], prompt: Prompt, cached: Collection[str]) -> list[dict]:
-    """Count the pairs of every mask rule: records of `savings`.
-
-    Under the rules named in `cached` the passages come from a cache, so that a request computes the question only.
-    """
+    """Count pairs for `savings`; under the rules named in `cached` a request computes the question only."""
     length = len(prompt)
     records = []
     for name, rule in rules.items():
@@ -172,10 +166,7 @@ def request_savings(records: Sequence[dict], source: str) -> go.Figure:
 
 
 def reuse(records: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
-    """Draw where the tokens of the prompts came from, and the hit rate of the store.
-
-    `records`: {name, reused, encoded, question (tokens), hit_rate}, one per run.
-    """
+    """Draw where the tokens of prompts came from: {name, reused, encoded, question (tokens), hit_rate} of every run."""
     rows = [r["name"] for r in records]
     totals = [r["reused"] + r["encoded"] + r["question"] for r in records]
     drawn = []
@@ -204,10 +195,7 @@ def reuse(records: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
 
 
 def token_sources(records: Mapping[str, Record]) -> list[dict]:
-    """Return where the tokens of trials came from: records of `reuse`.
-
-    `records` has a trial named "block", whose computed tokens are the questions alone.
-    """
+    """Return records of `reuse`; the trial named "block" computes the tokens of the questions alone."""
     question = records["block"].rows_computed
     return [
         {

@@ -199,10 +199,7 @@ def _traces(outcomes: Mapping[str, RatioOutcome], methods: Sequence[str], count:
 
 
 def agreement(matrices: Mapping[str, np.ndarray], names: Sequence[str], **texts: Unpack[Texts]) -> go.Figure:
-    """Draw how far methods choose the same tokens: a matrix with its numbers.
-
-    `matrices` measure → [M, M] shares from 0 to 1 of the methods `names`; a menu picks the measure.
-    """
+    """Draw how far methods choose the same tokens: measure → [M, M] shares from 0 to 1; a menu picks the measure."""
     fig = go.Figure()
     columns = [name.replace(" (", "<br>(").replace(": ", "<br>") for name in names]
     for i, matrix in enumerate(matrices.values()):

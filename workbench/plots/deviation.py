@@ -199,10 +199,7 @@ def concentration_curves(curves: Mapping[str, Tensor], *, ratio: float, about: s
 
 
 def where_it_sits(records: Records, mean: Mapping[str, float], *, layer: int, prompts: int, about: str) -> go.Figure:
-    """Draw where the tokens of one layer deviate: `records` as of `selection.places` by preparation.
-
-    `mean` is the mean deviation of the documents by preparation.
-    """
+    """Draw `selection.places` of one layer by preparation; `mean`: preparation → mean deviation of the documents."""
     by = {kind: [r for r in records if r["by"] == kind] for kind in ("offset", "rank")}
     first, *rest = (r["mean"] for r in by["offset"] if r["name"] == "after_system")
     ranks = {name: [r["mean"] for r in by["rank"] if r["name"] == name] for name in mean}

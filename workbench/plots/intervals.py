@@ -66,10 +66,7 @@ def forest(
 
 
 def quality(records: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
-    """Draw answer quality by kind of question, a mark a mode.
-
-    `records`: {mode, kind, n, em, em_low, em_high, f1, f1_low, f1_high}; a menu switches between the two scores.
-    """
+    """Draw scores by kind: {mode, kind, n, em, em_low, em_high, f1, f1_low, f1_high}; a menu picks the score."""
     counts = {r["kind"]: r["n"] for r in records}
     kinds = sorted(counts, key=lambda kind: KINDS.index(kind) if kind in KINDS else len(KINDS))
     modes = list(dict.fromkeys(r["mode"] for r in records))

@@ -210,10 +210,7 @@ def _axis(title: str, percent: bool) -> dict[str, Any]:
 
 
 def steps(records: Sequence[dict], **texts: Unpack[Texts]) -> go.Figure:
-    """Draw the accuracy while a model is trained, a line a mode with 95% bands (Block-Attention, figure 4).
-
-    `records`: {mode, step, n, em, em_low, em_high}.
-    """
+    """Draw accuracy in training (Block-Attention, figure 4): `records` {mode, step, n, em, em_low, em_high}."""
     interval_text = "95% interval %{customdata[1]:.1%} to %{customdata[2]:.1%}, n = %{customdata[0]:,}"
     lines = []
     for mode in dict.fromkeys(r["mode"] for r in records):
@@ -228,10 +225,7 @@ def steps(records: Sequence[dict], **texts: Unpack[Texts]) -> go.Figure:
 
 
 def turnover(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[Texts]) -> go.Figure:
-    """Draw what every prompt of a session takes: tokens that go through the model, and time to the first token.
-
-    `records` as of `session_replay.follow`, `unit` what they are (frame, turn).
-    """
+    """Draw tokens and time of every prompt: `records` of `session_replay.follow`, `unit` what they are (a turn)."""
     ticks = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
     values = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
     panels = []
@@ -250,10 +244,7 @@ def turnover(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack
 
 
 def rounding(records: Sequence[dict], explained: Mapping[str, str], *, caption: str, notice: str) -> go.Figure:
-    """Draw the rounding error of moved keys by scheme and distance.
-
-    `records`: {scheme, distance (tokens), error (relative L2)}; `explained`: scheme → one line for the hover.
-    """
+    """Draw `records` {scheme, distance (tokens), error (relative L2)}; `explained`: scheme → a line for the hover."""
     fig = go.Figure()
     for scheme, look in SCHEMES.items():
         taken = [r for r in records if r["scheme"] == scheme]

@@ -35,10 +35,7 @@ Panel = MaskPanel  # its name in earlier versions
 def masks(
     panels: Sequence[MaskPanel], tokens: Sequence[str], block_of: np.ndarray, **notes: Unpack[Notes]
 ) -> go.Figure:
-    """Draw attention masks side by side: who sees whom, coloured by the block that is looked at.
-
-    `tokens` [N] text of each cell, `block_of` [N] its block; the last block is the question.
-    """
+    """Draw masks side by side; `tokens` [N] text of each cell, `block_of` [N] its block (the last: the question)."""
     lines = ceil(len(panels) / COLUMNS)
     titles = [panel.name for panel in panels]
     spacing = {"horizontal_spacing": GAP, "vertical_spacing": 0.085 if lines > 1 else 0}

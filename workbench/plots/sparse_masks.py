@@ -1,9 +1,11 @@
 """Sparse choices on one prompt, from choices to figures and what they show; see notebooks/09_sparse_masks.ipynb."""
 
 from collections.abc import Mapping, Sequence, Sized
+from itertools import product
 from math import nan
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from torch import Tensor
 
@@ -61,10 +63,7 @@ def unfitted(specs: Mapping[str, str]) -> dict[str, Sparse]:
 def kept_maps(
     choices: Choices, best: Mapping[int, Chosen], *, share: float, layer: int, head: int, caption: str
 ) -> go.Figure:
-    """Draw the tiles that every method keeps over true attention, beside the fewest that hold `share` of it (`best`).
-
-    `layer` and `head` are shown first.
-    """
+    """Draw the tiles that methods keep over true attention, beside the fewest that hold `share` of it (`best`)."""
     layers, heads = some(list(best), layer), some(range(len(best[layer].mass)), head)
     panels = {f"needed for {share:.0%} of the attention": best, **choices}
     now = {name: by_layer[layer] for name, by_layer in choices.items()}
@@ -212,14 +211,11 @@ def long_overview(
 ) -> go.Figure:
     """Draw the choices for a prompt of `length` tokens, at most `cells` a side; `states` says whose attention it is."""
     slowest = _largest({name: choice.seconds for name, choice in choices.items()})
-    panels = {
-        name: {
-            f"head {head}: {REDUCTIONS[how]}": reduced(choice.tiles.kept[head].cpu().numpy(), cells, how)
-            for head in (1, 0)
-            for how in REDUCTIONS
-        }
-        for name, choice in choices.items()
-    }
+    panels: dict[str, dict[str, np.ndarray]] = {name: {} for name in choices}
+    for name, choice in choices.items():
+        for head, how in product((1, 0), REDUCTIONS):
+            kept = choice.tiles.kept[head].cpu().numpy()
+            panels[name][f"head {head}: {REDUCTIONS[how]}"] = reduced(kept, cells, how)
     return overview(
         panels,
         _whole(range(length)),
