@@ -126,7 +126,9 @@ def card(folder: Path, heading: str, status: str, seconds: float, message: str, 
     shown = [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:8]
     rows = "".join(f"<tr><td>{html.escape(key)}</td><td>{html.escape(_short(value))}</td></tr>" for key, value in shown)
     files = sorted(path for path in folder.iterdir() if path.suffix in (".html", ".ipynb", ".json", ".parquet"))
-    links = "".join(f'<a href="{_address(path)}">{html.escape(_kind(path))}</a>' for path in files)
+    kinds = {".html": "page", ".ipynb": "notebook"}
+    named = ((_address(path), html.escape(kinds.get(path.suffix, path.name))) for path in files)
+    links = "".join(f'<a href="{address}">{kind}</a>' for address, kind in named)
     page, picture = folder / f"{folder.name}.html", next(folder.glob("thumbnail.*"), None)
     return CARD.format(
         page=_address(page if page.exists() else folder / f"{folder.name}.ipynb"),
@@ -147,10 +149,6 @@ def index_page(summary: str, cards: list[str]) -> str:
 
 def _address(path: Path) -> str:
     return html.escape(os.path.join(path.parent.name, path.name))
-
-
-def _kind(path: Path) -> str:
-    return {".html": "page", ".ipynb": "notebook"}.get(path.suffix, path.name)
 
 
 def _short(value: float) -> str:

@@ -45,9 +45,8 @@ def load(
     if name in names():
         name_or_path = assets.corpus_path(name.removesuffix("-sample"))
     elif not Path(name).is_file() and not name.endswith(files.ENDINGS):
-        raise BadInput(
-            f"unknown data {name!r}: allowed are {', '.join(names())} or a file ({', '.join(files.ENDINGS)})"
-        )
+        known, endings = ", ".join(names()), ", ".join(files.ENDINGS)
+        raise BadInput(f"unknown data {name!r}: allowed are {known} or a file ({endings})")
     read = files.read(name_or_path)
     if samples is not None and samples < len(read):
         read = [read[i] for i in sorted(Random(f"draw {seed}").sample(range(len(read)), samples))]

@@ -58,9 +58,8 @@ def supported(sample: Sample) -> tuple[str, ...]:
             things = [s.object for s in told if s.relation == asked and s.subject == name]
             answers += [alias for thing in things for alias in _names(thing, told)]
     if not readings:
-        raise BadInput(
-            f"the lab corpus does not ask {sample.question!r}: only its own questions can be checked exactly"
-        )
+        about = "only its own questions can be checked exactly"
+        raise BadInput(f"the lab corpus does not ask {sample.question!r}: {about}")
     return tuple(dict.fromkeys(answers))
 
 

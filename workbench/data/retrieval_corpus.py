@@ -67,9 +67,8 @@ def _faiss(vectors: np.ndarray, k: int) -> np.ndarray:
     try:
         import faiss  # heavy, and only needed here
     except ImportError:
-        raise BadInput(
-            "search 'faiss' needs the package faiss-cpu: pip install faiss-cpu, or choose search 'exact'"
-        ) from None
+        remedy = "pip install faiss-cpu, or choose search 'exact'"
+        raise BadInput(f"search 'faiss' needs the package faiss-cpu: {remedy}") from None
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
     return index.search(vectors, k)[1]
