@@ -11,6 +11,7 @@ from torch import Tensor
 from workbench.core.tile_selection import TileRule
 from workbench.kernels._triton import jit, tl, triton
 
+INT64_MAX = tl.constexpr(2**63 - 1)
 COLUMNS = 1 << 13  # most blocks of a row that the kernel takes, times the heads of a group
 
 
@@ -65,7 +66,7 @@ def _near(rows, at, end, first, last, column, count, TILE: tl.constexpr, HALVING
             before = tl.load(rows + middle, mask=low < high, other=0) < column * TILE
             high = tl.where((low < high) & ~before, middle, high)
             low = tl.where((low < high) & before, middle + 1, low)
-        row = tl.load(rows + low, mask=low < end, other=9223372036854775807)
+        row = tl.load(rows + low, mask=low < end, other=INT64_MAX)
         found = row < (column + count + 1).to(tl.int64) * TILE
     return found
 
@@ -90,10 +91,10 @@ def _keep(
     seen = (h < GROUP)[:, None] & (visible & (j < blocks))[None, :]
     at = weights + (head[:, None] * first_blocks + coarse) * blocks + j[None, :]
     x = tl.load(at, mask=seen, other=float("-inf") if LOGITS else 0.0)
-    top = tl.max(x, 1)
+    largest = tl.max(x, 1)
     if LOGITS:
-        x = tl.where(seen, tl.exp(x - tl.where(top == float("-inf"), 0.0, top)[:, None]), 0.0)
-        top = tl.where(top == float("-inf"), 0.0, 1.0)
+        x = tl.where(seen, tl.exp(x - tl.where(largest == float("-inf"), 0.0, largest)[:, None]), 0.0)
+        largest = tl.where(largest == float("-inf"), 0.0, 1.0)
     if MASS:
         forced = seen & False
         if FIRST:
@@ -102,7 +103,7 @@ def _keep(
         share = tl.load(shares + (group * GROUP + h), mask=h < GROUP, other=0.0)
         taken = _fewest(x, seen, forced, share, BITS) & seen
     else:
-        taken = seen & (x >= part * top[:, None])
+        taken = seen & (x >= part * largest[:, None])
     chosen = tl.max(taken.to(tl.int32), 0)
     column = j[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
     for w in range(0, WIDE):
@@ -125,7 +126,7 @@ def _keep(
 
 
 def carry_out(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int, logits: bool) -> Tensor:
-    """[B, Hq, I, J] bool: `keeping.kept` of fp32 weights [B, Hq, I', J'] of rows [B, R], request by request."""
+    """[B, Hq, I, J] bool: `tile_selection.kept` of fp32 weights [B, Hq, I', J'] of rows [B, R], request by request."""
     batch, heads, coarse, blocks = weights.shape
     count = rows.shape[1]
     tiles, columns = -(-count // rule.tile), -(-length // rule.tile)

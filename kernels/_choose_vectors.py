@@ -3,7 +3,6 @@ tokens · D channels, the last one padded with zeros. BFLA's flattened groups an
 reverse) are such products; they are read where the tokens lie, and a tile of them never leaves the registers whole.
 """
 
-import torch
 from torch import Tensor
 
 from workbench.kernels._common import Config
@@ -45,18 +44,26 @@ def _strides(x: Tensor) -> list[int]:
     return [16 if size == 1 else step for size, step in zip(x.shape[:3], x.stride()[:3], strict=True)]
 
 
-def precision(x: Tensor) -> str:
-    return "ieee" if x.dtype == torch.float32 else "tf32"
-
-
 @jit
 def products(
-    q, keys, q_tiles, key_tiles, request, head, kv_head, first, first_key, count, length,
-    q_batch, q_head, q_token, key_batch, key_head, key_token,
-    TOKENS: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """[BLOCK_M, BLOCK_N] fp32: query vectors from `first` on times key vectors from `first_key` on."""
+    request,
+    queries,
+    their_keys,
+    TOKENS: tl.constexpr,
+    REVERSED: tl.constexpr,
+    D: tl.constexpr,
+    STEP: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """[BLOCK_M, BLOCK_N] fp32: products of query vectors and key vectors of a request.
+
+    Each side is (pointer, descriptor, head, first vector, tokens, strides of batch, head and token).
+    """
+    q, q_tiles, head, first, count, q_batch, q_head, q_token = queries
+    keys, key_tiles, kv_head, first_key, length, key_batch, key_head, key_token = their_keys
+    PRECISION: tl.constexpr = "ieee" if q.dtype.element_ty == tl.float32 else "tf32"
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     steps = TOKENS * (D // STEP)
     at_once = 0

@@ -134,9 +134,16 @@ def case(
 
 
 @jit
-def _query(queries, shift, inv_freq, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr, REROTATE: tl.constexpr,
-):  # fmt: skip
+def _query(
+    queries,
+    shift,
+    inv_freq,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    REROTATE: tl.constexpr,
+):
     """[M, DP] queries; with REROTATE, rotated back by `shift` positions."""
     q, row, head, token_stride, head_stride, valid = queries
     col = tl.arange(0, DP)
@@ -152,10 +159,25 @@ def _query(queries, shift, inv_freq, D: tl.constexpr, DP: tl.constexpr, HALF: tl
 
 @jit
 def _span(
-    state, begin, end, queries, at_row, kv, page_list, inv_freq, scale,
-    MASKED: tl.constexpr, PARTIAL_PAGES: tl.constexpr, ROTATE: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
-):  # fmt: skip
+    state,
+    begin,
+    end,
+    queries,
+    at_row,
+    kv,
+    page_list,
+    inv_freq,
+    scale,
+    MASKED: tl.constexpr,
+    PARTIAL_PAGES: tl.constexpr,
+    ROTATE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
     """Key tiles `begin` to `end`. PARTIAL_PAGES: some of their slots are at INVALID_POS."""
     acc, m_i, l_i, x, rotated = state  # queries x are rotated back by `rotated` positions
     keys, values, key_token, value_token = kv
@@ -225,13 +247,45 @@ def _attend(
     x = _query(queries, 0, inv_freq, D, DP, HALF, INTERLEAVED, False)
     acc, m_i, l_i = empty_state(BLOCK_M, DP)
     state = _span(
-        (acc, m_i, l_i, x, 0), begin, middle, queries, at_row, kv, page_list, inv_freq, scale,
-        False, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED,
-    )  # fmt: skip
+        (acc, m_i, l_i, x, 0),
+        begin,
+        middle,
+        queries,
+        at_row,
+        kv,
+        page_list,
+        inv_freq,
+        scale,
+        False,
+        PARTIAL_PAGES,
+        ROTATE,
+        PAGE,
+        BLOCK_N,
+        D,
+        DP,
+        HALF,
+        INTERLEAVED,
+    )
     acc, m_i, l_i, _, _ = _span(
-        state, middle, end, queries, at_row, kv, page_list, inv_freq, scale,
-        True, PARTIAL_PAGES, ROTATE, PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED,
-    )  # fmt: skip
+        state,
+        middle,
+        end,
+        queries,
+        at_row,
+        kv,
+        page_list,
+        inv_freq,
+        scale,
+        True,
+        PARTIAL_PAGES,
+        ROTATE,
+        PAGE,
+        BLOCK_N,
+        D,
+        DP,
+        HALF,
+        INTERLEAVED,
+    )
     some = valid & (l_i > 0)
     result = tl.where(some[:, None], acc / tl.where(some, l_i, 1.0)[:, None], 0.0)
     col = tl.arange(0, DP)
@@ -262,9 +316,19 @@ def part_sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr
 
 @jit
 def _merge(
-    parts, lse, out, heads, count, splits, out_batch, out_head, out_token,
-    SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-):  # fmt: skip
+    parts,
+    lse,
+    out,
+    heads,
+    count,
+    splits,
+    out_batch,
+    out_head,
+    out_token,
+    SPLITS: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+):
     """One row: parts [SPLITS, D] weighted by their share of the softmax."""
     place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
@@ -343,9 +407,17 @@ def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
     """Parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] into `out` [B, Hq, R, D]."""
     batch, heads, count, splits, width = parts.shape
     _merge[(batch * heads * count,)](
-        parts, lse, out, heads, count, splits, *out.stride()[:3],
-        SPLITS=triton.next_power_of_2(splits), D=width, DP=triton.next_power_of_2(width),
-    )  # fmt: skip
+        parts,
+        lse,
+        out,
+        heads,
+        count,
+        splits,
+        *out.stride()[:3],
+        SPLITS=triton.next_power_of_2(splits),
+        D=width,
+        DP=triton.next_power_of_2(width),
+    )
 
 
 def parts_for(config: Config, q: Tensor, heads: int, pages: Paged, resident: int) -> int:

@@ -23,9 +23,8 @@ def _count(kept, counts, groups, tiles, columns, batch_step, group_step, tile_st
 
 @jit
 def _write(
-    kept, indptr, indices, groups, tiles, columns, batch_step, group_step, tile_step, first, share,
-    CHUNK: tl.constexpr,
-):  # fmt: skip
+    kept, indptr, indices, groups, tiles, columns, batch_step, group_step, tile_step, first, share, CHUNK: tl.constexpr
+):
     n = tl.program_id(0)
     batch, group, tile = n // (groups * tiles), n // tiles % groups, n % tiles
     kept += batch.to(tl.int64) * batch_step + group.to(tl.int64) * group_step + tile.to(tl.int64) * tile_step
@@ -51,7 +50,5 @@ def launch(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor
     _count[(lists,)](raw, counts, groups, tiles, columns, *steps, CHUNK=chunk, num_warps=warps)
     indptr = counts.cumsum(0, dtype=torch.int32)
     indices = torch.empty(lists * columns + 1, dtype=torch.int32, device=kept.device)
-    _write[(lists,)](
-        raw, indptr, indices, groups, tiles, columns, *steps, first, share, CHUNK=chunk, num_warps=warps
-    )  # fmt: skip
+    _write[(lists,)](raw, indptr, indices, groups, tiles, columns, *steps, first, share, CHUNK=chunk, num_warps=warps)
     return indptr, indices

@@ -97,10 +97,21 @@ def _dense(
 
 @jit
 def _span(
-    state, begin, end, rows, tile_list, kv, scale,
-    MASKED: tl.constexpr, LISTED: tl.constexpr, DESCRIPTORS: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-):  # fmt: skip
+    state,
+    begin,
+    end,
+    rows,
+    tile_list,
+    kv,
+    scale,
+    MASKED: tl.constexpr,
+    LISTED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+):
     """Steps `begin` to `end`, each BLOCK_N keys of a listed tile."""
     acc, m_i, l_i = state
     x, at_row, highest = rows
@@ -172,13 +183,10 @@ def _attend(
     key_at, value_at = request * key_batch + kv_head * key_head, request * value_batch + kv_head * value_head
     key_row, value_row = (key_at // key_token).to(tl.int32), (value_at // value_token).to(tl.int32)
     rows, tile_list = (x, at_row, highest), (list_at, tile_base)
-    kv = (
-        keys + key_at, values + value_at, key_tiles, value_tiles, key_row, value_row, key_token, value_token,
-    )  # fmt: skip
+    kv = (keys + key_at, values + value_at, key_tiles, value_tiles, key_row, value_row, key_token, value_token)
     state = _span(
-        empty_state(BLOCK_M, DP), 0, clear, rows, tile_list, kv, scale,
-        False, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP,
-    )  # fmt: skip
+        empty_state(BLOCK_M, DP), 0, clear, rows, tile_list, kv, scale, False, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP
+    )
     acc, _, l_i = _span(
         state, clear, tiles, rows, tile_list, kv, scale, True, LISTED, DESCRIPTORS, SIZE, BLOCK_N, D, DP
     )

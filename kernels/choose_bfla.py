@@ -5,7 +5,7 @@
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Heads of a
 GQA group choose together. A block scores the largest product of any two vectors of `flat` tokens of it and another's
-(`workbench.core.block_scores.bfla`), and the rule says what is kept (`workbench.core.tile_selection.Rule`).
+(`workbench.core.block_scores.bfla`), and the rule says what is kept (`workbench.core.tile_selection.TileRule`).
 
 Only one fp32 score for each pair of blocks is written: products of flattened groups are a matrix product whose tiles
 are reduced to the largest of each pair before they leave the registers. Tiles that no row sees are not computed.
@@ -38,8 +38,8 @@ def configure(dtype: torch.dtype) -> Config:
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int) -> Tensor:
     """Scores in fp32."""
     length, group = keys.shape[2], q.shape[1] // keys.shape[1]
-    made = (block_scores.bfla(*one, rule.block, flat) for one in zip(q, keys, strict=True))
-    return torch.stack([kept(*one, length, rule, group, True) for one in zip(made, rows, strict=True)])
+    scores = (block_scores.bfla(*one, rule.block, flat) for one in zip(q, keys, strict=True))
+    return torch.stack([kept(*one, length, rule, group, True) for one in zip(scores, rows, strict=True)])
 
 
 @jit
@@ -47,21 +47,19 @@ def _score(
     q, keys, q_tiles, key_tiles, score, rows, count, length, row_blocks, key_blocks, scale, key_programs,
     q_batch, q_head, q_token, key_batch, key_head, key_token,
     GROUP: tl.constexpr, FLAT: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     head, request = tl.program_id(1), tl.program_id(2)
     tile, tile_n = tl.program_id(0) // key_programs, tl.program_id(0) % key_programs
     end = tl.minimum((tile + 1) * BLOCK_M * FLAT, count)
     last = tl.load(rows + request.to(tl.int64) * count + end - 1)
-    if tile_n * BLOCK_N * FLAT <= last:  # else no row sees any of it, and nobody reads the scores
-        made = products(
-            q, keys, q_tiles, key_tiles, request, head, head // GROUP, tile * BLOCK_M, tile_n * BLOCK_N,
-            count, length, q_batch, q_head, q_token, key_batch, key_head, key_token,
-            FLAT, False, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N, PRECISION,
-        )  # fmt: skip
+    if tile_n * BLOCK_N * FLAT <= last:  # else no row sees any of it, and no kernel reads the scores
+        queries = (q, q_tiles, head, tile * BLOCK_M, count, q_batch, q_head, q_token)
+        their_keys = (keys, key_tiles, head // GROUP, tile_n * BLOCK_N, length, key_batch, key_head, key_token)
+        logits = products(request, queries, their_keys, FLAT, False, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N)
         M: tl.constexpr = BLOCK_M // GROUPS
         N: tl.constexpr = BLOCK_N // GROUPS
-        best = tl.max(tl.max(tl.reshape(made, [M, GROUPS, N, GROUPS]), 3), 1) * scale
+        best = tl.max(tl.max(tl.reshape(logits, [M, GROUPS, N, GROUPS]), 3), 1) * scale
         i, j = tile * M + tl.arange(0, M), tile_n * N + tl.arange(0, N)
         one = (request * tl.num_programs(1) + head).to(tl.int64) * row_blocks + i
         inside = (i < row_blocks)[:, None] & (j < key_blocks)[None, :]
@@ -79,12 +77,12 @@ def launch(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, flat: int, *, 
     """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
     need_triton("choose_bfla")
     config = config or configure(q.dtype)
-    made = _launch(config, rows_first(q), rows_first(keys), rows.contiguous(), rule.block, flat)
-    return carry_out(made, rows, keys.shape[2], rule, q.shape[1] // keys.shape[1], logits=True)
+    scores = _launch(config, rows_first(q), rows_first(keys), rows.contiguous(), rule.block, flat)
+    return carry_out(scores, rows, keys.shape[2], rule, q.shape[1] // keys.shape[1], logits=True)
 
 
 def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, flat: int) -> Tensor:
-    """[B, Hq, Lq, Lkv] fp32: `scores.bfla`, unwritten where no row sees the block."""
+    """[B, Hq, Lq, Lkv] fp32: `block_scores.bfla`, unwritten where no row sees the block."""
     batch, heads, count, width = q.shape
     length, groups, channels = keys.shape[2], block // flat, _choose_vectors.step(q)
     row_blocks, key_blocks = -(-count // block), -(-length // block)
@@ -99,19 +97,21 @@ def _launch(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, f
         score, rows, count, length, row_blocks, key_blocks, width**-0.5, key_programs,
         *q.stride()[:3], *keys.stride()[:3], GROUP=heads // keys.shape[1], FLAT=flat, GROUPS=groups, D=width,
         STEP=channels, DESCRIPTORS=with_descriptors, BLOCK_M=block_m, BLOCK_N=block_n,
-        PRECISION=_choose_vectors.precision(q), num_warps=config.warps, num_stages=config.stages,
+        num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return score
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths."""
-    for seed, (batch, heads, count, length, width, flat, rule) in enumerate((
-        (1, (4, 2), 300, 300, 64, 16, TileRule(64, 16, 0.6, local=1, sink=1)),
-        (2, (2, 1), 90, 165, 128, 16, TileRule(32, 32, 0.8, stride=7, random=0.1, seed=3)),
-        (1, (6, 2), 64, 512, 64, 32, TileRule(128, 32, 0.5, local=2, sink=1)),
-        (1, (2, 2), 77, 200, 80, 8, TileRule(32, 8, 0.9, local=1, sink=2, random=0.02, seed=5)),
-    )):  # fmt: skip
+    for seed, (batch, heads, count, length, width, flat, rule) in enumerate(
+        (
+            (1, (4, 2), 300, 300, 64, 16, TileRule(64, 16, 0.6, local=1, sink=1)),
+            (2, (2, 1), 90, 165, 128, 16, TileRule(32, 32, 0.8, stride=7, random=0.1, seed=3)),
+            (1, (6, 2), 64, 512, 64, 32, TileRule(128, 32, 0.5, local=2, sink=1)),
+            (1, (2, 2), 77, 200, 80, 8, TileRule(32, 8, 0.9, local=1, sink=2, random=0.02, seed=5)),
+        )
+    ):
         draw = torch.Generator().manual_seed(seed)
         q, keys = (
             torch.randn(batch, n, tokens, width, generator=draw) * 0.3

@@ -5,7 +5,7 @@
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. The score
 is the log of a sum over the rows of a block (`workbench.core.block_scores.flash_prefill`); the rule says what is kept
-(`workbench.core.tile_selection.Rule`). One fp32 score for each pair of blocks is written, no logit of a row.
+(`workbench.core.tile_selection.TileRule`). One fp32 score for each pair of blocks is written, no logit of a row.
 
 Mean keys are fp32. The matrix unit takes them as the sum of two numbers in the dtype of the queries: what rounding
 leaves of the first is the second, so that logits are fp32's to 16 bits and more. Reading all keys for their means is
@@ -28,6 +28,7 @@ from workbench.kernels._triton import jit, need_triton, tl, triton
 __all__ = ["Means", "cases", "configure", "launch", "pooled", "reference", "takes"]
 
 MOST = 256  # tokens of a block
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,18 +50,31 @@ def configure(dtype: torch.dtype, block: int) -> Config:
 
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule) -> Tensor:
     """Scores in fp32."""
-    found = []
-    for queries, one, at in zip(q, keys, rows, strict=True):
-        made = block_scores.flash_prefill(queries, one, at, rule.block)
-        found.append(kept(made, at, keys.shape[2], rule, logits=True))
-    return torch.stack(found)
+    choices = []
+    for queries, own_keys, at in zip(q, keys, rows, strict=True):
+        scores = block_scores.flash_prefill(queries, own_keys, at, rule.block)
+        choices.append(kept(scores, at, keys.shape[2], rule, logits=True))
+    return torch.stack(choices)
 
 
 @jit
 def _means(
-    keys, high, low, length, start, places, heads, key_batch, key_head, key_token,
-    BLOCK: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
-):  # fmt: skip
+    keys,
+    high,
+    low,
+    length,
+    start,
+    places,
+    heads,
+    key_batch,
+    key_head,
+    key_token,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
     j, one = start + tl.program_id(0), tl.program_id(1)
     at, col = j * BLOCK + tl.arange(0, TOKENS), tl.arange(0, DP)
     keys += (one // heads).to(tl.int64) * key_batch + (one % heads).to(tl.int64) * key_head
@@ -77,10 +91,27 @@ def _means(
 
 @jit
 def _score(
-    q, high, low, score, rows, count, blocks, places, scale, q_batch, q_head, q_token,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    high,
+    low,
+    score,
+    rows,
+    count,
+    blocks,
+    places,
+    scale,
+    q_batch,
+    q_head,
+    q_token,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     i, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     heads = tl.num_programs(1)
     inner = tl.arange(0, BLOCK_M)
@@ -102,10 +133,10 @@ def _score(
             k = tl.load(low + k_at, mask=(j < seen)[:, None], other=0.0)
             s = tl.dot(x, tl.trans(k), s, input_precision=PRECISION)
         s = tl.where(j[None, :] < clear[:, None], s * scale, float("-inf"))
-        top = tl.max(s, 0)
-        top = tl.where(top == float("-inf"), 0.0, top)
-        total = tl.sum(tl.exp2(s - top[None, :]), 0)
-        tl.store(score + j, (top + tl.log2(tl.maximum(total, 1.0))) * 0.6931471805599453, mask=j < seen)
+        m_i = tl.max(s, 0)
+        m_i = tl.where(m_i == float("-inf"), 0.0, m_i)
+        l_i = tl.sum(tl.exp2(s - m_i[None, :]), 0)
+        tl.store(score + j, (m_i + tl.log2(tl.maximum(l_i, 1.0))) * LN2, mask=j < seen)
 
 
 def takes(q: Tensor, keys: Tensor, rule: TileRule) -> bool:
@@ -123,22 +154,39 @@ def launch(
     """
     need_triton("choose_flash_prefill")
     config = config or configure(q.dtype, rule.block)
-    found = means or pooled(keys, rule.block)
-    score = _logits(config, rows_first(q), keys.shape, rows.long().contiguous(), found)
+    means = means or pooled(keys, rule.block)
+    score = _logits(config, rows_first(q), keys.shape, rows.long().contiguous(), means)
     return carry_out(score, rows, keys.shape[2], rule, 1, logits=True)
 
 
 def _logits(config: Config, q: Tensor, shape: torch.Size, rows: Tensor, means: Means) -> Tensor:
-    """[B, Hq, I, J] fp32: `scores.flash_prefill` for keys of a shape, unwritten where no row sees a block in whole."""
+    """[B, Hq, I, J] fp32: `block_scores.flash_prefill`; unwritten where no row sees a block in whole."""
     batch, heads, count, width = q.shape
     block, split, (places, wide) = means.block, q.dtype != torch.float32, means.high.shape[2:]
     blocks = -(-shape[2] // block)
     score = torch.empty(batch, heads, -(-count // block), blocks, device=q.device)
     _score[(score.shape[2], heads, batch)](
-        q, means.high, means.low, score, rows, count, blocks, places, width**-0.5 * LOG2E, *q.stride()[:3],
-        GROUP=heads // shape[1], BLOCK=block, D=width, DP=wide, SPLIT=split, BLOCK_M=config.rows, BLOCK_N=config.keys,
-        PRECISION="tf32" if split else "ieee", num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+        q,
+        means.high,
+        means.low,
+        score,
+        rows,
+        count,
+        blocks,
+        places,
+        width**-0.5 * LOG2E,
+        *q.stride()[:3],
+        GROUP=heads // shape[1],
+        BLOCK=block,
+        D=width,
+        DP=wide,
+        SPLIT=split,
+        BLOCK_M=config.rows,
+        BLOCK_N=config.keys,
+        PRECISION="tf32" if split else "ieee",
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
     return score
 
 
@@ -155,20 +203,34 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0,
         means = Means(high, torch.empty_like(high) if split else high, block)
     start = first // block
     _means[(blocks - start, batch * heads)](
-        keys, means.high, means.low, length, start, means.high.shape[2], heads, *keys.stride()[:3],
-        BLOCK=block, TOKENS=triton.next_power_of_2(block), D=width, DP=wide, SPLIT=split, num_warps=4,
-    )  # fmt: skip
+        keys,
+        means.high,
+        means.low,
+        length,
+        start,
+        means.high.shape[2],
+        heads,
+        *keys.stride()[:3],
+        BLOCK=block,
+        TOKENS=triton.next_power_of_2(block),
+        D=width,
+        DP=wide,
+        SPLIT=split,
+        num_warps=4,
+    )
     return means
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths and blocks."""
-    for seed, (batch, heads, count, length, width, rule) in enumerate((
-        (1, (4, 2), 300, 300, 64, TileRule(32, 32, part=0.5, whole=True, local=1, sink=1, tail=288)),
-        (2, (4, 1), 90, 333, 128, TileRule(16, 16, part=0.7, whole=True, sink=2)),
-        (1, (3, 3), 40, 500, 80, TileRule(24, 24, part=0.8, whole=True, local=3)),
-        (1, (2, 2), 77, 200, 16, TileRule(32, 32, part=0.9, whole=True)),
-    )):  # fmt: skip
+    for seed, (batch, heads, count, length, width, rule) in enumerate(
+        (
+            (1, (4, 2), 300, 300, 64, TileRule(32, 32, part=0.5, whole=True, local=1, sink=1, tail=288)),
+            (2, (4, 1), 90, 333, 128, TileRule(16, 16, part=0.7, whole=True, sink=2)),
+            (1, (3, 3), 40, 500, 80, TileRule(24, 24, part=0.8, whole=True, local=3)),
+            (1, (2, 2), 77, 200, 16, TileRule(32, 32, part=0.9, whole=True)),
+        )
+    ):
         draw = torch.Generator().manual_seed(seed)
         q, keys = (
             torch.randn(batch, n, tokens, width, generator=draw) * 2

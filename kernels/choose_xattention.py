@@ -4,7 +4,7 @@
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Blocks are
-weighed as `core.block_scores.xattention` says, and the rule says what is kept (`core.tile_selection.Rule`).
+weighed as `core.block_scores.xattention` says, and the rule says what is kept (`core.tile_selection.TileRule`).
 
 The squares of a stride are one matrix product, computed once: of every row of squares and key block only the log of
 the sum of exp(logit) is written (1 / stride · block of N × N), for some heads at a time. The softmax over a row of
@@ -40,11 +40,11 @@ def configure(dtype: torch.dtype) -> Config:
 
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int) -> Tensor:
     """Weights in fp32."""
-    found = []
-    for queries, one, at in zip(q, keys, rows, strict=True):
-        made = block_scores.xattention(queries, one, at, rule.block, stride)
-        found.append(kept(made, at, keys.shape[2], rule))
-    return torch.stack(found)
+    choices = []
+    for queries, own_keys, at in zip(q, keys, rows, strict=True):
+        weights = block_scores.xattention(queries, own_keys, at, rule.block, stride)
+        choices.append(kept(weights, at, keys.shape[2], rule))
+    return torch.stack(choices)
 
 
 @jit
@@ -52,7 +52,7 @@ def _squares(
     q, keys, q_tiles, key_tiles, sums, rows, count, length, row_squares, blocks, scale, key_programs, first_head,
     q_batch, q_head, q_token, key_batch, key_head, key_token,
     GROUP: tl.constexpr, STRIDE: tl.constexpr, PER: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Log of the sum over the squares of a key block, for every row of squares; in powers of two."""
     one, request = tl.program_id(1), tl.program_id(2)
@@ -61,31 +61,38 @@ def _squares(
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     end = tl.minimum((row + 1) * STRIDE, count) - 1
     last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
-    if tile_n * BLOCK_N * STRIDE <= tl.max(last, 0):  # else no row sees any of it, and nobody reads the sums
-        made = products(
-            q, keys, q_tiles, key_tiles, request, head, head // GROUP, tile * BLOCK_M, tile_n * BLOCK_N,
-            count, length, q_batch, q_head, q_token, key_batch, key_head, key_token,
-            STRIDE, True, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N, PRECISION,
-        )  # fmt: skip
+    if tile_n * BLOCK_N * STRIDE <= tl.max(last, 0):  # else no row sees any of it, and no kernel reads the sums
+        queries = (q, q_tiles, head, tile * BLOCK_M, count, q_batch, q_head, q_token)
+        their_keys = (keys, key_tiles, head // GROUP, tile_n * BLOCK_N, length, key_batch, key_head, key_token)
+        s = products(request, queries, their_keys, STRIDE, True, D, STEP, DESCRIPTORS, BLOCK_M, BLOCK_N)
         square = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        made = tl.where((square * STRIDE)[None, :] <= last[:, None], made * scale, float("-inf"))
+        s = tl.where((square * STRIDE)[None, :] <= last[:, None], s * scale, float("-inf"))
         N: tl.constexpr = BLOCK_N // PER
-        made = tl.reshape(made, [BLOCK_M, N, PER])
-        top = tl.max(made, 2)
-        safe = tl.where(top == float("-inf"), 0.0, top)
-        total = tl.sum(tl.exp2(made - safe[:, :, None]), 2)
-        found = tl.where(total > 0, safe + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+        s = tl.reshape(s, [BLOCK_M, N, PER])
+        m_i = tl.max(s, 2)
+        safe = tl.where(m_i == float("-inf"), 0.0, m_i)
+        l_i = tl.sum(tl.exp2(s - safe[:, :, None]), 2)
+        log_sum = tl.where(l_i > 0, safe + tl.log2(tl.where(l_i > 0, l_i, 1.0)), float("-inf"))
         j = tile_n * N + tl.arange(0, N)
         at = (request * tl.num_programs(1) + one).to(tl.int64) * row_squares + row
         inside = (row < row_squares)[:, None] & (j < blocks)[None, :]
-        tl.store(sums + at[:, None] * blocks + j[None, :], found, mask=inside)
+        tl.store(sums + at[:, None] * blocks + j[None, :], log_sum, mask=inside)
 
 
 @jit
 def _blocks(
-    sums, weights, rows, count, row_squares, blocks, heads, first_head,
-    STRIDE: tl.constexpr, PER: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    sums,
+    weights,
+    rows,
+    count,
+    row_squares,
+    blocks,
+    heads,
+    first_head,
+    STRIDE: tl.constexpr,
+    PER: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """Softmax over every row of squares, summed over the rows of squares of a block."""
     i, one, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = i * PER + tl.arange(0, PER)
@@ -93,18 +100,18 @@ def _blocks(
     last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
     seen = (tl.max(last, 0) // (PER * STRIDE)).to(tl.int32) + 1  # blocks that the last row sees a part of
     at = (request * tl.num_programs(1) + one).to(tl.int64) * row_squares + row
-    top = tl.full([PER], float("-inf"), tl.float32)
-    total = tl.zeros([PER], tl.float32)
+    m_i = tl.full([PER], float("-inf"), tl.float32)
+    l_i = tl.zeros([PER], tl.float32)
     for first in range(0, seen, CHUNK):
         j = first + tl.arange(0, CHUNK)
         inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
         x = tl.load(sums + at[:, None] * blocks + j[None, :], mask=inside, other=float("-inf"))
-        new = tl.maximum(top, tl.max(x, 1))
+        new = tl.maximum(m_i, tl.max(x, 1))
         safe = tl.where(new == float("-inf"), 0.0, new)
-        total = total * tl.exp2(top - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
-        top = new
-    whole = top + tl.log2(tl.where(total > 0, total, 1.0))
-    whole = tl.where(total > 0, whole, float("inf"))  # no such row: it weighs nothing
+        l_i = l_i * tl.exp2(m_i - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
+        m_i = new
+    whole = m_i + tl.log2(tl.where(l_i > 0, l_i, 1.0))
+    whole = tl.where(l_i > 0, whole, float("inf"))  # no such row: it weighs nothing
     weights += ((request * heads + first_head + one).to(tl.int64) * tl.num_programs(0) + i) * blocks
     for first in range(0, seen, CHUNK):
         j = first + tl.arange(0, CHUNK)
@@ -131,7 +138,7 @@ def launch(
 
 
 def _weights(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int) -> Tensor:
-    """[B, Hq, I, J] fp32: `scores.xattention`, unwritten where no row sees the block."""
+    """[B, Hq, I, J] fp32: `block_scores.xattention`, unwritten where no row sees the block."""
     batch, heads, count, width = q.shape
     length, per, channels = keys.shape[2], block // stride, _choose_vectors.step(q)
     squares, columns, blocks = -(-count // stride), -(-length // stride), -(-length // block)
@@ -149,12 +156,22 @@ def _weights(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, 
             q, keys, *tiles, sums, rows, count, length, squares, blocks, width**-0.5 / stride * LOG2E, key_programs,
             first, *q.stride()[:3], *keys.stride()[:3], GROUP=heads // keys.shape[1], STRIDE=stride, PER=per, D=width,
             STEP=channels, DESCRIPTORS=with_descriptors, BLOCK_M=block_m, BLOCK_N=block_n,
-            PRECISION=_choose_vectors.precision(q), num_warps=config.warps, num_stages=config.stages,
+            num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         _blocks[(weights.shape[2], some, batch)](
-            sums, weights, rows, count, squares, blocks, heads, first, STRIDE=stride, PER=per,
-            CHUNK=max(16, HELD // per), num_warps=4,
-        )  # fmt: skip
+            sums,
+            weights,
+            rows,
+            count,
+            squares,
+            blocks,
+            heads,
+            first,
+            STRIDE=stride,
+            PER=per,
+            CHUNK=max(16, HELD // per),
+            num_warps=4,
+        )
     return weights
 
 
@@ -162,12 +179,14 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     """Arguments on which `launch` must equal `reference`: whole, chunked and scattered rows; odd lengths; a share for
     every head."""
     each = torch.tensor([0.4, 0.9, 0.7, 1.0], device=device)
-    for seed, (batch, heads, count, length, width, stride, rule) in enumerate((
-        (1, (4, 2), 150, 150, 64, 8, TileRule(32, 32, each, first=True)),
-        (2, (2, 1), 50, 133, 128, 4, TileRule(16, 16, 0.5, first=True)),
-        (1, (3, 3), 40, 500, 80, 16, TileRule(64, 64, 0.6, first=True)),
-        (1, (2, 2), 77, 200, 16, 8, TileRule(16, 16, 0.6, first=True)),
-    )):  # fmt: skip
+    for seed, (batch, heads, count, length, width, stride, rule) in enumerate(
+        (
+            (1, (4, 2), 150, 150, 64, 8, TileRule(32, 32, each, first=True)),
+            (2, (2, 1), 50, 133, 128, 4, TileRule(16, 16, 0.5, first=True)),
+            (1, (3, 3), 40, 500, 80, 16, TileRule(64, 64, 0.6, first=True)),
+            (1, (2, 2), 77, 200, 16, 8, TileRule(16, 16, 0.6, first=True)),
+        )
+    ):
         draw = torch.Generator().manual_seed(seed)
         q, keys = (
             torch.randn(batch, n, tokens, width, generator=draw) * 3

@@ -56,13 +56,15 @@ def launch(
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: ragged lists, execution groups, odd chunks, one page."""
-    for seed, (heads, group, count, length, width, size, share) in enumerate((
-        ((4, 2), 2, 33, 128, 128, 32, 0.4),
-        ((8, 2), 2, 21, 96, 64, 16, 0.2),  # two execution groups for each KV head
-        ((3, 1), 3, 7, 64, 80, 64, 0.0),  # one page
-        ((2, 2), 1, 40, 192, 96, 64, 0.5),
-        ((2, 1), 2, 1, 64, 256, 32, 0.3),  # one row
-    )):  # fmt: skip
+    for seed, (heads, group, count, length, width, size, share) in enumerate(
+        (
+            ((4, 2), 2, 33, 128, 128, 32, 0.4),
+            ((8, 2), 2, 21, 96, 64, 16, 0.2),  # two execution groups for each KV head
+            ((3, 1), 3, 7, 64, 80, 64, 0.0),  # one page
+            ((2, 2), 1, 40, 192, 96, 64, 0.5),
+            ((2, 1), 2, 1, 64, 256, 32, 0.3),  # one row
+        )
+    ):
         q, keys, values = _tiles_triton.pool(seed, 2, heads, count, length, width, device, dtype)
         keys, values = keys.contiguous(), values.contiguous()
         first = torch.tensor([[length - count], [(length - count) // 2]])  # requests that have come to different places

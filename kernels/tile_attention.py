@@ -60,16 +60,18 @@ def launch(
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: dense, chosen; whole, chunked, scattered; odd lengths."""
-    for seed, (heads, count, length, width, size, queries, groups, share) in enumerate((
-        ((4, 2), 77, 77, 64, 32, 32, 4, 0.4),  # a whole prompt, a list for every head
-        ((4, 2), 40, 101, 128, 32, 16, 2, 0.3),  # a chunk at its end, a list for every KV head
-        ((3, 1), 33, 70, 80, 64, 32, 1, 0.5),  # all heads share
-        ((2, 2), 19, 50, 96, 16, 64, 2, 0.2),  # one list for all rows
-        ((2, 1), 21, 64, 256, 32, 32, 2, 0.0),  # own tiles only
-        ((4, 2), 300, 300, 128, 64, 64, 2, 0.4),  # an odd number of query tiles of 64
-        ((2, 1), 150, 333, 64, 32, 64, 2, 0.3),  # narrow key tiles for them
-        ((2, 2), 70, 200, 256, 128, 64, 1, 0.3),  # wide ones, wide heads
-    )):  # fmt: skip
+    for seed, (heads, count, length, width, size, queries, groups, share) in enumerate(
+        (
+            ((4, 2), 77, 77, 64, 32, 32, 4, 0.4),  # a whole prompt, a list for every head
+            ((4, 2), 40, 101, 128, 32, 16, 2, 0.3),  # a chunk at its end, a list for every KV head
+            ((3, 1), 33, 70, 80, 64, 32, 1, 0.5),  # all heads share
+            ((2, 2), 19, 50, 96, 16, 64, 2, 0.2),  # one list for all rows
+            ((2, 1), 21, 64, 256, 32, 32, 2, 0.0),  # own tiles only
+            ((4, 2), 300, 300, 128, 64, 64, 2, 0.4),  # an odd number of query tiles of 64
+            ((2, 1), 150, 333, 64, 32, 64, 2, 0.3),  # narrow key tiles for them
+            ((2, 2), 70, 200, 256, 128, 64, 1, 0.3),  # wide ones, wide heads
+        )
+    ):
         for batch in (1, 2) if seed < 2 or seed == 6 else (1,):
             arguments = _tiles_triton.pool(seed, batch, heads, count, length, width, device, dtype)
             rows = torch.arange(length - count, length).expand(batch, count).clone()

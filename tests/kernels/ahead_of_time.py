@@ -1,6 +1,6 @@
 """Compile the kernels that are written for Hopper, for Hopper, on any machine: `python -m tests.kernels.ahead_of_time`.
 
-They have no interpreter, so this is what a machine without such a card can say of them. Prints a line of JSON each.
+They have no interpreter, so this is what a machine without such a GPU can say of them. Prints a line of JSON each.
 """
 
 import json
@@ -50,9 +50,9 @@ def main() -> None:
             tiled | {"LISTED": True, "SIZE": 64, "PAIRED": True},
         ),
         ("dense, fp16", _tiles_hopper, types("fp16", [1, 1, 128, 64], "fp16"), tiled | {"LISTED": False, "SIZE": 128}),
-        ("moved pages", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64}),
-        ("moved pages, narrow heads", _pages_hopper, types("bf16", [1, 128, 64], "fp32"), moved | {"HALF": 32}),
-        ("part of the width turns", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 32}),
+        ("shifted pages", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64}),
+        ("shifted pages, narrow heads", _pages_hopper, types("bf16", [1, 128, 64], "fp32"), moved | {"HALF": 32}),
+        ("part of the width rotates", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 32}),
     ):
         found = build(kernel._attend, known, constants)
         facts = {"shared": found.metadata.shared, "products": found.asm["ptx"].count("wgmma.mma_async.sync")}

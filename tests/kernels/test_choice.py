@@ -1,4 +1,4 @@
-"""Choosing on a card: the same tiles as the methods' torch code, and lists of them made in place."""
+"""Choosing on a GPU: the same tiles as the methods' torch code, and lists of them made in place."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def states(rows, heads=(4, 2), width=64, seed=0):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Methods as on a card; which kernels they launched."""
+    """Methods as on a GPU; which kernels they launched."""
     found = []
     monkeypatch.setattr(sparse, "on_gpu", lambda x: True)
     for kernel in (choose_bfla, choose_flash_prefill, choose_xattention):
@@ -142,7 +142,7 @@ def test_heads_that_are_weighed_in_turn_are_weighed_alike(monkeypatch):
 
 @pytest.mark.parametrize("kernel", [choose_bfla, choose_flash_prefill, choose_xattention])
 def test_scores_are_those_of_torch_in_fp32(kernel):
-    """On a card in bf16 and with whole tiles of the product, descriptors, and a vector that is cut short."""
+    """On a GPU in bf16 and with whole tiles of the product, descriptors, and a vector that is cut short."""
     length, dtype = (8229, torch.bfloat16) if DEVICE == "cuda" else (149, torch.float32)
     block, part = length // 128 * 4 or 16, length // 512 or 4  # 256 and 16, or 16 and 4
     count, draw = length // 2, torch.Generator().manual_seed(0)
@@ -193,7 +193,7 @@ def test_the_fewest_blocks_that_hold_the_mass_ties_and_zeros_included(mass, firs
 
 
 @pytest.mark.parametrize("view", ["whole", "every second head", "cut"])
-def test_lists_made_on_the_card_hold_what_is_kept(view):
+def test_lists_made_on_the_GPU_hold_what_is_kept(view):
     kept = torch.rand(2, 4, 5, 130, generator=torch.Generator().manual_seed(0)).to(DEVICE) < 0.4
     kept = {"whole": kept, "every second head": kept[:, ::2], "cut": kept[:, :, 1:3, :77]}[view]
     indptr, indices = _tiles_lists.launch(kept, first=1000, share=3)
@@ -261,9 +261,9 @@ def test_the_union_of_a_chunk_keeps_the_chunk(launched):
         assert set(range(75 // 16, 129 // 16 + 1)) <= set(listed.tolist())
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="there is no card to wait for")
+@pytest.mark.skipif(DEVICE == "cpu", reason="there is no GPU to wait for")
 @pytest.mark.parametrize("spec", METHODS.values(), ids=METHODS)
-def test_nothing_waits_for_the_card(spec):
+def test_nothing_waits_for_the_GPU(spec):
     method, rows = sparse.named(spec), ROWS["chunk"].to(DEVICE)
     q, k = states(ROWS["chunk"])
     for mode in ("default", "error"):  # first it compiles

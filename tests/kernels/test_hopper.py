@@ -1,4 +1,4 @@
-"""Kernels written for Hopper: what can be said of them without such a card."""
+"""Kernels written for Hopper: what can be said of them without such a GPU."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-SHARED = 227 << 10  # bytes of shared memory that a program may have on a Hopper card
+SHARED = 227 << 10  # bytes of shared memory that a program may have on a Hopper GPU
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton.experimental.gluon") is None, reason="this Triton has no Gluon")
@@ -20,6 +20,6 @@ def test_they_compile_for_hopper_and_fit_its_shared_memory(tmp_path):
     command = [sys.executable, "-m", "tests.kernels.ahead_of_time"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    names = ["kept tiles", "pairs of query tiles", "dense, fp16", "moved pages", "moved pages, narrow heads"]
-    assert [one["kernel"] for one in found] == [*names, "part of the width turns"], done.stderr[-2000:]
+    names = ["kept tiles", "pairs of query tiles", "dense, fp16", "shifted pages", "shifted pages, narrow heads"]
+    assert [one["kernel"] for one in found] == [*names, "part of the width rotates"], done.stderr[-2000:]
     assert all(one["products"] >= 16 and one["shared"] <= SHARED for one in found)

@@ -58,7 +58,7 @@ def test_pages_may_lie_anywhere_in_the_pool(kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_stale_entries_are_never_read(kernel):
-    """What stands at FAR is NaN in every example; computing tokens again with their own cached KV changes nothing."""
+    """What stands at INVALID_POS is NaN in every example; computing tokens again with their own cached KV changes nothing."""
     q, keys, values, rows, pages, *_ = example(3, recompute=0.0)
     expected = kernel.launch(q, keys, values, rows, pages)
     assert not expected.isnan().any()
@@ -83,13 +83,13 @@ def test_a_request_is_served_as_if_it_were_alone(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_pages_without_holes_need_not_be_searched_for_them(kernel):
+def test_whole_pages_need_not_be_searched_for_invalid_slots(kernel):
     q, keys, values, rows, pages, *_ = example(5)
     dense = Paged.of(pages.table, pages.positions, partial_pages=False)
     close(kernel.launch(q, keys, values, rows, dense), _pages_triton.reference(q, keys, values, rows, pages))
 
 
-def test_turning_queries_back_is_turning_keys_on():
+def test_rotating_queries_back_is_rotating_keys_on():
     q, keys, values, rows, pages, inv_freq, pairing = example(6, pairing="neox", recompute=0.0, questions=[2, 2])
     assert pages.shifts.any()
     still = dataclasses.replace(pages, shifts=torch.zeros_like(pages.shifts))
@@ -97,7 +97,7 @@ def test_turning_queries_back_is_turning_keys_on():
     assert (moved - question_attention.launch(q, keys, values, rows, still, inv_freq, pairing)).abs().max() > 0.01
 
 
-def test_partial_rotation_turns_the_first_channels_only():
+def test_partial_rotation_rotates_the_first_channels_only():
     q, keys, values, rows, pages, inv_freq, pairing = example(7, pairing="neox", width=64)
     some = inv_freq[::2].contiguous()  # 32 of 64 channels
     arguments = (q, keys, values, rows, pages, some, pairing)
