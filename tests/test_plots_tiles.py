@@ -114,6 +114,8 @@ def test_a_slider_moves_the_threshold():
     check(fig := by_threshold(steps, SPAN, [curve], {"map": "M", "curves": "C"}, active=1, **SAID))
     assert fig.data[1].x == (x[1],) and fig.frames[2].data[1].y == (y[2],)
     assert [step.label for step in fig.layout.sliders[0].steps] == ["mass 0.3", "mass 0.6", "mass 0.9"]
+    alone = by_threshold(steps[:1], SPAN, [curve], {"map": "M", "curves": "C"}, active=0, **SAID)
+    assert [step.label for step in alone.layout.sliders[0].steps] == ["mass 0.3"], "one threshold still has a sentence"
 
 
 def test_heads_have_one_scale_and_their_numbers():

@@ -69,4 +69,5 @@ def bfla_rules(
     fig.update_layout(legend2=inside, bargap=0.3)
     pictures = {str(n): [go.Heatmap(z=z) for z in maps[at]] for at, n in enumerate(layers)}
     menu = choice_menu([f"KV head {number}" for number in heads], 1, SIDE, (), head, 3 + len(added))
-    return steered(fig, SIDE, pictures, layer_slider(layers, layer), menu, title="Why BFLA keeps a tile", **notes)
+    slider = layer_slider(layers, layer) if len(layers) > 1 else None
+    return steered(fig, SIDE, pictures, slider, menu, title="Why BFLA keeps a tile", **notes)

@@ -53,16 +53,15 @@ def steered(
     below: int = 128,
     **texts: Unpack[Texts],
 ) -> go.Figure:
-    """Finish panels of tiles; a slider over `pictures` (frame → traces) and a menu need two of them or more."""
-    several = len(pictures or {}) > 1
-    if pictures and several:
+    """Finish panels of tiles, with a slider over `pictures` (frame → traces); a menu of one choice is left out."""
+    if pictures and slider:
         fig.frames = frames(pictures)
         fig.update_layout(sliders=[slider])
     if menu and len(menu["buttons"]) > 1:
         fig.update_layout(updatemenus=[menu])
     panel_titles(fig)
     fig.update_layout(legend=legend_over(height, 26, itemclick=False))
-    return finish(fig, height=height, above=62, below=below if several else 56, left=76, **texts)
+    return finish(fig, height=height, above=62, below=below if slider else 56, left=76, **texts)
 
 
 def head_menu(heads: int, traces: int, height: int, layouts: Sequence[dict] = (), active: int = 0) -> dict:

@@ -128,7 +128,8 @@ def maps(
         for at, number in enumerate(layers)
     }
     menu = choice_menu([f"head {number}" for number in heads], len(panels), height, (), head, len(RAMPS))
-    return steered(fig, height, pictures_of, layer_slider(layers, layer), menu, **texts)
+    slider = layer_slider(layers, layer) if len(layers) > 1 else None
+    return steered(fig, height, pictures_of, slider, menu, **texts)
 
 
 def token_panels(titles: Sequence[str], columns: int) -> go.Figure:
