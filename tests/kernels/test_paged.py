@@ -58,7 +58,7 @@ def test_pages_may_lie_anywhere_in_the_pool(kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_stale_entries_are_never_read(kernel):
-    """What stands at INVALID_POS is NaN in every example; computing tokens again with their own cached KV changes nothing."""
+    """Slots at INVALID_POS are NaN in every example; recomputing tokens with their own cached KV changes nothing."""
     q, keys, values, rows, pages, *_ = example(3, recompute=0.0)
     expected = kernel.launch(q, keys, values, rows, pages)
     assert not expected.isnan().any()
