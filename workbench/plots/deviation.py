@@ -99,8 +99,7 @@ def drift(records: Sequence[dict], logits: Sequence[dict], **notes: Unpack[Notes
             legendgroup=mode,
             error_y=interval(means, low, high, 1),
             hovertemplate=f"layer %{{x}}: %{{y:.3f}} of the norm<extra>{look.name}</extra>",
-            row=1,
-            col=1,
+            **{"row": 1, "col": 1},
         )
     names = {"block": "re-encoded", "naive": "naive"}
     for r in logits:

@@ -307,16 +307,14 @@ def crossover_table(records: Records, model: str, large: str, *, kept_share: flo
 
     `model` is the name of the first one; what a choice costs is counted for the second one.
     """
+    rows = []
+    for r in records:
+        spec = r["spec"] + (f", chunks of {r['chunk']}" if r["chunk"] else "")
+        lengths = [f"{r[key]:,}" if r[key] else "never" for key in ("own", large)]
+        rows.append([spec, f"{r['forced']:.0%}", f"{r['forced_long']:.0%}", f"{r['choice']:.1%}", *lengths])
     return table(
         ["published defaults", "kept, 2K", "kept, 32K", "choice, 32K", "this model", large],
-        [
-            [
-                r["spec"] + (f", chunks of {r['chunk']}" if r["chunk"] else ""),
-                *(f"{r['forced']:.0%}", f"{r['forced_long']:.0%}", f"{r['choice']:.1%}"),
-                *(f"{r[key]:,}" if r[key] else "never" for key in ("own", large)),
-            ]
-            for r in records
-        ],
+        rows,
         widths=[4.4, 1, 1.1, 1.2, 1.1, 1.1],
         title=f"From how many tokens on is a whole prefill {gain:.0%} cheaper?",
         notice="Kept: pairs that sink, band, full rows or the chunk itself hold on to, whatever the scores. The wider "

@@ -239,15 +239,15 @@ def preparations(swept: pd.DataFrame, pairs: Records, neighbours: int) -> go.Fig
 def number_of_neighbours(swept: pd.DataFrame, selectors: Sequence[str]) -> go.Figure:
     """Draw exact match against the number of neighbours that passages are prepared with, a line a selector."""
     points = by_neighbours(swept, selectors, RATIO)
-    said = []
-    for name in dict.fromkeys(r["name"] for r in points):
-        shares = ", ".join(f"{r['mean']:.1%} at {r['at']}" for r in points if r["name"] == name)
-        said.append(f"{name}: {shares}")
+    shares: dict[str, list[str]] = {}
+    for r in points:
+        shares.setdefault(r["name"], []).append(f"{r['mean']:.1%} at {r['at']}")
+    by_selector = "; ".join(f"{name}: {', '.join(at)}" for name, at in shares.items())
     across = "neighbours a passage is prepared with (n)"
     return profiles(
         [profile("exact match, all kinds", points, across, "exact match", percent=True)],
         title="Number of neighbours (figure 17)",
-        notice=f"n = 0 is preparation behind nothing but the system prompt. {'; '.join(said)}",
+        notice=f"n = 0 is preparation behind nothing but the system prompt. {by_selector}",
         caption=f"lab-full, ratio {RATIO:.0%} where tokens are recomputed, {asked(swept)}; 95% intervals.",
         **selector_looks(selectors),
     )
