@@ -46,17 +46,9 @@ def _strides(x: Tensor) -> list[int]:
 
 @jit
 def products(
-    request,
-    queries,
-    their_keys,
-    TOKENS: tl.constexpr,
-    REVERSED: tl.constexpr,
-    D: tl.constexpr,
-    STEP: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    request, queries, their_keys, TOKENS: tl.constexpr, REVERSED: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+    DESCRIPTORS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """[BLOCK_M, BLOCK_N] fp32: products of query vectors and key vectors of a request.
 
     Each side is (pointer, descriptor, head, first vector, tokens, strides of batch, head and token).

@@ -77,24 +77,9 @@ def launch(
     k, v = (torch.empty(batch, heads, pages.length, width, dtype=x.dtype, device=x.device) for x in (keys, values))
     rotate_ = pages.shifts is not None
     _gather[(count * (size // slots), heads, batch)](
-        keys,
-        values,
-        k,
-        v,
-        pages.table,
-        pages.positions,
-        pages.shifts if rotate_ else pages.table,
-        inv_freq if rotate_ else pages.table,
-        count,
-        *keys.stride()[:2],
-        *values.stride()[:2],
-        *k.stride()[:3],
-        PAGE=size,
-        SLOTS=slots,
-        D=width,
-        DP=triton.next_power_of_2(width),
-        HALF=len(inv_freq) if inv_freq is not None else 0,
-        INTERLEAVED=pairing == "interleaved",
-        ROTATE=rotate_,
-    )
+        keys, values, k, v, pages.table, pages.positions, pages.shifts if rotate_ else pages.table, inv_freq if rotate_
+        else pages.table, count, *keys.stride()[:2], *values.stride()[:2], *k.stride()[:3], PAGE=size, SLOTS=slots,
+        D=width, DP=triton.next_power_of_2(width), HALF=len(inv_freq) if inv_freq is not None else 0,
+        INTERLEAVED=pairing == "interleaved", ROTATE=rotate_,
+    )  # fmt: skip
     return k, v

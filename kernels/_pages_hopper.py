@@ -158,17 +158,9 @@ def _rotate_tile(target, source, shift, inv_freq, D: gl.constexpr, SOME: gl.cons
 
 @gluon_jit
 def _rerotate(
-    queries,
-    rings,
-    q_own,
-    bounds,
-    page_list,
-    inv_freq,
-    GROUP: gl.constexpr,
-    PAGE: gl.constexpr,
-    HALF: gl.constexpr,
+    queries, rings, q_own, bounds, page_list, inv_freq, GROUP: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr,
     INTERLEAVED: gl.constexpr,
-):
+):  # fmt: skip
     """The group that rotates queries, for the next shift while those of this one are computed with.
 
     Where both channels of a plane can be read at once (KEPT), the given queries stay in shared memory, in `q_own`; else
@@ -252,17 +244,9 @@ def _clear(v_tile, consumer, step, largest, page_list, clean, phase, PAGE: gl.co
 
 @gluon_jit
 def _consume(
-    consumer,
-    queries,
-    results,
-    rings,
-    bounds,
-    page_list,
-    GROUP: gl.constexpr,
-    SPLIT: gl.constexpr,
-    PAGE: gl.constexpr,
+    consumer, queries, results, rings, bounds, page_list, GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr,
     ROTATE: gl.constexpr,
-):
+):  # fmt: skip
     """Compute 64 rows."""
     at_rows, out, out_head, out_token, lse, lse_head, splits = results
     q_ring, k_ring, v_ring, clean = rings

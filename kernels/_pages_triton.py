@@ -135,15 +135,9 @@ def case(
 
 @jit
 def _query(
-    queries,
-    shift,
-    inv_freq,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    queries, shift, inv_freq, D: tl.constexpr, DP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     REROTATE: tl.constexpr,
-):
+):  # fmt: skip
     """[M, DP] queries; with REROTATE, rotated back by `shift` positions."""
     q, row, head, token_stride, head_stride, valid = queries
     col = tl.arange(0, DP)
@@ -159,25 +153,10 @@ def _query(
 
 @jit
 def _span(
-    state,
-    begin,
-    end,
-    queries,
-    at_row,
-    kv,
-    page_list,
-    inv_freq,
-    scale,
-    MASKED: tl.constexpr,
-    PARTIAL_PAGES: tl.constexpr,
-    ROTATE: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-):
+    state, begin, end, queries, at_row, kv, page_list, inv_freq, scale, MASKED: tl.constexpr, PARTIAL_PAGES:
+    tl.constexpr, ROTATE: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
     """Key tiles `begin` to `end`. PARTIAL_PAGES: some of their slots are at INVALID_POS."""
     acc, m_i, l_i, x, rotated = state  # queries x are rotated back by `rotated` positions
     keys, values, key_token, value_token = kv
@@ -316,19 +295,9 @@ def part_sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr
 
 @jit
 def _merge(
-    parts,
-    lse,
-    out,
-    heads,
-    count,
-    splits,
-    out_batch,
-    out_head,
-    out_token,
-    SPLITS: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-):
+    parts, lse, out, heads, count, splits, out_batch, out_head, out_token, SPLITS: tl.constexpr, D: tl.constexpr, DP:
+    tl.constexpr,
+):  # fmt: skip
     """One row: parts [SPLITS, D] weighted by their share of the softmax."""
     place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
@@ -383,17 +352,15 @@ def launch_parts(
     tiles, table = triton.cdiv(count * group, config.rows), pages.table
     parts, lse = new_parts(q, splits) if out is None else (out, out)
     _attend[(tiles * heads, splits, batch)](
-        q, keys, values, parts, lse, rows.contiguous(), table, pages.positions, pages.first, pages.last,
-        pages.shifts if rotate_ else table, inv_freq if rotate_ else table,
-        (width**-0.5 if scale is None else scale) * LOG2E, count, table.shape[1],
-        *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2],
-        *parts.stride()[:3], 0 if parts is out else parts.stride(3),
-        tiles, splits, GROUP=group, SPLIT=parts is not out, PAGE=size, D=width, DP=triton.next_power_of_2(width),
-        HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing == "interleaved", ROTATE=rotate_,
-        PARTIAL_PAGES=pages.partial_pages, BLOCK_M=config.rows,
-        BLOCK_N=min(config.keys, size) if rotate_ else config.keys,
-        CHUNK=min(triton.next_power_of_2(table.shape[1]), 2048), num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
+        q, keys, values, parts, lse, rows.contiguous(), table, pages.positions, pages.first, pages.last, pages.shifts if
+        rotate_ else table, inv_freq if rotate_ else table, (width**-0.5 if scale is None else scale) * LOG2E, count,
+        table.shape[1], *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *parts.stride()[:3], 0 if parts is
+        out else parts.stride(3), tiles, splits, GROUP=group, SPLIT=parts is not out, PAGE=size, D=width,
+        DP=triton.next_power_of_2(width), HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing ==
+        "interleaved", ROTATE=rotate_, PARTIAL_PAGES=pages.partial_pages, BLOCK_M=config.rows, BLOCK_N=min(config.keys,
+        size) if rotate_ else config.keys, CHUNK=min(triton.next_power_of_2(table.shape[1]), 2048),
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip  # fmt: skip
     return parts, lse
 
 
@@ -407,17 +374,9 @@ def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
     """Parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] into `out` [B, Hq, R, D]."""
     batch, heads, count, splits, width = parts.shape
     _merge[(batch * heads * count,)](
-        parts,
-        lse,
-        out,
-        heads,
-        count,
-        splits,
-        *out.stride()[:3],
-        SPLITS=triton.next_power_of_2(splits),
-        D=width,
+        parts, lse, out, heads, count, splits, *out.stride()[:3], SPLITS=triton.next_power_of_2(splits), D=width,
         DP=triton.next_power_of_2(width),
-    )
+    )  # fmt: skip
 
 
 def parts_for(config: Config, q: Tensor, heads: int, pages: Paged, resident: int) -> int:

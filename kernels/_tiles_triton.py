@@ -97,21 +97,9 @@ def _dense(
 
 @jit
 def _span(
-    state,
-    begin,
-    end,
-    rows,
-    tile_list,
-    kv,
-    scale,
-    MASKED: tl.constexpr,
-    LISTED: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-):
+    state, begin, end, rows, tile_list, kv, scale, MASKED: tl.constexpr, LISTED: tl.constexpr, DESCRIPTORS:
+    tl.constexpr, SIZE: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
     """Steps `begin` to `end`, each BLOCK_N keys of a listed tile."""
     acc, m_i, l_i = state
     x, at_row, highest = rows

@@ -59,22 +59,9 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule) -> Tensor:
 
 @jit
 def _means(
-    keys,
-    high,
-    low,
-    length,
-    start,
-    places,
-    heads,
-    key_batch,
-    key_head,
-    key_token,
-    BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    keys, high, low, length, start, places, heads, key_batch, key_head, key_token, BLOCK: tl.constexpr, TOKENS:
+    tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     j, one = start + tl.program_id(0), tl.program_id(1)
     at, col = j * BLOCK + tl.arange(0, TOKENS), tl.arange(0, DP)
     keys += (one // heads).to(tl.int64) * key_batch + (one % heads).to(tl.int64) * key_head
@@ -91,27 +78,10 @@ def _means(
 
 @jit
 def _score(
-    q,
-    high,
-    low,
-    score,
-    rows,
-    count,
-    blocks,
-    places,
-    scale,
-    q_batch,
-    q_head,
-    q_token,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    q, high, low, score, rows, count, blocks, places, scale, q_batch, q_head, q_token, GROUP: tl.constexpr, BLOCK:
+    tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     i, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     heads = tl.num_programs(1)
     inner = tl.arange(0, BLOCK_M)
@@ -166,27 +136,10 @@ def _logits(config: Config, q: Tensor, shape: torch.Size, rows: Tensor, means: M
     blocks = -(-shape[2] // block)
     score = torch.empty(batch, heads, -(-count // block), blocks, device=q.device)
     _score[(score.shape[2], heads, batch)](
-        q,
-        means.high,
-        means.low,
-        score,
-        rows,
-        count,
-        blocks,
-        places,
-        width**-0.5 * LOG2E,
-        *q.stride()[:3],
-        GROUP=heads // shape[1],
-        BLOCK=block,
-        D=width,
-        DP=wide,
-        SPLIT=split,
-        BLOCK_M=config.rows,
-        BLOCK_N=config.keys,
-        PRECISION="tf32" if split else "ieee",
-        num_warps=config.warps,
-        num_stages=config.stages,
-    )
+        q, means.high, means.low, score, rows, count, blocks, places, width**-0.5 * LOG2E, *q.stride()[:3], GROUP=heads
+        // shape[1], BLOCK=block, D=width, DP=wide, SPLIT=split, BLOCK_M=config.rows, BLOCK_N=config.keys,
+        PRECISION="tf32" if split else "ieee", num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
     return score
 
 
@@ -203,21 +156,9 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0,
         means = Means(high, torch.empty_like(high) if split else high, block)
     start = first // block
     _means[(blocks - start, batch * heads)](
-        keys,
-        means.high,
-        means.low,
-        length,
-        start,
-        means.high.shape[2],
-        heads,
-        *keys.stride()[:3],
-        BLOCK=block,
-        TOKENS=triton.next_power_of_2(block),
-        D=width,
-        DP=wide,
-        SPLIT=split,
-        num_warps=4,
-    )
+        keys, means.high, means.low, length, start, means.high.shape[2], heads, *keys.stride()[:3], BLOCK=block,
+        TOKENS=triton.next_power_of_2(block), D=width, DP=wide, SPLIT=split, num_warps=4,
+    )  # fmt: skip
     return means
 
 

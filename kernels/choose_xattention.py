@@ -81,18 +81,9 @@ def _squares(
 
 @jit
 def _blocks(
-    sums,
-    weights,
-    rows,
-    count,
-    row_squares,
-    blocks,
-    heads,
-    first_head,
-    STRIDE: tl.constexpr,
-    PER: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    sums, weights, rows, count, row_squares, blocks, heads, first_head, STRIDE: tl.constexpr, PER: tl.constexpr, CHUNK:
+    tl.constexpr,
+):  # fmt: skip
     """Softmax over every row of squares, summed over the rows of squares of a block."""
     i, one, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = i * PER + tl.arange(0, PER)
@@ -159,19 +150,9 @@ def _weights(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, 
             num_warps=config.warps, num_stages=config.stages,
         )  # fmt: skip
         _blocks[(weights.shape[2], some, batch)](
-            sums,
-            weights,
-            rows,
-            count,
-            squares,
-            blocks,
-            heads,
-            first,
-            STRIDE=stride,
-            PER=per,
-            CHUNK=max(16, HELD // per),
-            num_warps=4,
-        )
+            sums, weights, rows, count, squares, blocks, heads, first, STRIDE=stride, PER=per, CHUNK=max(16, HELD //
+            per), num_warps=4,
+        )  # fmt: skip
     return weights
 
 

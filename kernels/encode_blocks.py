@@ -65,27 +65,10 @@ def _span(
 
 @jit
 def _encode(
-    q,
-    keys,
-    values,
-    out,
-    cu_seqlens,
-    scale,
-    q_head,
-    q_token,
-    key_head,
-    key_token,
-    value_head,
-    value_token,
-    out_head,
-    out_token,
-    row_tiles,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    q, keys, values, out, cu_seqlens, scale, q_head, q_token, key_head, key_token, value_head, value_token, out_head,
+    out_token, row_tiles, GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N:
+    tl.constexpr,
+):  # fmt: skip
     block = tl.program_id(0) // row_tiles
     tile = row_tiles - 1 - tl.program_id(0) % row_tiles  # the last rows see most: they begin first
     head = tl.program_id(1).to(tl.int64)
@@ -128,25 +111,11 @@ def launch(
     out = torch.empty((q.shape[1], heads, width), dtype=q.dtype, device=q.device).transpose(0, 1)
     tiles = triton.cdiv(max_seqlen, config.rows)
     _encode[(tiles * (len(cu_seqlens) - 1), heads)](
-        q,
-        keys,
-        values,
-        out,
-        cu_seqlens,
-        (width**-0.5 if scale is None else scale) * LOG2E,
-        *q.stride()[:2],
-        *keys.stride()[:2],
-        *values.stride()[:2],
-        *out.stride()[:2],
-        tiles,
-        GROUP=heads // len(keys),
-        D=width,
-        DP=triton.next_power_of_2(width),
-        BLOCK_M=config.rows,
-        BLOCK_N=config.keys,
-        num_warps=config.warps,
+        q, keys, values, out, cu_seqlens, (width**-0.5 if scale is None else scale) * LOG2E, *q.stride()[:2],
+        *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2], tiles, GROUP=heads // len(keys), D=width,
+        DP=triton.next_power_of_2(width), BLOCK_M=config.rows, BLOCK_N=config.keys, num_warps=config.warps,
         num_stages=config.stages,
-    )
+    )  # fmt: skip
     return out
 
 

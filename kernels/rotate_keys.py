@@ -27,23 +27,10 @@ TOKENS = 32  # tokens per program: one table of cos and sin, used for every head
 
 @jit
 def _rotate(
-    keys,
-    out,
-    distance,
-    inv_freq,
-    tokens,
-    key_head,
-    key_token,
-    out_head,
-    out_token,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    STILL: tl.constexpr,
-    HALF_POW2: tl.constexpr,
-    STILL_POW2: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    keys, out, distance, inv_freq, tokens, key_head, key_token, out_head, out_token, HEADS: tl.constexpr, HALF:
+    tl.constexpr, STILL: tl.constexpr, HALF_POW2: tl.constexpr, STILL_POW2: tl.constexpr, INTERLEAVED: tl.constexpr,
     TOKENS: tl.constexpr,
-):
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]  # [TOKENS, 1]
     plane = tl.arange(0, HALF_POW2)[None, :]  # [1, HALF]
     here = token < tokens
@@ -88,23 +75,10 @@ def launch(
     if out is None:
         out = torch.empty((heads, tokens, width), dtype=keys.dtype, device=keys.device)
     _rotate[(triton.cdiv(tokens, TOKENS),)](
-        keys,
-        out,
-        shift,
-        inv_freq.to(keys.device, torch.float32).contiguous(),
-        tokens,
-        keys.stride(0),
-        keys.stride(1),
-        out.stride(0),
-        out.stride(1),
-        HEADS=heads,
-        HALF=half,
-        STILL=still,
-        HALF_POW2=triton.next_power_of_2(half),
-        STILL_POW2=triton.next_power_of_2(max(still, 1)),
-        INTERLEAVED=pairing == "interleaved",
-        TOKENS=TOKENS,
-    )
+        keys, out, shift, inv_freq.to(keys.device, torch.float32).contiguous(), tokens, keys.stride(0), keys.stride(1),
+        out.stride(0), out.stride(1), HEADS=heads, HALF=half, STILL=still, HALF_POW2=triton.next_power_of_2(half),
+        STILL_POW2=triton.next_power_of_2(max(still, 1)), INTERLEAVED=pairing == "interleaved", TOKENS=TOKENS,
+    )  # fmt: skip
     return out
 
 

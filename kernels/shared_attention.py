@@ -53,24 +53,9 @@ def reference(
 
 @jit
 def _merge(
-    shared,
-    shared_lse,
-    shared_splits,
-    own,
-    own_lse,
-    own_splits,
-    out,
-    batch,
-    heads,
-    count,
-    out_batch,
-    out_head,
-    out_token,
-    SHARED: tl.constexpr,
-    OWN: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-):
+    shared, shared_lse, shared_splits, own, own_lse, own_splits, out, batch, heads, count, out_batch, out_head,
+    out_token, SHARED: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
     """One row: the parts over the shared pages [1, Hq, B · R, S, D] and its own [B, Hq, R, S, D]."""
     place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
@@ -108,22 +93,10 @@ def launch(
     two, two_lse = _parts(q, keys, values, rows, own, inv_freq, pairing, scale)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     _merge[(batch * heads * count,)](
-        one,
-        one_lse,
-        one.shape[3],
-        two,
-        two_lse,
-        two.shape[3],
-        out,
-        batch,
-        heads,
-        count,
-        *out.stride()[:3],
-        SHARED=triton.next_power_of_2(one.shape[3]),
-        OWN=triton.next_power_of_2(two.shape[3]),
-        D=width,
+        one, one_lse, one.shape[3], two, two_lse, two.shape[3], out, batch, heads, count, *out.stride()[:3],
+        SHARED=triton.next_power_of_2(one.shape[3]), OWN=triton.next_power_of_2(two.shape[3]), D=width,
         DP=triton.next_power_of_2(width),
-    )
+    )  # fmt: skip
     return out
 
 
