@@ -18,7 +18,7 @@ _ROOMS = {
     "scores=block_scores whole=files",
     "data": "assets corpus=retrieval_corpus embedders layouts segment reading=prompt_view",
     "models": "families untrained=random_init freed=allocator",
-    "engine": "attention executors=backends  chunked decoding weights=attention_maps "
+    "engine": "attention executors=backends chunked decoding weights=attention_maps "
     "tilewise=block_sparse fused=compile graphs=cuda_graphs pool=paged_pool steps=static_batch",
     "methods": "prepare select sparse generation way=config editing=incremental prepared=precompute "
     "published=presets menu=registry gates=seer_gate",
