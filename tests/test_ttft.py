@@ -1,5 +1,7 @@
 """Methods up to a first token: that they agree, what they cost, where their time goes."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
@@ -135,3 +137,10 @@ def test_stages_are_split_and_the_answer_stays(store, name):
     assert (found.seconds["choose"] > 0) == (name in ("select", "sparse"))
     assert (found.density < 1) == (name == "sparse") and found.density > 0
     assert first_token(MODEL, PROMPT, method, store) == before
+
+
+def test_an_earlier_notebook_gets_the_columns_of_then():
+    old = import_module("workbench.ttft").computed(cost.shape_of(MODEL), [60], 2, 50)
+    now = ttft.computed(cost.shape_of(MODEL), [60], 2, 50)
+    assert [list(record) for record in old] == [["length", "way", "flops", "bytes"]] * 3
+    assert ttft.by_shape({"own": now}) == [{"shape": "own", **record} for record in old]

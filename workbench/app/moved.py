@@ -114,6 +114,7 @@ NAMES = {
     "workbench.lengths.computed": "computed_by_mode",
     "workbench.experiments.lengths.computed": "computed_by_mode",
     "workbench.ttft.WAYS": "METHODS",
+    "workbench.ttft.computed": "computed_totals",
     "workbench.ttft.Part": "partial_store",
     "workbench.ttft.in_turns": "interleaved",
     "workbench.ttft.methods": "engine_methods",

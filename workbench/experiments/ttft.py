@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import chain, cycle
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ METHODS = ("full", "block", "recompute", "stock full", "stock prefix")
 WORK = {name: name for name in METHODS} | {"stock full": "full", "stock prefix": "block"}  # method: least work for it
 MODES = ("full", "block")
 Job = Callable[[], object]
+Key = TypeVar("Key", str, int, float)
 Prompts = Sequence[Prompt]
 ceilings = roof  # bytes and operations a second that this device reaches
 
@@ -68,9 +69,9 @@ def prompt_of_length(
     return Prompt((*blocks, Block(tokens)))
 
 
-def interleaved(jobs: Mapping[str, Job], device: torch.device, repeats: int, warm_up: int = 1) -> dict[str, Quantiles]:
+def interleaved(jobs: Mapping[Key, Job], device: torch.device, repeats: int, warm_up: int = 1) -> dict[Key, Quantiles]:
     """Measure the seconds of every job `repeats` times, one job after the other; `warm_up` runs before do not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    seconds: dict[Key, list[float]] = {name: [] for name in jobs}
     for round_ in range(repeats):
         for name, job in jobs.items():
             seconds[name].append(measure([job], device, 0 if round_ else warm_up).p50)
@@ -164,7 +165,7 @@ def by_cached_share(model: PreTrainedModel, prompt: Prompt, shares: Sequence[flo
     lengths = [len(block) for block in prompt.context]
     counts = sorted({round(share * len(lengths)) for share in shares})
     views = {count: partial_store(model, prompt.context, store, count) for count in counts}
-    jobs = {str(count): partial(first_token, model, prompt, "block", view) for count, view in views.items()}
+    jobs = {count: partial(first_token, model, prompt, "block", view) for count, view in views.items()}
     times = interleaved(jobs, model.device, repeats)
     shape = cost.shape_of(model)
     cached = _cost(model, prompt, Reuse(), store)["flops"]
@@ -172,7 +173,7 @@ def by_cached_share(model: PreTrainedModel, prompt: Prompt, shares: Sequence[flo
     for count in counts:
         encoding = cost.encoding(shape, lengths[count:], model.dtype.itemsize).flops if lengths[count:] else 0.0
         share = sum(lengths[:count]) / sum(lengths)
-        records.append({"share": share, "blocks": count, **vars(times[str(count)]), "flops": cached + encoding})
+        records.append({"share": share, "blocks": count, **vars(times[count]), "flops": cached + encoding})
     return records
 
 
@@ -181,10 +182,9 @@ def by_ratio(model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], re
     p95 (seconds), n, flops, bytes, rows}."""
     store = filled(model, prompt.context)
     methods = {ratio: Reuse(select=select if ratio else None, ratio=ratio) for ratio in ratios}
-    jobs = {str(ratio): partial(first_token, model, prompt, method, store) for ratio, method in methods.items()}
+    jobs = {ratio: partial(first_token, model, prompt, method, store) for ratio, method in methods.items()}
     times = interleaved(jobs, model.device, repeats)
-    costs = {ratio: _cost(model, prompt, method, store) for ratio, method in methods.items()}
-    return [{"ratio": ratio, **vars(times[str(ratio)]), **costs[ratio]} for ratio in methods]
+    return [{"ratio": at, **vars(times[at]), **_cost(model, prompt, methods[at], store)} for at in methods]
 
 
 def computed(
@@ -255,6 +255,17 @@ def last_length(records: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, fl
 
 
 def by_shape(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Records:
-    """List operations and bytes of several `computed`: {shape, length, way, flops, bytes}; `records` by shape."""
-    fields = ("length", "way", "flops", "bytes")
-    return [{"shape": shape, **{field: r[field] for field in fields}} for shape, of in records.items() for r in of]
+    """List the `totals` of several `computed`: {shape, length, way, flops, bytes}; `records` by shape."""
+    return [{"shape": shape, **r} for shape, computed in records.items() for r in totals(computed)]
+
+
+def totals(records: Sequence[Mapping[str, Any]]) -> Records:
+    """Return operations and bytes of `computed` without their parts: {length, way, flops, bytes}."""
+    return [{field: r[field] for field in ("length", "way", "flops", "bytes")} for r in records]
+
+
+def computed_totals(
+    shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int, ratio: float = 0.15
+) -> Records:
+    """Return the `totals` of `computed`: what it returned in earlier versions."""
+    return totals(computed(shape, lengths, itemsize, question, ratio))
