@@ -1,17 +1,18 @@
 """The whole flow in one call: prompts in, answers out, by any method."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
-from workbench.engine.decoding import check_options, decode, text_of
-from workbench.methods import Method, finish
+from workbench.engine.decoding import Tokens, check_options, decode, text_of
+from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
@@ -53,8 +54,32 @@ def generate(
            in `workbench.methods`.
     The other arguments are those of `decode`.
     """
-    method = method_of(mode)
+    options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop}
+    return answer(model, tokenizer, prompts, method_of(mode), store, max_new_tokens, **options).generations
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A batch as `answer` leaves it: every request's KV holds its prompt and the tokens that were decoded."""
+
+    generations: list[Generation]
+    ready: list[ReadyRequest]
+    logits: list[Tensor]  # [V] behind every prompt
+
+
+def answer(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    method: Method,
+    store: Store | None = None,
+    max_new_tokens: int = 64,
+    **options: Any,
+) -> Answered:
+    """Answer a batch as `generate` does, and keep its requests; `options` are those of `decode`."""
     spec = attach(model)
+    stop = options.get("stop", ())
+    temperature, top_p = options.get("temperature", 0.0), options.get("top_p", 1.0)
     check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
     for prompt in prompts:
         spec.check_tokens(prompt.tokens)
@@ -63,17 +88,30 @@ def generate(
     ttft, begin = 0.0, perf_counter()
     ready = method.begin(model, prompts, store, reserve)
     logits = finish(model, ready)
-    kvs, rules = [r.request.kv for r in ready], [r.request.plan.sees for r in ready]
-    answers: list[list[int]] = [[] for _ in prompts]
-    for step in decode(model, kvs, logits, max_new_tokens, temperature, top_p, seed, stop, tokenizer, rules):
+    tokens: list[list[int]] = [[] for _ in prompts]
+    for step in decode_ready(model, tokenizer, ready, logits, max_new_tokens, **options):
         ttft = ttft or perf_counter() - begin
-        for answer, token in zip(answers, step, strict=True):
-            answer += [] if token is None else [token]
+        for said, token in zip(tokens, step, strict=True):
+            said += [] if token is None else [token]
     ttft = ttft or perf_counter() - begin  # all ended at once: nothing was streamed
-    return [
-        Generation(tuple(answer), text_of(tokenizer, answer, stop), r.computed, r.reused, ttft, r.passes)
-        for answer, r in zip(answers, ready, strict=True)
+    generations = [
+        Generation(tuple(said), text_of(tokenizer, said, stop), r.computed, r.reused, ttft, r.passes)
+        for said, r in zip(tokens, ready, strict=True)
     ]
+    return Answered(generations, ready, logits)
+
+
+def decode_ready(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    ready: Sequence[ReadyRequest],
+    logits: Sequence[Tensor],
+    max_new_tokens: int,
+    **options: Any,
+) -> Iterator[Tokens]:
+    """Decode the answers of requests whose last forward pass has run, under the rules of their plans."""
+    kvs, rules = [r.request.kv for r in ready], [r.request.plan.sees for r in ready]
+    return decode(model, kvs, logits, max_new_tokens, tokenizer=tokenizer, sees=rules, **options)
 
 
 def method_of(mode: Method | str) -> Method:

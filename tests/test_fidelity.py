@@ -1,0 +1,179 @@
+"""Fidelity to full attention: teacher-forced likelihood, KL and agreement, of one method and of many."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests import tiny
+from workbench import data, models
+from workbench.core.errors import BadInput
+from workbench.core.plan import Pass
+from workbench.experiments import fidelity as experiment
+from workbench.methods import finish, select
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.superposition import Superposition
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.metrics import fidelity
+
+METHODS = {
+    "full": Full(),
+    "in chunks": Full(chunk=64),
+    "reuse": Reuse(),
+    "naive": Reuse("naive"),
+    "all recomputed": Reuse(select=select.named("random"), ratio=1.0, prepare=AfterSystem()),
+    "query_guided": Reuse(select=select.named("query_guided"), ratio=0.15),
+    "superposition": Superposition(paths=2),
+}
+TOKENS = 6  # of an answer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model whose attention is not all but uniform, so that what a row sees is felt."""
+    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "sharp", initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return models.load(folder)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return data.load("lab", 5, 0, 3)
+
+
+@pytest.fixture(scope="module")
+def rows(loaded, samples):
+    made = experiment.measure(loaded, samples, METHODS, answers=True, max_new_tokens=TOKENS, batch=3)
+    return {(row["method"], row["id"]): row for row in made}
+
+
+def of(rows, method):
+    return [row for (name, _), row in rows.items() if name == method]
+
+
+@pytest.mark.parametrize("method", ["full", "in chunks", "all recomputed"])
+def test_what_computes_every_token_is_full_attention(rows, method):
+    for row in of(rows, method):
+        assert row["kl"] <= 1e-6 and row["kl_gold"] <= 1e-6 and row["kl_first"] <= 1e-6
+        assert row["agree"] == row["agree_gold"] == row["agree_first"] == 1
+        assert row["nll"] == pytest.approx(row["nll_full"], abs=1e-5)
+        assert row["answer"] == row["full"] and row["em"] == row["full_em"]
+
+
+@pytest.mark.parametrize("method", ["reuse", "naive", "query_guided", "superposition"])
+def test_what_leaves_tokens_out_is_not(rows, method):
+    assert all(row["kl"] > 1e-6 and row["kl_first"] > 0 for row in of(rows, method))
+    assert all(0 <= row["agree"] <= 1 for row in of(rows, method))
+
+
+def test_likelihood_is_that_of_one_forward_pass_of_plain_transformers(folder, loaded, rows, samples):
+    _, tokenizer, layout = loaded
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    for sample in samples:
+        prompt = layout.prompt(sample, tokenizer)
+        answer = tokenizer(layout.answer.format(answer=sample.answers[0]), add_special_tokens=False)["input_ids"]
+        whole = torch.cat((prompt.tokens, torch.tensor(answer)))[None]
+        with torch.no_grad():
+            logits = plain(whole).logits[0, len(prompt) - 1 : -1]
+        expected = torch.nn.functional.cross_entropy(logits, torch.tensor(answer))
+        assert rows["full", sample.id]["nll"] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_divergence_is_that_of_what_decoding_would_see(loaded, samples):
+    """KL of the second token: by hand, from one more row over the method's own cache."""
+    model, tokenizer, layout = loaded
+    prompt = layout.prompt(samples[0], tokenizer)
+    known = fidelity.reference(model, tokenizer, [prompt], [()], 2)
+    method = Reuse()
+    ready = method.begin(model, [prompt])
+    (row,) = fidelity.compare(model, ready, finish(model, ready), known)
+    again = method.begin(model, [prompt])
+    first = finish(model, again)[0]
+    predicted = fidelity.predict(model, again, [first], [known[0].own])[0]
+    p, q = known[0].logits.log_softmax(-1), predicted.log_softmax(-1)
+    assert row["kl"] == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), abs=1e-6)
+    assert row["kl_first"] == pytest.approx(float((p[0].exp() * (p[0] - q[0])).sum()), abs=1e-6)
+
+
+def test_the_own_answer_is_the_greedy_one_and_its_end(loaded, samples):
+    model, tokenizer, layout = loaded
+    prompts = layout.prompts(samples[:2], tokenizer)
+    known = fidelity.reference(model, tokenizer, prompts, [(), ()], TOKENS)
+    for prompt, one in zip(prompts, known, strict=True):
+        request = fidelity.predict(model, *_full(model, prompt), [one.own])[0]
+        assert tuple(request.argmax(-1).tolist()) == one.own and len(one.own) <= TOKENS
+
+
+def _full(model, prompt):
+    ready = Full().begin(model, [prompt])
+    return ready, finish(model, ready)
+
+
+def test_an_answer_that_ends_at_once_is_one_token(loaded, samples, monkeypatch):
+    model, tokenizer, layout = loaded
+    prompt = layout.prompt(samples[0], tokenizer)
+    likeliest = fidelity.reference(model, tokenizer, [prompt], [()], 1)[0].own
+    monkeypatch.setattr(model.generation_config, "eos_token_id", likeliest[0])
+    (known,) = fidelity.reference(model, tokenizer, [prompt], [()], 4)
+    assert known.own == likeliest and known.text == "" and len(known.logits) == 1
+    (row,) = fidelity.compare(model, *_full(model, prompt), [known])
+    assert row["kl"] == row["kl_first"] <= 1e-6 and row["agree"] == 1
+    (silent,) = experiment.measure(loaded, samples[:1], {"full": Full()}, answers=True)
+    assert silent["answer"] == "" == silent["full"] and silent["em"] == 0
+
+
+def test_a_sample_without_an_answer_has_divergence_and_agreement_only(loaded, samples):
+    nameless = [replace(samples[0], answers=()), samples[1]]
+    without, with_answer = experiment.measure(loaded, nameless, {"reuse": Reuse()}, max_new_tokens=TOKENS, answers=True)
+    for name in ("nll", "nll_full", "kl_gold", "agree_gold", "em", "f1", "full_em"):
+        assert without[name] is None and with_answer[name] is not None
+    assert without["kl"] > 0 and without["nll_own"] > 0 and without["answer"]
+
+
+def test_rows_do_not_depend_on_the_batch(loaded, samples, rows):
+    for row in experiment.measure(loaded, samples, {"naive": METHODS["naive"]}, max_new_tokens=TOKENS, batch=1):
+        for name in fidelity.FIELDS:
+            assert row[name] == pytest.approx(rows["naive", row["id"]][name], abs=1e-4)
+
+
+def test_passes_of_the_selector_are_charged(rows, loaded, samples):
+    _, tokenizer, layout = loaded
+    for sample in samples:
+        question = len(layout.prompt(sample, tokenizer).question)
+        plain, guided = rows["reuse", sample.id], rows["query_guided", sample.id]
+        assert plain["rows"] == question
+        assert guided["rows"] > guided["tokens"] - guided["rows_reused"] > question
+        assert guided["flops"] > plain["flops"]
+
+
+def test_a_pass_of_few_layers_counts_for_its_share():
+    assert experiment.rows_charged((Pass(range(8), 8, 1), Pass([8, 9], 10)), 4) == 4
+
+
+def test_finished_rows_are_not_measured_again(loaded, samples, tmp_path, monkeypatch):
+    path, two = tmp_path / "rows.jsonl", {name: METHODS[name] for name in ("full", "reuse")}
+    options = {"max_new_tokens": 2, "about": {"data": "lab"}}
+    first = experiment.measure_into(path, loaded, samples[:2], two, **options)
+    with path.open("a") as file:
+        file.write('{"id": "lab-')  # interrupted
+    second = experiment.measure_into(path, loaded, samples[:3], two, **options)
+    assert second[:4] == first and [row["id"] for row in second[4:]] == [samples[2].id] * 2
+    monkeypatch.setattr(fidelity, "reference", None)
+    assert experiment.measure_into(path, loaded, samples[:3], two, **options) == second
+    assert experiment.read(tmp_path / "none.jsonl") == []
+
+
+def test_bad_questions_are_refused_before_any_work(loaded, samples, monkeypatch):
+    monkeypatch.setattr(fidelity, "reference", None)
+    for given, methods, problem in (
+        ([], METHODS, "0 samples and 7 methods"),
+        (samples, {}, "5 samples and 0 methods"),
+        ([samples[0]] * 2, METHODS, "two samples have the id 'lab-0-0'"),
+    ):
+        with pytest.raises(BadInput, match=problem):
+            experiment.measure(loaded, given, methods)

@@ -1,0 +1,183 @@
+"""Fidelity: how near a method's predictions of an answer stay to those of full attention.
+
+Two answers are teacher-forced, the gold answer and full attention's own greedy answer: each of their tokens is
+predicted from the prompt as the method computed it and from the answer's tokens before it, as decoding would see them.
+Neither needs long decoding, and the second needs no labels. They tell methods apart where few answers match exactly.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from workbench.core.blocks import Prompt
+from workbench.core.plan import Plan
+from workbench.data import Sample
+from workbench.data.layouts import Layout
+from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.methods import ReadyRequest
+from workbench.methods.generation import Answered, answer
+from workbench.methods.modes.full import Full
+from workbench.models.spec import attach
+
+ROWS = 512  # rows of logits that are taken to log-probabilities at a time
+FIELDS = (
+    "nll nll_full kl_gold agree_gold nll_own nll_own_full kl agree kl_first agree_first".split()
+)  # of a row of `compare`
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Full attention over one prompt: its own greedy answer, and what it predicts of both answers.
+
+    gold     the gold answer's tokens, its end included; none where the sample has no answer
+    own      full attention's greedy answer; the token that ends the text is one of it
+    text     the answer as text, up to the stop string
+    logits   [G + O, V], of the gold answer's tokens, then of its own
+    """
+
+    gold: Tokens
+    own: Tokens
+    text: str
+    logits: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.logits.nbytes
+
+
+def gold_answers(samples: Sequence[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
+    """Return the tokens of every sample's first answer as the layout writes it, its end included; () without one."""
+    texts = [layout.answer.format(answer=sample.answers[0]) if sample.answers else "" for sample in samples]
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    return [tuple(ids) for ids in encoded]
+
+
+def predict(
+    model: PreTrainedModel, ready: Sequence[ReadyRequest], logits: Sequence[Tensor], answers: Sequence[Tokens]
+) -> list[Tensor]:
+    """Predict every token of an answer [A] from the prompt and the tokens before it: logits [A, V] a request.
+
+    `ready` have run (`methods.finish`), and `logits` [V] are those behind their prompts. All answers are one packed
+    forward pass under each plan's rule; the rows behind the prompts are overwritten.
+    """
+    requests, asked = [], []
+    for i, (one, tokens) in enumerate(zip(ready, answers, strict=True)):
+        if len(tokens) < 2:
+            continue
+        before, kv = one.request.tokens, one.request.kv
+        whole = torch.cat((before, torch.tensor(tokens[:-1])))
+        kv.grow(max(0, len(whole) - len(kv)))
+        plan = Plan(torch.arange(len(before), len(whole)), one.request.plan.sees)
+        requests.append(PrefillRequest(whole, plan, kv))
+        asked.append(i)
+    later = dict(zip(asked, prefill_many(model, requests), strict=True))
+    predicted = []
+    for i, tokens in enumerate(answers):
+        parts = [logits[i][None]] if tokens else [logits[i][None][:0]]
+        if i in later and (rows := later[i].logits) is not None:
+            parts.append(rows)
+        predicted.append(torch.cat(parts))
+    return predicted
+
+
+def references(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    full: Answered,
+    gold: Sequence[Tokens],
+    max_new_tokens: int,
+    stop: Sequence[str] = (),
+) -> list[Reference]:
+    """Return the reference of every prompt of a batch that full attention has answered greedily (`answer`)."""
+    limits = _limits(model, full.ready)
+    golden = [tokens[:limit] for tokens, limit in zip(gold, limits, strict=True)]
+    said = [generation.tokens for generation in full.generations]
+    ended = [
+        len(tokens) < min(max_new_tokens, limit) and not _stopped(tokenizer, tokens, stop)
+        for tokens, limit in zip(said, limits, strict=True)
+    ]
+    padded = [(*tokens, 0) if end else tokens for tokens, end in zip(said, ended, strict=True)]  # 0 is not read
+    of_gold, of_own = (predict(model, full.ready, full.logits, answers) for answers in (golden, padded))
+    last = torch.stack([rows[-1].argmax() for rows in of_own]).tolist() if of_own else []
+    own = [(*tokens, end) if more else tokens for tokens, more, end in zip(said, ended, last, strict=True)]
+    texts = [generation.text.strip() for generation in full.generations]
+    rows = [torch.cat(pair) for pair in zip(of_gold, of_own, strict=True)]
+    return [Reference(*each) for each in zip(golden, own, texts, rows, strict=True)]
+
+
+def reference(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    gold: Sequence[Tokens],
+    max_new_tokens: int = 32,
+    stop: Sequence[str] = (),
+) -> list[Reference]:
+    """Answer a batch of prompts by full attention, greedily, and return the reference of each."""
+    full = answer(model, tokenizer, prompts, Full(), None, max_new_tokens, stop=stop)
+    return references(model, tokenizer, full, gold, max_new_tokens, stop)
+
+
+def compare(
+    model: PreTrainedModel, ready: Sequence[ReadyRequest], logits: Sequence[Tensor], known: Sequence[Reference]
+) -> list[dict[str, float | None]]:
+    """Compare a method's requests, whose last forward pass has run, with full attention over the same prompts.
+
+    Returns {`FIELDS`} a request, means over the tokens of an answer, in nats:
+    nll, nll_full            negative log-likelihood of the gold answer's tokens, by the method and by full attention
+    nll_own, nll_own_full    the same of full attention's own answer
+    kl, kl_gold              KL(full attention ‖ method) at every token of its own answer, and of the gold answer
+    agree, agree_gold        share of these tokens whose likeliest token is full attention's
+    kl_first, agree_first    of the answer's first token, which is the same for both answers
+    What is of a gold answer is None where there is none.
+    """
+    golden, own = (predict(model, ready, logits, [getattr(one, name) for one in known]) for name in ("gold", "own"))
+    return scores(known, [torch.cat(pair) for pair in zip(golden, own, strict=True)])
+
+
+def scores(known: Sequence[Reference], predicted: Sequence[Tensor]) -> list[dict[str, float | None]]:
+    """Score logits [G + O, V] a request, of the tokens of both answers, as `compare` does."""
+    if not known:
+        return []
+    targets = torch.tensor([token for one in known for token in (*one.gold, *one.own)])
+    table = _by_token(torch.cat([one.logits for one in known]), torch.cat(list(predicted)), targets)
+    lengths = [len(one.gold) + len(one.own) for one in known]
+    return [_means(part, len(one.gold)) for part, one in zip(table.split(lengths), known, strict=True)]
+
+
+def _by_token(full: Tensor, ours: Tensor, targets: Tensor) -> Tensor:
+    """Return [N, 4] on the CPU of logits [N, V] and tokens [N]: nll, nll of full attention, KL, agreement."""
+    parts = []
+    for rows in torch.arange(len(targets)).split(ROWS):
+        at = slice(int(rows[0]), int(rows[-1]) + 1)
+        p, q = (x[at].to(ours.device).float().log_softmax(-1) for x in (full, ours))
+        token = targets[at].to(ours.device)[:, None]
+        kl = (p.exp() * (p - q)).sum(-1).clamp_min(0)  # below 0 by rounding only
+        agree = (p.argmax(-1) == q.argmax(-1)).float()
+        parts.append(torch.stack([-q.gather(1, token)[:, 0], -p.gather(1, token)[:, 0], kl, agree], 1))
+    return torch.cat(parts).cpu()
+
+
+def _means(table: Tensor, gold: int) -> dict[str, float | None]:
+    """Return the means of one request's tokens [G + O, 4], the first `gold` of them of the gold answer."""
+    of_gold = table[:gold].double().mean(0).tolist() if gold else [None] * 4
+    of_own = table[gold:].double().mean(0).tolist()
+    nll, nll_full, kl_gold, agree_gold = of_gold
+    return dict(zip(FIELDS, (nll, nll_full, kl_gold, agree_gold, *of_own, *table[gold, 2:].tolist()), strict=True))
+
+
+def _limits(model: PreTrainedModel, ready: Sequence[ReadyRequest]) -> list[int]:
+    """Return how many tokens of an answer the model's context has room for, a request; the last is never read."""
+    context = attach(model).context
+    return [context - len(one.request.tokens) + 1 if context else 1 << 62 for one in ready]
+
+
+def _stopped(tokenizer: Any, tokens: Tokens, stop: Sequence[str]) -> bool:
+    """Whether an answer ends with a stop string, not with the token that ends a text."""
+    text = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return any(end in text for end in stop)
