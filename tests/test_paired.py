@@ -1,0 +1,86 @@
+"""Paired comparisons of two methods on the same questions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.core.errors import BadInput
+from workbench.metrics.paired import bits_explained, difference, mcnemar
+
+LOSSES = st.lists(st.tuples(*[st.floats(0, 10)] * 3), min_size=2, max_size=12)
+
+
+def test_mcnemar_is_the_exact_binomial_test():
+    """10 questions only the first answers, 2 only the second: 2 · (1 + 12 + 66) / 2^12."""
+    one = [1] * 10 + [0] * 2 + [1] * 5
+    other = [0] * 10 + [1] * 2 + [1] * 5
+    found = mcnemar(one, other)
+    assert (found.only_one, found.only_other) == (10, 2)
+    assert found.p == pytest.approx(2 * (1 + 12 + 66) / 2**12)
+    assert mcnemar(other, one).p == pytest.approx(found.p)
+
+
+def test_methods_that_are_right_together_do_not_differ():
+    assert mcnemar([1, 0, 1], [1, 0, 1]).p == 1
+    same = difference([0.5, 0.25], [0.5, 0.25])
+    assert (same.mean, same.low, same.high, same.n) == (0, 0, 0, 2)
+
+
+def test_a_difference_is_taken_question_by_question():
+    hard = np.arange(20.0)
+    found = difference(hard + 1, hard)
+    assert (found.mean, found.low, found.high) == (1, 1, 1)
+
+
+def test_bits_explained_by_hand():
+    found = bits_explained([2, 2], [4, 4], [0, 0])
+    assert (found.gap, found.share, found.low, found.high, found.note) == (4, 0.5, 0.5, 0.5, "")
+
+
+@given(LOSSES)
+def test_reuse_explains_nothing_and_full_attention_all(losses):
+    _, reuse, full = map(np.array, zip(*losses, strict=True))
+    nothing, everything = bits_explained(reuse, reuse, full), bits_explained(full, reuse, full)
+    if reuse.mean() - full.mean() > 0:
+        assert nothing.share == 0 and everything.share == pytest.approx(1)
+    else:
+        assert nothing.share is everything.share is None and "no gap" in nothing.note
+
+
+@given(LOSSES, st.floats(0.5, 3), st.floats(-5, 5))
+def test_bits_explained_does_not_depend_on_the_unit_or_the_zero(losses, unit, zero):
+    table = np.array(losses).T
+    found, other = bits_explained(*table), bits_explained(*(unit * table + zero))
+    if found.gap > 1e-3:
+        assert other.share == pytest.approx(found.share, abs=1e-6, rel=1e-6)
+
+
+@given(LOSSES)
+def test_an_interval_begins_before_it_ends(losses):
+    found = bits_explained(*np.array(losses).T)
+    if found.low is not None and found.high is not None:
+        assert found.low <= found.high
+
+
+def test_of_divergence_full_attention_is_zero():
+    assert bits_explained([1, 3], [4, 4]).share == pytest.approx(0.5)
+
+
+def test_an_uncertain_gap_has_no_end():
+    found = bits_explained([1.0, 1.0], [3.0, 0.0], [0.0, 1.0])
+    assert found.share is not None and found.low is None and found.high is None
+
+
+@pytest.mark.parametrize(
+    "call, problem",
+    [
+        (lambda: difference([1], [1, 2]), "1 and 2 questions"),
+        (lambda: difference([], []), "0 and 0 questions"),
+        (lambda: mcnemar([0.5], [1]), "0.5 is neither"),
+        (lambda: bits_explained([1], [float("nan")]), "missing or not finite"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(call, problem):
+    with pytest.raises(BadInput, match=problem):
+        call()
