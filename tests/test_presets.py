@@ -21,6 +21,17 @@ def test_every_published_method_answers_and_accounts_for_its_tokens(folder, load
         assert record.rows_computed + record.rows_reused == record.prompt_tokens
 
 
+def test_methods_cache_what_their_papers_cache(folder, loaded):
+    """EPIC and Block-Attention cache chunks by themselves; Full Reuse is FusionRAG's, behind the system prompt."""
+    looked_back = {}
+    for name in ("block", "epic", "prompt-cache", "full-reuse", "cacheblend", "fusionrag"):
+        looked_back[name] = METHODS[name].fields.get("prepare", "independent")
+    assert looked_back["block"] == looked_back["epic"] == looked_back["prompt-cache"] == "independent"
+    assert looked_back["full-reuse"] == looked_back["cacheblend"] == "after_system"
+    assert looked_back["fusionrag"] == "with_neighbours"
+    assert Trial(str(folder)).prepare == "independent", "where a method names none"
+
+
 def test_what_a_method_computes_grows_with_what_it_recomputes(folder, loaded):
     rows = {
         name: Trial(str(folder), **METHODS[name].fields, **QUESTIONS).run(loaded=loaded).rows_computed

@@ -12,11 +12,15 @@ from workbench.core.errors import BadInput
 from workbench.engine import attention_maps
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.encoding import encode_many
+from workbench.engine.forward import prefill
 from workbench.methods import select
-from workbench.methods.select import cache_craft
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.select import cache_craft, choose
 from workbench.methods.select.cache_craft import CacheCraft, Past
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.models.spec import attach
+from workbench.store import MemoryStore, fetch
 
 SIZES = (4, 9, 7, 12, 5)
 PROMPT = prompt_of(*SIZES)
@@ -139,6 +143,37 @@ def test_kv_deviation_computes_no_more_than_it_needs(model, kv):
     (done,) = select.named("query_guided").passes(model, PROMPT)
     assert (list(done.rows), done.length, done.num_layers) == (PROMPT.question.tolist(), len(PROMPT), 3)
     assert select.named("random").passes(model, PROMPT) == ()
+
+
+def test_kv_deviation_leaves_its_layers_fresh_where_it_is_asked_to(model, kv, full):
+    """CacheBlend's released code: behind the check layer the KV of layers 0 and 1 is that of full attention."""
+    ours, plain = kv.clone(), kv.clone()
+    found = scores("kv_deviation(fresh=True)", model, ours)
+    close(found, scores("kv_deviation", model, plain))
+    for layer in range(3):
+        truth = full.kv if layer < 2 else kv
+        for mine, theirs in ((ours.keys, truth.keys), (ours.values, truth.values)):
+            torch.testing.assert_close(mine[layer][:, :END], theirs[layer][:, :END], atol=1e-4, rtol=1e-4)
+    for x, y in zip(plain.tensors(), kv.tensors(), strict=True):
+        assert torch.equal(x[:, :END], y[:, :END]), "without it the context is only read"
+
+
+def test_a_prompt_under_the_released_cacheblend_is_computed_over_fresh_early_layers(model, kv, full):
+    rows = torch.cat((choose(scores("kv_deviation(part=v)", model, kv.clone()), PROMPT, 0.2), PROMPT.question))
+    mixed = kv.clone()
+    for layer in range(2):
+        mixed.keys[layer][:, :END] = full.kv.keys[layer][:, :END]
+        mixed.values[layer][:, :END] = full.kv.values[layer][:, :END]
+    select_ = select.named("kv_deviation(part=v, fresh=True)")
+    store, after = MemoryStore(1 << 30), [(), *[PROMPT.context[:1]] * (len(PROMPT.context) - 1)]
+    (ready,) = Reuse(prepare=AfterSystem(), select=select_, ratio=0.2).begin(model, [PROMPT], store)
+    assert ready.request.plan.rows.tolist() == rows.tolist()
+    ours = prefill(model, PROMPT.tokens, ready.request.plan, ready.request.kv).logits
+    torch.testing.assert_close(ours, forward(model, PROMPT.tokens, mixed, rows).logits, atol=5e-4, rtol=1e-3)
+    blocks = fetch(model, PROMPT.context, store, after), encode_many(model, PROMPT.context, after)
+    for cached, before in zip(*blocks, strict=True):
+        for ours, theirs in zip(cached.tensors(), before.tensors(), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
 def test_the_oracle_sums_all_layers(model, kv):

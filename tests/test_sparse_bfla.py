@@ -65,6 +65,69 @@ def test_bfla_keeps_the_blocks_that_hold_the_mass_and_rescues_tiles(rows, flat):
         assert not (causes[name] & (causes["mass"] | causes["local"] | causes["sink"])).any(), "dropped tiles only"
 
 
+def coarse(rows, shares, length, method):
+    """The released mask builder with loops: [H][Lq][Lkv] blocks that are kept, and their causal limit."""
+    b, context = method.block, int(rows[0])
+    band = max(1, -(-method.local * method.tile // b))
+    kept = []
+    for head in range(KV_HEADS):
+        kept.append([])
+        for i in range(-(-len(rows) // b)):
+            end = min(context + (i + 1) * b - 1, length - 1)
+            causal = [j * b <= end for j in range(-(-length // b))]
+            line = set().union(*(covering(shares[h][i], method.mass) for h in (2 * head, 2 * head + 1)))
+            at = (context + i * b) // b
+            line |= {j for j in range(len(causal)) if at - band <= j <= at} | {0}
+            for j in range(len(causal)):
+                drawn = ((i + 1) * 1103515245 + (j + 1) * 12345 + (head + 1) * 2654435761 + method.seed) & 0x7FFFFFFF
+                if (131 * i + 17 * j + method.seed) % method.stride == 0 or drawn % 10**6 < method.random * 10**6:
+                    line.add(j)
+            kept[-1].append({j for j in line if causal[j]})
+    return kept
+
+
+@pytest.mark.parametrize("rows", ROWS[:3], ids=["whole", "chunk", "unaligned"])
+@pytest.mark.parametrize("local", [1, 3])
+def test_bfla_as_released_rescues_blocks_and_counts_from_the_chunk(rows, local):
+    """Its masks are of coarse blocks, then cut into tiles; a chunk that begins inside a block may miss its diagonal."""
+    options = {"block": 16, "tile": 8, "flat": 4, "mass": 0.5, "local": local, "stride": 5, "random": 0.1, "seed": 3}
+    method = Bfla(**options, rescue="blocks", anchor="chunk")
+    q, k = states(rows, scale=0.5)
+    kept, (ours, theirs) = coarse(rows, pooled(q, k, rows, 16, 4), k.shape[1], method), blocks(rows, k.shape[1], 8)
+    want = torch.zeros(HEADS, len(ours), len(theirs), dtype=torch.bool)
+    for head in range(HEADS):
+        for i, mine in enumerate(ours):
+            for j, keys in enumerate(theirs):
+                want[head, i, j] = keys[0] <= mine[-1][1] and j // 2 in kept[head // 2][i // 2]
+    found = method(q, k, rows)
+    assert torch.equal(found.kept, want) and found.kept[:, :, 0].all()
+    assert torch.equal(torch.stack(list(method.causes(q, k, rows).values())).any(0), want)
+    assert not torch.equal(found.kept, Bfla(**options)(q, k, rows).kept)
+
+
+@every_rows
+def test_coarse_rescues_alone_keep_every_row_its_own_tile_whatever_the_chunks(rows):
+    method = Bfla(block=16, tile=8, flat=4, mass=0.01, local=2, stride=3, random=0.2, rescue="blocks")
+    q, k = states(rows)
+    kept = method(q, k, rows).kept
+    for at, row in enumerate(rows.tolist()):
+        assert kept[:, at // 8, row // 8].all() and (row < 16 or kept[:, at // 8, (row // 16 - 1) * 2].all())
+    q, k = states(ROWS[0])
+    whole = method(q, k, ROWS[0]).kept
+    part = ROWS[0][32:64]
+    assert torch.equal(method(q[:, part], k[:, :64], part).kept[..., :8], whole[:, 4:8, :8])
+
+
+@every_rows
+def test_tiles_rescued_from_the_first_row_of_a_chunk(rows):
+    """The released chunk behaviour at the paper's tiles: where the chunk begins with a tile, only the hashes differ."""
+    options = {"block": 16, "tile": 8, "flat": 4, "mass": 0.3, "local": 1, "stride": 0}
+    q, k = states(rows)
+    ours, paper = Bfla(**options, anchor="chunk")(q, k, rows).kept, Bfla(**options)(q, k, rows).kept
+    assert bool((ours <= paper).all()) and ours[:, :, 0].all()
+    assert torch.equal(ours, paper) or int(rows[0]) % 8 or len(rows) == 15
+
+
 @every_rows
 @pytest.mark.parametrize("mass", [0.3, 0.95, 0.999])
 def test_bfla_keeps_at_least_its_mass_and_not_one_block_more(rows, mass):

@@ -71,6 +71,21 @@ def test_an_execution_group_is_the_gqa_group_or_a_part_of_it(asked, group):
     assert group == 6 or any(not torch.equal(kept[h], kept[h // 6 * 6]) for h in range(12))
 
 
+@pytest.mark.parametrize("size", [1, 4, 5, 6, 7, 8])
+def test_gqa_groups_of_any_size_share_one_table_by_default(size):
+    """Qwen2.5 has groups of 5, 6 and 7; the paper's execution group is the GQA group."""
+    assert Compact("dense").group(2 * size, 2) == size
+    torch.manual_seed(0)
+    q, k = torch.randn(2 * size, 8, 4), torch.randn(2, 64, 4)
+    before, after = (
+        sparse.named(spec)(q, k, torch.arange(56, 64)).kept
+        for spec in ("oracle(block=4, mass=0.2)", "compact(over=oracle(block=4, mass=0.2))")
+    )
+    for group in range(2):
+        part = slice(group * size, (group + 1) * size)
+        assert torch.equal(after[part, 0, :14], before[part, :, :14].any(0).any(0).expand(size, -1))
+
+
 def test_chosen_tokens_count_as_their_page():
     rows, (q, k) = ROWS[1], states(ROWS[1])
     tokens = Quoka(keep=0.1, block=8)(q, k, rows)

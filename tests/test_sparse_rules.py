@@ -109,6 +109,37 @@ def test_xattention_sums_antidiagonals_and_counts_forced_tiles_first(rows, thres
     assert found[:, :, 0].all(), "column 0 is forced"
 
 
+@pytest.mark.parametrize("threshold", [0.3, 0.8, 1.0])
+def test_xattention_treats_column_0_as_the_released_code_does_in_its_first_chunk(threshold, monkeypatch):
+    """`find_blocks_chunked`: sums before a block lack the last one, and column 0 stands for what is dropped."""
+    monkeypatch.setattr(xattention, "estimated", lambda length: 48)
+    (q, k), rows = states(ROWS[0]), ROWS[0]
+    method = Xattention(block=8, stride=4, threshold=threshold, column="released")
+    score = method.scores(q, k, tile_grid.Grid(rows, LENGTH, 8)).tolist()
+
+    def wanted(head, i, j):
+        line = score[head][i][: i + 1]
+        if i >= 6:  # later chunks count column 0 and the diagonal first
+            return j in covering(line, threshold, {0, i})
+        others = sorted(set(range(i)), key=lambda c: (-line[c], c))
+        sums = [0.0, *(line[i] + sum(line[c] for c in others[:n]) for n in range(len(others)))]
+        kept = {c for c, before in zip(others, sums, strict=False) if before < threshold * sum(line) or threshold == 1}
+        return j in kept | {0, i}
+
+    found = method(q, k, rows).kept
+    assert torch.equal(found, expected(rows, LENGTH, 8, wanted))
+    counted = Xattention(block=8, stride=4, threshold=threshold)(q, k, rows).kept
+    assert torch.equal(found[:, 6:], counted[:, 6:]) and (threshold == 1) == torch.equal(found, counted)
+    chunk = ROWS[1]
+    q, k = states(chunk)
+    assert torch.equal(method(q, k, chunk).kept, Xattention(block=8, stride=4, threshold=threshold)(q, k, chunk).kept)
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(100, 2048), (3000, 4096), (16_384, 16_384), (32_768, 8192)])
+def test_the_released_estimate_goes_by_chunks_of_its_own(length, chunk):
+    assert xattention.estimated(length) == chunk
+
+
 def test_thresholds_are_profiled_per_head_and_read_back(tmp_path):
     model, prompts = model_of("llama"), [prompt_of(20, 44).tokens, prompt_of(9, 60, seed=1).tokens]
     method = Xattention(block=8, stride=4)
@@ -152,23 +183,34 @@ def test_the_profile_is_the_share_at_or_above_the_smallest_estimate_that_matters
 
 
 @pytest.mark.parametrize("rows", ROWS[1:], ids=IDS[1:])
-def test_quoka_lets_unlike_queries_vote_for_past_tokens(rows):
+@pytest.mark.parametrize("group", ["queries", "scores"])
+def test_quoka_lets_unlike_queries_vote_for_past_tokens(rows, group):
+    """The mean of the group's unit queries votes ("queries", algorithm 1), or each head and the mean counts."""
     q, k = states(rows)
     past = sorted(set(range(k.shape[1])) - set(rows.tolist()))
-    cosine = lambda a, b: float(a @ b / a.norm() / b.norm())  # noqa: E731
-    ours = Quoka(queries=0.3, keep=0.2, block=8)(q, k, rows)
+    unit = lambda x: x / x.norm()  # noqa: E731
+    ours = Quoka(queries=0.3, keep=0.2, block=8, group=group)(q, k, rows)
     assert ours.columns.shape == (HEADS, k.shape[1])
     for kv_head in range(KV_HEADS):
-        total = dict.fromkeys(past, 0.0)
-        for head in (2 * kv_head, 2 * kv_head + 1):
-            mean = q[head].mean(0)
-            order = sorted(range(len(rows)), key=lambda at: cosine(q[head, at], mean))
-            votes = order[: round(0.3 * len(rows))]
-            for token in past:
-                total[token] += max(cosine(q[head, at], k[kv_head, token]) for at in votes)
+        heads, votes = (2 * kv_head, 2 * kv_head + 1), []
+        for head in heads:
+            mean = unit(q[head].mean(0))
+            order = sorted(range(len(rows)), key=lambda at: float(unit(q[head, at]) @ mean))
+            votes.append([unit(q[head, at]) for at in order[: round(0.3 * len(rows))]])
+        if group == "queries":
+            votes = [[(a + b) / 2 for a, b in zip(*votes, strict=True)]]
+        total = {token: sum(max(float(v @ unit(k[kv_head, token])) for v in one) for one in votes) for token in past}
         best = set(sorted(past, key=lambda token: -total[token])[: round(0.2 * len(past))])
-        for head in (2 * kv_head, 2 * kv_head + 1):
+        for head in heads:
             assert set(ours.columns[head].nonzero()[:, 0].tolist()) == best | set(rows.tolist())
+
+
+def test_quoka_averages_the_queries_of_a_group_by_default_and_its_two_rules_differ():
+    q, k = states(ROWS[1])
+    ours, by_scores = (Quoka(keep=0.3, group=group).scores(q, k) for group in ("queries", "scores"))
+    assert Quoka().group == "queries" and not torch.allclose(ours, by_scores)
+    alone = [Quoka(group=group).scores(q[::2], k) for group in ("queries", "scores")]
+    torch.testing.assert_close(*alone, msg="without groups they are one rule")
 
 
 def test_quoka_leaves_a_whole_prompt_dense():

@@ -1,6 +1,8 @@
 """Published methods by name, each a choice of a trial's fields.
 
-The options of a method are what its paper recommends; METHODS says which paper.
+The options of a method are what its paper recommends; METHODS says which paper. What a method caches is its own:
+Block-Attention and EPIC cache every chunk by itself (`prepare=independent`), Full Reuse and FusionRAG behind the system
+prompt. CacheBlend and Cache-Craft stand as FusionRAG's comparison runs them, behind the system prompt.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +32,7 @@ METHODS = {
     "full-reuse": Published("Full Reuse", "FusionRAG, section 2.2.1", _after_system()),
     "cacheblend": Published("CacheBlend", "arXiv:2405.16444", _after_system(select="kv_deviation", ratio=0.15)),
     "cache-craft": Published("Cache-Craft", "arXiv:2502.15734", _after_system(select="cache_craft", ratio=None)),
-    "epic": Published("EPIC", "arXiv:2410.15332", _after_system(select="first_k", ratio=0.15)),
+    "epic": Published("EPIC", "arXiv:2410.15332", _block(select="first_k", ratio=0.15)),
     "fusionrag": Published(
         "FusionRAG", "section 3", _block(prepare="with_neighbours", select="query_guided", ratio=0.15)
     ),

@@ -21,7 +21,7 @@ from workbench.engine.attention_maps import check_layers, check_softmax
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry
 from workbench.methods.registry import ruled, whole
-from workbench.models.spec import attach
+from workbench.models.spec import spec_for
 
 __all__ = ["KV", "Pass", "Prompt", "Select", "check_budget", "choose", "named", "names", "ruled", "whole"]
 PARTS = ("kv", "k", "v")
@@ -66,15 +66,15 @@ class Select:
     def __call__(self, model: PreTrainedModel, prompt: Prompt, kv: KV) -> Tensor:
         """Score the T context tokens, [T] fp32 on the CPU: higher is recomputed sooner, -inf never, inf always.
 
-        `kv` is the assembled cache of this request. Question rows of it may be written, context rows are only read.
+        `kv` is the assembled cache of this request. Question rows of it may be written; context rows are only read, but
+        by `kv_deviation(fresh=True)`.
         """
         return self.many(model, [prompt], [kv])[0]
 
     def many(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         """Score a batch of requests, their forward passes packed."""
-        spec = attach(model)
+        spec_for(model, kvs=kvs)
         for prompt, kv in zip(prompts, kvs, strict=True):
-            spec.check_cache(kv)
             if len(kv) != len(prompt):
                 raise BadInput(f"a KV of {len(kv)} tokens for a prompt of {len(prompt)}: assemble it from this prompt")
         if not prompts:
@@ -158,7 +158,7 @@ def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) ->
 
     The layers above are not computed and take no memory of their own.
     """
-    spec = attach(model)
+    spec = spec_for(model)
 
     def new(length: int) -> list[Tensor]:
         shapes = [(heads, length if i < num_layers else 1, width) for i, (heads, width) in enumerate(spec.shapes)]

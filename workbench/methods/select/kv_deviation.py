@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, exact, gap, part, whole
+from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, exact, gap, part, ruled, whole
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,29 @@ class KvDeviation(Select):
 
     part    "kv": keys and values (the paper); "v": values alone (CacheBlend's released code); "k": keys after RoPE
             (LMCache)
+    fresh   the KV of layers 0 to `layer` takes the place of the cached one for all tokens, as CacheBlend's released
+            code leaves it behind its check layer; without it only the chosen tokens are renewed (FusionRAG, section
+            2.2.2). It writes the context rows of these layers in the request's own assembled cache, no cached block
+
+    The released code in full: `kv_deviation(part=v, fresh=True, system=0)`; its ratio is of all context tokens.
     """
 
     layer: int = whole(1, "it is a layer number, 0 or more")
     part: str = part()
+    fresh: bool = ruled(False, "it is True or False", lambda value: type(value) is bool)
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
         truths = exact(model, prompts, self.layer + 1)
-        return [gap(kv, truth, self.layer, self.part) for kv, truth in zip(kvs, truths, strict=True)]
+        scores = [gap(kv, truth, self.layer, self.part) for kv, truth in zip(kvs, truths, strict=True)]
+        for kv, truth in zip(kvs, truths, strict=True) if self.fresh else ():
+            self._renew(kv, truth)
+        return scores
+
+    def _renew(self, kv: KV, truth: KV) -> None:
+        """Write the layers that were computed in full."""
+        for layer in range(self.layer + 1):
+            kv.keys[layer][:, : len(truth)].copy_(truth.keys[layer])
+            kv.values[layer][:, : len(truth)].copy_(truth.values[layer])
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         return context_pass(prompt, self.layer + 1)

@@ -1,7 +1,9 @@
 """Which key tiles a query tile attends to: one method a file, found by `names`.
 
 The engine calls a method once per layer, `Plan(sparse=Bfla(...))`, and gets `Tiles`. Two rules hold for all of them:
-what no row can see is never kept, and every row keeps the tile that it stands in. A method imports its types from here.
+what no row can see is never kept, and every row keeps the tile that it stands in (but for `bfla(anchor=chunk)`, which
+repeats a fault of released code). Where a paper and its released code differ, the paper's rule is the default and the
+code's an option by name. A method imports its types from here.
 """
 
 from abc import ABC, abstractmethod
@@ -33,6 +35,11 @@ def count(default: int, least: int = 0) -> Any:
 def fraction(default: float, zero: bool = False) -> Any:
     """An option that is a share: above 0 to 1, or from 0 where `zero` is allowed."""
     return registry.option(default, partial(check_share, zero=zero))
+
+
+def word(default: str, *others: str) -> Any:
+    """An option that is one of a few words."""
+    return registry.ruled(default, f"allowed are {', '.join((default, *others))}", (default, *others).__contains__)
 
 
 @renamed.fields(dial="threshold_steps", turned="with_threshold")

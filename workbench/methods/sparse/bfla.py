@@ -1,12 +1,24 @@
 """Block-Filtered Long-Context Attention (BFLA, arXiv:2605.12193)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from workbench.core import block_scores, tile_selection
-from workbench.methods.sparse import HERE, Grid, Site, Sparse, TileRule, Tiles, check_divides, count, fraction, fused
+from workbench.methods.sparse import (
+    HERE,
+    Grid,
+    Site,
+    Sparse,
+    TileRule,
+    Tiles,
+    check_divides,
+    count,
+    fraction,
+    fused,
+    word,
+)
 
 
 @dataclass(frozen=True)
@@ -25,9 +37,16 @@ class Bfla(Sparse):
     sink     tiles kept at the front (eq. 16)
     stride   η: a dropped tile is rescued where (131 i + 17 j + seed) mod η = 0; 0: none (eq. 18)
     random   ρ: a dropped tile is rescued where ψ(h, i, j; seed) < ρ (eq. 19)
+    rescue   what local, sink and both rescues act on: "tiles" (the paper), or coarse "blocks" as in the released code,
+             where `local` tiles count as the blocks that hold them, one at least, and the first block is the sink
+    anchor   "position": i and j count tiles from the start of the prompt (a query tile that begins inside one counts as
+             it), so that the same tiles are rescued whatever the chunks, and every row keeps its own. "chunk": as in
+             the released code i counts from the first row of the chunk, and the local band ends where the first row of
+             a query tile stands; a chunk that begins inside a tile may then miss its own diagonal. The first tile is
+             always kept
 
-    In both hashes i and j count tiles from the start of the prompt (a query tile that begins inside one counts as it),
-    so that they rescue the same tiles whatever the chunks; h is the KV head.
+    χ and ψ are the released code's, the paper leaves them open; h is the KV head. The released code's own settings:
+    `bfla(rescue=blocks, anchor=chunk, stride=0)`.
     """
 
     THRESHOLD = "mass"
@@ -42,6 +61,8 @@ class Bfla(Sparse):
     stride: int = count(16)
     random: float = fraction(0.0, zero=True)
     seed: int = count(0)
+    rescue: str = word("tiles", "blocks")
+    anchor: str = word("position", "chunk")
 
     def __post_init__(self) -> None:
         check_divides("tile", self.tile, "block", self.block)
@@ -59,12 +80,30 @@ class Bfla(Sparse):
         return TileRule(**{name: getattr(self, name) for name in options})
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
-        group = len(queries) // len(keys)
-        kept = fused("choose_bfla", queries, keys, grid.rows, self.rule, self.flat)
+        group, plain = len(queries) // len(keys), (self.rescue, self.anchor) == ("tiles", "position")
+        kept = fused("choose_bfla", queries, keys, grid.rows, self.rule, self.flat) if plain else None
         if kept is None:
-            score = block_scores.bfla(queries, keys, self.block, self.flat)
-            kept = tile_selection.kept(score, grid.rows, grid.length, self.rule, group, logits=True)
+            causes = self._causes(self.blocks(queries, keys, grid.rows), grid)
+            kept = torch.stack(torch.broadcast_tensors(*causes.values())).any(0) & grid.causal
+            kept = (kept if self.anchor == "chunk" else kept | grid.own).repeat_interleave(group, 0)
         return Tiles(kept, self.tile, shared=group)
+
+    def _causes(self, found: Tensor, grid: Grid) -> dict[str, Tensor]:
+        """Why tiles are kept, [H, I, J] bool each or what broadcasts to it; `found` [H, Lq, Lkv]: blocks with mass."""
+        rule, wide = self.rule, 1
+        if self.rescue == "blocks":
+            wide = self.block // self.tile
+            local, sink = (max(1, -(-tiles // wide)) for tiles in (self.local, self.sink))
+            rule = replace(rule, tile=self.block, local=local, sink=sink)
+        unit = Grid(grid.rows, grid.length, rule.tile)
+        causes = tile_selection.causes(found, unit, rule)
+        if self.anchor == "chunk":
+            causes |= _from_the_chunk(found, unit, rule)
+        if wide == 1:
+            return causes
+        coarse = {name: x.expand(-1, *unit.shape) for name, x in causes.items()}
+        fine = {name: x.repeat_interleave(wide, 1).repeat_interleave(wide, 2) for name, x in coarse.items()}
+        return {name: x[:, : grid.shape[0], : grid.shape[1]] for name, x in fine.items()}
 
     def causes(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site = HERE) -> dict[str, Tensor]:
         """Why a tile is kept: [Hq, I, J] bool of "mass", "local", "sink", "stride" and "random", causal tiles only.
@@ -73,7 +112,7 @@ class Bfla(Sparse):
         """
         grid, causes = Grid(rows, keys.shape[1], self.tile), {}
         before = torch.zeros(1, 1, 1, dtype=torch.bool, device=keys.device)
-        for name, kept in tile_selection.causes(self.blocks(queries, keys, rows), grid, self.rule).items():
+        for name, kept in self._causes(self.blocks(queries, keys, rows), grid).items():
             kept = kept & grid.causal
             causes[name] = (kept & ~before if name in ("stride", "random") else kept).expand(len(keys), -1, -1)
             before = before | kept
@@ -94,3 +133,13 @@ class Bfla(Sparse):
         """[Hq, Lq, Lkv] fp32: block probabilities 𝒜 (eq. 3-9)."""
         score = block_scores.bfla(queries, keys, self.block, self.flat)
         return score.masked_fill_(~Grid(rows, keys.shape[1], self.block).causal, -torch.inf).softmax(-1)
+
+
+def _from_the_chunk(found: Tensor, unit: Grid, rule: TileRule) -> dict[str, Tensor]:
+    """The causes that the released code counts from the first row of the chunk, in its tiles or blocks `unit`."""
+    chunk = Grid(torch.arange(len(unit.rows), device=unit.rows.device), unit.length, unit.size)
+    hashed = tile_selection.causes(found, chunk, rule)
+    begin = unit.first[:, None] // unit.size
+    local = (unit.columns <= begin) & (unit.columns >= begin - rule.local)
+    sink = (unit.columns < max(1, rule.sink))[None, None]
+    return {"local": local[None], "sink": sink, "stride": hashed["stride"], "random": hashed["random"]}

@@ -16,13 +16,14 @@ class Compact(Sparse):
 
     over    the method, or its spec: `compact(over=bfla(mass=0.95))`. It decides per query block and head, first; tokens
             that it selects count as the page they are in
-    heads   query heads of an execution group: 4 splits larger GQA groups as the paper does; 0: always the GQA group
+    heads   query heads of an execution group; 0: the GQA group, of any size (the paper's default). 4 splits larger
+            groups, as the paper's implementation does where they are large; it has to divide them
 
     `Tiles.pages` and `tiles.pages` write the choice as a table for a paged kernel.
     """
 
     over: Sparse | str = "flash_prefill(alpha=0.06)"
-    heads: int = count(4)
+    heads: int = count(0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""QUOKA: tokens that a few unlike queries of the chunk look at; for chunked prefill."""
+"""QUOKA (arXiv:2602.08722): tokens that a few unlike queries of the chunk look at; for chunked prefill."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,19 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from workbench.core import tile_grid as grids
-from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
+from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction, word
 
 
 @dataclass(frozen=True)
 class Quoka(Sparse):
     """Per KV head, the share `keep` of the past tokens; the chunk itself is seen in whole.
 
-    Of each head the share `queries` of the chunk's rows with the lowest cosine to their mean query vote: a past token
-    scores the largest cosine that any of them has with its key, averaged over the heads of the GQA group.
+    Of each head the share `queries` of the chunk's rows with the lowest cosine to their mean query vote.
+
+    group    what is averaged over the heads of a GQA group. "queries": the voting queries, made unit vectors, the n-th
+             most unlike of each head with the n-th of the others; a past token scores the largest product of any of
+             these means with its unit key. So the paper (algorithm 1, lines 6 to 8), as CompactAttention's released
+             code carries it out. "scores": every head's own largest cosine, what `quoka` meant in earlier versions
 
     The past is what is not computed now: of a whole prompt nothing, so that only chunked prefill (or cached blocks)
     is made sparse. `block` tokens are a page, where the choice is carried out in pages.
@@ -27,6 +31,7 @@ class Quoka(Sparse):
     queries: float = fraction(0.25)
     keep: float = fraction(0.25, zero=True)
     block: int = count(128, least=1)
+    group: str = word("queries", "scores")
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         chosen = torch.zeros(len(keys), grid.length, dtype=torch.bool, device=keys.device)
@@ -39,12 +44,14 @@ class Quoka(Sparse):
         return grid.tiles(nothing, len(queries), chosen | ~past)
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """[H, T] fp32: of every key, the cosine with the best of the voting queries, averaged over the group."""
+        """[H, T] fp32: what every key scores with the best of the votes, one of the GQA group's or of each head's."""
         unit, theirs = normalize(queries.float(), dim=-1), normalize(keys.float(), dim=-1)
         alike = (unit @ normalize(queries.float().mean(1), dim=-1)[..., None])[..., 0]  # [Hq, R]
         votes = max(1, round(self.queries * queries.shape[1]))
         unlike = alike.sort(dim=-1, stable=True).indices[:, :votes]
         ours = unit.gather(1, unlike[..., None].expand(-1, -1, unit.shape[-1])).unflatten(0, (len(keys), -1))
+        if self.group == "queries":
+            ours = ours.mean(1, keepdim=True)  # [H, 1, votes, D]
         best = unit.new_full((*ours.shape[:2], keys.shape[1]), -torch.inf)
         for some in ours.split(max(1, grids.ELEMENTS // (len(queries) * keys.shape[1])), 2):
             best = torch.maximum(best, (some @ theirs[:, None].mT).amax(2))

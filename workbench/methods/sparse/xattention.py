@@ -19,7 +19,7 @@ from workbench.core.tile_selection import TileRule, smallest
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
 from workbench.methods import seer_gate
-from workbench.methods.sparse import Grid, Sparse, Tiles, check_count, check_divides, check_share, fused
+from workbench.methods.sparse import Grid, Sparse, Tiles, check_count, check_divides, check_share, fused, word
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Xattention(Sparse):
     block      tokens of a block
     stride     S; divides block
     threshold  τ in (0, 1], or a file that `workbench sparse profile` wrote: a τ for every layer and head
+    column     "counted": column 0 is kept for every row and counted first. "released": as the released code chooses in
+               the first chunk of its estimate (`estimated`), where the diagonal overwrites the mark of column 0: it is
+               kept without being counted first, and one block is kept beyond those that hold τ. Its later chunks
+               count, as "counted" does
     """
 
     THRESHOLD = "threshold"
@@ -41,8 +45,10 @@ class Xattention(Sparse):
     stride: int = 8
     threshold: float | str = 0.9
     profiled: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
+    column: str = word("counted", "released")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_divides("stride", self.stride, "block", self.block)
         if not isinstance(self.threshold, str):
             check_share("threshold", self.threshold)
@@ -58,9 +64,13 @@ class Xattention(Sparse):
         if isinstance(self.threshold, str) and not self.profiled:
             raise BadInput(f"the thresholds in {self.threshold} are not read yet: call ready(model) first")
         rule = TileRule(self.block, self.block, self._share(site.layer, keys.device), first=True)
-        kept = fused("choose_xattention", queries, keys, grid.rows, rule, self.stride)
+        counted = self.column == "counted"
+        kept = fused("choose_xattention", queries, keys, grid.rows, rule, self.stride) if counted else None
         if kept is None:
-            kept = tile_selection.kept(self.scores(queries, keys, grid), grid.rows, grid.length, rule)
+            score = self.scores(queries, keys, grid)
+            kept = tile_selection.kept(score, grid.rows, grid.length, rule)
+            if not counted:
+                kept = torch.where(in_first_chunk(grid), released(score, grid, rule), kept)
         return Tiles(kept, self.block)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
@@ -87,6 +97,34 @@ class Xattention(Sparse):
         if (block, stride) != (self.block, self.stride):
             raise BadInput(f"the thresholds in {path} are for block {block} and stride {stride}, not for {self}")
         return thresholds
+
+
+def estimated(length: int) -> int:
+    """Rows of a chunk in which the released code estimates a prompt of `length` tokens."""
+    power = 1 << (length - 1).bit_length()
+    return max(2048, min(max(2048, power), (1 << 28) // power))
+
+
+def in_first_chunk(grid: Grid) -> Tensor:
+    """[I, 1] bool: query blocks of the first chunk of the released estimate, of a prompt that is computed from 0."""
+    return (grid.rows[:1] < grid.size) & (grid.first[:, None] < estimated(grid.length))
+
+
+def released(weights: Tensor, grid: Grid, rule: TileRule) -> Tensor:
+    """[Hq, I, J] bool: what the released code keeps in its first chunk, by weights [Hq, I, J] of blocks.
+
+    It counts the own block and then the others in falling order, each against the sum that is one block late; column 0
+    takes the place of every block that is dropped.
+    """
+    weights = weights.masked_fill(~grid.causal, 0).double()
+    own = weights.masked_fill(~grid.own, 0).sum(-1, keepdim=True)
+    others, order = weights.masked_fill(grid.own, -1).sort(dim=-1, descending=True, stable=True)
+    sums = own + others.clamp(min=0).cumsum(-1)
+    late = torch.cat((torch.zeros_like(own), own, sums), -1)[..., : weights.shape[-1]]
+    share = torch.as_tensor(rule.mass, dtype=torch.float64, device=weights.device).view(-1, 1, 1)
+    taken = (late < share * weights.sum(-1, keepdim=True)) | (share >= 1)
+    kept = torch.zeros_like(taken).scatter_(-1, order, taken)
+    return (kept | grid.own | (grid.columns == 0)) & grid.causal
 
 
 @lru_cache(maxsize=256)
