@@ -1,22 +1,24 @@
-"""Samples by name or file: the lab corpus and question files as they are published."""
+"""Samples by name or file: generated corpora, installed manuals and question files as they are published."""
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 from workbench.core.errors import BadInput
-from workbench.data import assets, files, lab, needles
+from workbench.data import assets, contexts, files, lab, manual_pages, manuals, needles
 from workbench.data.sample import Passage, Sample
 
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
 
-__all__ = ["Passage", "Sample", "corpus", "load", "names"]
+__all__ = ["Passage", "Sample", "corpus", "load", "names", "versions"]
 
 
 def names() -> list[str]:
-    """Data sets known by name: `lab` and `needles` (all tasks in turn, or `needles-TASK`) are generated from the seed,
-    `<corpus>-sample` is a shipped file."""
-    return [*_generated(), *(f"{name}-sample" for name in assets.corpora())]
+    """Data sets known by name.
+
+    `lab` and `needles` (all tasks in turn, or `needles-TASK`) are generated from the seed, `manuals` and
+    `manuals-train` are cut from the documentation of installed packages, `<corpus>-sample` is a shipped file.
+    """
+    return [*_generated(), *manuals.PARTS, *(f"{name}-sample" for name in assets.corpora())]
 
 
 def _generated() -> list[str]:
@@ -24,14 +26,19 @@ def _generated() -> list[str]:
 
 
 def load(
-    name_or_path: str | Path, samples: int | None = None, seed: int = 0, passages: int | None = None
+    name_or_path: str | Path,
+    samples: int | None = None,
+    seed: int = 0,
+    passages: int | None = None,
+    answered: bool = True,
 ) -> list[Sample]:
-    """Samples of a generated corpus (`lab`, `needles`, `needles-single`, …), of a shipped file or of a file in one of
-    the layouts of `files`. The kind of a needle question is its task.
+    """Samples of a generated corpus (`lab`, `needles`, `needles-single`, …), of `manuals`, of a shipped file or of a
+    file in one of the layouts of `files`. The kind of a needle question is its task.
 
-    A file gives its samples in its own order; with fewer `samples` than it holds, a draw by `seed`. `passages` cuts
-    every context to that many passages, those named in `supporting_titles` first to stay, order kept. Raises BadInput
-    for an unknown name, a number under 1 and whatever `files.read`, `lab.samples` and `needles.samples` refuse.
+    A file gives its samples in its own order; with fewer `samples` than it holds, a draw by `seed`. `passages` makes
+    every context that size: passages are cut, or filled in from other questions of the file (`contexts.sized`). With
+    `answered` False, questions of a file may lack answers. Raises BadInput for an unknown name, a number under 1 and
+    what `files.read`, `lab.samples`, `needles.samples` and `manuals.samples` refuse.
     """
     for what, number in (("samples", samples), ("passages", passages)):
         if number is not None and number < 1:
@@ -42,27 +49,30 @@ def load(
     if name in _generated():
         tasks = needles.TASKS if name == "needles" else (name.removeprefix("needles-"),)
         return list(needles.mixed(samples or SAMPLES, seed, tasks, passages or HAYSTACK))
+    if name in manuals.PARTS:
+        return list(manuals.samples(samples or SAMPLES, seed, passages or PASSAGES, name))
     if name in names():
         name_or_path = assets.corpus_path(name.removesuffix("-sample"))
     elif not Path(name).is_file() and not name.endswith(files.ENDINGS):
         known, endings = ", ".join(names()), ", ".join(files.ENDINGS)
         raise BadInput(f"unknown data {name!r}: allowed are {known} or a file ({endings})")
-    read = files.read(name_or_path)
+    read = drawn = files.read(name_or_path, answered)
     if samples is not None and samples < len(read):
-        read = [read[i] for i in sorted(Random(f"draw {seed}").sample(range(len(read)), samples))]
-    return read if passages is None else [_cut(sample, passages) for sample in read]
+        drawn = [read[i] for i in sorted(Random(f"draw {seed}").sample(range(len(read)), samples))]
+    return drawn if passages is None else contexts.sized(drawn, passages, read, seed)
 
 
 def corpus(
     name_or_path: str | Path, samples: int | None = None, seed: int = 0, passages: int | None = None
 ) -> list[Sample]:
-    """The samples whose passages make the corpus that `load` draws from: of a file all of it, of a generated one those
-    drawn."""
+    """The samples whose passages make the corpus that `load` draws from: all of a file and of `manuals`, of a generated
+    corpus those drawn."""
+    if str(name_or_path) in manuals.PARTS:
+        return [manuals.whole(str(name_or_path))]
     drawn = str(name_or_path) in _generated()
     return load(name_or_path, samples, seed, passages) if drawn else load(name_or_path)
 
 
-def _cut(sample: Sample, passages: int) -> Sample:
-    order = sorted(enumerate(sample.ctxs), key=lambda ctx: ctx[1].title not in sample.supporting_titles)
-    kept = sorted(i for i, _ in order[:passages])
-    return replace(sample, ctxs=tuple(sample.ctxs[i] for i in kept))
+def versions(name_or_path: str | Path) -> dict[str, str]:
+    """The versions of the packages that the samples depend on; none but for `manuals`."""
+    return manual_pages.versions() if str(name_or_path) in manuals.PARTS else {}

@@ -4,6 +4,7 @@ ours, CacheBlend, FiD,     {question, answers, ctxs: [{title, text}]}; a passage
 NQ lost-in-the-middle      [title, [sentences]]
 HotpotQA, 2WikiMultihopQA  {question, answer, context: [[title, [sentences]]], supporting_facts: [[title, i]]}
 LongBench                  {input, context: text, answers}; the context is cut at "Passage N:", else by `segment.text`
+MuSiQue                    {id: "2hop__…", …} as ours: the number of hops is the kind
 KILT                       {input, output: [{answer, provenance: [{title, text}]}]}
 """
 
@@ -11,6 +12,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,8 @@ ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 Record = dict[str, Any]
 
 
-def read(path: str | Path) -> list[Sample]:
-    """All samples of a file.
+def read(path: str | Path, answered: bool = True) -> list[Sample]:
+    """All samples of a file; with `answered` False, a question without answers is a sample too.
 
     Raises BadInput that names the file, the line (or the record of a JSON array) and the field, for the first record
     that is not a question with at least one answer and one passage; and for a file that is missing, empty or broken.
@@ -33,7 +35,7 @@ def read(path: str | Path) -> list[Sample]:
     samples = []
     for where, number, record in _records(path):
         try:
-            samples.append(_sample(record, f"{path.name.split('.')[0]}-{number}"))
+            samples.append(_sample(record, f"{path.name.split('.')[0]}-{number}", answered))
         except BadInput as problem:
             raise BadInput(f"{path}, {where}: {problem}") from None
     if not samples:
@@ -76,9 +78,11 @@ def _text(path: Path) -> str:
         raise BadInput(f"{path} cannot be read: {problem}") from None
 
 
-def _sample(record: Any, name: str) -> Sample:
+def _sample(record: Any, name: str, answered: bool) -> Sample:
     if not isinstance(record, dict):
         raise BadInput(f"a record is an object, not {type(record).__name__}")
+    if not answered and not any(record.get(field) for field in ("answers", "answer", "output")):
+        return replace(_sample(record | {"answers": ["?"]}, name, True), answers=())
     reader = next((reader for fits, reader in LAYOUTS if fits(record)), _passages_listed)
     return Sample.from_json({"id": record.get("id") or record.get("_id") or name} | reader(record))
 
@@ -87,13 +91,14 @@ def _passages_listed(record: Record) -> Record:
     ctxs, answers = filled(record, "ctxs"), _answers(record)
     gold = [ctx["title"] for ctx in ctxs if isinstance(ctx, dict) and ctx.get("isgold") and ctx.get("title")]
     titles = record.get("supporting_titles") or gold
+    musique = re.match(r"([2-4])hop\d?__", str(record.get("id")))  # its ids begin with the number of hops
     return {
         "question": words(record, "question"),
         "answers": answers,
         "ctxs": [_passage(ctx, i) for i, ctx in enumerate(ctxs)],
         "supporting_titles": titles,
-        "hops": record.get("hops") or max(1, len(titles)),
-        "kind": record.get("kind") or record.get("type"),
+        "hops": record.get("hops") or (int(musique[1]) if musique else max(1, len(titles))),
+        "kind": record.get("kind") or record.get("type") or (f"{musique[1]}hop" if musique else ""),
     }
 
 
