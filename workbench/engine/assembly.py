@@ -13,7 +13,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.rope import cos_sin, rotate_by
 from workbench.engine.backends import on_gpu, rerotate
-from workbench.models.spec import ModelSpec, attach
+from workbench.models.spec import ModelSpec, attach, spec_for
 
 Positions = Literal["re-encoded", "naive"]
 
@@ -34,7 +34,7 @@ def assemble(
                "naive": keys stay as cached, so every block believes to stand where it was encoded (PromptCache).
     """
     check_positions(positions)
-    spec = attach(model)
+    spec = spec_for(model, [prompt.tokens])
     _check_cached(spec, prompt, cached)
     blocks = [block.to(spec.device) for block in cached]
     shifts = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
@@ -96,4 +96,3 @@ def _check_cached(spec: ModelSpec, prompt: Prompt, cached: Sequence[KV]) -> None
         if len(kv) != len(block):
             raise BadInput(f"cached KV {i} holds {len(kv)} tokens, its block has {len(block)}")
         spec.check_block(len(block))
-    spec.check_tokens(prompt.tokens)

@@ -19,7 +19,7 @@ from workbench.core.errors import BadInput
 from workbench.engine.compile import fused
 from workbench.engine.paged_pool import PagedPrompt, Pool
 from workbench.engine.static_batch import Bucket, DecodeBatch, StaticBatch, common
-from workbench.models.spec import attach
+from workbench.models.spec import prepare_model
 
 WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries choose theirs
 
@@ -130,7 +130,7 @@ class Runner:
             yield [None if done else token for done, token in zip(ended, tokens, strict=True)]
 
     def _ready(self, bucket: Bucket) -> Captured:
-        attach(self.model)  # if the model was switched to another attention in between
+        prepare_model(self.model)  # if the model was switched to another attention in between
         if bucket.large:
             return Captured(StaticBatch(self.model, self.pool, bucket))
         if bucket not in self.captured:

@@ -12,7 +12,7 @@ from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Plan
 from workbench.engine.forward import run
-from workbench.models.spec import attach
+from workbench.models.spec import spec_for
 
 Tokens = list[int | None]  # one entry per request; None: this request has ended
 
@@ -39,10 +39,9 @@ def decode(
     stop         strings that end a request, also where they span tokens; what completes one is streamed
     sees         mask rule of the generated rows, one or one per request
 
-    A request ends at the end-of-text token (not streamed), at a stop string, at the model's context or after
-    `max_new_tokens`. BadInput where the parts do not fit, when called and before any work.
+    A request ends at the end-of-text token or a special token that is a stop string (not streamed), at any other stop
+    string, at the model's context or after `max_new_tokens`. BadInput where the parts do not fit, when called and before any work.
     """
-    spec = attach(model)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     check_options(max_new_tokens, temperature, top_p, stops, tokenizer)
     rules = list(sees) if isinstance(sees, Sequence) else [sees] * len(kvs)
@@ -52,17 +51,15 @@ def decode(
             raise BadInput(f"{len(given)} {name} for {len(kvs)} requests: give one for each")
     if len({id(kv) for kv in kvs}) < len(kvs):
         raise BadInput("two requests share one KV: each request of a batch appends to its own (KV.clone)")
-    for kv in kvs:
-        spec.check_cache(kv)
+    context = spec_for(model, kvs=kvs).context
     requests = [
         _Request(kv, rule, torch.Generator().manual_seed(number))
         for kv, rule, number in zip(kvs, rules, seeds, strict=True)
     ]
     choose = _Choice(temperature, top_p)
     watch = _Stop(stops, tokenizer)
-    return _stream(
-        model, requests, list(logits), max_new_tokens, choose, watch, spec.context, eos_ids(model, tokenizer)
-    )
+    eos = eos_ids(model, tokenizer) | _special(stops, tokenizer)
+    return _stream(model, requests, list(logits), max_new_tokens, choose, watch, context, eos)
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: Any = None) -> frozenset[int]:
@@ -72,6 +69,13 @@ def eos_ids(model: PreTrainedModel, tokenizer: Any = None) -> frozenset[int]:
         ids = getattr(owner, "eos_token_id", None)
         found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
     return frozenset(found)
+
+
+def _special(stops: Sequence[str], tokenizer: Any) -> frozenset[int]:
+    """Ids of the stop strings that are special tokens: they end a request, and no text would show them."""
+    known: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    ids = [known[stop] for stop in stops if stop in known]
+    return frozenset(i for i in ids if not tokenizer.decode([i], skip_special_tokens=True))
 
 
 def text_of(tokenizer: Any, tokens: Sequence[int], stop: str | Sequence[str] = ()) -> str:

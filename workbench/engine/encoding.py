@@ -13,7 +13,7 @@ from workbench.core.plan import Plan
 from workbench.engine.backends import kernel, on_gpu
 from workbench.engine.forward import run
 from workbench.models.seam import LayerInput, StopForward
-from workbench.models.spec import ModelSpec, attach
+from workbench.models.spec import ModelSpec, spec_for
 
 PACK = 8192  # most tokens that are packed in one forward pass (a longer block goes alone)
 
@@ -33,13 +33,12 @@ def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
-    spec = attach(model)
     texts = [
         torch.tensor([t for b in (*past, block) for t in b.tokens]) for past, block in zip(before, blocks, strict=True)
     ]
-    for block, tokens in zip(blocks, texts, strict=True):
+    spec = spec_for(model, texts)
+    for block in blocks:
         spec.check_block(len(block))
-        spec.check_tokens(tokens)
     encoded: list[KV] = []
     for group in packs([len(tokens) for tokens in texts]):
         kvs = [spec.empty(len(texts[i])) for i in group]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +14,10 @@ from workbench.core.kv import KV
 from workbench.core.masks import causal
 from workbench.core.plan import Plan
 from workbench.engine import backends
+from workbench.engine.assembly import empty
 from workbench.engine.attention import PlannedRequest
 from workbench.models.seam import StopForward
-from workbench.models.spec import ModelSpec, attach
+from workbench.models.spec import ModelSpec, spec_for
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class PrefillOutput:
     backends: dict[int, str] = field(default_factory=dict)
 
 
+def all_rows(model: PreTrainedModel, tokens: Tensor, reserve: int = 0, **plan: Any) -> PrefillRequest:
+    """Make the request that computes every token of a prompt [T] into a new KV; `plan`: further fields of `Plan`."""
+    return PrefillRequest(tokens, Plan(torch.arange(len(tokens)), **plan), empty(model, len(tokens), reserve))
+
+
 def prefill(model: PreTrainedModel, tokens: Tensor, plan: Plan, kv: KV, logits_to_keep: int = 0) -> PrefillOutput:
     """Compute `plan.rows` of the prompt `tokens` [T]: their KV is written in place, all else is read from `kv`.
 
@@ -54,7 +61,7 @@ def prefill_many(
     model: PreTrainedModel, requests: Sequence[PrefillRequest], logits_to_keep: int = 0
 ) -> list[PrefillOutput]:
     """Prefill requests of different lengths, caches and plans in one forward pass, packed without padding."""
-    spec = attach(model)
+    spec = spec_for(model, (request.tokens for request in requests), (request.kv for request in requests))
     for request in requests:
         _check(spec, request)
     rows = [request.tokens[request.plan.rows.to(request.tokens.device)] for request in requests]
@@ -91,11 +98,9 @@ def run(
 
 def _check(spec: ModelSpec, request: PrefillRequest) -> None:
     plan, kv = request.plan, request.kv
-    spec.check_tokens(request.tokens)
     last = int(plan.rows[-1])
     if last >= len(request.tokens):
         raise BadInput(f"row {last} is outside a prompt of {len(request.tokens)} tokens")
-    spec.check_cache(kv)
     if last >= len(kv):
         raise BadInput(f"row {last} is outside a KV of {len(kv)} tokens")
     if plan.num_layers is not None and not 1 <= plan.num_layers <= spec.layers:

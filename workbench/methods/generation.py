@@ -16,7 +16,7 @@ from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
-from workbench.models.spec import attach
+from workbench.models.spec import spec_for
 from workbench.store import Store
 
 MODES: dict[str, Method] = {"full": Full(), "block": Reuse(), "superposition": Superposition()}
@@ -77,14 +77,11 @@ def answer(
     **options: Any,
 ) -> Answered:
     """Answer a batch as `generate` does, and keep its requests; `options` are those of `decode`."""
-    spec = attach(model)
     stop = options.get("stop", ())
     temperature, top_p = options.get("temperature", 0.0), options.get("top_p", 1.0)
     check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
-    for prompt in prompts:
-        spec.check_tokens(prompt.tokens)
-    longest = max(map(len, prompts), default=0)
-    reserve = min(max_new_tokens, spec.context - longest) if spec.context else max_new_tokens
+    context, longest = spec_for(model, (prompt.tokens for prompt in prompts)).context, max(map(len, prompts), default=0)
+    reserve = min(max_new_tokens, context - longest) if context else max_new_tokens
     ttft, begin = 0.0, perf_counter()
     ready = method.begin(model, prompts, store, reserve)
     logits = finish(model, ready)

@@ -17,7 +17,7 @@ from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.engine.assembly import assemble
 from workbench.engine.forward import PrefillRequest
-from workbench.models.spec import attach
+from workbench.models.spec import spec_for
 from workbench.store import Store, fetch, fingerprint, key_of
 from workbench.store.views import RecordingStore
 
@@ -71,7 +71,7 @@ def revise(
     `before` is the prompt that came before, of which the report speaks; what is reused depends on the store alone. An
     evicted block is encoded once more. `reserve` is capacity for new tokens. Raises BadInput before any work.
     """
-    attach(model).check_tokens(prompt.tokens)
+    spec_for(model, [prompt.tokens])
     recording = RecordingStore(store)
     cached = fetch(model, prompt.context, recording)
     kv = assemble(model, prompt, cached, reserve=reserve)

@@ -5,19 +5,15 @@ It is exact on the lab corpus, whose facts can be read back. On real questions a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
-import torch
 from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.core.plan import Plan
-from workbench.data import Sample, lab_facts
-from workbench.engine.assembly import empty
-from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.data import Sample, chat_template, lab_facts
+from workbench.engine.forward import all_rows, prefill_many
 from workbench.methods.generation import generate
 from workbench.metrics.answers import bootstrap, normalise
 
@@ -161,7 +157,7 @@ class ModelJudge:
         prompts = self._prompts(texts)
         for begin in range(0, len(prompts), self.batch):
             batch = prompts[begin : begin + self.batch]
-            requests = [PrefillRequest(p.tokens, Plan(torch.arange(len(p))), empty(self.model, len(p))) for p in batch]
+            requests = [all_rows(self.model, prompt.tokens) for prompt in batch]
             for output in prefill_many(self.model, requests, logits_to_keep=1):
                 assert output.logits is not None  # a plan of all layers has logits
                 last = output.logits[-1].float()
@@ -171,8 +167,7 @@ class ModelJudge:
     def _prompts(self, texts: Sequence[str]) -> list[Prompt]:
         chat = bool(self.tokenizer.chat_template)
         if chat:
-            wrap = partial(self.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
-            texts = [wrap([{"role": "user", "content": text}]) for text in texts]
+            texts = [chat_template.render(self.tokenizer, [chat_template.said("user", text)]) for text in texts]
         tokens = [self.tokenizer(text, add_special_tokens=not chat)["input_ids"] for text in texts]
         return [Prompt((Block(ids[:-1]), Block(ids[-1:]))) for ids in tokens]
 

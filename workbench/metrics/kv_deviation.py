@@ -14,9 +14,10 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.engine.assembly import assemble, empty
+from workbench.engine.assembly import assemble
+from workbench.engine.attention_maps import layers_of
 from workbench.engine.encoding import encode_many
-from workbench.engine.forward import PrefillRequest, prefill, prefill_many
+from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.methods.select import gap
 from workbench.metrics.answers import Records, wilson
 
@@ -77,9 +78,9 @@ def concentration(gaps: Tensor, points: int = 101) -> Tensor:
 
 def full_attention_kv(model: PreTrainedModel, prompt: Prompt) -> KV:
     """Compute the KV of a whole prompt under full attention."""
-    kv = empty(model, len(prompt))
-    prefill(model, prompt.tokens, Plan(torch.arange(len(prompt)), num_layers=len(kv.keys)), kv)
-    return kv
+    request = all_rows(model, prompt.tokens, num_layers=len(layers_of(model, "all")))
+    prefill_many(model, [request])
+    return request.kv
 
 
 @dataclass(frozen=True)
@@ -119,15 +120,15 @@ def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict]
     """
     by_mode: dict[str, list[tuple[list[float], float, bool]]] = {mode: [] for mode in POSITIONS}
     for prompt in prompts:
-        exact = empty(model, len(prompt))
-        expected = _first_token(model, prompt, exact, torch.arange(len(prompt)))
+        full = all_rows(model, prompt.tokens)
+        expected = _first_token(model, full)
         cached = encode_many(model, prompt.context)
         for mode, positions in POSITIONS.items():
             kv = assemble(model, prompt, cached, positions)  # type: ignore[arg-type]
-            log_probs = _first_token(model, prompt, kv, prompt.question)
+            log_probs = _first_token(model, PrefillRequest(prompt.tokens, Plan(prompt.question), kv))
             divergence = float(kl_div(log_probs, expected, reduction="sum", log_target=True))
             same = bool(log_probs.argmax() == expected.argmax())
-            by_mode[mode].append((_errors(kv, exact, prompt.starts[-1]), max(0.0, divergence), same))
+            by_mode[mode].append((_errors(kv, full.kv, prompt.starts[-1]), max(0.0, divergence), same))
     layers: list[dict] = []
     first_tokens = []
     for mode, measured in by_mode.items():
@@ -140,9 +141,9 @@ def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict]
     return layers, first_tokens
 
 
-def _first_token(model: PreTrainedModel, prompt: Prompt, kv: KV, rows: Tensor) -> Tensor:
-    """Prefill `rows` into `kv` and return the log-probabilities [V] of the first token."""
-    output = prefill(model, prompt.tokens, Plan(rows), kv, logits_to_keep=1)
+def _first_token(model: PreTrainedModel, request: PrefillRequest) -> Tensor:
+    """Prefill a request and return the log-probabilities [V] of the first token."""
+    (output,) = prefill_many(model, [request], logits_to_keep=1)
     assert output.logits is not None
     return output.logits[-1].float().log_softmax(-1)
 

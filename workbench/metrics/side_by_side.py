@@ -11,10 +11,9 @@ import torch
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.engine.assembly import empty
 from workbench.engine.chunked import check_chunk, prefill_chunked_many
 from workbench.engine.decoding import decode, text_of
-from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill_many
+from workbench.engine.forward import PrefillOutput, all_rows, prefill_many
 from workbench.methods.sparse import Sparse
 from workbench.metrics.sparsity import MEASURES, Head, Methods, by_layer, compared
 from workbench.models.loading import Loaded
@@ -93,10 +92,7 @@ def compare_many(
 def _dense(loaded: Loaded, prompts: Sequence[Prompt], heads: bool) -> list[tuple[PrefillOutput, KV]]:
     """Compute dense attention: logits of the question's rows, and the states of all layers for `heads`."""
     layers = tuple(range(loaded.spec.layers if heads else 0))
-    requests = [
-        PrefillRequest(p.tokens, Plan(torch.arange(len(p)), return_queries=layers), empty(loaded.model, len(p)))
-        for p in prompts
-    ]
+    requests = [all_rows(loaded.model, p.tokens, return_queries=layers) for p in prompts]
     outputs = prefill_many(loaded.model, requests, max(len(p.question) for p in prompts))
     return [(_cut(output, p), request.kv) for output, p, request in zip(outputs, prompts, requests, strict=True)]
 
@@ -115,8 +111,7 @@ def _answered(
     requests = []
     for prompt, method in pairs:
         reserve = min(count, context - len(prompt)) if context else count
-        kv = empty(model, len(prompt), max(0, reserve))
-        requests.append(PrefillRequest(prompt.tokens, Plan(torch.arange(len(prompt)), sparse=method), kv))
+        requests.append(all_rows(model, prompt.tokens, max(0, reserve), sparse=method))
     longest = max(len(prompt) + method.size for prompt, method in pairs)  # one chunk for all
     rows = max(len(prompt.question) for prompt, _ in pairs)
     outputs = prefill_chunked_many(model, requests, chunk or longest, rows)

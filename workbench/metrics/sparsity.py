@@ -12,13 +12,12 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
-from workbench.core.plan import Plan, Site
+from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid, attention
 from workbench.core.tiles import Tiles
-from workbench.engine.assembly import empty
 from workbench.engine.attention_maps import whole_layers
 from workbench.engine.chunked import check_chunk, prefill_chunked
-from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill
+from workbench.engine.forward import PrefillOutput, all_rows, prefill_many
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.compact import Compact, united
 from workbench.metrics.answers import wilson
@@ -229,15 +228,14 @@ def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, c
     gaps: list[tuple[float, float, bool]] = []
     seconds: list[float] = []
     for prompt in prompts:
-        plan = Plan(torch.arange(len(prompt)), sparse=method)
+        request = all_rows(model, prompt.tokens, sparse=method)
         step = len(prompt) + method.size if chunk is None else chunk  # one chunk for all
-        check_chunk(plan, step)
-        kv = empty(model, len(prompt))
-        dense = prefill(model, prompt.tokens, Plan(plan.rows, return_queries=tuple(range(len(kv.keys)))), kv)
-        of_prompt = {layer: count for layer, (count,) in by_layer(model, dense, kv, [method], chunk).items()}
+        check_chunk(request.plan, step)
+        full = all_rows(model, prompt.tokens, return_queries=tuple(range(len(request.kv.keys))))
+        (dense,) = prefill_many(model, [full])
+        of_prompt = {layer: count for layer, (count,) in by_layer(model, dense, full.kv, [method], chunk).items()}
         counts |= {layer: counts[layer] + count if layer in counts else count for layer, count in of_prompt.items()}
         seconds.append(sum(count.seconds for count in of_prompt.values()))
-        request = PrefillRequest(prompt.tokens, plan, empty(model, len(prompt)))
         ours = prefill_chunked(model, request, step, len(prompt.question))
         gaps.append(compared(ours, dense, len(prompt.question)))
     heads = tuple(head for layer, count in sorted(counts.items()) for head in count.heads(layer))

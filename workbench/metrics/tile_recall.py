@@ -9,13 +9,12 @@ from torch.nn.functional import normalize, pad
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.core.plan import Plan, Site
+from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid, mass
 from workbench.core.tile_selection import smallest
 from workbench.core.tiles import Tiles
-from workbench.engine.assembly import empty
 from workbench.engine.attention_maps import whole_layers
-from workbench.engine.forward import prefill
+from workbench.engine.forward import all_rows, prefill_many
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
@@ -75,9 +74,9 @@ def dense_states(model: PreTrainedModel, tokens: Tensor) -> States:
     layers = tuple(whole_layers(model, len(tokens)))
     if not layers:
         raise BadInput(f"every layer has a sliding window narrower than the {len(tokens)} tokens: nothing to choose")
-    kv = empty(model, len(tokens))
-    output = prefill(model, tokens, Plan(torch.arange(len(tokens)), return_queries=layers), kv, logits_to_keep=1)
-    return States({i: scaled(model, i, output) for i in layers}, {i: kv.keys[i] for i in layers})
+    request = all_rows(model, tokens, return_queries=layers)
+    (output,) = prefill_many(model, [request], logits_to_keep=1)
+    return States({i: scaled(model, i, output) for i in layers}, {i: request.kv.keys[i] for i in layers})
 
 
 def synthetic_states(length: int, seed: int = 0, topics: int = 12) -> States:

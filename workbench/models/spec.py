@@ -5,6 +5,7 @@ rows, three tokens are computed alone at two positions each. Where positions are
 the same at both, and one rotation moves the keys of every layer.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -111,6 +112,16 @@ def attach(model: PreTrainedModel) -> ModelSpec:
     if model.config._attn_implementation != NAME:
         model.set_attn_implementation(NAME)
     return known
+
+
+def spec_for(model: PreTrainedModel, prompts: Iterable[Tensor] = (), kvs: Iterable[KV] = ()) -> ModelSpec:
+    """Attach `model` and return its spec; BadInput for token ids [T] of a prompt, or a KV, that do not fit it."""
+    spec = attach(model)
+    for tokens in prompts:
+        spec.check_tokens(tokens)
+    for kv in kvs:
+        spec.check_cache(kv)
+    return spec
 
 
 def prepare_model(model: PreTrainedModel) -> PreTrainedModel:

@@ -9,7 +9,7 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine.encoding import encode_many
-from workbench.models.spec import attach
+from workbench.models.spec import prepare_model
 from workbench.store.keys import fingerprint, key_of
 
 
@@ -33,7 +33,7 @@ def fetch(
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
-    attach(model)  # refuses before any work
+    prepare_model(model)  # refuses before any work
     model_key, dtype = fingerprint(model), model.dtype
     keys = [key_of(model_key, dtype, block, past) for block, past in zip(blocks, before, strict=True)]
     return collect(

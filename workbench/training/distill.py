@@ -10,13 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.core.plan import Plan
 from workbench.core.tile_grid import Grid, peaks
-from workbench.engine.assembly import empty
-from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.engine.forward import all_rows, prefill_many
 from workbench.methods import seer_gate
 from workbench.methods.seer_gate import Gate
-from workbench.models.spec import attach
+from workbench.models.spec import spec_for
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,10 @@ def distill(
 
     The model stays as it is. `tell` is called with step and loss. Raises BadInput for prompts shorter than two blocks.
     """
-    spec = attach(model)
     if not prompts or min(map(len, prompts)) <= config.block:
         raise BadInput(f"a gate of block {config.block} learns from prompts of more than {config.block} tokens")
-    for tokens in prompts:
-        spec.check_tokens(tokens)
-    with torch.random.fork_rng([spec.device] if spec.device.type == "cuda" else []):
+    device = spec_for(model, prompts).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         gate = seer_gate.new(model, config.block, config.width)
     optimizer = torch.optim.AdamW(gate.parameters(), lr=config.lr, weight_decay=0.0)
@@ -75,8 +71,7 @@ def distill(
 def losses_of(model: PreTrainedModel, gate: Gate, prompts: Sequence[Tensor]) -> Tensor:
     """[L] distillation loss of every layer, mean over `prompts`."""
     layers = range(len(gate.query))
-    plans = [Plan(torch.arange(len(p)), return_queries=tuple(layers), num_layers=len(layers)) for p in prompts]
-    requests = [PrefillRequest(p, plan, empty(model, len(p))) for p, plan in zip(prompts, plans, strict=True)]
+    requests = [all_rows(model, p, return_queries=tuple(layers), num_layers=len(layers)) for p in prompts]
     losses = []
     for request, output in zip(requests, prefill_many(model, requests), strict=True):
         rows = request.plan.rows.to(model.device)

@@ -19,10 +19,9 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Plan, Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
-from workbench.engine.assembly import empty
 from workbench.engine.compile import fused
 from workbench.engine.cuda_graphs import Captured, Runner
-from workbench.engine.forward import PrefillOutput, prefill
+from workbench.engine.forward import PrefillOutput, all_rows, prefill, prefill_many
 from workbench.engine.paged_pool import Pool
 from workbench.experiments.bench import stock
 from workbench.experiments.bench.run import gpu_facts
@@ -171,8 +170,7 @@ def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
     for _ in range(7):
         exponent = (low + high) / 2
         counted.over = method.with_threshold(1 - 10**-exponent)
-        plan = Plan(torch.arange(tokens), sparse=counted, num_layers=layers)
-        prefill(model, scene.ids(tokens), plan, empty(model, tokens))
+        prefill_many(model, [all_rows(model, scene.ids(tokens), sparse=counted, num_layers=layers)])
         low, high = (low, exponent) if counted.density > DENSITY else (exponent, high)
     return method.with_threshold(1 - 10**-high)
 
@@ -186,9 +184,8 @@ def long(scene: Scene, tokens: int, sparse: Bfla | None, compiled: bool, candida
         candidate.facts["mass"] = method.over.mass
 
     def first_token(count: int) -> int:
-        kv = empty(scene.model, count)
-        plan = Plan(torch.arange(count), sparse=method)
-        return _token(prefill(scene.model, scene.ids(count), plan, kv, logits_to_keep=1), candidate)
+        (output,) = prefill_many(scene.model, [all_rows(scene.model, scene.ids(count), sparse=method)], 1)
+        return _token(output, candidate)
 
     def sample() -> float:
         ms = clock(partial(first_token, tokens))

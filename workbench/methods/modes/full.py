@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedModel
 
 from workbench.core.masks import Sees, causal
-from workbench.core.plan import Pass, Plan
-from workbench.engine.assembly import empty
+from workbench.core.plan import Pass
 from workbench.engine.chunked import check_chunk
-from workbench.methods import PrefillRequest, Prompt, ReadyRequest, Store
+from workbench.engine.forward import all_rows
+from workbench.methods import Prompt, ReadyRequest, Store
 from workbench.methods.sparse import Sparse
 
 
@@ -34,8 +33,8 @@ class Full:
 
     def _begin(self, model: PreTrainedModel, prompt: Prompt, tiles: Sparse | None, reserve: int) -> ReadyRequest:
         length = len(prompt)
-        plan = Plan(torch.arange(length), self.sees(prompt) if self.sees else causal, tiles)
+        sees = self.sees(prompt) if self.sees else causal
+        request = all_rows(model, prompt.tokens, reserve, sees=sees, sparse=tiles)
         if self.chunk is not None:
-            check_chunk(plan, self.chunk)
-        request = PrefillRequest(prompt.tokens, plan, empty(model, length, reserve))
+            check_chunk(request.plan, self.chunk)
         return ReadyRequest(request, (Pass(range(length), length),), length, 0, self.chunk)

@@ -15,7 +15,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.core.rope import rotate
-from workbench.engine.assembly import empty
+from workbench.engine.forward import all_rows
 from workbench.methods import PrefillRequest, ReadyRequest, prefill_many
 from workbench.models.spec import ModelSpec, attach
 from workbench.store import MemoryStore, Store, fetch
@@ -87,8 +87,7 @@ class Superposition:
         outputs = prefill_many(model, requests)
         scores = torch.tensor([_likelihood(o.logits, request) for o, request in zip(outputs, requests, strict=True)])
         if self.prior:
-            runs = [Prompt((system, document)) for document in documents]
-            whole = [PrefillRequest(run.tokens, Plan(torch.arange(len(run))), empty(model, len(run))) for run in runs]
+            whole = [all_rows(model, Prompt((system, document)).tokens) for document in documents]
             for i, output in enumerate(prefill_many(model, whole)):
                 assert output.logits is not None
                 scores[i] += _likelihood(output.logits[len(system) :], whole[i]) / (len(documents[i]) - 1 or 1)

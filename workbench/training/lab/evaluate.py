@@ -4,13 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from workbench import data, models
-from workbench.core.plan import Plan
-from workbench.engine.assembly import assemble, empty
+from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
-from workbench.engine.forward import prefill
+from workbench.engine.forward import all_rows, prefill, prefill_many
 from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.trial import Trial
 from workbench.models.loading import Loaded
@@ -59,12 +56,12 @@ def recompute_all(loaded: Loaded, seed: int, samples: int = 20) -> dict[str, flo
     worst, same = 0.0, 0
     for sample in data.load("lab", samples, seed, 10):
         prompt = layout.prompt(sample, tokenizer)
-        plan = Plan(torch.arange(len(prompt)))
-        full = prefill(model, prompt.tokens, plan, empty(model, len(prompt))).logits
+        request = all_rows(model, prompt.tokens)
+        (full,) = (output.logits for output in prefill_many(model, [request]))
         kv = assemble(model, prompt, encode_many(model, prompt.context))
         for tensor in kv.tensors():
             tensor.fill_(float("nan"))  # no value of the cache may be read
-        recomputed = prefill(model, prompt.tokens, plan, kv).logits
+        recomputed = prefill(model, prompt.tokens, request.plan, kv).logits
         assert full is not None and recomputed is not None
         worst = max(worst, float((full - recomputed).abs().max()))
         same += bool((full == recomputed).all())
