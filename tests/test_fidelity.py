@@ -16,7 +16,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.metrics import fidelity
+from workbench.metrics import cost, fidelity
 
 METHODS = {
     "full": Full(),
@@ -152,7 +152,7 @@ def test_passes_of_the_selector_are_charged(rows, loaded, samples):
 
 
 def test_a_pass_of_few_layers_counts_for_its_share():
-    assert experiment.rows_charged((Pass(range(8), 8, 1), Pass([8, 9], 10)), 4) == 4
+    assert cost.rows_charged((Pass(range(8), 8, 1), Pass([8, 9], 10)), 4) == 4
 
 
 def test_finished_rows_are_not_measured_again(loaded, samples, tmp_path, monkeypatch):

@@ -8,11 +8,13 @@ from tests import tiny
 from workbench import data
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
-from workbench.experiments import record
-from workbench.experiments.record import Record, dumps
+from workbench.experiments import record, references
+from workbench.experiments.fidelity import measure
+from workbench.experiments.record import FIDELITY, LATER, Record, dumps
 from workbench.experiments.trial import Trial, batches
 from workbench.methods.generation import Generation
-from workbench.metrics import cost
+from workbench.methods.modes.reuse import Reuse
+from workbench.metrics import cost, fidelity
 from workbench.metrics.faithfulness import verdict
 from workbench.store import MemoryStore
 
@@ -229,3 +231,80 @@ def test_the_lab_judge_refuses_questions_of_other_data_before_any_work(tmp_path)
     (tmp_path / "own.jsonl").write_text(json.dumps(line))
     with pytest.raises(BadInput, match="the lab corpus does not ask 'Why\\?'"):
         Trial("no-such-model", data=str(tmp_path / "own.jsonl"), faithfulness="lab").run()
+
+
+def test_a_record_says_how_near_full_attention_the_predictions_are(records):
+    for name in ("nll", "nll_extra", "kl", "kl_first", "agree", "agree_first"):
+        for found in records.values():
+            for score in (found, *found.by_kind.values()):
+                low, mean, high = (getattr(score, name + end) for end in ("_low", "", "_high"))
+                assert low - 1e-9 <= mean <= high + 1e-9
+    full, block = records["full"], records["block"]
+    assert full.kl == full.kl_first == full.nll_extra == 0 and full.agree == full.agree_first == 1
+    assert block.kl > 0 and block.compared == 6 == sum(score.compared for score in block.by_kind.values())
+    assert block.answered == full.answered | {"compared": block.answered["compared"]}  # no question is answered
+
+
+def test_means_of_a_trial_are_those_of_many_methods_on_the_same_questions(loaded, records):
+    samples = data.load("lab", 6, 0, 3)
+    methods = {"block": Reuse(), "naive": Reuse("naive")}
+    rows = measure(loaded, samples, methods, max_new_tokens=QUESTIONS["max_new_tokens"], batch=QUESTIONS["batch"])
+    for name in methods:
+        own = [row for row in rows if row["method"] == name]
+        found = records[name]
+        for field in ("nll", "kl", "kl_first", "agree", "agree_first"):
+            assert getattr(found, field) == pytest.approx(sum(row[field] for row in own) / 6, abs=1e-6)
+        assert found.rows_charged == sum(row["rows"] for row in own) / 6
+        assert found.flops == pytest.approx(sum(row["flops"] for row in own) / 6)
+
+
+def test_fidelity_can_be_left_out_and_trials_are_named_as_before(folder, loaded):
+    trial = Trial(str(folder), mode="block", **QUESTIONS)
+    assert "fidelity" not in trial.settings() and replace(trial, fidelity=False).settings()["fidelity"] is False
+    record, rows = replace(trial, fidelity=False).run_each(loaded=loaded)
+    assert record.kl is None and record.answered is None and "kl" not in rows[0]
+    line = record.to_json()
+    assert "kl" not in line and "nll_low" not in line["by_kind"]["single-hop"]
+    assert Record.from_json(line) == record
+
+
+def test_records_of_earlier_versions_are_read(records):
+    line = records["block"].to_json()
+    earlier = {name: value for name, value in line.items() if name not in FIDELITY | set(LATER)}
+    earlier["by_kind"] = {
+        kind: {name: value for name, value in score.items() if name not in FIDELITY}
+        for kind, score in line["by_kind"].items()
+    }
+    found = Record.from_json(earlier)
+    assert (found.em, found.nll, found.rows_charged) == (line["em"], None, None) and found.to_json() == earlier
+
+
+def test_full_attention_is_asked_once_for_all_trials_of_a_model(folder, loaded, monkeypatch):
+    monkeypatch.setattr(references, "_KEPT", type(references._KEPT)())
+    asked = []
+    ask = fidelity.reference
+    monkeypatch.setattr(fidelity, "reference", lambda *given: asked.append(len(given[2])) or ask(*given))
+    trial = Trial(str(folder), mode="block", **QUESTIONS)
+    first = trial.run(loaded=loaded)
+    second = replace(trial, positions="naive").run(loaded=loaded)
+    assert asked == [4, 2] and second.kl != first.kl
+    assert replace(trial, positions="naive").run(loaded=loaded).kl == second.kl
+    replace(trial, max_new_tokens=5).run(loaded=loaded)
+    assert asked == [4, 2, 4, 2]
+    monkeypatch.setattr(references, "_KEPT", type(references._KEPT)())
+    monkeypatch.setattr(references, "BYTES", 1)  # nothing fits
+    assert trial.run(loaded=loaded).kl == trial.run(loaded=loaded).kl == first.kl and len(asked) == 8
+
+
+def test_a_file_without_answers_has_divergence_and_agreement(folder, loaded, tmp_path):
+    lines = [sample.to_json() | {"answers": []} for sample in data.load("lab", 3, 0, 3)]
+    for line in lines:
+        del line["answers"]
+    path = tmp_path / "unanswered.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = QUESTIONS | {"samples": 3, "passages": None}
+    found, rows = Trial(str(folder), data=str(path), mode="block", **given).run_each(loaded=loaded)
+    assert (found.n, found.em, found.f1_low, found.nll, found.nll_high, found.answered) == (0, *[None] * 5)
+    assert found.compared == 3 and found.kl_low <= found.kl <= found.kl_high and 0 <= found.agree <= 1
+    assert all(row["em"] is row["expected"] is row["nll"] is None and row["kl"] > 0 for row in rows)
+    assert Record.from_json(json.loads(dumps(found))) == found

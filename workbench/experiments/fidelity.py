@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
-from workbench.core.plan import Pass
 from workbench.data import Sample
 from workbench.engine.decoding import text_of
 from workbench.experiments.trial import batches
@@ -171,7 +170,7 @@ def _rows(
             **_quality("full_", known.text, sample),
             "answer": text,
             **_quality("", text, sample),
-            "rows": rows_charged(one.passes, loaded.spec.layers),
+            "rows": cost.rows_charged(one.passes, loaded.spec.layers),
             "rows_reused": one.reused,
             "flops": spent.flops,
             "bytes": spent.bytes,
@@ -181,11 +180,6 @@ def _rows(
 
 def _text(tokenizer: Any, tokens: Sequence[int | None], stop: Sequence[str]) -> str:
     return text_of(tokenizer, [token for token in tokens if token is not None], stop).strip()
-
-
-def rows_charged(passes: Sequence[Pass], layers: int) -> float:
-    """Return the rows of all passes of a request, those of its selector included, as rows through all layers."""
-    return sum(len(one.rows) * (one.num_layers or layers) for one in passes) / layers
 
 
 def _quality(prefix: str, text: str | None, sample: Sample) -> dict[str, float | None]:

@@ -13,15 +13,19 @@ import torch
 from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.metrics.answers import Score
+from workbench.metrics.fidelity import Quality
 from workbench.metrics.latency import Quantiles
+
+LATER = ("faithfulness", "rows_charged", "answered")  # records of earlier versions lack them
+FIDELITY = frozenset(field.name for field in fields(Quality)) - {field.name for field in fields(Score)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(Score):
+class Record(Quality):
     """Scores of a trial with what they cost; tokens, rows, flops, bytes: means a request, to its first token."""
 
     trial: dict[str, Any]  # the trial's own fields: model, data, mode, positions, seed, …
-    by_kind: dict[str, Score]  # per kind of question, "" where the data has none
+    by_kind: dict[str, Quality]  # per kind of question, "" where the data has none
     ttft_s: Quantiles  # time to first token: one request at a time, after warm-up; block mode: blocks in the store
     prompt_tokens: float
     rows_computed: float
@@ -38,11 +42,18 @@ class Record(Score):
     versions: dict[str, str]
     sparsity: dict[str, Any] | None = None  # what a sparse method keeps and loses (`metrics.sparsity`), else None
     faithfulness: dict[str, Any] | None = None  # of the answers, `metrics.faithfulness.Faithfulness`, where judged
+    rows_charged: float | None = None  # rows through all layers of every pass, those of the selector included
+    answered: dict[str, Any] | None = None  # fidelity over the questions that full attention answers exactly
     note: str = ""  # what the model's folder says of it, e.g. that its weights are random
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; `from_json` reads them back. Faithfulness is left out where it was not judged."""
-        return {name: value for name, value in asdict(self).items() if name != "faithfulness" or value is not None}
+        """Return plain JSON values; `from_json` reads them back.
+
+        Faithfulness, and fidelity to full attention, are left out where they were not measured.
+        """
+        values = {name: value for name, value in asdict(self).items() if name not in LATER or value is not None}
+        values["by_kind"] = {kind: _measured(score) for kind, score in values["by_kind"].items()}
+        return _measured(values)
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Record":
@@ -51,7 +62,7 @@ class Record(Score):
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if odd := sorted((needed - set(record)) | (set(record) - known)):
             raise BadInput(f"record field {odd[0]!r} is {'missing' if odd[0] in known else 'unknown'}")
-        by_kind = {kind: Score(**score) for kind, score in record["by_kind"].items()}
+        by_kind = {kind: Quality(**score) for kind, score in record["by_kind"].items()}
         return cls(**record | {"by_kind": by_kind, "ttft_s": Quantiles(**record["ttft_s"])})
 
     @property
@@ -72,9 +83,14 @@ class Record(Score):
     def rows(self) -> list[dict[str, Any]]:
         """Return one row of scores a kind of question and one for "all", with the mode of the trial."""
         mode = self.trial["mode"] if self.trial["positions"] != "naive" else "naive"
-        score = {field.name: getattr(self, field.name) for field in fields(Score)}
+        score = {field.name: getattr(self, field.name) for field in fields(Quality)}
         scores = {"all": score} | {kind: asdict(of_kind) for kind, of_kind in self.by_kind.items()}
-        return [{"mode": mode, "kind": kind} | of_kind for kind, of_kind in scores.items()]
+        return [{"mode": mode, "kind": kind} | _measured(of_kind) for kind, of_kind in scores.items()]
+
+
+def _measured(score: dict[str, Any]) -> dict[str, Any]:
+    """Leave fidelity out where it was not measured."""
+    return score if score["compared"] is not None else {k: v for k, v in score.items() if k not in FIDELITY}
 
 
 def dumps(record: Record) -> str:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,20 +13,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from workbench import data, models
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
-from workbench.data import Sample
+from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.record import Record, device_name, versions
+from workbench.experiments.references import Watch
 from workbench.methods import Method, registry
+from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
-from workbench.methods.config import DataName, DeviceName, MethodConfig, ModelName
-from workbench.methods.generation import Generation, first_token, generate
+from workbench.methods.config import DataName, DeviceName, LayoutName, MethodConfig, ModelName
+from workbench.methods.generation import Generation, first_token
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
-from workbench.metrics import answers, cost
+from workbench.metrics import answers, cost, fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.faithfulness import check_judge, judge
 from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
+from workbench.metrics.fidelity import Quality
 from workbench.metrics.latency import measure
 from workbench.metrics.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
@@ -33,6 +37,7 @@ from workbench.store import FolderStore, MemoryStore
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
+LATER = ("faithfulness", "fidelity", "layout")  # fields that earlier versions lack
 SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
 
 
@@ -47,7 +52,7 @@ class Trial(MethodConfig):
     data: DataName = "lab"
     samples: Annotated[int, "Questions to answer, at most"] = 200
     seed: Annotated[int, "Seed of the draw of samples and of the bootstrap"] = 0
-    passages: Annotated[int | None, "Passages a question; without it, 10 of lab, all of a file"] = None
+    passages: Annotated[int | None, "Passages a question, cut or filled in; without it, 10, of a file its own"] = None
     device: DeviceName = "cpu"
     dtype: Annotated[str | None, "float32, bfloat16 or float16; without it, float32 on cpu, else the checkpoint's"] = (
         None
@@ -59,6 +64,8 @@ class Trial(MethodConfig):
     faithfulness: Annotated[
         str | None, "Judge of the share of claims that passages support: lab (its own questions) or a model"
     ] = None
+    fidelity: Annotated[bool, "Compare the predictions of every answer with those of full attention"] = True
+    layout: LayoutName = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -71,12 +78,14 @@ class Trial(MethodConfig):
             raise BadInput(f"store_gib is {self.store_gib!r}: a positive number is needed")
         if self.faithfulness is not None:
             check_judge(self.faithfulness)
+        layouts.check(self.layout)
 
     def settings(self) -> dict[str, Any]:
         """Return the fields as results hold them; one that earlier versions lack is left out where it is not set."""
         values = asdict(self)
-        if self.faithfulness is None:
-            del values["faithfulness"]
+        for name in LATER:
+            if values[name] == getattr(Trial, name):
+                del values[name]
         return values
 
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Record:
@@ -92,12 +101,14 @@ class Trial(MethodConfig):
     ) -> tuple[Record, Records]:
         """Return the record, and one row a question: {id, kind, answer, expected, em, f1}, in the order of the data.
 
+        With `fidelity`, a row holds what `metrics.fidelity.compare` returns, and `full_em`: full attention's score.
         `store` holds blocks that other trials have cached; hit rate and seconds are then those of a warm store.
         """
-        samples = data.load(self.data, self.samples, self.seed, self.passages)
+        samples = data.load(self.data, self.samples, self.seed, self.passages, answered=False)
         if self.faithfulness is not None:
             check_judge(self.faithfulness, samples)
-        loaded = models.Loaded(*(loaded or models.load(self.model, self.device, self.dtype)))
+        loaded = models.Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
+        loaded = loaded.with_layout(self.layout)
         model, tokenizer, layout = loaded
         prompts = layout.prompts(samples, tokenizer)
         _check_context(loaded.spec.context, samples, prompts)
@@ -108,13 +119,14 @@ class Trial(MethodConfig):
                 folder = FolderStore(self.prepared, kind_of(model, method.prepare))
             store = MemoryStore(int(self.store_gib * 2**30), behind=folder)
         before = store.stats
+        watch = Watch(loaded, samples, prompts, method, self.max_new_tokens) if self.fidelity else None
         begin = time.perf_counter()
-        generations = self.answer(prompts, loaded, store, progress, method)
-        seconds = time.perf_counter() - begin
+        generations = self.answer(prompts, loaded, store, progress, method, watch)
+        seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
         ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
         texts = [generation.text.strip() for generation in generations]
-        aliases = [sample.answers for sample in samples]
-        by_kind = answers.score_by_kind(texts, aliases, [sample.kind for sample in samples], self.seed)
+        compared = watch.rows if watch else []
+        rows = [_row(*each) for each in zip_longest(samples, texts, compared)]
         sparsity = faithfulness = None
         if (tiles := self.tiles()) is not None:
             few = prompts[: min(self.timed, SPARSE_PROMPTS)]
@@ -123,21 +135,22 @@ class Trial(MethodConfig):
             own_judge = judge(self.faithfulness, self.device, self.dtype)
             faithfulness = asdict(measure_faithfulness(own_judge, samples, texts, self.seed))
         record = Record(
-            **asdict(answers.score(texts, aliases, self.seed)),
+            **_quality(rows, samples, self.seed),
             **_costs(model, generations),
             trial=self.settings(),
-            by_kind=dict(sorted(by_kind.items())),
+            by_kind=_by_kind(rows, samples, self.seed),
+            answered=fidelity.of_answered(rows, self.seed),
             ttft_s=ttft,
             prompt_tokens=_mean([len(prompt) for prompt in prompts]),
             hit_rate=store.stats.since(before).hit_rate,
             seconds=seconds,
             device=device_name(model.device),
-            versions=versions(),
+            versions=versions() | data.versions(self.data),
             sparsity=sparsity,
             faithfulness=faithfulness,
             note=models.note_of(self.model),
         )
-        return record, [_row(*pair) for pair in zip(samples, texts, strict=True)]
+        return record, rows
 
     def _corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
         """Return the passages that neighbours come from, where the preparation has any."""
@@ -153,6 +166,7 @@ class Trial(MethodConfig):
         store: MemoryStore,
         progress: Progress | None = None,
         method: Method | None = None,
+        watch: Watch | None = None,
     ) -> list[Generation]:
         """Generate greedy answers to prompts, in batches; cached blocks come from `store` and stay in it."""
         model, tokenizer, layout = loaded
@@ -160,7 +174,10 @@ class Trial(MethodConfig):
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "stop": layout.stop}
         generations: list[Generation] = []
         for batch in batches([len(prompt) for prompt in prompts], self.batch):
-            generations += generate(model, tokenizer, [prompts[i] for i in batch], method, store, **options)
+            answered = generating.answer(model, tokenizer, [prompts[i] for i in batch], method, store, **options)
+            generations += answered.generations
+            if watch:
+                watch(batch, answered)
             if progress:
                 progress(len(generations), len(prompts))
         return generations
@@ -193,12 +210,32 @@ def _costs(model: PreTrainedModel, generations: Sequence[Generation]) -> dict[st
     means = {name: _mean([getattr(one, name) for one in generations]) for name in ("rows_computed", "rows_reused")}
     means |= {name: _mean([getattr(one, name) for one in costs]) for name in ("flops", "bytes")}
     means |= {f"flops_{name}": _mean([getattr(one, name) for one in costs]) for name in ("linear", "attention")}
+    means["rows_charged"] = _mean([cost.rows_charged(one.passes, len(shape.windows)) for one in generations])
     return means | {"bytes_loaded": _mean([one.kv_loaded for one in costs]), "parameters": shape.stored}
 
 
-def _row(sample: Sample, answer: str) -> dict[str, Any]:
-    row = {"id": sample.id, "kind": sample.kind, "answer": answer, "expected": sample.answers[0]}
-    return row | {name: of(answer, sample.answers) for name, of in (("em", answers.exact_match), ("f1", answers.f1))}
+def _row(sample: Sample, answer: str, compared: dict[str, Any] | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": sample.id, "kind": sample.kind, "answer": answer}
+    row["expected"] = sample.answers[0] if sample.answers else None
+    scores = {"em": answers.exact_match, "f1": answers.f1}
+    row |= {name: of(answer, sample.answers) if sample.answers else None for name, of in scores.items()}
+    return row | (compared or {})
+
+
+def _quality(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Any]:
+    """Return the fields of `Quality` of some questions and their rows."""
+    scored = answers.score([row["answer"] for row in rows], [sample.answers for sample in samples], seed)
+    return asdict(scored) | (fidelity.summary(rows, seed) if "kl" in rows[0] else {})
+
+
+def _by_kind(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Quality]:
+    of_kind: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        of_kind.setdefault(row["kind"], []).append(i)
+    return {
+        kind: Quality(**_quality([rows[i] for i in at], [samples[i] for i in at], seed))
+        for kind, at in sorted(of_kind.items())
+    }
 
 
 def _check_context(context: int | None, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:

@@ -111,28 +111,35 @@ def normalised(
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Means over `n` answers with 95% intervals: Wilson's for exact match and accuracy, bootstrap for F1."""
+    """Means over `n` answers with 95% intervals: Wilson's for exact match and accuracy, bootstrap for F1.
+
+    `n` counts the questions with a gold answer; all else is None where there is none.
+    """
 
     n: int
-    em: float
-    em_low: float
-    em_high: float
-    f1: float
-    f1_low: float
-    f1_high: float
-    accuracy: float  # an alias occurs in the answer
-    accuracy_low: float
-    accuracy_high: float
+    em: float | None
+    em_low: float | None
+    em_high: float | None
+    f1: float | None
+    f1_low: float | None
+    f1_high: float | None
+    accuracy: float | None  # an alias occurs in the answer
+    accuracy_low: float | None
+    accuracy_high: float | None
 
 
 def score(predictions: Sequence[str], answers: Sequence[Sequence[str]], seed: int = 0) -> Score:
-    """Score predictions against the aliases of their answers."""
-    n = len(predictions)
-    if not n or n != len(answers):
-        raise BadInput(f"{n} predictions for {len(answers)} answers: one each is needed, and at least one")
-    pairs = list(zip(predictions, answers, strict=True))
-    means: dict[str, float] = {}
+    """Score predictions against the aliases of their answers; a question without any is left out."""
+    if not predictions or len(predictions) != len(answers):
+        given = f"{len(predictions)} predictions for {len(answers)} answers"
+        raise BadInput(f"{given}: one each is needed, and at least one")
+    pairs = [pair for pair in zip(predictions, answers, strict=True) if pair[1]]
+    n = len(pairs)
+    means: dict[str, float | None] = {}
     for name, measure in (("em", exact_match), ("f1", f1), ("accuracy", contains)):
+        if not n:
+            means |= dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+            continue
         values = [measure(*pair) for pair in pairs]
         low, high = bootstrap(values, seed) if measure is f1 else wilson(sum(values), n)
         means |= {name: sum(values) / n, f"{name}_low": low, f"{name}_high": high}

@@ -143,6 +143,11 @@ def of_passes(shape: ModelShape, passes: Sequence[Pass], reused: int, itemsize: 
     )
 
 
+def rows_charged(passes: Sequence[Pass], layers: int) -> float:
+    """Return the rows of all passes of a request, those of its selector included, as rows through all layers."""
+    return sum(len(one.rows) * (one.num_layers or layers) for one in passes) / layers
+
+
 def encoding(shape: ModelShape, lengths: Iterable[int], itemsize: int = 2) -> Cost:
     """Count the cost of encoding blocks of these lengths independently, in one pass: no head, nothing loaded."""
     cost = of_passes(shape, [Pass(range(length), length) for length in lengths], 0, itemsize)

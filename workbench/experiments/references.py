@@ -1,0 +1,101 @@
+"""Full attention beside a trial: its predictions of every answer, computed once for the trials of one process.
+
+They are kept with the model, on the CPU, up to `BYTES`; what comes after that is computed again in every trial.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.data import Sample
+from workbench.methods import Method
+from workbench.methods.generation import Answered
+from workbench.methods.modes.full import Full
+from workbench.metrics import fidelity
+from workbench.metrics.answers import Records, exact_match
+from workbench.metrics.fidelity import Reference, Tokens
+from workbench.models.loading import Loaded
+from workbench.store import fingerprint
+
+BYTES = 1 << 29
+
+_KEPT: WeakKeyDictionary[PreTrainedModel, "Kept"] = WeakKeyDictionary()
+
+
+class Kept:
+    """References of one state of a model's weights, by prompt, gold answer and how long an answer may be."""
+
+    def __init__(self, fingerprint: str):
+        self.fingerprint = fingerprint
+        self.bytes = 0
+        self.references: dict[object, Reference] = {}
+
+    def put(self, key: object, one: Reference) -> None:
+        """Keep a reference where it still fits: every trial asks in the same order, so none is given up for another."""
+        if key not in self.references and self.bytes + one.nbytes <= BYTES:
+            self.references[key] = replace(one, logits=one.logits.cpu().clone())
+            self.bytes += one.nbytes
+
+
+def kept(model: PreTrainedModel) -> Kept:
+    """Return what is kept of a model as it is now."""
+    state = f"{fingerprint(model)} {model.dtype} {model.device}"
+    if model not in _KEPT or _KEPT[model].fingerprint != state:
+        _KEPT[model] = Kept(state)
+    return _KEPT[model]
+
+
+class Watch:
+    """Compares the batches that a trial answers with full attention.
+
+    rows      what `fidelity.compare` returns of a question, and `full_em`; None where it has no gold answer
+    seconds   what watching took, which is no time of the method's
+    """
+
+    def __init__(
+        self, loaded: Loaded, samples: Sequence[Sample], prompts: Sequence[Prompt], method: Method, max_new_tokens: int
+    ):
+        self.loaded, self.samples, self.prompts, self.method = loaded, samples, prompts, method
+        self.max_new_tokens = max_new_tokens
+        self.gold = fidelity.gold_answers(samples, loaded.layout, loaded.tokenizer)
+        self.kept = kept(loaded.model)
+        self.rows: Records = []
+        self.seconds = 0.0
+
+    def __call__(self, batch: Sequence[int], answered: Answered) -> None:
+        """Take what a batch of questions, by number, was answered; the rows behind the prompts are overwritten."""
+        begin = time.perf_counter()
+        known = self._known(batch, answered)
+        rows = fidelity.compare(self.loaded.model, answered.ready, answered.logits, known)
+        for i, one, row in zip(batch, known, rows, strict=True):
+            aliases = self.samples[i].answers
+            self.rows.append({**row, "full_em": exact_match(one.text, aliases) if aliases else None})
+        self.seconds += time.perf_counter() - begin
+
+    def _known(self, batch: Sequence[int], answered: Answered) -> list[Reference]:
+        keys = {i: self._key(self.prompts[i], self.gold[i]) for i in batch}
+        known = {i: self.kept.references[keys[i]] for i in batch if keys[i] in self.kept.references}
+        missing = [i for i in batch if i not in known]
+        if not missing:
+            return [known[i] for i in batch]
+        model, tokenizer, layout = self.loaded
+        gold = [self.gold[i] for i in missing]
+        options = (self.max_new_tokens, layout.stop)
+        if self.method == Full():  # it is the method that is watched
+            missing, gold = list(batch), [self.gold[i] for i in batch]
+            made = fidelity.references(model, tokenizer, answered, gold, *options)
+        else:
+            prompts = [self.prompts[i] for i in missing]
+            made = fidelity.reference(model, tokenizer, prompts, gold, *options)
+        for i, one in zip(missing, made, strict=True):
+            self.kept.put(keys[i], one)
+            known[i] = one
+        return [known[i] for i in batch]
+
+    def _key(self, prompt: Prompt, gold: Tokens) -> object:
+        blocks = tuple(block.content for block in prompt.blocks)
+        return blocks, gold, self.max_new_tokens, self.loaded.layout.stop
