@@ -2,12 +2,14 @@
 
 Each block is tokenised alone and the token ids are joined, so a passage has the same tokens wherever it stands; text is
 never decoded and encoded again. BOS, where a model wants one, belongs to the first block only.
+`data.chat_template` reads a layout off a tokenizer's own chat template.
 """
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -23,7 +25,8 @@ from workbench.data.sample import Sample
 class Layout:
     """The prompt format of a model: system block, one block a passage, the question; `answer` is what training appends.
 
-    `stop` strings end an answer and are no part of it. Raises BadInput for a template without its fields.
+    `stop` strings end an answer and are no part of it. `turn` stands between an answer and the user's next words, in a
+    conversation. Raises BadInput for a template without its fields.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Layout:
     question: str
     answer: str
     stop: tuple[str, ...] = ()
+    turn: str = ""
 
     def __post_init__(self) -> None:
         for part, wanted in (("passage", "text"), ("question", "question"), ("answer", "answer")):
@@ -55,15 +59,18 @@ class Layout:
         return prompts([self.pieces(sample) for sample in samples], tokenizer, bos=self.bos)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"stop": list(self.stop)}
+        """Plain JSON values; `turn` is left out where it is empty, as in layouts of earlier versions."""
+        record = asdict(self) | {"stop": list(self.stop)}
+        return record if self.turn else {name: value for name, value in record.items() if name != "turn"}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Layout":
         """A layout from its JSON object. Raises BadInput for a field that is missing, unknown or of the wrong type."""
         known = {field.name: bool if field.name == "bos" else str for field in fields(cls) if field.name != "stop"}
         for name, kind in known.items():
-            if not isinstance(record.get(name), kind):
-                raise BadInput(f"layout field {name!r} is {json.dumps(record.get(name))}; {kind.__name__} is needed")
+            value = record.get(name, "" if name == "turn" else None)
+            if not isinstance(value, kind):
+                raise BadInput(f"layout field {name!r} is {json.dumps(value)}; {kind.__name__} is needed")
         if unknown := set(record) - set(known) - {"stop"}:
             raise BadInput(f"unknown layout field {sorted(unknown)[0]!r}; allowed are {', '.join([*known, 'stop'])}")
         stop = record.get("stop", [])
@@ -81,16 +88,35 @@ def prompts(texts: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, 
     start = tokenizer.bos_token_id
     if bos and start is None:
         raise BadInput("the layout wants a BOS token and the tokenizer has none")
-    distinct = list(dict.fromkeys(chain.from_iterable(texts)))
-    encoded = tokenizer(distinct, add_special_tokens=False)["input_ids"] if distinct else []
-    tokens = dict(zip(distinct, encoded, strict=True))
+    first = _encoded({pieces[0] for pieces in texts if pieces}, tokenizer, tokenizer.bos_token if bos else "")
+    later = _encoded(chain.from_iterable(pieces[1:] for pieces in texts), tokenizer, _lead(tokenizer))
     listed = []
     for pieces in texts:
-        blocks = [Block(tuple(tokens[piece]), label=_label(piece)) for piece in pieces]
-        if bos:
-            blocks[0] = Block((start, *blocks[0].tokens), label=blocks[0].label)
-        listed.append(Prompt(tuple(blocks)))
+        opening = [Block(((start, *first[piece]) if bos else first[piece]), _label(piece)) for piece in pieces[:1]]
+        listed.append(Prompt((*opening, *(Block(later[piece], _label(piece)) for piece in pieces[1:]))))
     return listed
+
+
+def encode(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Token ids of texts as they stand behind others, without BOS and without the blank below."""
+    listed = list(texts)
+    tokens = _encoded(listed, tokenizer, _lead(tokenizer))
+    return [list(tokens[text]) for text in listed]
+
+
+def _encoded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, lead: str) -> dict[str, tuple[int, ...]]:
+    """Token ids of every distinct text behind `lead`, whose own tokens are left out."""
+    distinct = list(dict.fromkeys(texts))
+    if not distinct:
+        return {}
+    skipped, *rest = tokenizer([lead, *(lead + text for text in distinct)], add_special_tokens=False)["input_ids"]
+    return {text: tuple(tokens[len(skipped) :]) for text, tokens in zip(distinct, rest, strict=True)}
+
+
+def _lead(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A line break where the tokenizer writes a blank before a text that stands alone (SentencePiece), else nothing."""
+    alone = tokenizer.convert_ids_to_tokens(tokenizer("a", add_special_tokens=False)["input_ids"])
+    return "\n" if alone and alone[0].startswith("▁") else ""
 
 
 def _label(piece: str) -> str:
@@ -129,3 +155,30 @@ RELEASED = Layout(
 )
 
 LAYOUTS = {layout.name: layout for layout in (LAB, RELEASED)}
+CHAT = "chat"  # the layout that a tokenizer's chat template makes
+
+
+def check(name: str | None) -> None:
+    """Raise BadInput for what is neither the name nor the file of a layout; None is the model's own."""
+    if name is not None:
+        named(name)
+
+
+def named(name: str) -> Layout | None:
+    """The layout of a name or of a JSON file, None for "chat". Raises BadInput for every other."""
+    if name == CHAT or name in LAYOUTS:
+        return LAYOUTS.get(name)
+    if not Path(name).is_file():
+        allowed = f"{', '.join([*LAYOUTS, CHAT])} (the tokenizer's own) or a JSON file of a layout"
+        raise BadInput(f"unknown layout {name!r}: allowed are {allowed}")
+    try:
+        record = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise BadInput(f"layout file {name} is not JSON: {problem}") from None
+    record = record.get("layout", record) if isinstance(record, dict) else record  # also as in workbench.json
+    if not isinstance(record, dict):
+        raise BadInput(f"layout file {name} holds {type(record).__name__}; a JSON object of a layout is needed")
+    try:
+        return Layout.from_json(record)
+    except BadInput as problem:
+        raise BadInput(f"layout file {name}: {problem}") from None

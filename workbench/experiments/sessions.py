@@ -35,12 +35,14 @@ def of_game(frames: Sequence[Frame], layout: Layout) -> list[SessionPrompt]:
 
 def of_chat(turns: Sequence[Sample], layout: Layout, memory: int = 8) -> list[SessionPrompt]:
     """Make prompts of the system block, the last `memory` turns with their (right) replies, one block each, and the
-    question."""
+    question.
+
+    A turn's block ends with the text that opens the user's next turn, so it is the same wherever it stands."""
     if memory < 1:
         raise BadInput(f"memory is {memory}; at least 1 turn is remembered")
     system = {"role": "system", "content": layout.system or "\n"}
     asked = [{"role": "user", "content": _asked(turn, layout)} for turn in turns]
-    replies = [{"role": "assistant", "content": layout.answer.format(answer=turn.answers[0])} for turn in turns]
+    replies = [{"role": "assistant", "content": _reply(turn, layout)} for turn in turns]
     steps = []
     for at, turn in enumerate(turns):
         past = slice(max(0, at - memory), at)
@@ -55,7 +57,7 @@ def of_demonstrations(requests: Sequence[Request], layout: Layout) -> list[Sessi
     steps = []
     for request in requests:
         shots, asked = request.demonstrations, request.asked
-        shown = [{"asked": _asked(s, layout), "answer": layout.answer.format(answer=s.answers[0])} for s in shots]
+        shown = [{"asked": _asked(s, layout), "answer": _reply(s, layout)} for s in shots]
         pieces = [layout.system or "\n", *segment.examples(shown, "{asked}{answer}"), _asked(asked, layout)]
         steps.append(SessionPrompt(tuple(pieces), asked.answers, asked.kind, asked.question))
     return steps
@@ -73,6 +75,11 @@ def prompts(steps: Sequence[SessionPrompt], loaded: Loaded, max_new_tokens: int 
             "tokens: ask for fewer tables, turns or demonstrations"
         )
     return tokenized
+
+
+def _reply(sample: Sample, layout: Layout) -> str:
+    """Write the answer, and the opening of the user's next turn."""
+    return layout.answer.format(answer=sample.answers[0]) + layout.turn
 
 
 def _asked(sample: Sample, layout: Layout) -> str:

@@ -1,0 +1,164 @@
+"""Prompt layouts from chat templates: what stands around passages, question and answer, as the template writes it.
+
+A template is rendered with marks in place of the passages, the question and the answer, and cut at the marks. So the
+texts of the blocks, joined, are the template's own rendering, whatever it does with the words that it is given.
+
+    system block     BOS, the system turn and the opening of the user turn
+    passages         one block each, inside the user turn
+    question block   the question, the end of the user turn and the generation prompt
+
+Every block ends with a line break and none begins with one, where tokenizers split anyway. Where a template refuses or
+drops a system turn (Gemma 2: "System role not supported"), the system text opens the user turn.
+"""
+
+import re
+from datetime import date
+from functools import reduce
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from workbench.core.errors import BadInput
+from workbench.data.layouts import CHAT, Layout, named
+
+SYSTEM = "You answer questions in a few words, using only the given passages."
+OPENING = "Passages:\n"
+PASSAGE = "Title: {title}\n{text}\n"
+QUESTION = "Question: {question}\nAnswer in a few words."
+DATE = date(2024, 7, 26)  # "today" in every template that asks: blocks keep their keys from day to day
+REMEDY = "choose another layout: lab, released or a JSON file"
+
+_PASSAGES, _QUESTION, _ANSWER, _NEXT = "PassagesStandHere", "QuestionStandsHere", "AnswerStandsHere", "NextStandsHere"
+_CODES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAbBdHIjmMpSyY"))
+Message = dict[str, str]
+
+
+def said(role: str, content: str) -> Message:
+    """One message of a conversation."""
+    return {"role": role, "content": content}
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], answer: bool = True) -> str:
+    """The text of a conversation by the tokenizer's chat template; with the generation prompt where `answer` is next.
+
+    Reasoning is switched off where a template can do that, and today is always `DATE`. Raises BadInput with the
+    template's own words where it refuses the conversation.
+    """
+    try:
+        template = tokenizer.get_chat_template()
+        if "strftime_now" in template:
+            template = _pinned() + template
+        options: dict[str, Any] = {"tokenize": False, "enable_thinking": False, "add_generation_prompt": answer}
+        return str(tokenizer.apply_chat_template(messages, chat_template=template, **options))
+    except Exception as problem:  # a template is a program of the checkpoint and may fail in any way
+        why = " ".join(str(problem).split()) or type(problem).__name__
+        raise BadInput(f"the chat template of {_name(tokenizer)} refuses a conversation: {why}") from None
+
+
+def layout(tokenizer: PreTrainedTokenizerBase) -> Layout:
+    """The layout "chat" of an instruct model: short answers from passages, in the words of its chat template.
+
+    An answer ends at the template's end of a turn or at a line break. Raises BadInput where there is no template and
+    where it cannot hold passages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise BadInput(f"the tokenizer of {_name(tokenizer)} has no chat template: {REMEDY}")
+    prompt = _prompt(tokenizer)
+    system, rest = prompt.split(_PASSAGES)
+    before, after = rest.split(_QUESTION)
+    added, answer, end, turn = _answered(tokenizer, after)
+    bos = _opens(tokenizer, prompt)
+    return Layout(
+        CHAT,
+        bos=bool(bos),
+        system=system.removeprefix(bos),
+        passage=PASSAGE,
+        question=_escaped(before) + "{question}" + _escaped(after + added),
+        answer=answer,
+        stop=tuple(dict.fromkeys(text for text in (end, "\n") if text)),
+        turn=turn,
+    )
+
+
+def layout_named(name: str, tokenizer: PreTrainedTokenizerBase) -> Layout:
+    """The layout of a name ("lab", "released", "chat") or of a JSON file. Raises BadInput for every other."""
+    return named(name) or layout(tokenizer)
+
+
+def _prompt(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The prompt with marks, with a system turn where the template has one."""
+    asked = _asked()
+    problem = f"the chat template of {_name(tokenizer)} drops or changes what stands in a user turn"
+    for messages in ([said("system", SYSTEM), said("user", asked)], [said("user", f"{SYSTEM}\n\n{asked}")]):
+        try:
+            prompt = render(tokenizer, messages)
+        except BadInput as refusal:
+            problem = str(refusal)
+            continue
+        if asked in prompt and prompt.count(_PASSAGES) == 1 and SYSTEM in prompt:
+            return prompt
+    raise BadInput(f"{problem}; it cannot hold passages: {REMEDY}")
+
+
+def _answered(tokenizer: PreTrainedTokenizerBase, after: str) -> tuple[str, str, str, str]:
+    """What comes after the question's `after`: (rest of the question block, answer template, end of a turn, next turn).
+
+    The rest is empty but for templates that know no generation prompt. The next turn is what stands between the end of
+    an answer and the words of the user's next turn.
+    """
+    user, reply = said("user", _asked()), said("assistant", _ANSWER)
+    try:
+        whole = render(tokenizer, [user, reply], answer=False).split(_QUESTION)[-1]
+        bridge, tail = whole.removeprefix(after).split(_ANSWER)
+    except (BadInput, ValueError):  # no conversation with answers: an answer ends where texts end
+        whole, bridge, tail = "", "", tokenizer.eos_token or ""
+    if not whole.startswith(after):  # an answered turn is written in another way, as without its reasoning
+        bridge = ""
+    added = bridge if bridge.strip() and _unasked(tokenizer, user) else ""
+    match = re.search("|".join(map(re.escape, _special(tokenizer))) or "$^", tail)
+    closing = tail[: match.end()] if match else tail.rstrip()
+    answer = _escaped(bridge.removeprefix(added)) + "{answer}" + _escaped(closing)
+    return added, answer, match.group() if match else closing.strip(), _next_turn(tokenizer, [user, reply], closing)
+
+
+def _unasked(tokenizer: PreTrainedTokenizerBase, user: Message) -> bool:
+    """Whether the template has no generation prompt."""
+    return render(tokenizer, [user]) == render(tokenizer, [user], answer=False)
+
+
+def _next_turn(tokenizer: PreTrainedTokenizerBase, answered: list[Message], closing: str) -> str:
+    try:
+        whole = render(tokenizer, [*answered, said("user", _NEXT)])
+        return whole.split(_ANSWER)[1].split(_NEXT)[0].removeprefix(closing)
+    except (BadInput, IndexError):  # one turn is all that the template holds
+        return ""
+
+
+def _opens(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """The BOS that a rendered prompt begins with; one that opens every turn (SmolLM2) is part of the turns."""
+    bos = tokenizer.bos_token
+    return str(bos) if bos and prompt.startswith(bos) and prompt.count(bos) == 1 else ""
+
+
+def _asked() -> str:
+    return OPENING + _PASSAGES + QUESTION.format(question=_QUESTION)
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Texts of the special tokens, the longest first."""
+    own = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return sorted(own | set(tokenizer.all_special_tokens), key=lambda text: (-len(text), text))
+
+
+def _pinned() -> str:
+    """A macro in the place of the function by which templates ask for the date."""
+    text = reduce(lambda so_far, code: f"{so_far}|replace('{code}', '{DATE.strftime(code)}')", _CODES, "format")
+    return f"{{% macro strftime_now(format) %}}{{{{ {text} }}}}{{% endmacro %}}\n"  # this line break is not rendered
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _name(tokenizer: PreTrainedTokenizerBase) -> str:
+    return tokenizer.name_or_path or "this tokenizer"
