@@ -66,6 +66,16 @@ LAYOUTS = {
         "context": {"title": ["T", "U"], "sentences": [["One."], ["Two."]]},
         "supporting_facts": {"title": ["U"], "sent_id": [0]},
     },
+    "musique": {
+        "id": "3hop1__1_2_3",
+        "question": "Who?",
+        "answer": "Ana",
+        "answer_aliases": ["A."],
+        "paragraphs": [
+            {"idx": 0, "title": "T", "paragraph_text": "one", "is_supporting": False},
+            {"idx": 1, "title": "U", "paragraph_text": "two", "is_supporting": True},
+        ],
+    },
     "longbench passages": {
         "input": "Who?",
         "answers": ["Ana"],
@@ -92,6 +102,7 @@ EXPECTED = {  # answers, passages, supporting titles
     "lost in the middle": (("Ana",), [("T", "one")], ("T",)),
     "hotpotqa": (("Ana",), [("T", "One. Two."), ("U", "Three.")], ("T", "U")),
     "hotpotqa columns": (("Ana",), [("T", "One."), ("U", "Two.")], ("U",)),
+    "musique": (("Ana", "A."), [("T", "one"), ("U", "two")], ("U",)),
     "longbench passages": (("Ana",), [("T", "One."), ("U", "Two.\nThree.")], ()),
     "longbench text": (("Ana",), [("", "One."), ("", "Two.")], ()),
     "kilt": (("Ana", "A. Reyes"), [("T", "one"), ("U", "two")], ("T", "U")),
@@ -104,6 +115,19 @@ def test_published_layouts_are_recognised(tmp_path, name):
     assert (sample.answers, [(p.title, p.text) for p in sample.ctxs], sample.supporting_titles) == EXPECTED[name]
     assert sample.question == "Who?"
     assert sample.id
+
+
+def test_kinds_and_hops_are_those_of_the_source(tmp_path):
+    (musique,) = data.load(write(tmp_path / "a.jsonl", LAYOUTS["musique"]))
+    (ours,) = data.load(write(tmp_path / "b.jsonl", OURS | {"id": "4hop3__1", "hops": 0, "kind": ""}))
+    (hotpot,) = data.load(write(tmp_path / "c.jsonl", LAYOUTS["hotpotqa"]))
+    assert [(each.kind, each.hops) for each in (musique, ours, hotpot)] == [("3hop", 3), ("4hop", 4), ("bridge", 2)]
+
+
+def test_a_corpus_is_the_whole_file_also_without_answers(tmp_path):
+    path = write(tmp_path / "a.jsonl", *(OURS | {"id": f"{i}", "answers": []} for i in range(9)))
+    assert len(data.corpus(path, samples=2, passages=1)) == 9
+    assert sum(len(each.ctxs) for each in data.corpus(path, samples=2, passages=1)) == 18
 
 
 @pytest.mark.parametrize(
@@ -124,6 +148,7 @@ def test_published_layouts_are_recognised(tmp_path, name):
             {"input": "Who?", "output": [{"answer": "Ana", "provenance": [{"title": "T"}]}]},
             "line 2: field 'ctxs' is empty",
         ),
+        ({"question": "Who?", "answer": "Ana", "paragraphs": [3]}, r"line 2: field 'ctxs\[0\].text' is NoneType"),
         (["Ana"], "line 2: a record is an object, not list"),
     ],
 )

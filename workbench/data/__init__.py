@@ -70,7 +70,7 @@ def corpus(
     if str(name_or_path) in manuals.PARTS:
         return [manuals.whole(str(name_or_path))]
     drawn = str(name_or_path) in _generated()
-    return load(name_or_path, samples, seed, passages) if drawn else load(name_or_path)
+    return load(name_or_path, samples, seed, passages) if drawn else load(name_or_path, answered=False)
 
 
 def versions(name_or_path: str | Path) -> dict[str, str]:

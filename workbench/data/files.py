@@ -4,7 +4,8 @@ ours, CacheBlend, FiD,     {question, answers, ctxs: [{title, text}]}; a passage
 NQ lost-in-the-middle      [title, [sentences]]
 HotpotQA, 2WikiMultihopQA  {question, answer, context: [[title, [sentences]]], supporting_facts: [[title, i]]}
 LongBench                  {input, context: text, answers}; the context is cut at "Passage N:", else by `segment.text`
-MuSiQue                    {id: "2hop__…", …} as ours: the number of hops is the kind
+MuSiQue                    {id: "2hop__…", question, answer, answer_aliases, paragraphs: [{title, paragraph_text,
+                           is_supporting}]}; by its id, also in our layout, the number of hops is the kind
 KILT                       {input, output: [{answer, provenance: [{title, text}]}]}
 """
 
@@ -110,6 +111,14 @@ def _hotpotqa(record: Record) -> Record:
     return _passages_listed(record | {"ctxs": context, "supporting_titles": list(dict.fromkeys(titles))})
 
 
+def _musique(record: Record) -> Record:
+    ctxs = [ctx if isinstance(ctx, dict) else {} for ctx in filled(record, "paragraphs")]
+    gold = dict.fromkeys(ctx["title"] for ctx in ctxs if ctx.get("is_supporting") and ctx.get("title"))
+    read = [{"title": ctx.get("title"), "text": ctx.get("paragraph_text")} for ctx in ctxs]
+    answers = [words(record, "answer"), *(record.get("answer_aliases") or ())]
+    return _passages_listed(record | {"ctxs": read, "supporting_titles": list(gold), "answers": answers})
+
+
 def _longbench(record: Record) -> Record:
     cuts = re.split(r"(?m)^Passage \d+:\n", words(record, "context"))
     if len(cuts) > 1:
@@ -136,6 +145,7 @@ def _kilt(record: Record) -> Record:
 LAYOUTS: tuple[tuple[Callable[[Record], bool], Callable[[Record], Record]], ...] = (
     (lambda record: isinstance(record.get("context"), str), _longbench),
     (lambda record: isinstance(record.get("context"), list | dict), _hotpotqa),
+    (lambda record: isinstance(record.get("paragraphs"), list), _musique),
     (lambda record: "output" in record and "input" in record, _kilt),
 )
 
