@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 
 
 from workbench import models
-from workbench.app.thumbnail import chromium
+from workbench.models import fetched
 
 # The same examples in every run, and no deadline on a busy machine.
 settings.register_profile("workbench", deadline=None, derandomize=True)
@@ -22,6 +22,8 @@ settings.load_profile("workbench")
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """JupyterLab in headless Chromium (tests/browser.py). It holds asyncio: run papermill in another process."""
+    from workbench.app.thumbnail import chromium  # needs plotly, which a GPU machine may lack
+
     if chromium() is None:
         pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
     import browser  # needs playwright, which only these tests use
@@ -42,3 +44,11 @@ def folder(tmp_path_factory):
 def loaded(folder):
     """The tiny model, loaded once; tests that change its weights load their own."""
     return models.load(folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The folder of the real model, for tests that are skipped where it was never fetched."""
+    if not fetched.is_there("smollm2"):
+        pytest.skip(f"smollm2 is not in {fetched.cache()}: workbench models get smollm2")
+    return fetched.folder("smollm2")

@@ -34,7 +34,8 @@ def test_a_sharded_checkpoint_loads(tmp_path):
     models.load(folder)
 
 
-def test_shipped_models_load_by_name(whole, monkeypatch):
+def test_shipped_models_load_by_name(whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(assets, "models", lambda: ["lab-tiny"])
     monkeypatch.setattr(assets, "model_path", lambda name: whole)
     assert models.names() == ["lab-tiny"]

