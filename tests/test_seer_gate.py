@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from tests.random_models import model_of, prompt_of
 from tests.tiny import checkpoint
-from workbench import models
+from workbench import data, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan, Site
@@ -129,6 +129,44 @@ def test_a_saved_gate_is_read_back_for_its_model_alone(gate, tmp_path):
         seer_gate.load(path, MODEL)
 
 
+def recorded(gate, path, **training):
+    gate.save(path, training)
+    return path
+
+
+def test_a_gate_is_refused_the_prompts_that_it_was_distilled_on(gate, tmp_path):
+    prompts = [prompt_of(20, 9, seed=seed).tokens for seed in range(4)]
+    known = [seer_gate.digest(tokens) for tokens in prompts[:2]]
+    about = {"data": "lab", "seed": 3, "samples": 2, "prompts": known}
+    path = recorded(gate, tmp_path / "gate", **about)
+    assert seer_gate.training(path) == about
+    for name, seed, scored, given in (
+        ("lab", 3, range(2, 9), prompts[2:]),
+        ("lab", 4, range(9), prompts[3:]),
+        ("needles", 3, range(9), ()),
+        ("lab", 3, (), ()),
+    ):
+        seer_gate.check_unseen(path, name, seed, scored, given)
+    with pytest.raises(BadInput, match="was distilled on samples of lab, seed 3, that are to be scored"):
+        seer_gate.check_unseen(path, "lab", 3, range(1, 9))
+    with pytest.raises(BadInput, match="was distilled on some of the prompts"):
+        seer_gate.check_unseen(path, "lab", 4, range(9), iter(prompts[1:]))
+
+
+def test_a_gate_without_a_full_record_is_never_taken_for_unseen(gate, tmp_path):
+    """Earlier versions recorded data and seed, but not how many samples; the first none of it."""
+    earlier = recorded(gate, tmp_path / "earlier", data="lab", seed=40_000, steps=150)
+    seer_gate.check_unseen(earlier, "lab", 60_000, range(500))
+    with pytest.raises(BadInput, match="seed 40000, that are to be scored"):
+        seer_gate.check_unseen(earlier, "lab", 40_000, range(400, 500))
+    with pytest.raises(BadInput, match="does not say which prompts"):
+        seer_gate.check_unseen(recorded(gate, tmp_path / "first"), "lab", 0, range(5))
+    (tmp_path / "broken").write_bytes(b"none")
+    for name, sentence in (("broken", "does not say how it was trained"), ("none", "there is no gate")):
+        with pytest.raises(BadInput, match=sentence):
+            seer_gate.training(tmp_path / name)
+
+
 def test_a_model_keeps_its_identity_in_another_number_format():
     other = model_of("llama")
     same = seer_gate.identity(other)
@@ -160,7 +198,14 @@ def test_the_command_line_fits_and_the_methods_read(tmp_path):
     made = run("distill", "--out", str(tmp_path / "gate"), *common, "--steps", "2", "--block", "16", "--width", "8")
     assert made.exit_code == 0, made.output
     record = json.loads(made.stdout)
-    assert record["steps"] == 2 and record["held_out_loss"] > 0
+    assert record["steps"] == 2 and record["held_out_loss"] > 0 and record["seconds"] > 0
+    trained = seer_gate.training(tmp_path / "gate")
+    assert trained.items() > record.items() and trained["samples"] == len(trained["prompts"]) == 2
+    _, tokenizer, layout = models.load(folder)
+    prompts = [p.tokens for p in layout.prompts(data.load("lab", 3, 0, 2), tokenizer)]
+    seer_gate.check_unseen(tmp_path / "gate", "lab", 0, [2], prompts[2:])
+    with pytest.raises(BadInput, match="some of the prompts"):
+        seer_gate.check_unseen(tmp_path / "gate", "other", 0, (), prompts[1:])
     taus = run("profile", "--out", str(tmp_path / "taus"), *common, "--block", "16", "--stride", "4")
     assert taus.exit_code == 0 and 0 < json.loads(taus.stdout)["median"] <= 1
     model, _, _ = models.load(folder)

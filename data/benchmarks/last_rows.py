@@ -5,7 +5,7 @@ questions of sparse.py.
 
 writes last-rows.json, one entry a method by its spec without the rule: `with`, its spec with it (a setting of
 sparse.parquet), the Record without, and per question whether the answer is right (a string of 0 and 1, in the order of
-the questions).
+the questions). A gate that was distilled on prompts that are scored is refused.
 """
 
 import argparse
@@ -14,8 +14,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from workbench import models
 from workbench.experiments import results
 from workbench.experiments.trial import Trial
+from workbench.methods.seer_gate import FILE, check_unseen
 
 OUT = Path(__file__).with_name("last-rows.json")
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # as in sparse.py
@@ -28,6 +30,8 @@ SPECS = (  # of sparse.py; about a third of the pairs
 def run(spec: str, samples: int, device: str) -> dict[str, Any]:
     """Return the entry of a method without the rule, by its name."""
     without = spec.replace("tail=1", "tail=0")
+    if spec.startswith("seer_attention"):
+        check_unseen(models.folder(MODEL) / FILE, "lab", SEED, range(samples))
     about: dict[str, Any] = {"samples": samples, "seed": SEED, "passages": PASSAGES, "device": device, "timed": 10}
     trial = Trial(MODEL, mode="full", sparse=without, chunk=CHUNK, **about)
     return {without: {"with": spec, **results.entry(*trial.run_each())}}

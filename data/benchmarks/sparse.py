@@ -8,10 +8,13 @@ leaves sparse.parquet (a row a setting, data set and kind of question: scores an
 sparse-answers.parquet (the scores of each question) and sparse-heads.parquet (by layer and head). Prompts of 40
 passages of the lab corpus, and needle tasks, prefilled in chunks of 512 rows. What runs/sparse holds is not computed
 again; `--minutes` begins nothing new after that, and the files are written from what is there; `--part` is one of the
-two data sets, `--share` some of the units of work, `--collect` only writes the files. On a CPU, a small preliminary
-set:
+two data sets, `--share` some of the units of work, `--collect` only writes the files. `--only` measures some methods
+again: their rows take the place of those in the committed files, whose questions have to be the same. A gate that was
+distilled on prompts that are scored is refused. On a CPU, a small preliminary set:
 
     python data/benchmarks/sparse.py --samples 6 --measured 2 --needles 5 --steps 2 --size 1
+
+Rows of `quoka` with `group=scores` are of the rule that earlier versions had (`workbench.methods.sparse.quoka`).
 """
 
 import argparse
@@ -23,20 +26,25 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 import torch
+from pyarrow import parquet
 
 from workbench import data, models
 from workbench.core import tile_grid
+from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically
 from workbench.experiments.record import device_name
 from workbench.methods import seer_gate, sparse
 from workbench.metrics import answers
 from workbench.metrics.side_by_side import compare_many
 from workbench.metrics.sparsity import MEASURES
+
+if TYPE_CHECKING:  # what measures needs no pandas, what writes the files does
+    import pandas as pd
 
 HERE = Path(__file__).parent
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # a seed of worlds that neither trained nor chose the model
@@ -117,9 +125,24 @@ def _evenly(count: int, steps: int) -> list[int]:
     return sorted({round(i) for i in np.linspace(0, count - 1, steps + 2)[1:-1]})
 
 
+def method_names(text: str) -> list[str]:
+    """Read names of methods, separated by commas."""
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in CURVES]:
+        raise argparse.ArgumentTypeError(f"there is no method {unknown[0]!r}: allowed are {', '.join(CURVES)}")
+    return names
+
+
+def check_gate(args: argparse.Namespace) -> None:
+    """Refuse a gate that was distilled on what is scored. The prompts themselves are compared unit by unit."""
+    if any(setting.method == "seer_attention" for setting in units(args)[0].settings):
+        for name, count in (("lab", args.samples), ("needles", args.needles)):
+            seer_gate.check_unseen(models.folder(MODEL) / seer_gate.FILE, name, SEED, range(count))
+
+
 def units(args: argparse.Namespace) -> list[WorkUnit]:
     """Return the work, both data sets side by side, so that the results at any time are balanced."""
-    listed = tuple(settings(args.steps))
+    listed = tuple(each for each in settings(args.steps) if not args.only or each.method in args.only)
     work = []
     for name, total, measured in (("lab", args.samples, args.measured), ("needles", args.needles, 0)):
         for start in range(0, total, args.size):
@@ -148,9 +171,19 @@ def questions(name: str, count: int) -> list[data.Sample]:
     return data.load(name, count, SEED, PASSAGES)
 
 
-def packed(path: Path, table: pd.DataFrame) -> None:
+def packed(path: Path, table: "pd.DataFrame") -> None:
     """Write a table, compressed, whole or not at all."""
     write_atomically(path, partial(table.to_parquet, compression="zstd"))
+
+
+def rows_to(path: Path, rows: list[dict[str, Any]], single: tuple[str, ...] = ()) -> None:
+    """Write rows, whole or not at all; columns `single` in fp32. A row may lack columns that others have."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: pa.array([row.get(name) for row in rows]) for name in names}
+    for name, column in columns.items():
+        if name in single or pa.types.is_null(column.type):
+            columns[name] = column.cast(pa.float32() if name in single else pa.float64())
+    write_atomically(path, partial(parquet.write_table, pa.table(columns), compression="zstd"))
 
 
 def run(unit: WorkUnit, out: Path, end: float) -> str:
@@ -161,6 +194,9 @@ def run(unit: WorkUnit, out: Path, end: float) -> str:
     methods = {each.spec: sparse.named(each.spec).ready(lm.model) for each in unit.settings}
     samples = questions(unit.data, unit.start + unit.count)[unit.start :]
     prompts = lm.layout.prompts(samples, lm.tokenizer)
+    if any(each.method == "seer_attention" for each in unit.settings):
+        scored, tokens = range(unit.start, unit.start + unit.count), (prompt.tokens for prompt in prompts)
+        seer_gate.check_unseen(models.folder(MODEL) / seer_gate.FILE, unit.data, SEED, scored, tokens)
     measured = max(0, min(unit.count, unit.measured - unit.start))
     together = TOGETHER if lm.model.device.type == "cuda" else 8
     comparisons = [
@@ -177,9 +213,8 @@ def run(unit: WorkUnit, out: Path, end: float) -> str:
             rows.append(about | {"spec": spec} | score | compared.measures())
             if unit.start + at < unit.heads:
                 heads += [{"id": sample.id, "spec": spec} | vars(head) for head in compared.heads]
-    by_head = pd.DataFrame(heads).astype(dict.fromkeys((*MEASURES, "lowest"), "float32") if heads else {})
-    packed(out / f"{unit.name}.heads.parquet", by_head)
-    write_atomically(out / f"{unit.name}.parquet", pd.DataFrame(rows).to_parquet)  # last: the unit is done
+    rows_to(out / f"{unit.name}.heads.parquet", heads, (*MEASURES, "lowest"))
+    rows_to(out / f"{unit.name}.parquet", rows)  # last: the unit is done
     return unit.name
 
 
@@ -198,8 +233,10 @@ def run_all(args: argparse.Namespace) -> None:
             print(f"{count} of {len(todo)}: {future.result()}", flush=True)
 
 
-def collect(done: list[WorkUnit], out: Path) -> None:
-    """Write the committed files, from the units that are done."""
+def collect(done: list[WorkUnit], out: Path, only: list[str] | None) -> None:
+    """Write the committed files, from the units that are done; with `only` the rows of these methods are replaced."""
+    import pandas as pd
+
     listed = {each.spec: each for each in done[0].settings}
     tables = [out / f"{unit.name}.parquet" for unit in done]
     every = pd.concat([pd.read_parquet(path) for path in tables], ignore_index=True)
@@ -211,20 +248,60 @@ def collect(done: list[WorkUnit], out: Path) -> None:
         for kind in ("all", *sorted(group.kind.unique())):
             of_kind = group if kind == "all" else group[group.kind == kind]
             rows.append(about | {"kind": kind} | scores(of_kind) | (measures(group) if kind == "all" else {}))
-    packed(HERE / "sparse.parquet", pd.DataFrame(rows))
     wide = every[["data", "kind", "id"]].drop_duplicates().set_index(["data", "id"])
     for what, kind in (("em", "uint8"), ("f1", "float32")):
         by_spec = every.pivot(index=["data", "id"], columns="spec", values=what).astype(kind)
         wide = wide.join(by_spec.add_prefix(f"{what} "))
-    packed(HERE / "sparse-answers.parquet", wide.reset_index())
     heads = pd.concat([pd.read_parquet(path.with_suffix(".heads.parquet")) for path in tables], ignore_index=True)
-    if len(heads):
-        packed(HERE / "sparse-heads.parquet", by_head(heads))
+    made = {"sparse": pd.DataFrame(rows), "sparse-answers": wide.reset_index()}
+    made |= {"sparse-heads": by_head(heads)} if len(heads) else {}
+    if only:
+        before = {name: pd.read_parquet(HERE / f"{name}.parquet") for name in made}
+        made = replaced(before, made, only)
+    for name, table in made.items():
+        packed(HERE / f"{name}.parquet", table)
     print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(rows)} rows")
 
 
-def by_head(heads: pd.DataFrame) -> pd.DataFrame:
+def replaced(
+    before: dict[str, "pd.DataFrame"], made: dict[str, "pd.DataFrame"], only: list[str]
+) -> dict[str, "pd.DataFrame"]:
+    """Return the tables of before with everything of the methods `only` replaced, where they were. BadInput for others
+    than the same questions."""
+    import pandas as pd
+
+    old, new = before["sparse"], made["sparse"]
+    dropped = set(old[old.method.isin(only)].spec)
+    answers_before, fresh = before["sparse-answers"], made["sparse-answers"].set_index(["data", "id"])
+    keys = pd.MultiIndex.from_frame(answers_before[["data", "id"]])
+    if set(keys) != set(fresh.index):
+        raise BadInput(f"{len(fresh)} questions were asked, sparse-answers.parquet has {len(keys)}: ask the same")
+    gone = [f"{what} {spec}" for what in ("em", "f1") for spec in dropped]
+    kept = answers_before.drop(columns=[name for name in gone if name in answers_before])
+    added = fresh.drop(columns="kind").loc[keys].reset_index(drop=True)
+    columns = sorted([*kept.columns[3:], *added.columns], key=lambda name: name.startswith("f1 "))
+    tables = {"sparse-answers": pd.concat([kept, added], axis=1)[[*kept.columns[:3], *columns]]}
+    order = {spec: at for at, spec in enumerate(dict.fromkeys([*old.spec, *new.spec]))}
+    order |= {spec: order[first] for spec, first in _places(old, new, only).items()}
+    for name in made.keys() - {"sparse-answers"}:
+        table = pd.concat([before[name][~before[name].spec.isin(dropped)], made[name]], ignore_index=True)
+        by = {"data": table["data"].map({"lab": 0, "needles": 1})} if "data" in table else {}
+        places = pd.DataFrame(by | {"at": table.spec.map(order)}, index=table.index)
+        tables[name] = table.loc[places.sort_values([*by, "at"], kind="stable").index].reset_index(drop=True)
+    return {name: tables[name] for name in made}
+
+
+def _places(old: "pd.DataFrame", new: "pd.DataFrame", only: list[str]) -> dict[str, str]:
+    """For every new spec of a method, the first spec that the method had before, if it had one."""
+    first = {name: old[old.method == name].spec.iloc[0] for name in only if (old.method == name).any()}
+    found = new[new.method.isin(list(first))]
+    return {spec: first[name] for spec, name in zip(found.spec, found.method, strict=True)}
+
+
+def by_head(heads: "pd.DataFrame") -> "pd.DataFrame":
     """Return a row a setting, layer and head: means over prompts with bootstrap intervals, least mass of any row."""
+    import pandas as pd
+
     keys = ["spec", "layer", "head"]
     table = heads.groupby(keys, sort=False).agg(lowest=("lowest", "min"), prompts=("id", "nunique"))
     for name in MEASURES:
@@ -235,7 +312,7 @@ def by_head(heads: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().astype(dict.fromkeys(table.columns.drop("prompts"), "float32"))
 
 
-def scores(rows: pd.DataFrame) -> dict[str, Any]:
+def scores(rows: "pd.DataFrame") -> dict[str, Any]:
     """Return n, exact match (Wilson) and F1 (bootstrap) with their intervals."""
     n, right = len(rows), rows.em.sum()
     (low, high), (f1_low, f1_high) = answers.wilson(right, n), answers.bootstrap(rows.f1.tolist())
@@ -243,8 +320,10 @@ def scores(rows: pd.DataFrame) -> dict[str, Any]:
     return scored | {"f1_low": f1_low, "f1_high": f1_high}
 
 
-def measures(rows: pd.DataFrame) -> dict[str, Any]:
+def measures(rows: "pd.DataFrame") -> dict[str, Any]:
     """Return means over prompts with bootstrap intervals; seconds to choose: the median and the quartiles."""
+    import pandas as pd
+
     measured: dict[str, Any] = {"prompts": int(rows.measured.sum()), "first": rows["first"].mean()}
     measured |= dict(zip(("first_low", "first_high"), answers.wilson(rows["first"].sum(), len(rows)), strict=True))
     for name in NUMBERS:
@@ -272,14 +351,20 @@ def main() -> None:
     parser.add_argument("--part", choices=("all", "lab", "needles"), default="all")
     parser.add_argument("--share", type=share_of, default=(0, 1), metavar="I/N", help="the I-th of N shares, from 0")
     parser.add_argument("--out", type=Path, default=Path("runs/sparse"))
+    parser.add_argument("--only", type=method_names, metavar="A,B", help="these methods alone, in place of their rows")
     parser.add_argument("--collect", action="store_true", help="only write the files, from what is there")
+    parser.add_argument("--measure", action="store_true", help="only measure, and write no file of results")
     args = parser.parse_args()
     if not args.collect:
+        check_gate(args)
         run_all(args)
     done = [unit for unit in units(args) if (args.out / f"{unit.name}.parquet").exists()]
-    if args.collect or args.share == (0, 1):
-        collect(done, args.out)
+    if args.collect or (args.share == (0, 1) and not args.measure):
+        collect(done, args.out, args.only)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BadInput as problem:
+        raise SystemExit(f"error: {problem}") from None

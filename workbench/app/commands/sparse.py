@@ -14,7 +14,9 @@ from workbench import data, models
 from workbench.app.commands.options import AsJson, of_fields, taking
 from workbench.app.commands.text import plain, progress, show
 from workbench.core.errors import BadInput
-from workbench.methods import sparse
+from workbench.experiments.record import device_name
+from workbench.methods import seer_gate, sparse
+from workbench.methods.config import LayoutName
 from workbench.methods.sparse import xattention
 from workbench.methods.sparse.xattention import Xattention
 from workbench.training.distill import GateConfig, distill, losses_of
@@ -39,6 +41,7 @@ class Fitting:
     passages: Annotated[int | None, "Passages of a prompt"] = 40
     seed: Annotated[int, "Of the prompts and of new weights"] = 0
     device: Annotated[str, "cpu, cuda or cuda:N"] = "cpu"
+    layout: LayoutName = None
 
     def load(self, more: int = 0) -> tuple[PreTrainedModel, list[Tensor]]:
         """Load the model and token ids of `samples` + `more` prompts. BadInput for a place that cannot be written."""
@@ -47,7 +50,7 @@ class Fitting:
         drawn = data.load(self.data, self.samples + more, self.seed, self.passages)
         if len(drawn) < self.samples + more:
             raise BadInput(f"{self.data} has {len(drawn)} samples, {self.samples + more} are needed: ask for fewer")
-        model, tokenizer, layout = models.load(self.model, self.device)
+        model, tokenizer, layout = models.load(self.model, self.device, layout=self.layout)
         return model, [prompt.tokens for prompt in layout.prompts(drawn, tokenizer)]
 
 
@@ -71,9 +74,10 @@ def distill_command(*, as_json: AsJson = False, **given: Any) -> None:
     with progress("distilling") as bar:
         gate, losses = distill(model, prompts[:-HELD_OUT], config, lambda step, _: bar and bar(step, config.steps))
     held_out = sum(losses_of(model, gate, [tokens]).mean().item() for tokens in prompts[-HELD_OUT:]) / HELD_OUT
-    record = {"out": str(fit.out), "model": fit.model, "data": fit.data, **vars(config), "first_loss": losses[0]}
-    record |= {"last_loss": losses[-1], "held_out_loss": held_out, "seconds": perf_counter() - began}
-    gate.save(fit.out, record)
+    record = {"out": str(fit.out), "model": fit.model, "data": fit.data, "samples": fit.samples}
+    record |= {"passages": fit.passages, **vars(config), "first_loss": losses[0], "last_loss": losses[-1]}
+    record |= {"held_out_loss": held_out, "seconds": perf_counter() - began, "device": device_name(model.device)}
+    gate.save(fit.out, record | {"prompts": [seer_gate.digest(tokens) for tokens in prompts[:-HELD_OUT]]})
     fall = f"KL {losses[0]:.3f} → {held_out:.3f} nats on held-out prompts"
     line = f"[bold]{plain(str(fit.out))}[/]: {fall}, {config.steps} steps in {record['seconds']:.0f} s"
     show(as_json, json.dumps(record), line)
