@@ -50,13 +50,22 @@ def test_the_record_has_every_number_the_command_promises(folder, run):
     promised = "em em_low em_high f1 f1_low f1_high n ttft_s rows_computed rows_reused flops bytes hit_rate"
     assert {*promised.split(), "by_kind", "versions", "device"} <= set(found)
     assert found["n"] == 3 and set(found["ttft_s"]) == {"p5", "p50", "p95", "n"}
+    for name in ("nll", "nll_extra", "kl", "kl_first", "agree", "agree_first"):
+        assert {name, f"{name}_low", f"{name}_high"} <= set(found)
+    assert {"answered", "rows_charged", "compared"} <= set(found)
+
+
+def test_fidelity_can_be_switched_off(folder, run):
+    found = json.loads(run("trial", "--model", folder, *QUICK, "--no-fidelity", "--json").stdout)
+    assert "kl" not in found and "answered" not in found
 
 
 def test_without_json_a_table_is_printed(folder, run):
     done = run("trial", "--model", folder, "--mode", "block", "--positions", "naive", *QUICK)
     assert done.exit_code == 0
     text = " ".join(done.stdout.split())  # lines break where a long path leaves no room
-    for words in ("block, naive positions", "exact match", "time to first token", "store hit rate", "95% intervals"):
+    promised = "block, naive positions|exact match|time to first token|store hit rate|95% intervals|KL|rows charged"
+    for words in promised.split("|"):
         assert words in text
 
 
@@ -64,6 +73,14 @@ def test_out_holds_the_record(folder, run, tmp_path):
     done = run("trial", "--model", folder, *QUICK, "--json", "--out", "record.json")
     assert (tmp_path / "record.json").read_text() == done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_file_without_answers_says_what_it_has_no_score_of(folder, run, tmp_path):
+    question = {"question": "Who?", "ctxs": [{"title": "T", "text": "Ana."}]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(question))
+    found = json.loads(run("trial", "--model", folder, "--data", "q.jsonl", "--mode", "block", "--json").stdout)
+    assert found["em"] is found["f1"] is found["nll"] is None and found["kl"] >= 0
+    assert "–" in run("trial", "--model", folder, "--data", "q.jsonl").stdout
 
 
 def test_real_files_are_answered(folder, run, tmp_path):
@@ -77,7 +94,7 @@ BAD = {
     "an unknown model": (["--model", "no-such-model"], "unknown model 'no-such-model': allowed are"),
     "an unknown data set": (["--data", "no-such-data"], "unknown data 'no-such-data': allowed are lab"),
     "a missing file": (["--data", "gone.jsonl"], "no such file"),
-    "a file without answers": (["--data", "no-answers.jsonl"], "no-answers.jsonl, line 1: field 'answers' is missing"),
+    "an empty answer": (["--data", "no-answers.jsonl"], "no-answers.jsonl, line 1: field 'answers' holds ' '"),
     "an unknown mode": (["--mode", "blok"], "unknown mode 'blok': allowed are full, block"),
     "unknown positions": (
         ["--mode", "block", "--positions", "x"],
@@ -98,7 +115,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_error_with_exit_code_2_and_nothing_written(folder, run, tmp_path, name):
     words, message = BAD[name]
-    (tmp_path / "no-answers.jsonl").write_text('{"question": "Who?", "ctxs": ["Ana."]}')
+    (tmp_path / "no-answers.jsonl").write_text('{"question": "Who?", "answers": [" "], "ctxs": ["Ana."]}')
     half = tiny.checkpoint(tmp_path / "half") / "model.safetensors"
     half.write_bytes(half.read_bytes()[:5000])
     before = sorted(tmp_path.rglob("*"))
@@ -138,7 +155,8 @@ def test_an_unknown_command_is_named(run):
     assert done.exit_code == 2 and "trail" in done.stderr
 
 
-def test_models_are_listed(folder, run, monkeypatch):
+def test_models_are_listed(folder, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(assets, "models", lambda: ["lab-tiny"])
     monkeypatch.setattr(assets, "model_path", lambda name: folder)
     assert "lab-tiny" in run("models").stdout

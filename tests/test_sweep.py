@@ -85,9 +85,11 @@ def test_answers_are_kept_question_by_question(whole):
     out, table = whole
     answers = pd.read_parquet(out / "answers.parquet")
     assert len(answers) == 6 * 6 and set(answers.trial) == set(table.trial)
-    means = answers.groupby("trial")["f1"].mean()
+    means = answers.groupby("trial")[["f1", "nll", "kl", "agree"]].mean()
     for _, row in table[table.kind == "all"].iterrows():
-        assert means[row.trial] == pytest.approx(row.f1)
+        for score in means:
+            assert means[score][row.trial] == pytest.approx(row[score])
+            assert row[f"{score}_low"] <= row[score] + 1e-9
     same(pd.read_parquet(out / "trials.parquet"), table)
     assert (out / "_SUCCESS").exists()
 
@@ -250,11 +252,15 @@ def test_differences_are_paired_by_question(first, more):
     assert difference(answers, "a", "a") == (0, (0, 0))
     with pytest.raises(BadInput, match="have not answered the same questions"):
         difference(answers[1:], "a", "b")
+    with pytest.raises(BadInput, match="no question of trials 'a' and 'b' has a score 'em'"):
+        difference(answers.assign(em=float("nan")), "a", "b")
 
 
 def test_the_command_takes_lists_of_anything(folder, tmp_path):
     command = ["sweep", "--model", folder, "--samples", "4", "--passages", "3", "--timed", "1", "--max-new-tokens", "2"]
     command += [
+        "--fidelity",
+        "false",
         "--select",
         "none,first_k(system=1)",
         "--prepare",

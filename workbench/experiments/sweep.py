@@ -4,7 +4,8 @@
 
 <out>/trials/<key>.json      a trial and its record; <key>.parquet its questions; <key>.failed.json why it failed
       trials.parquet         a row a trial and kind of question: the trial's fields, scores and costs
-      answers.parquet        a row a trial and question: {trial, id, kind, answer, expected, em, f1}
+      answers.parquet        a row a trial and question: {trial, id, kind, answer, expected, em, f1}, and what
+                             `metrics.fidelity.compare` returns of it
       _SUCCESS               written last, where no trial failed
 """
 
@@ -95,7 +96,7 @@ def run(
     (out / SUCCESS).unlink(missing_ok=True)
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
     todo.sort(  # a model is loaded once, and blocks that are kept are used while they are there
-        key=lambda case: (case.trial.model, case.trial.device, str(case.trial.dtype), keep_gib and case.trial.prepare)
+        key=lambda case: (*map(str, _loads(case.trial)), keep_gib and case.trial.prepare)
     )
     total = sum(case.trial.samples for case in cases)
     done = total - sum(case.trial.samples for case in todo)
@@ -121,12 +122,18 @@ def run(
 def difference(
     answers: pd.DataFrame, one: str, other: str, score: str = "em", kind: str | None = None
 ) -> tuple[float, Interval]:
-    """Return how much better trial `one` scores than `other`, with a bootstrap 95% interval paired by question."""
+    """Return how much more trial `one` scores than `other`, with a bootstrap 95% interval paired by question.
+
+    `score` is a column of `answers`: em, f1, nll, kl, agree, … Questions that lack it are left out. `compare.paired`
+    says more of two methods.
+    """
     rows = answers if kind is None else answers[answers["kind"] == kind]
     first, second = (rows[rows["trial"] == key].set_index("id")[score] for key in (one, other))
     if not len(first) or not first.index.equals(second.index):
         raise BadInput(f"trials {one!r} and {other!r} have not answered the same questions")
-    gap = (first - second).tolist()
+    gap = (first - second).dropna().tolist()
+    if not gap:
+        raise BadInput(f"no question of trials {one!r} and {other!r} has a score {score!r}")
     return sum(gap) / len(gap), bootstrap(gap)
 
 
@@ -137,7 +144,7 @@ def _check(trials: Sequence[Trial], loaded: Loaded | None) -> None:
     for device in dict.fromkeys(trial.device for trial in trials if loaded is None):
         models.device_of(device)
     for name, passages in dict.fromkeys((trial.data, trial.passages) for trial in trials):
-        data.load(name, 1, 0, passages)
+        data.load(name, 1, 0, passages, answered=False)
 
 
 def _outcomes(
@@ -180,7 +187,7 @@ def _try(
     trial = case.trial
     try:
         store = _kept(keep_gib) if keep_gib and not trial.prepared else None
-        record, rows = trial.run_each(progress, loaded or _load(trial.model, trial.device, trial.dtype), store)
+        record, rows = trial.run_each(progress, loaded or _load(*_loads(trial)), store)
     except BadInput as problem:
         return _fail(case, folder, str(problem), "")
     except Exception as problem:  # this trial's end, not the sweep's
@@ -200,8 +207,13 @@ def _kept(gib: float) -> MemoryStore:
 
 
 @lru_cache(maxsize=1)
-def _load(model: str, device: str, dtype: str | None) -> Loaded:
-    return models.load(model, device, dtype)
+def _load(model: str, device: str, dtype: str | None, layout: str | None) -> Loaded:
+    return models.load(model, device, dtype, layout)
+
+
+def _loads(trial: Trial) -> tuple[str, str, str | None, str | None]:
+    """Return what `_load` takes."""
+    return trial.model, trial.device, trial.dtype, trial.layout
 
 
 def _fail(case: Case, folder: Path, problem: str, trace: str) -> str:
@@ -226,8 +238,9 @@ def _rows(case: Case, record: Record) -> list[dict[str, Any]]:
     costs = {name: value for name, value in record.to_json().items() if isinstance(value, float | int)}
     times = {f"ttft_{name}": value for name, value in asdict(record.ttft_s).items() if name != "n"}
     judged = {f"faithfulness_{name}": value for name, value in (record.faithfulness or {}).items()}
+    answered = {f"answered_{name}": value for name, value in (record.answered or {}).items()}
     trial = {"trial": case.key, "method": case.method, "way": record.label} | case.trial.settings()
     trial["note"] = record.note
     if case.trial.mode != "block":
         trial["ratio"] = None
-    return [trial | {"kind": row["kind"]} | costs | row | times | judged | trial for row in record.rows()]
+    return [trial | {"kind": row["kind"]} | costs | row | times | judged | answered | trial for row in record.rows()]

@@ -76,6 +76,8 @@ class Trial(MethodConfig):
             raise BadInput(f"passages is {self.passages!r}: a whole number of at least 1 is needed, or none")
         if not isinstance(self.store_gib, int | float) or not 0 < self.store_gib < float("inf"):
             raise BadInput(f"store_gib is {self.store_gib!r}: a positive number is needed")
+        if not isinstance(self.fidelity, bool):
+            raise BadInput(f"fidelity is {self.fidelity!r}: it is True or False")
         if self.faithfulness is not None:
             check_judge(self.faithfulness)
         layouts.check(self.layout)

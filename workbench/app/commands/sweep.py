@@ -22,6 +22,8 @@ from workbench.experiments.sweep_grid import FIELDS
 from workbench.experiments.trial import Trial
 from workbench.methods import registry
 
+SCORES = {"em": "exact match", "f1": "F1", "nll": "gold nll", "kl": "KL from full", "agree": "agreement"}
+SWITCH = {"true": True, "false": False}
 OWN = ("as_json", "out", "sparse_args")  # options of `workbench trial` that are no field of a trial
 
 app = typer.Typer(add_completion=False)
@@ -83,6 +85,10 @@ def _value(name: str, text: str) -> Any:
     kinds = get_args(kind := get_type_hints(Trial)[name]) or (kind,)
     if text == "none" and NoneType in kinds:
         return None
+    if bool in kinds:
+        if text not in SWITCH:
+            raise BadInput(f"{name} is {text!r}: it is {' or '.join(SWITCH)}")
+        return SWITCH[text]
     number = next((kind for kind in kinds if kind in (int, float)), None)
     try:
         return text if number is None else number(text)  # type: ignore[operator]
@@ -95,10 +101,11 @@ def _table(rows: pd.DataFrame, varied: list[str]) -> Table:
     names = varied or ["way"]
     for name in names:
         table.add_column(name)
-    for name in ("exact match", "F1", "n", "tokens computed", "time to first token"):
+    measured = [score for score in SCORES if score in rows]
+    for name in (*(SCORES[score] for score in measured), "n", "tokens computed", "time to first token"):
         table.add_column(name, justify="right")
     for _, row in rows[rows["kind"] == "all"].iterrows():
-        means = [with_interval(row, score) for score in ("em", "f1")]
+        means = [with_interval(row, score) for score in measured]
         costs = [str(row["n"]), f"{row['rows_computed']:.0f}", f"{row['ttft_p50'] * 1e3:.1f} ms"]
         table.add_row(*("" if pd.isna(row[name]) else plain(str(row[name])) for name in names), *means, *costs)
     return table

@@ -15,7 +15,12 @@ def plain(text: str) -> str:
 
 
 def with_interval(row: Mapping[str, Any], score: str) -> str:
-    """Return a score with its 95% interval, among rich's markup; `row` has {score, score_low, score_high}."""
+    """Return a score with its 95% interval, among rich's markup; `row` has {score, score_low, score_high}.
+
+    A score that was not measured, or that no question has, is a dash.
+    """
+    if row[score] is None or row[score] != row[score]:  # nan: of a table
+        return "[dim]–[/]"
     return f"{row[score]:.3f} [dim]{row[score + '_low']:.3f}–{row[score + '_high']:.3f}[/]"
 
 

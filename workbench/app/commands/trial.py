@@ -1,6 +1,6 @@
 """`workbench trial`: one measured comparison."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +62,8 @@ def _report(result: Record) -> Group:
     foot = f"[dim]95% intervals · {result.device} · answered in {result.seconds:.1f} s[/]"
     if result.note:
         head += f"\n[bold yellow]{plain(result.note)}[/]"
-    return Group(head, "", _scores(result), "", _costs(result), "", foot)
+    fidelity = (_fidelity(result), "") if result.compared is not None else ()
+    return Group(head, "", _scores(result), "", *fidelity, _costs(result), "", foot)
 
 
 def _scores(result: Record) -> Table:
@@ -75,12 +76,34 @@ def _scores(result: Record) -> Table:
     return table
 
 
+def _fidelity(result: Record) -> Table:
+    """Tell how near full attention the predictions are, over all questions and those that full attention answers."""
+    table = Table(box=None, pad_edge=False)
+    for name in (
+        "beside full attention (nats a token)",
+        "gold nll",
+        "more than full",
+        "KL",
+        "agreement",
+        "first token",
+    ):
+        table.add_column(name, justify="left" if name.startswith("beside") else "right")
+    answered = result.answered or {"compared": 0}
+    for name, scores in (("all questions", asdict(result)), ("those it answers exactly", answered)):
+        if scores["compared"]:
+            means = [with_interval(scores, score) for score in ("nll", "nll_extra", "kl", "agree", "agree_first")]
+            table.add_row(f"{name}, n = {scores['compared']}", *means)
+    return table
+
+
 def _costs(result: Record) -> Table:
     t = result.ttft_s
     table = Table(box=None, pad_edge=False, show_header=False)
     spread = f"[dim]5–95%: {t.p5 * 1e3:.1f}–{t.p95 * 1e3:.1f} ms, {t.n} requests one at a time[/]"
     table.add_row("time to first token", f"{t.p50 * 1e3:.1f} ms", spread)
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", f"[dim]of {result.prompt_tokens:.0f} a prompt[/]")
+    if result.rows_charged is not None:
+        table.add_row("rows charged", f"{result.rows_charged:.0f}", "[dim]through all layers, selection included[/]")
     table.add_row("operations", f"{result.flops:.2e}", f"[dim]of these attention {result.flops_attention:.2e}[/]")
     table.add_row("bytes moved", f"{result.bytes:.2e}", f"[dim]of these from the store {result.bytes_loaded:.2e}[/]")
     if result.sparsity:
