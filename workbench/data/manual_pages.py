@@ -22,12 +22,12 @@ from workbench.data.manual_questions import Question, questions
 
 LEAST, MOST = 60, 220  # words of a passage
 REPEATED = 3  # objects that may share a paragraph or an entry; what more of them share is boilerplate, and left out
-PLACES = {
-    "numpy": "numpy numpy.fft numpy.linalg numpy.ma numpy.random numpy.random.Generator numpy.strings"
-    " numpy.polynomial numpy.lib.stride_tricks numpy.ndarray",
-    "pandas": "pandas pandas.DataFrame pandas.Series pandas.Index pandas.MultiIndex pandas.DatetimeIndex"
-    " pandas.Timestamp pandas.Series.str pandas.Series.dt pandas.api.types pandas.api.extensions"
-    " pandas.api.typing.DataFrameGroupBy pandas.api.typing.Rolling pandas.api.typing.Resampler",
+PLACES = {  # classes before the module that holds them too: an object stands at the first of its places
+    "numpy": "numpy.ndarray numpy.random.Generator numpy numpy.fft numpy.linalg numpy.ma numpy.random numpy.strings"
+    " numpy.polynomial numpy.lib.stride_tricks",
+    "pandas": "pandas.DataFrame pandas.Series pandas.Index pandas.MultiIndex pandas.DatetimeIndex pandas.Timestamp"
+    " pandas.Series.str pandas.Series.dt pandas.api.typing.DataFrameGroupBy pandas.api.typing.Rolling"
+    " pandas.api.typing.Resampler pandas pandas.api.types pandas.api.extensions",
     "scikit-learn": "sklearn.cluster sklearn.compose sklearn.covariance sklearn.cross_decomposition sklearn.datasets"
     " sklearn.decomposition sklearn.discriminant_analysis sklearn.dummy sklearn.ensemble sklearn.feature_extraction"
     " sklearn.feature_extraction.text sklearn.feature_selection sklearn.gaussian_process sklearn.impute"
@@ -35,7 +35,7 @@ PLACES = {
     " sklearn.metrics sklearn.metrics.pairwise sklearn.mixture sklearn.model_selection sklearn.multiclass"
     " sklearn.naive_bayes sklearn.neighbors sklearn.neural_network sklearn.pipeline sklearn.preprocessing"
     " sklearn.random_projection sklearn.semi_supervised sklearn.svm sklearn.tree sklearn.utils",
-    "torch": "torch torch.Tensor torch.fft torch.linalg torch.special torch.nn torch.nn.functional torch.nn.init"
+    "torch": "torch.Tensor torch torch.fft torch.linalg torch.special torch.nn torch.nn.functional torch.nn.init"
     " torch.nn.utils torch.optim torch.optim.lr_scheduler torch.distributions torch.utils.data torch.autograd"
     " torch.sparse",
 }
@@ -123,15 +123,18 @@ def _objects(place: str) -> Iterator[tuple[str, Any]]:
         if holder is None:
             return
         root = place.partition(".")[0]
-        listed = getattr(holder, "__all__", None) if isinstance(holder, ModuleType) else None
+        of_module = isinstance(holder, ModuleType)
+        listed = getattr(holder, "__all__", None) if of_module else dir(holder)
         for name in sorted({name for name in listed or dir(holder) if not name.startswith("_")}):
             thing = _member(holder, name)
-            if not callable(thing) or not _belongs(thing, root):
+            if not callable(thing) or not _belongs(thing, root, place if listed is None else ""):
                 continue
             yield f"{place}.{name}", thing
-            if inspect.isclass(thing) and isinstance(holder, ModuleType):
-                methods = sorted(own for own in vars(thing) if not own.startswith("_"))
-                yield from ((f"{place}.{name}.{own}", vars(thing)[own]) for own in methods)
+            if inspect.isclass(thing) and of_module:
+                methods = {
+                    own: of for own, of in vars(thing).items() if not (own.startswith("_") or inspect.isclass(of))
+                }
+                yield from ((f"{place}.{name}.{own}", methods[own]) for own in sorted(methods))
 
 
 def _found(place: str) -> Any:
@@ -155,9 +158,11 @@ def _member(holder: Any, name: str) -> Any:
         return None
 
 
-def _belongs(thing: Any, root: str) -> bool:
-    module = getattr(thing, "__module__", None)
-    return module is None or str(module).partition(".")[0] in (root, f"_{root}", "builtins")
+def _belongs(thing: Any, root: str, place: str = "") -> bool:
+    """Whether a thing is of package `root`, or of `place`: a module without `__all__` also holds what is not its own."""
+    module = getattr(thing, "__module__", None) or "builtins"
+    own = module == "builtins" or module.startswith((place or root, f"{root}._C", f"_{root}"))
+    return own and module.partition(".")[0] in (root, f"_{root}", "builtins")
 
 
 def _doc(thing: Any) -> str:

@@ -75,7 +75,7 @@ def _of(name: str, item: Item) -> Iterator[Question]:
 
 
 def _returned(text: str, subject: str, type_: str) -> Iterator[Question]:
-    if len(type_.split()) > 1:
+    if len(type_.split()) > 1 and " : " not in type_:
         yield Question("returned", subject, text, type_)
 
 
