@@ -27,9 +27,10 @@ from workbench import data, models
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
+from workbench.data import layouts
 from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import prepare, registry
-from workbench.methods.config import DataName, DeviceName, ModelName
+from workbench.methods.config import DataName, DeviceName, LayoutName, ModelName
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
@@ -92,8 +93,10 @@ class Preparation:
     dtype: Annotated[str | None, "float32, bfloat16 or float16"] = None
     workers: Annotated[int, "Processes; with --device cuda, dealt out over the GPUs"] = 1
     shard: int = 64
+    layout: LayoutName = None
 
     def __post_init__(self) -> None:
+        layouts.check(self.layout)
         registry.found(prepare.__name__, self.prepare, ("corpus", "system"))
         for name in ("workers", "shard"):
             if not registry.is_whole(value := getattr(self, name), 1):
@@ -102,7 +105,8 @@ class Preparation:
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Prepared:
         """Prepare what the folder lacks. `loaded` is the model where it is in memory already."""
         samples = data.corpus(self.data, self.samples, self.seed, self.passages)
-        model, tokenizer, layout = loaded or models.load(self.model, self.device, self.dtype)
+        loaded = Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
+        model, tokenizer, layout = loaded.with_layout(self.layout)
         prepare_model(model)
         corpus = Corpus.of(samples, layout, tokenizer)
         first = layout.prompts(samples[:1], tokenizer)[0]
@@ -162,7 +166,8 @@ class Preparation:
         for i in range(self.workers):
             places.put(f"cuda:{i % torch.cuda.device_count()}" if self.device == "cuda" else self.device)
         policies = {stage.folder: stage.policy for stage in stages}
-        given = (places, self.model, self.dtype, max(1, torch.get_num_threads() // self.workers), policies, system)
+        named = (self.model, self.dtype, self.layout)
+        given = (places, named, max(1, torch.get_num_threads() // self.workers), policies, system)
         with ProcessPoolExecutor(self.workers, context, _begin, given) as pool:
 
             def there(stage: PrepareStage) -> Iterator[Made]:
@@ -225,11 +230,17 @@ _GIVEN: list[Any] = []  # of a worker process: its model, the policy of every fo
 
 
 def _begin(
-    places: Any, name: str, dtype: str | None, threads: int, policies: dict[Path, Prepare], system: tuple[Block, ...]
+    places: Any,
+    named: tuple[str, str | None, str | None],
+    threads: int,
+    policies: dict[Path, Prepare],
+    system: tuple[Block, ...],
 ) -> None:
+    """Load the model of a worker process; `named` are its name, dtype and layout."""
+    name, dtype, layout = named
     torch.set_num_threads(threads)
     logging.disable_progress_bar()
-    model, _, _ = models.load(name, places.get(), dtype)
+    model, _, _ = models.load(name, places.get(), dtype, layout)
     prepare_model(model)
     _GIVEN[:] = [model, policies, system]
 

@@ -1,6 +1,7 @@
 """Models by name or folder, checked before anything is loaded."""
 
 import json
+import re
 from json import JSONDecodeError
 from math import prod
 from pathlib import Path
@@ -13,12 +14,15 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.core.errors import BadInput
-from workbench.data import assets
+from workbench.data import assets, chat_template, layouts
 from workbench.data.layouts import RELEASED, Layout
+from workbench.models import adapters, fetched
+from workbench.models.adapters import Adapter
 from workbench.models.allocator import keep_freed
 from workbench.models.spec import ModelSpec, attach
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError)
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -35,24 +39,38 @@ class Loaded(NamedTuple):
         """What the engine knows of the model: layers, shapes, context, sliding windows. Attaches the model."""
         return attach(self.model)
 
+    def with_layout(self, layout: "str | Layout | None") -> "Loaded":
+        """The same model with another layout, by name or file; with its own for None."""
+        if layout is None:
+            return self
+        return self._replace(layout=_chosen(layout, self.tokenizer))
 
-def load(name_or_path: str | Path, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Loaded:
-    """(model, tokenizer, layout) of a shipped model, a checkpoint folder or a model in the local Hugging Face cache.
 
-    `dtype` None: float32 on the CPU, the checkpoint's own on an accelerator. Nothing is downloaded. Raises BadInput,
-    before any weight is read, for an unknown name, device or dtype and for a checkpoint that is not whole. On the CPU,
-    freed memory stays with the process from then on (`models.allocator`).
+def load(
+    name_or_path: str | Path,
+    device: str = "cpu",
+    dtype: str | torch.dtype | None = None,
+    layout: str | Layout | None = None,
+) -> Loaded:
+    """(model, tokenizer, layout) of a shipped or fetched model, a folder or a model in the local Hugging Face cache.
+
+    `dtype` None: float32 on the CPU, the checkpoint's own on an accelerator. `layout` None: the model's own
+    (`layout_of`); else a `Layout`, or lab, released, chat or a JSON file. Nothing is downloaded. Raises BadInput,
+    before any weight is read, for an unknown name, device, dtype or layout and for a checkpoint that is not whole. On
+    the CPU, freed memory stays with the process from then on (`models.allocator`).
     """
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
+    layouts.check(layout if isinstance(layout, str) else None)
     check(path)
-    layout = layout_of(path)
+    base = base_folder(path)
+    tokenizer = _tokenizer(base)
+    layout = layout_of(path, tokenizer) if layout is None else _chosen(layout, tokenizer)
     if number is None:
         number = torch.float32 if place.type == "cpu" else "auto"
     options: dict[str, Any] = {"dtype": number, "local_files_only": True, "output_loading_info": True}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as problem:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(base, **options)
+    except UNREADABLE as problem:
         raise BadInput(f"{path} cannot be loaded as a causal language model: {_first_line(problem)}") from problem
     model, report = loaded
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
@@ -60,32 +78,36 @@ def load(name_or_path: str | Path, device: str = "cpu", dtype: str | torch.dtype
         raise BadInput(
             f"{path} is not whole: {len(lacking)} weights are missing or of the wrong shape, first {lacking[0]}"
         )
+    if adapters.is_adapter(path):
+        _adapter(path).merge(model)
     if place.type == "cpu":
         keep_freed()
     return Loaded(model.to(place).eval(), tokenizer, layout)
 
 
 def names() -> list[str]:
-    """Names of the shipped models."""
-    return assets.models()
+    """Names of the models that are shipped or fetched."""
+    return [*assets.models(), *fetched.names()]
 
 
 def folder(name_or_path: str | Path) -> Path:
-    """The checkpoint folder of a path, a shipped name or an `owner/name` in the local Hugging Face cache."""
+    """The folder of a path, of a shipped or fetched model or of an `owner/name` in the local Hugging Face cache."""
     if (path := Path(name_or_path)).is_dir():
         return path
     name = str(name_or_path)
-    if name in names():
+    if name in assets.models():
         return assets.model_path(name)
+    if name in fetched.CATALOGUE:
+        return fetched.folder(name)
     try:
         if "/" in name:
             return Path(snapshot_download(name, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         pass
-    shipped = ", ".join(names()) or "none"
+    shipped = ", ".join(assets.models()) or "none"
     raise BadInput(
-        f"unknown model {name!r}: allowed are a checkpoint folder, a shipped model ({shipped}) "
-        "or an owner/name that is already in the local Hugging Face cache"
+        f"unknown model {name!r}: allowed are a checkpoint folder, a shipped model ({shipped}), one that is fetched "
+        f"({', '.join(fetched.CATALOGUE)}) or an owner/name that is already in the local Hugging Face cache"
     )
 
 
@@ -114,7 +136,14 @@ def check(path: Path) -> None:
     """Raises BadInput, naming the file, unless `path` holds a whole checkpoint: config, tokenizer and all weights.
 
     Weights are safetensors, in one file or in shards; the header of each is read and compared with the file's length.
+    An adapter is whole where its base model is, and is the one that it was trained on.
     """
+    if adapters.is_adapter(path):
+        _check_weights(path / adapters.WEIGHTS)
+        base = base_folder(path)
+        check(base)
+        _adapter(path).check_base(_shards(base))
+        return
     config = _json(path / "config.json", "a checkpoint folder has config.json, a tokenizer and safetensors weights")
     if "model_type" not in config:
         raise BadInput(f"{path / 'config.json'} has no model_type")
@@ -124,6 +153,37 @@ def check(path: Path) -> None:
         _json(path / "tokenizer.json")
     for shard in _shards(path):
         _check_weights(shard)
+
+
+def base_folder(path: Path) -> Path:
+    """The folder with config, tokenizer and whole weights: `path` itself, or of an adapter that of its base model.
+
+    Raises BadInput, naming the command that fetches it, for a base model that is not there.
+    """
+    if not adapters.is_adapter(path):
+        return path
+    name = _adapter(path).base
+    try:
+        base = folder(name)
+    except BadInput as problem:
+        how = f"workbench models get {name}" if re.fullmatch(r"[\w.-]+", name) else "copy or download it first"
+        raise BadInput(f"{path} is an adapter of {name!r}, which is not here ({how}): {problem}") from None
+    if adapters.is_adapter(base):
+        raise BadInput(f"{path} is an adapter of {name!r}, which is an adapter too: a whole model is needed")
+    return base
+
+
+def weights_of(path: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder; of an adapter those of its base model."""
+    return _shards(base_folder(path))
+
+
+def _adapter(path: Path) -> Adapter:
+    declared = path / "workbench.json"
+    about = _json(declared).get("adapter", {}) if declared.is_file() else {}
+    if not isinstance(about, dict):
+        raise BadInput(f"{declared}: adapter is {json.dumps(about)}, an object is needed")
+    return Adapter.of(path, _json(path / adapters.CONFIG), about)
 
 
 def _shards(path: Path) -> list[Path]:
@@ -150,7 +210,12 @@ def _check_weights(shard: Path) -> None:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What a checkpoint is, from its files' headers: type, parameters, layers, context and layout."""
+    """What a checkpoint is, from its files' headers: type, parameters, layers, context and layout.
+
+    Of an adapter without its base model the context is None.
+    """
+    if adapters.is_adapter(path):
+        return _describe_adapter(path)
     check(path)
     config, parameters = _json(path / "config.json"), 0
     for shard in _shards(path):
@@ -167,14 +232,52 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def layout_of(path: Path) -> Layout:
-    """The prompt layout a model folder declares in `workbench.json` ({"layout": {…}}), else the released one."""
-    if not (path / "workbench.json").is_file():
-        return RELEASED
-    declared = _json(path / "workbench.json").get("layout")
-    if not isinstance(declared, dict):
-        raise BadInput(f"{path / 'workbench.json'} has no layout object")
-    return Layout.from_json(declared)
+def _describe_adapter(path: Path) -> dict[str, Any]:
+    _check_weights(path / adapters.WEIGHTS)
+    about = _adapter(path).describe()
+    try:
+        context = _json(base_folder(path) / "config.json").get("max_position_embeddings")
+    except BadInput:  # listed all the same
+        context = None
+    return about | {"context": context, "layout": layout_of(path).name, "note": note_of(path), "path": str(path)}
+
+
+def layout_of(path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Layout:
+    """The prompt layout of a model folder: the first of these that is there.
+
+    `workbench.json` ({"layout": {…}}), the base model's layout (of an adapter), the tokenizer's chat template
+    (`data.chat_template`), the released one. The tokenizer is read where it is not given. Raises BadInput for a
+    template that cannot hold passages.
+    """
+    if (file := path / "workbench.json").is_file():
+        declared = _json(file)
+        if not declared or not isinstance(declared.get("layout", {}), dict):
+            raise BadInput(f"{file} has no layout object")
+        if "layout" in declared:
+            return Layout.from_json(declared["layout"])
+    if adapters.is_adapter(path):
+        return layout_of(base_folder(path), tokenizer)
+    if tokenizer is None and _has_template(path):
+        tokenizer = _tokenizer(path)
+    return chat_template.layout(tokenizer) if tokenizer and tokenizer.chat_template else RELEASED
+
+
+def _chosen(layout: str | Layout, tokenizer: PreTrainedTokenizerBase) -> Layout:
+    return layout if isinstance(layout, Layout) else chat_template.layout_named(layout, tokenizer)
+
+
+def _has_template(path: Path) -> bool:
+    """Whether a folder has a chat template; no tokenizer is read."""
+    config = path / "tokenizer_config.json"
+    inside = config.is_file() and "chat_template" in _json(config)
+    return inside or any((path / f"chat_template.{ending}").is_file() for ending in ("jinja", "json"))
+
+
+def _tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except UNREADABLE as problem:
+        raise BadInput(f"{path} has a tokenizer that cannot be loaded: {_first_line(problem)}") from problem
 
 
 def note_of(name_or_path: str | Path) -> str:
