@@ -1,6 +1,6 @@
 """Generate token by token after a prefill: greedy or sampled, streaming, several requests at once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,15 @@ def decode(
     watch = _Stop(stops, tokenizer)
     eos = eos_ids(model, tokenizer) | _special(stops, tokenizer)
     return _stream(model, requests, list(logits), max_new_tokens, choose, watch, context, eos)
+
+
+def by_request(steps: Iterable[Tokens], requests: int) -> list[list[int]]:
+    """Gather what `decode` streams: the token ids of every request."""
+    answers: list[list[int]] = [[] for _ in range(requests)]
+    for step in steps:
+        for answer, token in zip(answers, step, strict=True):
+            answer += [] if token is None else [token]
+    return answers
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: Any = None) -> frozenset[int]:

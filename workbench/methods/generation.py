@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.plan import Pass
-from workbench.engine.decoding import Tokens, check_options, decode, text_of
+from workbench.engine.decoding import Tokens, by_request, check_options, decode, text_of
 from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
@@ -82,15 +83,13 @@ def answer(
     check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
     context, longest = spec_for(model, (prompt.tokens for prompt in prompts)).context, max(map(len, prompts), default=0)
     reserve = min(max_new_tokens, context - longest) if context else max_new_tokens
-    ttft, begin = 0.0, perf_counter()
+    begin = perf_counter()
     ready = method.begin(model, prompts, store, reserve)
     logits = finish(model, ready)
-    tokens: list[list[int]] = [[] for _ in prompts]
-    for step in decode_ready(model, tokenizer, ready, logits, max_new_tokens, **options):
-        ttft = ttft or perf_counter() - begin
-        for said, token in zip(tokens, step, strict=True):
-            said += [] if token is None else [token]
-    ttft = ttft or perf_counter() - begin  # all ended at once: nothing was streamed
+    stream = decode_ready(model, tokenizer, ready, logits, max_new_tokens, **options)
+    steps = list(islice(stream, 1))
+    ttft = perf_counter() - begin
+    tokens = by_request([*steps, *stream], len(prompts))
     generations = [
         Generation(tuple(said), text_of(tokenizer, said, stop), r.computed, r.reused, ttft, r.passes)
         for said, r in zip(tokens, ready, strict=True)

@@ -1,7 +1,7 @@
 """Several sparse methods on the same prompt: what each keeps, loses and answers. Shared work is done once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.engine.chunked import check_chunk, prefill_chunked_many
-from workbench.engine.decoding import decode, text_of
+from workbench.engine.decoding import by_request, decode, text_of
 from workbench.engine.forward import PrefillOutput, all_rows, prefill_many
 from workbench.methods.sparse import Sparse
 from workbench.metrics.sparsity import MEASURES, Head, Methods, by_layer, compared
@@ -90,22 +90,17 @@ def compare_many(
 
 
 def _dense(loaded: Loaded, prompts: Sequence[Prompt], heads: bool) -> list[tuple[PrefillOutput, KV]]:
-    """Compute dense attention: logits of the question's rows, and the states of all layers for `heads`."""
+    """Compute dense attention: logits of the questions' rows, and the states of all layers for `heads`."""
     layers = tuple(range(loaded.spec.layers if heads else 0))
     requests = [all_rows(loaded.model, p.tokens, return_queries=layers) for p in prompts]
     outputs = prefill_many(loaded.model, requests, max(len(p.question) for p in prompts))
-    return [(_cut(output, p), request.kv) for output, p, request in zip(outputs, prompts, requests, strict=True)]
-
-
-def _cut(output: PrefillOutput, prompt: Prompt) -> PrefillOutput:
-    """Keep only the logits of the question's rows."""
-    return output if output.logits is None else replace(output, logits=output.logits[-len(prompt.question) :])
+    return [(output, request.kv) for output, request in zip(outputs, requests, strict=True)]
 
 
 def _answered(
     loaded: Loaded, pairs: Sequence[tuple[Prompt, Sparse]], chunk: int | None, count: int
 ) -> tuple[list[PrefillOutput], list[str]]:
-    """Compute the logits of the question's rows, and the text of the answer, of each prompt under its method."""
+    """Compute the logits of the questions' rows, and the text of the answer, of each prompt under its method."""
     model, tokenizer, layout = loaded
     context = loaded.spec.context
     requests = []
@@ -116,10 +111,7 @@ def _answered(
     rows = max(len(prompt.question) for prompt, _ in pairs)
     outputs = prefill_chunked_many(model, requests, chunk or longest, rows)
     kvs: list[Any] = [request.kv for request in requests]
-    answers: list[list[int]] = [[] for _ in requests]
     logits = [output.logits for output in outputs if output.logits is not None]
-    for tokens in decode(model, kvs, logits, count, stop=layout.stop, tokenizer=tokenizer):
-        for answer, token in zip(answers, tokens, strict=True):
-            answer += [] if token is None else [token]
-    cut = [_cut(output, prompt) for output, (prompt, _) in zip(outputs, pairs, strict=True)]
-    return cut, [text_of(tokenizer, answer, layout.stop).strip() for answer in answers]
+    steps = decode(model, kvs, logits, count, stop=layout.stop, tokenizer=tokenizer)
+    answers = by_request(steps, len(requests))
+    return outputs, [text_of(tokenizer, answer, layout.stop).strip() for answer in answers]

@@ -13,7 +13,7 @@ from workbench.metrics.answers import exact_match
 from workbench.metrics.published_numbers import TABLE_2
 from workbench.plots.intervals import forest
 from workbench.plots.lines import steps
-from workbench.plots.table import table
+from workbench.plots.table import scored, table
 from workbench.plots.theme import BLUE, GREEN, INK, RED
 
 Answers = Sequence[Generation]
@@ -74,8 +74,7 @@ def by_kind(measured: Mapping[str, Any]) -> go.Figure:
     rows = []
     for kind in kinds:
         cells = [scores[name][kind] for name in names]
-        shares = [f"{score['em']:.1%} ({score['em_low']:.0%}–{score['em_high']:.0%})" for score in cells]
-        rows.append([kind, f"{cells[0]['n']:,}", *shares])
+        rows.append([kind, f"{cells[0]['n']:,}", *(scored(score) for score in cells)])
     healed = (f"{kind}: {scores[REUSED][kind]['em']:.0%} → {scores[TUNED][kind]['em']:.0%}" for kind in kinds)
     return table(
         ["kind", "n", *names],

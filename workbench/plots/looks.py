@@ -205,10 +205,13 @@ class LineLooks(TypedDict):
     symbols: dict[str, str]
 
 
+def line_looks(looks: Iterable[Look]) -> LineLooks:
+    """Return colours and symbols by name."""
+    by_name = {look.name: look for look in looks}
+    colours, symbols = ({name: getattr(by_name[name], of) for name in by_name} for of in ("colour", "symbol"))
+    return {"colours": colours, "symbols": symbols}
+
+
 def selector_looks(specs: Iterable[str]) -> LineLooks:
     """Return the colours and symbols of selectors by name."""
-    looks = [SELECTORS.of(spec) for spec in specs]
-    return {
-        "colours": {look.name: look.colour for look in looks},
-        "symbols": {look.name: look.symbol for look in looks},
-    }
+    return line_looks(map(SELECTORS.of, specs))

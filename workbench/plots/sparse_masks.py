@@ -1,6 +1,6 @@
 """Sparse choices on one prompt, from choices to figures and what they show; see notebooks/09_sparse_masks.ipynb."""
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import nan
 from typing import Any
@@ -71,7 +71,7 @@ def kept_maps(
     kept = [f"{name} {c.density()[head]:.0%} ({c.held()[head]:.0%})" for name, c in now.items()]
     return maps(
         {name: [[of_head(panel[i], h) for h in heads] for i in layers] for name, panel in panels.items()},
-        _whole(best[layer].grid.rows),
+        Span.whole(best[layer].grid.rows),
         layers=layers,
         heads=heads,
         layer=layers.index(layer),
@@ -137,7 +137,7 @@ def threshold_slider(
     oracle = third["oracle"]
     return by_threshold(
         steps,
-        _whole(states),
+        Span.whole(states),
         threshold_curves(records, specs),
         {"map": f"{main}, layer {layer}, head {head}", "curves": "mean over all layers and heads"},
         active=len(steps) // 2,
@@ -173,7 +173,7 @@ def kept_by_rule(
     rescued = f"; the hashes {hashed}: they do not look, so they get what a dropped tile gets." if hashed else "."
     return bfla_rules(
         [[first_rule(causes[i], h) for h in heads] for i in layers],
-        _whole(states),
+        Span.whole(states),
         {rule: (r["density"], r["attention"]) for rule, r in added.items()},
         layers=layers,
         heads=heads,
@@ -218,7 +218,7 @@ def long_overview(
             panels[name][f"head {head}: {REDUCTIONS[how]}"] = reduced(kept, cells, how)
     return overview(
         panels,
-        _whole(range(length)),
+        Span.whole(range(length)),
         detail=_frame(choices),
         notice=f"All {length:,} × {length:,} tokens of one head in at most {cells} × {cells} cells. To choose took up "
         f"to {choices[slowest].seconds:.1f} s ({slowest}). The menu shows the other head, and by max where anything at "
@@ -269,10 +269,6 @@ def choosing_table(choices: Mapping[str, Framed], length: int, device: str) -> g
 def _frame(choices: Mapping[str, Framed]) -> Span:
     window = next(iter(choices.values())).frames[1]
     return span_of(window.at(window.rows))
-
-
-def _whole(tokens: Sized) -> Span:
-    return Span(range(len(tokens)), range(len(tokens)))
 
 
 def _by_method(records: Records) -> dict[str, list[Mapping[str, Any]]]:

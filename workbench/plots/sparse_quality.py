@@ -18,8 +18,8 @@ from workbench.metrics.crossover import CrossoverModel, costs, first_paying
 from workbench.plots.heads import by_head
 from workbench.plots.intervals import forest
 from workbench.plots.lines import plane, planes, points, profile, profiles
-from workbench.plots.looks import SPARSE_METHODS, looks_of
-from workbench.plots.table import table
+from workbench.plots.looks import SPARSE_METHODS, line_looks, looks_of
+from workbench.plots.table import scored, table
 
 Records = Sequence[Mapping[str, Any]]
 STATIC = ("random", "strided", "window")  # methods that do not look at the content
@@ -100,7 +100,7 @@ def settings_table(measured: Measured) -> go.Figure:
     rows = [
         [
             r["spec"].replace("vertical_slash", "vs").replace(", ", " "),
-            _interval(r, ".0%"),
+            scored(r, form=".0%"),
             *(f"{share:.1%}" for share in (r["density"], 1 - r["density"])),
             *(f"{r['mass']:.0%}", f"{r['error']:.2f}", f"{r['seconds'] * 1e3:.0f}"),
         ]
@@ -119,11 +119,6 @@ def settings_table(measured: Measured) -> go.Figure:
     )
 
 
-def _interval(r: Mapping[str, Any], form: str = ".1%") -> str:
-    """Return exact match with its 95% interval: "91% (88%–93%)"."""
-    return f"{r['em']:{form}} ({r['em_low']:.0%}–{r['em_high']:.0%})"
-
-
 def last_rows_table(measured: Measured, without: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     """Tabulate methods with and without their rule that the last query tiles are kept in full.
 
@@ -137,12 +132,12 @@ def last_rows_table(measured: Measured, without: Mapping[str, Mapping[str, Any]]
         gap, (low, high) = results.difference(entry, {"right": right})
         densities = f"{lost['sparsity']['density']:.0%} ({had['density']:.0%} with)"
         points_lost = f"{gap * 100:+.1f} ({low * 100:+.1f} to {high * 100:+.1f})"
-        rows.append([name, densities, _interval(had), _interval(lost), points_lost])
+        rows.append([name, densities, scored(had), scored(lost), points_lost])
         instead.append(f"{name} answers {lost['em']:.0%} instead of {had['em']:.0%}")
     target = sum(entry["record"]["sparsity"]["density"] for entry in without.values()) / len(without)
     near = nearest(measured.curve[measured.curve.method.isin(WITHOUT_FULL_ROWS)], target)
     for r in near.sort_values("em", ascending=False).to_dict("records"):
-        rows.append([SPARSE_METHODS.name_of(r["spec"]), f"{r['density']:.0%}", "no such rule", _interval(r), ""])
+        rows.append([SPARSE_METHODS.name_of(r["spec"]), f"{r['density']:.0%}", "no such rule", scored(r), ""])
     return table(
         ["method", "density", "with the rule", "without", "difference (points)"],
         rows,
@@ -295,10 +290,9 @@ def choice_times(records: Records, shape: tuple[int, int, int], repeats: int, de
         "for the choice.",
         caption=f"Random states, {heads} heads of {width} over {kv_heads} KV heads, fp32, whole prompt at once, median "
         f"of {repeats}, {device}. Saved at best: what is not always kept, less the choice.",
-        colours={look.name: look.colour for look in looks.values()},
-        symbols={look.name: look.symbol for look in looks.values()},
         lines=2,
         zero=False,
+        **line_looks(looks.values()),
     )
 
 

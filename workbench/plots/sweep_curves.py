@@ -4,6 +4,7 @@ A table of a sweep (`swept`) has a row a trial and kind of question; `answers` h
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,8 @@ from workbench.methods import registry
 from workbench.metrics.answers import bootstrap, normalised
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import SELECTORS, selector_looks
-from workbench.plots.table import table
+from workbench.plots.measures import Measure, measure_of, points
+from workbench.plots.table import scored, table
 
 Rows = list[dict[str, Any]]
 Records = Sequence[Mapping[str, Any]]
@@ -25,19 +27,18 @@ QUOTED = ("query_guided", "kv_deviation", "inter_attention", "answer_guided")
 RATIO = 0.15  # of the tokens that are recomputed, where no ratio is said
 
 
-def levels(swept: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Return the exact match of full attention ("full") and Full Reuse ("none") by kind of question."""
+def levels(swept: pd.DataFrame, metric: str = "em") -> dict[tuple[str, str], float]:
+    """Return the score of full attention ("full") and Full Reuse ("none") by kind of question."""
     swept = today(swept)
     full = swept[swept["mode"] == "full"]
     reuse = swept[(swept["mode"] == "block") & (swept.prepare == "after_system") & (swept["select"] == "none")]
-    return {(name, row.kind): row.em for name, rows in (("full", full), ("none", reuse)) for row in rows.itertuples()}
+    sides = {"full": full, "none": reuse}
+    return {(name, r["kind"]): r[metric] for name, rows in sides.items() for r in rows.to_dict("records")}
 
 
-def _points(trials: pd.DataFrame, selector: str, x: str) -> Rows:
+def _points(trials: pd.DataFrame, selector: str, x: str, measure: Measure) -> Rows:
     """Return a point of every trial of a selector, with `x` of the table as `at`."""
-    name = SELECTORS.name_of(selector)
-    columns = {"at": trials[x], "mean": trials.em, "low": trials.em_low, "high": trials.em_high}
-    return [{"name": name, **point} for point in pd.DataFrame(columns).to_dict("records")]
+    return [{"name": SELECTORS.name_of(selector), **point} for point in points(trials, x, measure)]
 
 
 def _gap(answers: pd.DataFrame, trial: str, other: str) -> tuple[float, float, float]:
@@ -53,20 +54,23 @@ def curves(
     kind: str = "all",
     x: str = "ratio",
     only: float | None = None,
+    metric: str = "em",
 ) -> Rows:
     """Return a point {name, at, mean, low, high} for every ratio of every selector, ratio 0 (Full Reuse) first.
 
     Against the ratio a selector that was not tried at 1 ends at `all`: it would choose every token.
 
-    x      what `at` is: the ratio, or a column of the table, as `flops`
-    only   this ratio alone
-    Raises BadInput where the table has no such trial.
+    x        what `at` is: the ratio, or a column of the table, as `flops`
+    only     this ratio alone
+    metric   the score, of `plots.measures`
+    Raises BadInput where the table has no such trial or no such score.
     """
+    measure = measure_of(metric, swept)
     prepare = renamed.spec(prepare)
     swept = today(swept)
     block = swept[(swept["mode"] == "block") & (swept.prepare == prepare) & (swept.kind == kind)]
     reuse = block[block["select"] == "none"].assign(ratio=0.0)
-    points: Rows = []
+    found: Rows = []
     everything = block[block["select"] == "all"].assign(ratio=1.0) if x == "ratio" else block[:0]
     for spec in selectors:
         trials = block[(block["select"] == spec) & (block["select"] != "none")].sort_values("ratio")
@@ -77,8 +81,8 @@ def curves(
             trials = reuse if spec == "none" else trials[trials.ratio == only]
         if not len(trials):
             raise BadInput(f"the table has no trial of {spec!r} on passages cached {prepare!r}, kind {kind!r}")
-        points += _points(trials, spec, x)
-    return points
+        found += _points(trials, spec, x, measure)
+    return found
 
 
 def against(swept: pd.DataFrame, answers: pd.DataFrame, other: str, prepare: str, ratio: float) -> Rows:
@@ -123,7 +127,7 @@ def by_preparation(
     return records
 
 
-def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 0.15) -> Rows:
+def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 0.15, metric: str = "em") -> Rows:
     """Return a point {name, at, mean, low, high} for every number of neighbours; number 0 is `after_system`."""
     block = today(swept)[(swept["mode"] == "block") & (swept.kind == "all")]
     numbers = {"after_system": 0}
@@ -133,11 +137,12 @@ def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 
             numbers[spec] = int(options.get("n", 10))
     counted = block[block.prepare.isin(list(numbers))]
     counted = counted.assign(at=counted.prepare.map(numbers)).sort_values("at")
-    points: Rows = []
+    measure = measure_of(metric, swept)
+    found: Rows = []
     for selector in selectors:
         of_ratio = (counted.ratio == ratio) | (selector == "none")
-        points += _points(counted[(counted["select"] == selector) & of_ratio], selector, "at")
-    return points
+        found += _points(counted[(counted["select"] == selector) & of_ratio], selector, "at", measure)
+    return found
 
 
 def asked(swept: pd.DataFrame) -> str:
@@ -145,24 +150,35 @@ def asked(swept: pd.DataFrame) -> str:
     return f"n = {int(swept.n.max()):,}, seed {int(swept.seed.iloc[0]):,}"
 
 
-def quality_by_ratio(swept: pd.DataFrame, selectors: Sequence[str], kinds: Sequence[str]) -> go.Figure:
-    """Draw exact match against the ratio, a line a selector, a panel a kind of question; "all" is the first kind."""
-    level = levels(swept)
+def told(swept: pd.DataFrame) -> str:
+    """Return which model answered which data, for captions."""
+    models, sources = (", ".join(Path(name).stem for name in swept[column].unique()) for column in ("model", "data"))
+    return f"{models} on {'the lab corpus' if sources == 'lab' else sources}"
+
+
+def quality_by_ratio(
+    swept: pd.DataFrame, selectors: Sequence[str], kinds: Sequence[str], metric: str = "em"
+) -> go.Figure:
+    """Draw a score against the ratio, a line a selector, a panel a kind of question; "all" is the first kind."""
+    measure = measure_of(metric, swept)
+    level = levels(swept, metric)
     across = "share of document tokens recomputed"
     panels = []
     for kind in kinds:
-        title, up = f"{kind} (full attention {level['full', kind]:.0%})", "exact match" if kind == "all" else ""
-        points = curves(swept, selectors, PREPARE, kind)
-        panels.append(profile(title, points, across, up, percent=True, percent_x=True))
-    quoted = [curves(swept, [spec], PREPARE, only=RATIO)[0] for spec in QUOTED]
-    em = {point["name"].split(" (")[0]: point["mean"] for point in quoted}
+        title = f"{kind} (full attention {measure.say(level['full', kind], 0)})"
+        drawn = curves(swept, selectors, PREPARE, kind, metric=metric)
+        up = measure.axis if kind == "all" else ""
+        panels.append(profile(title, drawn, across, up, percent=measure.percent, percent_x=True))
+    tried = [spec for spec in QUOTED if ((swept["select"] == spec) & (swept.ratio == RATIO)).any()]
+    quoted = [curves(swept, [spec], PREPARE, only=RATIO, metric=metric)[0] for spec in tried]
+    scores = {point["name"].split(" (")[0]: measure.say(point["mean"]) for point in quoted}
     return profiles(
         panels,
         title="What a ratio buys",
-        notice=f"At {RATIO:.0%}: {', '.join(f'{name} {share:.1%}' for name, share in em.items())}; Full Reuse "
-        f"{level['none', 'all']:.1%}, full attention {level['full', 'all']:.1%}.",
-        caption=f"lab-full on the lab corpus, passages cached behind the system prompt, {asked(swept)}; bands: 95% "
-        "intervals (Wilson).",
+        notice=f"At {RATIO:.0%}: {', '.join(f'{name} {score}' for name, score in scores.items())}; Full Reuse "
+        f"{measure.say(level['none', 'all'])}, full attention {measure.say(level['full', 'all'])}.",
+        caption=f"{told(swept)}, passages cached behind the system prompt, {asked(swept)}; bands: 95% intervals "
+        f"({measure.interval}).",
         lines=2,
         share=True,
         zero=False,
@@ -205,7 +221,7 @@ def kinds_at(swept: pd.DataFrame, selectors: Sequence[str]) -> go.Figure:
     rows = []
     for name, trial in trials.items():
         scores = trial.drop_duplicates("kind").set_index("kind").loc[kinds]
-        rows.append([name, *(f"{s.em:.0%} ({s.em_low:.0%}–{s.em_high:.0%})" for s in scores.itertuples())])
+        rows.append([name, *(scored(s, form=".0%") for s in scores.to_dict("records"))])
     return table(
         [f"at {RATIO:.0%}", *kinds],
         rows,
@@ -222,7 +238,7 @@ def preparations(swept: pd.DataFrame, pairs: Records, neighbours: int) -> go.Fig
     gain = {r["select"]: r["gain"] * 100 for r in pairs}
     rows = []
     for r in pairs:
-        scores = [f"{r[side]:.1%} ({r[f'{side}_low']:.0%}–{r[f'{side}_high']:.0%})" for side in ("one", "other")]
+        scores = (scored(r, side) for side in ("one", "other"))
         rows.append([SELECTORS.name_of(r["select"]), *scores, *_gained(r, "gain")])
     return table(
         [f"selector at {RATIO:.0%}", PREPARE, f"with_neighbours, n = {neighbours}", "difference", "95% interval"],
@@ -236,19 +252,20 @@ def preparations(swept: pd.DataFrame, pairs: Records, neighbours: int) -> go.Fig
     )
 
 
-def number_of_neighbours(swept: pd.DataFrame, selectors: Sequence[str]) -> go.Figure:
-    """Draw exact match against the number of neighbours that passages are prepared with, a line a selector."""
-    points = by_neighbours(swept, selectors, RATIO)
+def number_of_neighbours(swept: pd.DataFrame, selectors: Sequence[str], metric: str = "em") -> go.Figure:
+    """Draw a score against the number of neighbours that passages are prepared with, a line a selector."""
+    measure = measure_of(metric, swept)
+    drawn = by_neighbours(swept, selectors, RATIO, metric)
     shares: dict[str, list[str]] = {}
-    for r in points:
-        shares.setdefault(r["name"], []).append(f"{r['mean']:.1%} at {r['at']}")
+    for r in drawn:
+        shares.setdefault(r["name"], []).append(f"{measure.say(r['mean'])} at {r['at']}")
     by_selector = "; ".join(f"{name}: {', '.join(at)}" for name, at in shares.items())
     across = "neighbours a passage is prepared with (n)"
     return profiles(
-        [profile("exact match, all kinds", points, across, "exact match", percent=True)],
+        [profile(f"{measure.words}, all kinds", drawn, across, measure.axis, percent=measure.percent)],
         title="Number of neighbours (figure 17)",
         notice=f"n = 0 is preparation behind nothing but the system prompt. {by_selector}",
-        caption=f"lab-full, ratio {RATIO:.0%} where tokens are recomputed, {asked(swept)}; 95% intervals.",
+        caption=f"{told(swept)}, ratio {RATIO:.0%} where tokens are recomputed, {asked(swept)}; 95% intervals.",
         **selector_looks(selectors),
     )
 
@@ -267,18 +284,19 @@ def antecedents_table(found: Mapping[int, tuple[int, int]], *, passages: int, se
     )
 
 
-def quality_by_operations(swept: pd.DataFrame, selectors: Sequence[str]) -> go.Figure:
-    """Draw exact match against operations to the first token, a line a selector."""
+def quality_by_operations(swept: pd.DataFrame, selectors: Sequence[str], metric: str = "em") -> go.Figure:
+    """Draw a score against operations to the first token, a line a selector."""
+    measure = measure_of(metric, swept)
     full = float(swept[swept["mode"] == "full"].flops.iloc[0])
-    points = [{**r, "at": r["at"] / full} for r in curves(swept, selectors, PREPARE, x="flops")]
+    drawn = [{**r, "at": r["at"] / full} for r in curves(swept, selectors, PREPARE, x="flops", metric=metric)]
     across = "operations to the first token, as a share of full attention"
     return profiles(
-        [profile("all kinds", points, across, "exact match", percent=True, percent_x=True)],
+        [profile("all kinds", drawn, across, measure.axis, percent=measure.percent, percent_x=True)],
         title="Quality against operations",
         notice=f"Full attention takes {full:.1e} operations. Selectors that look at the whole context first begin far "
         "to the right.",
-        caption=f"lab-full, passages cached behind the system prompt, {asked(swept)}; operations counted from the rows "
-        "of every pass, selection included, blocks in the store. 95% intervals (Wilson).",
+        caption=f"{told(swept)}, passages cached behind the system prompt, {asked(swept)}; operations counted from the "
+        f"rows of every pass, selection included, blocks in the store. 95% intervals ({measure.interval}).",
         lines=2,
         zero=False,
         **selector_looks(selectors),
@@ -286,22 +304,22 @@ def quality_by_operations(swept: pd.DataFrame, selectors: Sequence[str]) -> go.F
 
 
 def quality_by_time(
-    partly: pd.DataFrame, full: pd.DataFrame, *, ratios: Sequence[float], name: str, about: str
+    partly: pd.DataFrame, full: pd.DataFrame, *, ratios: Sequence[float], name: str, about: str, metric: str = "em"
 ) -> go.Figure:
-    """Draw exact match against time to the first token of a sweep over selectors (`partly`) and of full attention."""
+    """Draw a score against time to the first token of a sweep over selectors (`partly`) and of full attention."""
+    measure = measure_of(metric, partly)
     trials = partly[partly.kind == "all"].sort_values("rows_computed")
-    (whole,) = full[full.kind == "all"].assign(select="all").itertuples()
-    points = [
-        {"name": SELECTORS.name_of(r.select), "at": r.ttft_p50 * 1e3, "mean": r.em, "low": r.em_low, "high": r.em_high}
-        for r in [*trials.itertuples(), whole]
-    ]
+    (whole,) = (full := full[full.kind == "all"].assign(select="all")).itertuples()
+    timed = pd.concat([trials, full])
+    timed = timed.assign(ms=timed.ttft_p50 * 1e3)
+    drawn = [point for _, row in timed.iterrows() for point in _points(row.to_frame().T, row["select"], "ms", measure)]
     return profiles(
-        [profile(name, points, "time to first token (ms)", "exact match", percent=True)],
+        [profile(name, drawn, "time to first token (ms)", measure.axis, percent=measure.percent)],
         title="Quality against time, measured here",
-        notice=f"Full attention: {whole.em:.0%} in {whole.ttft_p50 * 1e3:.0f} ms. Points of a line are ratios "
+        notice=f"Full attention: {measure.say(getattr(whole, metric), 0)} in {whole.ttft_p50 * 1e3:.0f} ms. Points of a line are ratios "
         f"{', '.join(f'{ratio:.0%}' for ratio in ratios)}.",
-        caption=f"{about}; 95% intervals (Wilson); time is a median, one request at a time, blocks in memory, "
-        "selection included.",
+        caption=f"{about}; 95% intervals ({measure.interval}); time is a median, one request at a time, blocks in "
+        "memory, selection included.",
         **selector_looks([*dict.fromkeys(trials["select"]), "all"]),
     )
 

@@ -1,8 +1,8 @@
 """A table of texts, in groups of rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
-from typing import Unpack
+from typing import Any, Unpack
 
 import plotly.graph_objects as go
 
@@ -47,6 +47,11 @@ def table(
     cells |= {"font": {"size": 12, "color": [colours]}, **look}
     fig = go.Figure(go.Table(columnwidth=shares, header=header, cells=cells))
     return finish(fig, height=ROW * len(rows) + above + 6, above=14, below=8, left=10, right=14, **texts)
+
+
+def scored(row: Mapping[str, Any], name: str = "em", form: str = ".1%") -> str:
+    """Return a score with its interval, as a cell of a table: "91.2% (88%–93%)"."""
+    return f"{row[name]:{form}} ({row[f'{name}_low']:.0%}–{row[f'{name}_high']:.0%})"
 
 
 def verdict(right: bool | None) -> str:

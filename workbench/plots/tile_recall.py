@@ -1,6 +1,6 @@
 """Kept tiles over true attention: what a choice keeps, what it drops, and, lit, what it drops though needed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from math import ceil
 from typing import Unpack
@@ -47,6 +47,11 @@ class Span:
 
     rows: range
     keys: range
+
+    @classmethod
+    def whole(cls, tokens: Sized) -> "Span":
+        """All rows over all keys of a prompt."""
+        return cls(range(len(tokens)), range(len(tokens)))
 
 
 def cells(

@@ -13,7 +13,7 @@ from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.data.sample import Sample
 from workbench.engine.assembly import assemble
-from workbench.engine.decoding import decode, text_of
+from workbench.engine.decoding import by_request, decode, text_of
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import select
 from workbench.methods.prepare import Prepare
@@ -59,8 +59,5 @@ def answers(loaded: Loaded, prompt: Prompt, kv: KV, choices: Sequence[torch.Tens
     plans = [Plan(torch.cat((rows, prompt.question))) for rows in choices]
     requests = [PrefillRequest(prompt.tokens, plan, own) for plan, own in zip(plans, kvs, strict=True)]
     logits = [step.logits for step in prefill_many(model, requests, logits_to_keep=1) if step.logits is not None]
-    answered: list[list[int]] = [[] for _ in choices]
-    for step in decode(model, kvs, logits, max_new_tokens, stop=layout.stop, tokenizer=tokenizer):
-        for tokens, token in zip(answered, step, strict=True):
-            tokens += [] if token is None else [token]
-    return [text_of(tokenizer, tokens, layout.stop).strip() for tokens in answered]
+    steps = decode(model, kvs, logits, max_new_tokens, stop=layout.stop, tokenizer=tokenizer)
+    return [text_of(tokenizer, tokens, layout.stop).strip() for tokens in by_request(steps, len(choices))]

@@ -20,7 +20,6 @@ def long_explorer(
 ) -> VBox:
     """Explore layer 0 of `states`; the overview has at most `cells` a side, the window `side` tiles. True attention is
     computed for the rows of the window only."""
-    whole = Span(range(len(states)), range(len(states)))
 
     @lru_cache(maxsize=4)
     def tiles_of(spec: str, value: float | None) -> Tiles:
@@ -38,7 +37,7 @@ def long_explorer(
         detail = rows.at(slice(key, key + side))
         return zoomed(
             reduced(tiles.kept[head].cpu().numpy(), cells, how),
-            whole,
+            Span.whole(states),
             in_window(detail, count),
             span_of(detail),
             title=f"{SPARSE_METHODS.name_of(spec)}, head {head}",

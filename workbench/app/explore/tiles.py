@@ -87,7 +87,6 @@ def tiles_explorer(
     """Explore `states` of one prompt; `layer` and `head` are their places in the lists and begin. Below the tiles: the
     union of one chunk, or the rules of BFLA."""
     length = len(states)
-    span = Span(range(length), range(length))
 
     @lru_cache(maxsize=8)
     def choice_of(spec: str, value: float | None, layer: int, chunks: bool) -> Chosen:
@@ -104,7 +103,7 @@ def tiles_explorer(
                 f"needed for {share:.0%}": [[of_head(best, head)]],
                 SPARSE_METHODS.name_of(spec): [[of_head(choice, head)]],
             },
-            span,
+            Span.whole(states),
             layers=[layer],
             heads=[head],
             columns=2,
@@ -153,7 +152,7 @@ def rules(states: States, layer: int, method: Sparse, head: int, caption: str) -
     kv_head = head // (states.heads // states.kv_heads)
     return rules_figure(
         [[first_rule(measured, kv_head)]],
-        Span(range(len(states)), range(len(states))),
+        Span.whole(states),
         measured.added,
         layers=[layer],
         heads=[kv_head],
