@@ -200,6 +200,15 @@ def test_packages_that_are_missing_are_left_out_and_named(monkeypatch):
     assert manual_pages.versions() | {"numpy": ""} == {"numpy": "", "no-such": "not installed"}
 
 
+def test_everything_is_imported_before_a_docstring_is_read(monkeypatch):
+    """SciPy lengthens the docstring of numpy.sinc once it is imported, as scikit-learn does."""
+    steps = []
+    monkeypatch.setattr(manual_pages, "_found", lambda place: steps.append("import"))
+    monkeypatch.setattr(manual_pages, "_objects", lambda place, holder: steps.append("read") or ())
+    assert list(manual_pages._documents()) == []
+    assert steps == sorted(steps) and {"import", "read"} == set(steps)
+
+
 def test_versions_of_the_packages_are_in_records_and_ids(drawn):
     versions = data.versions("manuals")
     assert set(versions) == {"numpy", "pandas", "scikit-learn", "torch"} and data.versions("lab") == {}

@@ -60,7 +60,9 @@ def versions() -> dict[str, str]:
 @cache
 def pages() -> tuple[Page, ...]:
     """All pages, by package, place and name; computed once a process."""
-    documented = [(package, place, name, items(doc)) for package, place, name, doc in _documents()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names on their way out warn when they are looked at
+        documented = [(package, place, name, items(doc)) for package, place, name, doc in _documents()]
     times = Counter(text for *_, listed in documented for text in {item.text for item in listed})
     texts: dict[str, Page] = {}
     for package, place, name, listed in documented:
@@ -95,14 +97,14 @@ def _words(listed: Sequence[Item], begin: int, i: int) -> int:
 
 def _documents() -> Iterator[tuple[str, str, str, str]]:
     """Yield package, place, name and docstring of every object, each docstring once: at the first of its places."""
+    found = [(package, place, _found(place)) for package, places in PLACES.items() for place in places.split()]
     seen: set[str] = set()
-    for package, places in PLACES.items():
-        for place in places.split():
-            for name, thing in _objects(place):
-                doc = _doc(thing)
-                if doc and doc not in seen:
-                    seen.add(doc)
-                    yield package, place, name, inspect.cleandoc(doc)
+    for package, place, holder in found:  # all are imported by now: SciPy changes a docstring of numpy when it is
+        for name, thing in _objects(place, holder):
+            doc = _doc(thing)
+            if doc and doc not in seen:
+                seen.add(doc)
+                yield package, place, name, inspect.cleandoc(doc)
 
 
 def _text(listed: Sequence[Item]) -> str:
@@ -115,26 +117,18 @@ def _text(listed: Sequence[Item]) -> str:
     return "\n".join(lines)
 
 
-def _objects(place: str) -> Iterator[tuple[str, Any]]:
-    """Yield public functions, classes and methods of a place, by name; nothing where it cannot be imported."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # names on their way out warn when they are looked at
-        holder = _found(place)
-        if holder is None:
-            return
-        root = place.partition(".")[0]
-        of_module = isinstance(holder, ModuleType)
-        listed = getattr(holder, "__all__", None) if of_module else dir(holder)
-        for name in sorted({name for name in listed or dir(holder) if not name.startswith("_")}):
-            thing = _member(holder, name)
-            if not callable(thing) or not _belongs(thing, root, place if listed is None else ""):
-                continue
-            yield f"{place}.{name}", thing
-            if inspect.isclass(thing) and of_module:
-                methods = {
-                    own: of for own, of in vars(thing).items() if not (own.startswith("_") or inspect.isclass(of))
-                }
-                yield from ((f"{place}.{name}.{own}", methods[own]) for own in sorted(methods))
+def _objects(place: str, holder: Any) -> Iterator[tuple[str, Any]]:
+    """Yield public functions, classes and methods of a place, by name; nothing where it could not be imported."""
+    of_module = isinstance(holder, ModuleType)
+    listed = getattr(holder, "__all__", None) if of_module else dir(holder)
+    for name in sorted({name for name in listed or dir(holder) if not name.startswith("_")}):
+        thing = _member(holder, name)
+        if not callable(thing) or not _belongs(thing, place.partition(".")[0], place if listed is None else ""):
+            continue
+        yield f"{place}.{name}", thing
+        if inspect.isclass(thing) and of_module:
+            methods = {own: of for own, of in vars(thing).items() if not (own.startswith("_") or inspect.isclass(of))}
+            yield from ((f"{place}.{name}.{own}", methods[own]) for own in sorted(methods))
 
 
 def _found(place: str) -> Any:
@@ -159,7 +153,7 @@ def _member(holder: Any, name: str) -> Any:
 
 
 def _belongs(thing: Any, root: str, place: str = "") -> bool:
-    """Whether a thing is of package `root`, or of `place`: a module without `__all__` also holds what is not its own."""
+    """Whether a thing is of package `root` or `place`: a module without `__all__` also holds what is not its own."""
     module = getattr(thing, "__module__", None) or "builtins"
     own = module == "builtins" or module.startswith((place or root, f"{root}._C", f"_{root}"))
     return own and module.partition(".")[0] in (root, f"_{root}", "builtins")
