@@ -24,7 +24,7 @@ def list_models(
     as_json: AsJson = False,
     untrained: Annotated[Path | None, typer.Option(metavar="FOLDER", help=UNTRAINED)] = None,
 ) -> None:
-    """List the models that are shipped or fetched."""
+    """List the models that are shipped or fetched; fetch or convert one."""
     if ctx.invoked_subcommand is not None:
         return
     if untrained is not None:
