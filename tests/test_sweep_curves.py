@@ -4,7 +4,18 @@ import pandas as pd
 import pytest
 
 from workbench.core.errors import BadInput
-from workbench.plots.sweep_curves import against, by_neighbours, by_preparation, curves, levels
+from workbench.experiments.compare import with_explained
+from workbench.plots.measures import MEASURES, measure_of
+from workbench.plots.sweep_curves import (
+    against,
+    by_neighbours,
+    by_preparation,
+    curves,
+    levels,
+    number_of_neighbours,
+    quality_by_operations,
+    quality_by_ratio,
+)
 
 
 def row(trial, mode="block", prepare="after_system", select="none", ratio=None, em=0.5, kind="all", flops=1.0):
@@ -84,3 +95,48 @@ def test_preparations_are_compared_on_the_same_questions():
 
 def test_neighbours_are_counted_from_the_spec():
     assert [(r["at"], r["mean"]) for r in by_neighbours(SWEPT, ["none"])] == [(0, 0.25), (10, 0.5)]
+
+
+LOSSES = {"full": 0.0, "reuse": 4.0, "a15": 2.0, "a30": 1.0, "b15": 3.0, "reuse10": 3.0, "b15-10": 1.0}
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """The sweep with losses, and what its trials explain of them; four questions, all lose alike."""
+    kl = SWEPT.trial.map(LOSSES)
+    ends = {f"{loss}{end}": kl for loss in ("kl", "nll") for end in ("", "_low", "_high")}
+    swept = SWEPT.assign(**ends, n=4, seed=0, model="a/model-1.7B", data="nq.jsonl")
+    rows = [
+        {"trial": trial, "id": i, "kind": "order" if i == 3 else "", "kl": loss, "nll": loss + 1, "nll_full": 1.0}
+        for trial, loss in LOSSES.items()
+        for i in range(4)
+    ]
+    return with_explained(swept, pd.DataFrame(rows), "reuse")
+
+
+def test_any_score_of_a_sweep_is_a_curve(measured):
+    assert [r["mean"] for r in curves(measured, ["first_k"], metric="kl")] == [4, 2, 1]
+    for loss in ("kl", "nll"):
+        shares = curves(measured, ["first_k"], metric=f"{loss}_explained")
+        assert [(r["mean"], r["low"], r["high"]) for r in shares] == [(x, x, x) for x in (0, 0.5, 0.75)]
+    assert [r["mean"] for r in by_neighbours(measured, ["random"], metric="kl_explained")] == [0.25, 0.75]
+    assert levels(measured, "kl_explained")["full", "all"] == 1
+
+
+@pytest.mark.parametrize("metric", ["em", "kl", "kl_explained"])
+def test_figures_say_what_is_drawn_and_which_way_is_better(measured, metric):
+    measure = MEASURES[metric]
+    figures = [draw(measured, ["first_k"], metric=metric) for draw in (number_of_neighbours, quality_by_operations)]
+    figures.append(quality_by_ratio(measured, ["first_k"], ["all"], metric))
+    for figure in figures:
+        assert figure.layout.yaxis.title.text == measure.axis
+        assert (figure.layout.yaxis.tickformat is not None) == measure.percent
+    assert ("lower is better" in measure.axis) == (metric == "kl")
+    assert "model-1.7B on nq.jsonl" in str(figures[2].layout) and measure.interval in str(figures[2].layout)
+
+
+def test_a_score_that_the_table_lacks_is_refused():
+    with pytest.raises(BadInput, match="the table has no metric 'kl': its trials were run without it"):
+        curves(SWEPT, ["first_k"], metric="kl")
+    with pytest.raises(BadInput, match="unknown metric 'bleu': allowed are em, f1"):
+        measure_of("bleu", SWEPT)

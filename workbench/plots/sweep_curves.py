@@ -152,7 +152,7 @@ def asked(swept: pd.DataFrame) -> str:
 
 def told(swept: pd.DataFrame) -> str:
     """Return which model answered which data, for captions."""
-    models, sources = (", ".join(Path(name).stem for name in swept[column].unique()) for column in ("model", "data"))
+    models, sources = (", ".join(Path(name).name for name in swept[column].unique()) for column in ("model", "data"))
     return f"{models} on {'the lab corpus' if sources == 'lab' else sources}"
 
 
@@ -316,7 +316,8 @@ def quality_by_time(
     return profiles(
         [profile(name, drawn, "time to first token (ms)", measure.axis, percent=measure.percent)],
         title="Quality against time, measured here",
-        notice=f"Full attention: {measure.say(getattr(whole, metric), 0)} in {whole.ttft_p50 * 1e3:.0f} ms. Points of a line are ratios "
+        notice=f"Full attention: {measure.say(getattr(whole, metric), 0)} in {whole.ttft_p50 * 1e3:.0f} ms. "
+        "Points of a line are ratios "
         f"{', '.join(f'{ratio:.0%}' for ratio in ratios)}.",
         caption=f"{about}; 95% intervals ({measure.interval}); time is a median, one request at a time, blocks in "
         "memory, selection included.",
