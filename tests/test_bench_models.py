@@ -7,7 +7,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.experiments.bench import operations, whole_model
+from workbench.core.blocks import Block, Prompt
+from workbench.engine.assembly import assemble
+from workbench.engine.encoding import encode_many
+from workbench.experiments.bench import operations, recompute, whole_model
 from workbench.experiments.bench.operations import OPERATIONS
 from workbench.experiments.bench.timing import Roof
 from workbench.experiments.bench.whole_model import LLAMA, Scene, build
@@ -29,7 +32,8 @@ def scene():
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
-def test_every_candidate_can_be_carried_out(scene, name):
+def test_every_candidate_can_be_carried_out(scene, name, monkeypatch):
+    monkeypatch.setattr(operations, "CONTEXTS", (8, 4))
     for work, candidates in OPERATIONS[name](scene):
         assert candidates[0].name == "ours" and work.flops > 0 and work.bytes > 0
         for candidate in candidates:
@@ -39,6 +43,40 @@ def test_every_candidate_can_be_carried_out(scene, name):
         for entry in found["contestants"]:
             assert "problem" not in entry, entry
             assert entry["ms"] > 0 and entry["ratio"] > 0
+
+
+def test_recomputed_rows_are_chosen_within_the_time_and_random_ones_are_called_so(scene):
+    ((work, candidates),) = OPERATIONS["recompute"](scene)
+    for candidate in candidates:
+        candidate.runs = 2
+    found = whole_model.measured(work, candidates, Roof(1e9, 1e9))
+    chosen = {"ours": "QueryGuided", "ours, answer-guided": "AnswerGuided", "ours, gathered": "QueryGuided"}
+    for entry in found["contestants"]:
+        if "no choice" in entry["who"] or entry["who"].startswith("transformers"):
+            assert "choice" not in entry and "choice_ms" not in entry
+            assert "random rows" in entry["who"] or entry["who"].startswith("transformers")
+        else:
+            assert entry["choice"] == chosen.get(entry["who"], "QueryGuided")
+            assert 0 < entry["choice_ms"] < entry["first_ms"] + entry["p95"]
+    assert found["shape"]["choice"] == "question-guided"
+
+
+@pytest.mark.parametrize("choice", [recompute.QueryGuided(), recompute.AnswerGuided()])
+def test_the_rows_that_are_chosen_over_pages_are_those_of_the_selector(scene, choice):
+    online = recompute.Online(scene, whole_model.Candidate("ours", None))
+    texts = [*online.tokens[: online.context].split(len(online.blocks[0])), online.tokens[online.context :]]
+    prompt = Prompt(tuple(Block(tuple(text.tolist())) for text in texts))
+    kv = assemble(scene.model, prompt, encode_many(scene.model, prompt.context))
+    (wanted,) = choice.rows(scene.model, [prompt], [kv], tokens=online.count)
+    assert torch.equal(online.rows(choice), wanted) and online.blocks[0].start == 0
+    assert not torch.equal(online.rows(None), wanted) and len(online.rows(None)) == len(wanted)
+
+
+def test_rows_recomputed_in_place_and_over_a_copy_give_the_same_token(scene):
+    online = recompute.Online(scene, whole_model.Candidate("ours", None))
+    for choice in (recompute.QueryGuided(), None):
+        free = online.pool.free
+        assert online.in_place(choice) == online.gathered(choice) and online.pool.free == free
 
 
 def test_bfla_is_set_to_the_density_that_is_asked_for(scene):

@@ -53,7 +53,7 @@ def test_rows_of_a_method_that_is_measured_again_take_the_place_of_the_old_ones(
 
 def test_other_questions_than_those_of_the_files_are_refused(script):
     before, made = tables({"dense": "dense"}, 0.0), tables({"dense": "dense"}, 1.0, ids=("a", "c"))
-    with pytest.raises(BadInput, match="2 questions were asked, .* has 2: ask the same"):
+    with pytest.raises(BadInput, match=r"2 questions were asked, .* has 2: ask the same"):
         script.replaced(before, made, ["dense"])
 
 

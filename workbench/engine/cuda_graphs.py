@@ -74,8 +74,25 @@ class Runner:
         `tokens[i]` [R] are those of the rows that are computed now: at first the recomputed tokens of the context, then
         the question.
         """
+        return self._prefill(prompts, tokens)[0]
+
+    @torch.no_grad()
+    def prefill_queries(
+        self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor], layers: tuple[int, ...]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Compute what `prefill` does, and the queries [B, Hq, R, D] of `layers`, R the most tokens of a request.
+
+        Rows behind a request's own tokens are padding. The next call writes over the queries.
+        """
+        logits, batch = self._prefill(prompts, tokens, layers)
+        most = max(map(len, tokens))
+        return logits, {layer: x[: len(prompts), :, :most] for layer, x in batch.queries.items()}
+
+    def _prefill(
+        self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor], layers: tuple[int, ...] = ()
+    ) -> tuple[Tensor, StaticBatch]:
         _check(prompts, tokens)
-        ready = self._ready(Bucket.of(prompts, max(map(len, tokens))))
+        ready = self._ready(Bucket.of(prompts, max(map(len, tokens)), queries=layers))
         batch = ready.batch
         batch.clear(common(prompts, max(map(len, tokens))))
         for i, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True)):
@@ -83,7 +100,7 @@ class Runner:
             batch.on_host["ids"][i, : len(ids)] = ids
             prompt.written += len(ids)
         batch.send()
-        return ready.run()[: len(prompts)].clone()
+        return ready.run()[: len(prompts)].clone(), batch
 
     @torch.no_grad()
     def decode(

@@ -32,6 +32,7 @@ class Bucket:
     shifted             some keys are rerotated as they are read
     partial_pages       many pages have slots that no row sees
     reserve             slots for an answer, 0 for a prefill
+    queries             layers whose queries are kept, for what is chosen by them
     """
 
     batch: int
@@ -41,9 +42,10 @@ class Bucket:
     shifted: bool
     partial_pages: bool
     reserve: int = 0
+    queries: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0) -> "Bucket":
+    def of(cls, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0, queries: tuple[int, ...] = ()) -> "Bucket":
         tables, shared = [prompt.pages for prompt in prompts], common(prompts, rows)
         return cls(
             _power(len(prompts)),
@@ -53,6 +55,7 @@ class Bucket:
             any(pages.shifts is not None for pages in tables),
             any(pages.partial_pages for pages in tables),
             reserve and max(64, _power(reserve)),
+            queries,
         )
 
     @property
@@ -79,7 +82,8 @@ def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
 class StaticBatch:
     """The static inputs of a bucket, and the forward pass over them: one request of the pass (`PackedRequest`).
 
-    All inputs are views of one int32 tensor, so a request is one copy to the device.
+    All inputs are views of one int32 tensor, so a request is one copy to the device. `queries` [B, Hq, R, D] of the
+    layers that the bucket keeps are those of the last pass.
     """
 
     num_layers = None
@@ -87,6 +91,7 @@ class StaticBatch:
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket):
         self.model, self.pool, self.bucket = model, pool, bucket
         self.skip = 0  # pages that the present requests have in common
+        self.queries: dict[int, Tensor] = {}
         batch, rows, reserve = bucket.batch, bucket.rows, bucket.reserve
         self.shapes: dict[str, tuple[int, ...]] = {
             "ids": (batch, rows),
@@ -180,6 +185,8 @@ class StaticBatch:
         inv_freq = self.pool.inv_freq[x.layer] if self.bucket.shifted else None
         queries = x.q.unflatten(1, (self.bucket.batch, self.bucket.rows)).transpose(0, 1)
         positions = self.on_device["at"]
+        if x.layer in self.bucket.queries:
+            self.queries[x.layer] = queries.clone()
         out: Tensor = call(queries, keys, values, positions, *self.pages, inv_freq, self.pool.pairing, x.scale)
         return out.transpose(0, 1).flatten(1, 2)
 

@@ -1,7 +1,7 @@
 """Whole models beside stock transformers, on the same GPU in one run: Llama-3.1-8B's shape, random weights.
 
 question    time to the first token of a 50-token question over 4K to 64K tokens of cached blocks that are shifted
-recompute   27K tokens of cached blocks, 15% of them recomputed, and the question (FusionRAG's online step)
+recompute   27K tokens of cached blocks, 15% of them chosen and recomputed, and the question: `bench.recompute`
 prefill     128K tokens at once: the tiles that BFLA keeps, beside all of them
 decode      one token of each of eight answers over a shared context of 32K tokens
 """
@@ -14,68 +14,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
-from workbench.core.plan import Plan, Site
+from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
 from workbench.core.tiles import Tiles
 from workbench.engine.compile import fused
-from workbench.engine.cuda_graphs import Captured, Runner
-from workbench.engine.forward import PrefillOutput, all_rows, prefill, prefill_many
-from workbench.engine.paged_pool import Pool
+from workbench.engine.cuda_graphs import Runner
+from workbench.engine.forward import all_rows, prefill_many
 from workbench.experiments.bench import stock
+from workbench.experiments.bench.pools import BLOCK, describe, filled, token_of
+from workbench.experiments.bench.recompute import QUESTION, recompute
 from workbench.experiments.bench.run import gpu_facts
 from workbench.experiments.bench.timing import roof
 from workbench.experiments.bench.whole_model import GPU, Candidate, Comparison, Sample, Scene, build, clock, measured
 from workbench.experiments.bench.workloads import Workload
 from workbench.methods.sparse.bfla import Bfla
 
-BLOCK, QUESTION = 512, 50  # tokens of a cached block, and of the question
 DENSITY = 0.15  # of the causal tiles that BFLA keeps
 DEEP = 8  # layers by which the density is set
 CONTEXTS = (32, 4, 8, 16, 64)  # units under the question; variants of ours are timed on the first
 
 
-def filled(scene: Scene, context: int, own: int, candidate: Candidate) -> tuple[Pool, list[Any]]:
-    """Make a pool with a context of blocks of BLOCK tokens, in another order than they were encoded, and a reserve of
-    `own` tokens."""
-    size = min(BLOCK, scene.unit)
-    ids = scene.ids(context).split(size)
-    pool = Pool(scene.model, 2 + sum(-(-len(run) // 64) for run in ids) + -(-own // 64))
-    blocks = [Block(tuple(run.tolist())) for run in ids]
-    cached: list[Any] = []
-    encoding = clock(lambda: cached.extend(pool.encode(scene.model, blocks)))
-    candidate.facts["encode_s"] = encoding / 1e3
-    return pool, cached[::-1]
-
-
-def paged(
-    scene: Scene,
-    context: int,
-    question: int,
-    graphs: bool,
-    compiled: bool,
-    candidate: Candidate,
-    recompute: Tensor | None = None,
-) -> Sample:
-    """Compute the question over a pool: page table, copy to the device, forward pass, token on the host.
-
-    Tokens `recompute` of the context are computed too: cached pages stay as they are, recomputed rows go to own pages,
-    and each layer puts them in order for itself.
-    """
-    own = question + (0 if recompute is None else len(recompute))
-    pool, cached = filled(scene, context, own, candidate)
-    if compiled and GPU and not graphs:
-        candidate.after.enter_context(fused(scene.model))
+def paged(scene: Scene, context: int, question: int, graphs: bool, compiled: bool, candidate: Candidate) -> Sample:
+    """Compute the question over a pool: page table, copy to the device, forward pass, token on the host."""
+    pool, cached = filled(scene, context, question, candidate)
     runner = Runner(scene.model, pool, graphs and GPU, compiled and graphs and GPU)
-    ids = scene.ids(own)
+    ids = scene.ids(question)
 
     def first_token() -> int:
-        prompt = pool.open(cached, question, recompute)
+        prompt = pool.open(cached, question)
         token = int(runner.prefill([prompt], [ids])[0].argmax())
         pool.close(prompt)
         for captured in runner.captured.values():
-            _describe(candidate, captured)
+            describe(candidate, captured)
         return token
 
     return partial(clock, first_token)
@@ -98,38 +69,6 @@ def question(scene: Scene) -> Iterator[Comparison]:
             Candidate("transformers, full prefill", partial(stock.whole, scene, context + count, ""), 4),
         ]
         yield Workload(name, shape, scene.flops(count, pairs), scene.bytes(context)), candidates
-
-
-def recompute(scene: Scene) -> Iterator[Comparison]:
-    context, count = 27 * scene.unit, min(QUESTION, scene.unit)
-    draw = torch.Generator().manual_seed(0)
-    recompute = torch.randperm(context, generator=draw)[: int(context * 0.15)].sort().values
-    rows = torch.cat((recompute, torch.arange(context, context + count)))
-    shape = {"context": context, "rows": len(rows), "question": count}
-    flops = scene.flops(len(rows), float((rows + 1).sum()))
-    candidates = [
-        Candidate("ours", partial(gathered, scene, context, rows, True), 10),
-        Candidate("ours, layers not fused", partial(gathered, scene, context, rows, False), 10),
-        Candidate("ours, in place", partial(paged, scene, context, count, False, True, recompute=recompute), 10),
-    ]
-    for name in [name for name in stock.BACKENDS if name in scene.against] or [""]:
-        label = f"transformers, full prefill{name and f' ({name})'}"
-        candidates.append(Candidate(label, partial(stock.whole, scene, context + count, name), 3))
-    yield Workload("15% of 27K computed again", shape, flops, scene.bytes(context)), candidates
-
-
-def gathered(scene: Scene, context: int, rows: Tensor, compiled: bool, candidate: Candidate) -> Sample:
-    """Gather blocks into one contiguous KV, rerotating their keys once; then compute the rows over it."""
-    pool, cached = filled(scene, context, 0, candidate)
-    if compiled and GPU:
-        candidate.after.enter_context(fused(scene.model))
-    own = int(rows[-1]) + 1 - context
-    tokens = scene.ids(context + own)
-
-    def first_token() -> int:
-        return _token(prefill(scene.model, tokens, Plan(rows), pool.gather(cached, own), logits_to_keep=1), candidate)
-
-    return partial(clock, first_token)
 
 
 @dataclass
@@ -185,7 +124,7 @@ def long(scene: Scene, tokens: int, sparse: Bfla | None, compiled: bool, candida
 
     def first_token(count: int) -> int:
         (output,) = prefill_many(scene.model, [all_rows(scene.model, scene.ids(count), sparse=method)], 1)
-        return _token(output, candidate)
+        return token_of(output, candidate)
 
     def sample() -> float:
         ms = clock(partial(first_token, tokens))
@@ -243,23 +182,10 @@ def answers(scene: Scene, context: int, batch: int, compiled: bool, candidate: C
             pool.close(prompt)
         for bucket, captured in runner.captured.items():
             if bucket.reserve:
-                _describe(candidate, captured)
+                describe(candidate, captured)
         return ms
 
     return sample
-
-
-def _token(output: PrefillOutput, candidate: Candidate) -> int:
-    """Return the next token of a prefill, and note its attention."""
-    assert output.logits is not None
-    candidate.facts["executors"] = sorted(set(output.backends.values()))
-    return int(output.logits[-1].argmax())
-
-
-def _describe(candidate: Candidate, captured: Captured) -> None:
-    """Note what a captured graph took, and its attention."""
-    candidate.facts |= {"warm_up_s": captured.warm_up, "capture_s": captured.capture}
-    candidate.facts["executors"] = [captured.batch.backend]
 
 
 OPERATIONS = {"question": question, "recompute": recompute, "prefill": whole_prompt, "decode": decode}

@@ -24,8 +24,13 @@ class AnswerGuided(Select):
     layers: str | tuple[int, ...] = layers("all", "last", "all")
     softmax: str = softmax()
 
+    @property
+    def last(self) -> int:
+        """How many tokens at the question's end are asked."""
+        return self.window
+
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        return from_question(model, prompts, kvs, self.layers, self.window, self.softmax)
+        return from_question(model, prompts, kvs, self.layers, self.last, self.softmax)
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         return (question_pass(model, prompt, self.layers),)

@@ -26,9 +26,13 @@ class QueryGuided(Select):
     tokens: str = ruled("all", "'all' or 'last' of the question", ("all", "last").__contains__)
     softmax: str = softmax()
 
+    @property
+    def last(self) -> int | None:
+        """How many tokens at the question's end are asked; None: all."""
+        return 1 if self.tokens == "last" else None
+
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[Tensor]:
-        last = 1 if self.tokens == "last" else None
-        return from_question(model, prompts, kvs, self.layers, last, self.softmax)
+        return from_question(model, prompts, kvs, self.layers, self.last, self.softmax)
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         return (question_pass(model, prompt, self.layers),)
