@@ -4,7 +4,6 @@ The notebook stores a figure once, as plotly's own JSON: JupyterLab draws it eve
 draws the same JSON with one copy of plotly.js in its head: interactive without a network, also when sent alone.
 """
 
-import html
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from jinja2 import DictLoader
+from jinja2 import DictLoader, Environment
 from nbconvert import HTMLExporter
 from nbconvert.preprocessors import Preprocessor
 from plotly.offline import get_plotlyjs
@@ -95,60 +94,61 @@ def title(notebook: Path) -> str:
 INDEX = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Report</title><style>
-:root {{ color-scheme: light dark; --line: #8884; --soft: #777; --ok: #1a7f37; --failed: #cf222e; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 1160px; margin: 32px auto; padding: 0 20px; }}
-h1 {{ margin: 0; }} header p {{ color: var(--soft); margin: 4px 0 24px; }}
-main {{ display: grid; gap: 24px; grid-template-columns: repeat(auto-fill, minmax(330px, 1fr)); }}
-article {{ border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }}
-article.failed img {{ opacity: 0.35; }}
-article > a img {{ display: block; width: 100%; aspect-ratio: 3/2; object-fit: cover; object-position: top;
-  background: #fff; border-bottom: 1px solid var(--line); }}
-section {{ padding: 12px 16px 16px; }} h2 {{ font-size: 18px; margin: 0 0 2px; }} h2 a {{ color: inherit; }}
-.status {{ font-weight: 600; }} .status.ok {{ color: var(--ok); }} .status.failed {{ color: var(--failed); }}
-table {{ border-collapse: collapse; width: 100%; margin: 10px 0; font-size: 14px; }}
-td {{ border-top: 1px solid var(--line); padding: 3px 0; }}
-td + td {{ text-align: right; font-variant-numeric: tabular-nums; }}
-pre {{ white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; color: var(--failed); margin: 10px 0; }}
-nav {{ font-size: 14px; display: flex; gap: 2px 14px; flex-wrap: wrap; }}
-</style></head><body><header><h1>Report</h1><p>{summary}</p></header><main>
-{cards}
+:root { color-scheme: light dark; --line: #8884; --soft: #777; --ok: #1a7f37; --failed: #cf222e; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 1160px; margin: 32px auto; padding: 0 20px; }
+h1 { margin: 0; } header p { color: var(--soft); margin: 4px 0 24px; }
+main { display: grid; gap: 24px; grid-template-columns: repeat(auto-fill, minmax(330px, 1fr)); }
+article { border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
+article.failed img { opacity: 0.35; }
+article > a img { display: block; width: 100%; aspect-ratio: 3/2; object-fit: cover; object-position: top;
+  background: #fff; border-bottom: 1px solid var(--line); }
+section { padding: 12px 16px 16px; } h2 { font-size: 18px; margin: 0 0 2px; } h2 a { color: inherit; }
+.status { font-weight: 600; } .status.ok { color: var(--ok); } .status.failed { color: var(--failed); }
+table { border-collapse: collapse; width: 100%; margin: 10px 0; font-size: 14px; }
+td { border-top: 1px solid var(--line); padding: 3px 0; }
+td + td { text-align: right; font-variant-numeric: tabular-nums; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; color: var(--failed); margin: 10px 0; }
+nav { font-size: 14px; display: flex; gap: 2px 14px; flex-wrap: wrap; }
+</style></head><body><header><h1>Report</h1><p>{{ summary }}</p></header><main>
+{%- for card in cards %}
+<article class="{{ card.status }}"><a href="{{ card.page }}"><img src="{{ card.picture }}" alt=""></a><section>
+<h2><a href="{{ card.page }}">{{ card.title }}</a></h2>
+<div><span class="status {{ card.status }}">{{ card.status }}</span> · {{ "%.1f" | format(card.seconds) }} s</div>
+{% if card.message %}<pre>{{ card.message }}</pre>{% endif %}
+{%- if card.metrics %}<table>
+{%- for name, value in card.metrics %}<tr><td>{{ name }}</td><td>{{ value }}</td></tr>{% endfor %}</table>{% endif -%}
+<nav>{% for address, kind in card.files %}<a href="{{ address }}">{{ kind }}</a>{% endfor %}</nav></section></article>
+{%- endfor %}
 </main></body></html>
 """
 
-CARD = """<article class="{status}"><a href="{page}"><img src="{picture}" alt=""></a><section>
-<h2><a href="{page}">{title}</a></h2>
-<div><span class="status {status}">{status}</span> · {seconds:.1f} s</div>
-{message}{metrics}<nav>{links}</nav></section></article>"""
+KINDS = {".html": "page", ".ipynb": "notebook"}
+NOTHING = "data:image/gif;base64,R0lGODlhAQABAAAAACw="  # in place of a picture
 
 
-def card(folder: Path, heading: str, status: str, seconds: float, message: str, metrics: Mapping[str, Any]) -> str:
+def card(
+    folder: Path, title: str, status: str, seconds: float, message: str, metrics: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return one notebook's entry in the index. `folder` lies beside the index and holds the files of its run."""
-    shown = [(key, value) for key, value in metrics.items() if isinstance(value, int | float)][:8]
-    rows = "".join(f"<tr><td>{html.escape(key)}</td><td>{html.escape(_short(value))}</td></tr>" for key, value in shown)
+    shown = [(name, _short(value)) for name, value in metrics.items() if isinstance(value, int | float)][:8]
     files = sorted(path for path in folder.iterdir() if path.suffix in (".html", ".ipynb", ".json", ".parquet"))
-    kinds = {".html": "page", ".ipynb": "notebook"}
-    named = ((_address(path), html.escape(kinds.get(path.suffix, path.name))) for path in files)
-    links = "".join(f'<a href="{address}">{kind}</a>' for address, kind in named)
     page, picture = folder / f"{folder.name}.html", next(folder.glob("thumbnail.*"), None)
-    return CARD.format(
-        page=_address(page if page.exists() else folder / f"{folder.name}.ipynb"),
-        picture=_address(picture) if picture else "data:image/gif;base64,R0lGODlhAQABAAAAACw=",
-        title=html.escape(heading),
-        status=status,
-        seconds=seconds,
-        message=f"<pre>{html.escape(message)}</pre>" if message else "",
-        metrics=f"<table>{rows}</table>" if rows else "",
-        links=links,
-    )
+    return {
+        "page": _address(page if page.exists() else page.with_suffix(".ipynb")),
+        "picture": _address(picture) if picture else NOTHING,
+        "files": [(_address(path), KINDS.get(path.suffix, path.name)) for path in files],
+        "metrics": shown,
+        **{"title": title, "status": status, "seconds": seconds, "message": message},
+    }
 
 
-def index_page(summary: str, cards: list[str]) -> str:
+def index_page(summary: str, cards: list[dict[str, Any]]) -> str:
     """Return the page over all notebooks."""
-    return INDEX.format(summary=html.escape(summary), cards="\n".join(cards))
+    return Environment(autoescape=True).from_string(INDEX).render(summary=summary, cards=cards)
 
 
 def _address(path: Path) -> str:
-    return html.escape(os.path.join(path.parent.name, path.name))
+    return os.path.join(path.parent.name, path.name)
 
 
 def _short(value: float) -> str:
