@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 
 import numpy as np
@@ -13,6 +13,7 @@ from workbench.core.errors import BadInput
 from workbench.data import Sample, embedders
 from workbench.data.layouts import Layout
 
+PART = 256  # texts that are compared with all others at a time
 Search = Callable[[np.ndarray, int], np.ndarray]
 
 
@@ -48,6 +49,7 @@ class Corpus:
         return len(self.blocks)
 
 
+@lru_cache(maxsize=16)  # methods of one comparison look into one corpus
 def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str = "faiss") -> np.ndarray:
     """[N, n] numbers of the texts most like each text, itself excluded, the most alike first.
 
@@ -75,7 +77,8 @@ def _faiss(vectors: np.ndarray, k: int) -> np.ndarray:
 
 
 def _exact(vectors: np.ndarray, k: int) -> np.ndarray:
-    return np.stack([np.argsort(-(vectors @ vector), kind="stable")[:k] for vector in vectors])
+    parts = (vectors[i : i + PART] @ vectors.T for i in range(0, len(vectors), PART))
+    return np.concatenate([np.argsort(-part, axis=1, kind="stable")[:, :k] for part in parts])
 
 
 SEARCHES: dict[str, Search] = {"faiss": _faiss, "exact": _exact}

@@ -1,0 +1,230 @@
+"""Every method of reuse on a real pretrained model and real question files, beside full attention.
+
+    python data/benchmarks/real.py files nq-open-oracle.jsonl.gz --out runs/files
+    python data/benchmarks/real.py measure --device cuda --out runs/real nq=runs/files/nq-test.jsonl hotpotqa=dev.jsonl
+    python data/benchmarks/real.py measure --group sparse --passages 40 --device cuda --out runs/real nq=…
+    python data/benchmarks/real.py collect runs/real
+
+The first splits a file of questions by the titles of their passages, so that no passage is in both halves: a model
+is tuned on one and measured on the other. It writes questions over installed documentation besides, split by object,
+so that machines with other packages measure the same. The second appends a row a question and method to
+runs/real/MODEL-DATA-GROUP-PART.jsonl as it goes, and goes on where it stopped. `--group` is what is measured: the
+choices of reuse, their ratios, sparse prefill (the file *.kept says what is kept), or the few methods that matter for a
+fine-tuned model. Several processes share the work with `--part 0/4`. The last writes data/benchmarks/real.parquet (a
+row a method, data set and kind of question, with intervals) and real-questions.parquet (the measures of every question,
+no text). A data set is NAME=FILE, or `manuals`.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from workbench import data, models
+from workbench.core.errors import BadInput
+from workbench.core.files import write_text
+from workbench.data import Sample
+from workbench.data.retrieval_corpus import Corpus
+from workbench.experiments import fidelity
+from workbench.experiments.record import device_name, versions
+from workbench.methods import Method
+from workbench.methods.config import MethodConfig
+from workbench.metrics import sparsity
+from workbench.models.loading import Loaded
+
+HERE = Path(__file__).parent
+SEED = 50_000
+TOKENS = 32  # most of an answer
+RATIOS = (0.02, 0.05, 0.1, 0.2, 0.3)  # besides MAIN
+MAIN = 0.15
+NEIGHBOURS = (1, 2, 4, 10)
+SELECTORS = (
+    "random first_k kv_deviation kv_deviation(part=v) "
+    "query_guided query_guided(layers=all) query_guided(tokens=last) answer_guided"
+).split()
+WHOLE = ("oracle", "inter_attention")  # they compute the whole context to score it
+
+
+BLOCK = MethodConfig(mode="block")
+BFLA = "bfla(block={}, tile=64, flat={}, mass={})"
+SPARSE = (  # spec, and rows of a chunk
+    *((BFLA.format(block, block // 4, mass), None) for block in (64, 128, 256) for mass in (0.9, 0.99)),
+    *((f"flash_prefill(alpha={alpha})", None) for alpha in (0.02, 0.1, 0.3)),
+    *((f"xattention(threshold={share})", None) for share in (0.5, 0.7, 0.9)),
+    *((f"vertical_slash(vertical={n}, slash={2 * n})", None) for n in (100, 300, 1000)),
+    *((f"quoka(keep={keep})", chunk) for keep in (0.1, 0.25) for chunk in (256, 1024)),
+    *((f"compact(over=flash_prefill(alpha={alpha}))", chunk) for alpha in (0.1, 0.3) for chunk in (256, 1024)),
+    *((f"random(block=64, share={share}, local=8)", None) for share in (0.05, 0.1, 0.2, 0.4)),
+    *((f"oracle(mass={mass})", None) for mass in (0.8, 0.95)),
+)
+
+
+def choices(minilm: str | None) -> dict[str, MethodConfig]:
+    """Return preparations, selectors, and both, by a name that says them."""
+    listed = {
+        "full": MethodConfig(),
+        "naive positions": replace(BLOCK, positions="naive"),
+        "independent": BLOCK,
+        "after_system": replace(BLOCK, prepare="after_system"),
+    }
+    listed |= {with_neighbours(n): replace(BLOCK, prepare=with_neighbours(n)) for n in NEIGHBOURS}
+    for n in (4, 10) if minilm else ():
+        listed[f"with_neighbours(n={n}, embedder=minilm)"] = replace(BLOCK, prepare=with_neighbours(n, minilm))
+    pairs = [("after_system", select) for select in (*SELECTORS, *WHOLE)]
+    pairs += [(TEN, select) for select in (*SELECTORS[:3], *SELECTORS[4:6], "answer_guided")]
+    pairs += [("independent", select) for select in ("first_k", "kv_deviation", "query_guided", "answer_guided")]
+    pairs += [(with_neighbours(4), "answer_guided")]
+    listed |= dict(chosen(*pair, MAIN) for pair in pairs)
+    return listed | dict([chosen("after_system", "cache_craft", None)])
+
+
+def ratios(minilm: str | None) -> dict[str, MethodConfig]:
+    """Return the selectors at the other ratios."""
+    pairs = [("after_system", select) for select in (*SELECTORS, *WHOLE)] + [
+        (TEN, "query_guided"),
+        (TEN, "answer_guided"),
+    ]
+    return dict(chosen(*pair, ratio) for ratio in RATIOS for pair in pairs)
+
+
+def sparse(minilm: str | None) -> dict[str, MethodConfig]:
+    """Return sparse prefills, at once or in chunks."""
+    return {"full": MethodConfig()} | {
+        spec + (f" in chunks of {chunk}" if chunk else ""): MethodConfig(sparse=spec, chunk=chunk)
+        for spec, chunk in SPARSE
+    }
+
+
+def few(minilm: str | None) -> dict[str, MethodConfig]:
+    """Return what a fine-tuned model is measured with."""
+    every = choices(minilm)
+    return {name: every[name] for name in every if name in FEW}
+
+
+def chosen(prepare: str, select: str, ratio: float | None) -> tuple[str, MethodConfig]:
+    """Return a method of both choices with its name."""
+    name = f"{prepare}, {select}" + ("" if ratio is None else f" {ratio:.0%}")
+    return name, replace(BLOCK, prepare=prepare, select=select, ratio=ratio)
+
+
+def with_neighbours(n: int, embedder: str | None = None) -> str:
+    """Return the preparation behind the n passages most alike."""
+    return f"with_neighbours(n={n}, search=exact{f', embedder={embedder}' if embedder else ''})"
+
+
+TEN = with_neighbours(10)
+FEW = {
+    "full",
+    "naive positions",
+    "independent",
+    "after_system",
+    TEN,
+    "independent, kv_deviation 15%",
+    "independent, first_k 15%",
+}
+FEW |= {f"{p}, {s} 15%" for p in ("independent", "after_system", TEN) for s in ("answer_guided", "query_guided")}
+GROUPS = {"choices": choices, "ratios": ratios, "sparse": sparse, "few": few}
+
+
+def files(args: argparse.Namespace) -> None:
+    """Write NAME-train.jsonl and NAME-test.jsonl, and the same of the manuals."""
+    name = args.file.name.split("-")[0]
+    halves: dict[str, list[Sample]] = {"train": [], "test": []}
+    for sample in data.load(args.file):
+        digest = sha256("|".join(sorted(ctx.title for ctx in sample.ctxs)).encode()).digest()
+        halves["train" if digest[0] % 2 else "test"].append(sample)
+    drawn = {f"{name}-{half}": samples for half, samples in halves.items()}
+    drawn["manuals-test"] = data.load("manuals", args.manuals, SEED, 10)
+    drawn["manuals-train"] = data.load("manuals-train", 2 * args.manuals, SEED, 10)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for half, samples in drawn.items():
+        lines = (json.dumps(sample.to_json()) for sample in samples)
+        write_text(args.out / f"{half}.jsonl", "\n".join(lines) + "\n")
+        print(f"{half}: {len(samples)} questions")
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Measure what is missing, data set by data set."""
+    loaded = models.load(args.model, args.device, args.dtype)
+    number, parts = (int(x) for x in args.part.split("/"))
+    args.out.mkdir(parents=True, exist_ok=True)
+    configs = GROUPS[args.group](args.minilm)
+    for given in args.data:
+        name, _, file = given.partition("=")
+        samples = data.load(file or name, args.samples, SEED, args.passages)
+        corpus = Corpus.of(
+            data.corpus(file or name, args.samples, SEED, args.passages), loaded.layout, loaded.tokenizer
+        )
+        path = args.out / f"{Path(args.model).name}-{name}-{args.group}-{number}.jsonl"
+        about = {"data": name, "model": Path(args.model).name}
+        head = about | {
+            "n": len(samples),
+            "seed": SEED,
+            "corpus": len(corpus),
+            "device": device_name(loaded.model.device),
+        }
+        print(json.dumps(head | {"versions": versions()}), flush=True)
+        made = dict(methods(configs, corpus, loaded))
+        options = {"answers": args.answers, "max_new_tokens": TOKENS, "batch": args.batch, "tokens": args.tokens}
+        if args.group == "sparse" and number == 0:
+            kept(path.with_suffix(".kept"), loaded, samples[: args.kept], configs, about)
+        fidelity.measure_into(path, loaded, samples[number::parts], made, about=about, **options)
+
+
+def kept(
+    path: Path, loaded: Loaded, samples: Sequence[Sample], configs: Mapping[str, MethodConfig], about: dict
+) -> None:
+    """Write what every sparse method keeps and loses on some prompts, a line of JSON a method."""
+    prompts = loaded.layout.prompts(samples, loaded.tokenizer)
+    lines = []
+    for name, config in configs.items():
+        if (tiles := config.tiles()) is not None:
+            measured = sparsity.measure(loaded.model, prompts, tiles.ready(loaded.model), config.chunk).record()
+            lines.append(json.dumps(about | {"method": name, "n": len(prompts)} | measured) + "\n")
+            write_text(path, "".join(lines))
+
+
+def methods(configs: Mapping[str, MethodConfig], corpus: Corpus, loaded: Loaded) -> Iterator[tuple[str, Method]]:
+    """Yield the methods themselves; one that the corpus is too small for is left out, with its reason."""
+    for name, config in configs.items():
+        try:
+            yield name, config.method(corpus, system=bool(loaded.layout.system))
+        except BadInput as problem:
+            print(f"{name}: {problem}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    splitting = commands.add_parser("files")
+    splitting.add_argument("file", type=Path)
+    splitting.add_argument("--manuals", type=int, default=500)
+    splitting.add_argument("--out", type=Path, default=Path("runs/files"))
+    splitting.set_defaults(run=files)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("data", nargs="+")
+    measuring.add_argument("--model", default="smollm2")
+    measuring.add_argument("--device", default="cpu")
+    measuring.add_argument("--dtype", default=None)
+    measuring.add_argument("--samples", type=int, default=500)
+    measuring.add_argument("--batch", type=int, default=32)
+    measuring.add_argument("--tokens", type=int, default=fidelity.TOKENS)
+    measuring.add_argument("--part", default="0/1", help="this process's share, as 0/4")
+    measuring.add_argument("--minilm", help="file of vectors (`embedders.save`), for neighbours by MiniLM")
+    measuring.add_argument("--group", choices=GROUPS, default="choices")
+    measuring.add_argument("--passages", type=int, default=10)
+    measuring.add_argument(
+        "--kept", type=int, default=8, help="prompts of which it is measured what a sparse method keeps"
+    )
+    measuring.add_argument("--answers", action="store_true", help="decode every method's answers too")
+    measuring.add_argument("--out", type=Path, default=Path("runs/real"))
+    measuring.set_defaults(run=measure)
+    args: Any = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
