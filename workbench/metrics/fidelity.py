@@ -146,7 +146,8 @@ def scores(known: Sequence[Reference], predicted: Sequence[Tensor]) -> list[dict
     if not known:
         return []
     targets = torch.tensor([token for one in known for token in (*one.gold, *one.own)])
-    table = _by_token(torch.cat([one.logits for one in known]), torch.cat(list(predicted)), targets)
+    ours = torch.cat(list(predicted))
+    table = _by_token(torch.cat([one.logits.to(ours.device) for one in known]), ours, targets.to(ours.device))
     lengths = [len(one.gold) + len(one.own) for one in known]
     return [_means(part, len(one.gold)) for part, one in zip(table.split(lengths), known, strict=True)]
 
@@ -206,12 +207,12 @@ def _intervals(names: Sequence[str], values: list[list[float]], seed: int) -> di
 
 
 def _by_token(full: Tensor, ours: Tensor, targets: Tensor) -> Tensor:
-    """Return [N, 4] on the CPU of logits [N, V] and tokens [N]: nll, nll of full attention, KL, agreement."""
+    """Return [N, 4] on the CPU of logits [N, V] and tokens [N] of one device: nll, nll of full attention, KL, agreement."""
     parts = []
     for rows in torch.arange(len(targets)).split(ROWS):
         at = slice(int(rows[0]), int(rows[-1]) + 1)
-        p, q = (x[at].to(ours.device).float().log_softmax(-1) for x in (full, ours))
-        token = targets[at].to(ours.device)[:, None]
+        p, q = (x[at].float().log_softmax(-1) for x in (full, ours))
+        token = targets[at, None]
         kl = (p.exp() * (p - q)).sum(-1).clamp_min(0)  # below 0 by rounding only
         agree = (p.argmax(-1) == q.argmax(-1)).float()
         parts.append(torch.stack([-q.gather(1, token)[:, 0], -p.gather(1, token)[:, 0], kl, agree], 1))
