@@ -207,7 +207,7 @@ def _intervals(names: Sequence[str], values: list[list[float]], seed: int) -> di
 
 
 def _by_token(full: Tensor, ours: Tensor, targets: Tensor) -> Tensor:
-    """Return [N, 4] on the CPU of logits [N, V] and tokens [N] of one device: nll, nll of full attention, KL, agreement."""
+    """Return [N, 4] on the CPU of logits [N, V] and tokens [N] of one device: nll, nll of full, KL, agreement."""
     parts = []
     for rows in torch.arange(len(targets)).split(ROWS):
         at = slice(int(rows[0]), int(rows[-1]) + 1)
