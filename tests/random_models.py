@@ -8,20 +8,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from workbench.core.blocks import Block, Prompt
+from workbench.metrics.position_encoding import TINY
 from workbench.models import families
 
 VOCABULARY = 97
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-}
+SHAPE: dict[str, Any] = TINY | {"vocab_size": VOCABULARY}
 
 # a family file is tested by existing
 FAMILIES: dict[str, dict[str, Any]] = {}

@@ -41,15 +41,21 @@ def demonstrations_turnover(records: Records, *, repeats: int, device: str) -> g
     """Draw what every request with demonstrations takes; its time is a median of `repeats` runs."""
     second = records[len(records) // 2 :]
     computed, tokens = (total(second, field) / len(second) for field in ("computed", "tokens"))
+    notice = f"In the second half of the requests blocks compute {computed:,.0f} of {tokens:,.0f} tokens each."
+    more = "Up and down: every other question brings a passage of its own."
+    return _turnover(records, "request", f"{notice} {equal_answers(records)}", repeats, f"{more} {device}")
+
+
+def _turnover(records: Records, unit: str, notice: str, repeats: int, more: str) -> go.Figure:
+    """Draw what every prompt of a session takes; `unit` is what a prompt is, `more` ends the caption."""
     return turnover(
         records,
-        title="What a request takes",
-        unit="request",
-        notice=f"In the second half of the requests blocks compute {computed:,.0f} of {tokens:,.0f} tokens each. "
-        + equal_answers(records),
-        caption=f"Time to the first token: median of {repeats} runs, what the request lacks encoded within it (the "
-        "first request, full attention and all blocks again: one run). Up and down: every other question brings a "
-        f"passage of its own. Prefix cache: counted, from the request before, not measured. {device}.",
+        title=f"What a {unit} takes",
+        unit=unit,
+        notice=notice,
+        caption=f"Time to the first token: median of {repeats} runs, what the store lacks encoded within it (the first "
+        f"{unit}, full attention and all blocks again: one run). Prefix cache: counted, from the {unit} before, not "
+        f"measured. {more}.",
     )
 
 
@@ -82,16 +88,10 @@ def chat_turnover(records: Records, *, memory: int, repeats: int, device: str) -
     """Draw what every turn takes; its time is a median of `repeats` runs."""
     late = records[_first_drop(records, memory)["step"] :]
     computed, tokens, prefix = (total(late, field) for field in ("computed", "tokens", "after_prefix"))
-    return turnover(
-        records,
-        title="What a turn takes",
-        unit="turn",
-        notice=f"In the last {len(late)} turns blocks compute {computed:,} tokens, a prefix cache {prefix:,} of "
-        f"{tokens:,}. {equal_answers(records)}",
-        caption=f"Time to the first token: median of {repeats} runs, what the turn changes encoded within it (the "
-        "first turn, full attention and all blocks again: one run). Prefix cache: counted, from the prompt before, not "
-        f"measured. {device}.",
+    notice = (
+        f"In the last {len(late)} turns blocks compute {computed:,} tokens, a prefix cache {prefix:,} of {tokens:,}."
     )
+    return _turnover(records, "turn", f"{notice} {equal_answers(records)}", repeats, device)
 
 
 def _first_drop(records: Records, memory: int) -> Mapping[str, Any]:
@@ -130,17 +130,13 @@ def game_frames(records: Records, played: Sequence[Frame], *, seed: int) -> go.F
 def game_turnover(records: Records, *, repeats: int, device: str) -> go.Figure:
     """Draw what every frame takes; its time is a median of `repeats` runs."""
     session = later_prompts(records)
-    return turnover(
-        records,
-        title="What a frame takes",
-        unit="frame",
-        notice=f"After the first frame blocks compute {session['computed']:,.0f} of {session['tokens']:,.0f} tokens a "
-        f"frame, a prefix cache {session['after_prefix']:,.0f}. First token: {session['ttft_ms']:,.0f} ms where full "
-        f"attention takes {session['ttft_full_ms']:,.0f} ms.",
-        caption=f"Median of {repeats} runs, what the frame changes encoded within it (first frame, full attention and "
-        "all blocks again: one run). Prefix cache: counted, from the prompt before. Block-Attention, appendix A, "
-        f"reports 2,800 ms and 100 ms for a game of over 300 blocks, in a setting it does not publish. {device}.",
+    notice = (
+        f"After the first frame blocks compute {session['computed']:,.0f} of {session['tokens']:,.0f} tokens a frame, a "
+        f"prefix cache {session['after_prefix']:,.0f}. First token: {session['ttft_ms']:,.0f} ms where full attention "
+        f"takes {session['ttft_full_ms']:,.0f} ms."
     )
+    paper = "Block-Attention, appendix A, reports 2,800 ms and 100 ms for a game of over 300 blocks, in a setting it "
+    return _turnover(records, "frame", notice, repeats, f"{paper}does not publish. {device}")
 
 
 def game_table(records: Records, played: Sequence[Frame], *, model: str, device: str, most: int = 16) -> go.Figure:
