@@ -87,6 +87,30 @@ def test_whole_models_by_length_with_the_methods_of_ttft(found):
     assert all(r["length"] == 32768 + 50 for r in records)
 
 
+def recomputed(shape, **ms):
+    """A report on recomputed rows with these times."""
+    head = {"kernel": "recompute", "card": made_up.CARD, "copy_tbps": 4.0, "product_tflops": 600.0}
+    work = {"name": "15% of 27K", "shape": {"rows": 4197, "context": 27648} | shape, "flops": 1.0, "bytes": 1.0}
+    rows = [{"who": who, "ms": time} if time else {"who": who, "problem": "no memory"} for who, time in ms.items()]
+    return bench_reports.table({"recompute": head | {"workloads": [work | {"floor_ms": 1.0, "contestants": rows}]}})
+
+
+def test_what_recomputing_takes_is_said_with_the_choice_that_was_timed():
+    stock = {"transformers, full prefill (flash)": 1200.0, "transformers, full prefill (cudnn)": 1000.0}
+    both = {"ours, answer-guided": 210.0, "ours, random rows, no choice": 160.0, "ours, gathered": 180.0}
+    said = bench_reports.recomputation(recomputed({"choice": "question-guided"}, ours=200.0, **both, **stock))
+    assert said == (
+        "4,197 rows over 27,648 tokens, question-guided, choosing included: 200 ms, answer-guided 210 ms, "
+        "random rows, no choice 160 ms; stock full prefill takes 5.0 times as long"
+    )
+    earlier = bench_reports.recomputation(recomputed({}, ours=160.0, **stock))
+    assert "tokens, drawn at random, without a choice: 160 ms; stock full prefill takes 6.2 times" in earlier
+    assert bench_reports.recomputation(recomputed({}, ours=None)) == ""
+    for shape, count in (({"choice": "question-guided", "question": 50}, 1), ({"question": 50}, 0)):
+        assert len(bench_reports.by_context(recomputed(shape, ours=5.0))) == count, "a point of the method, or none"
+    assert bench_reports.recomputation(recomputed({"choice": "x"}, ours=5.0)).endswith("choosing included: 5 ms")
+
+
 def test_workloads_stand_by_their_context_whatever_the_order_of_the_file():
     table = bench_reports.table(bench_reports.reports())
     contexts = [shape["context"] for shape in table[table.report == "question"]["shape"]]

@@ -19,6 +19,7 @@ from workbench.metrics.answers import Records
 MODELS = bench.MODELS  # reports on whole models
 TRIED = re.compile(r"\d+x\d+, \d+ warps|\d+ splits")  # launches that were tried beside the one a kernel picks itself
 FEEDS, BOTH = "the attention it feeds", "choice and attention, "  # in a report on choosing
+COMPARED = ("ours, answer-guided", "ours, random rows, no choice")  # with "ours" of the report on recomputed rows
 FIGURES = ("ms", "p5", "p95", "runs", "tflops", "tbps", "share", "ratio", "problem")
 
 Report = Mapping[str, Any]
@@ -99,7 +100,7 @@ def against(rows: pd.DataFrame, report: str, by: str, names: Sequence[str] = ())
 
 def by_context(rows: pd.DataFrame) -> Records:
     """Return times to the first token in the reports on whole models, by the methods of `experiments.ttft`: records
-    {length, way, p5, p50, p95 (milliseconds), who}."""
+    {length, way, p5, p50, p95 (milliseconds), who}. Recomputed rows count where choosing them is in the time."""
     methods = {
         ("question", "ours"): "block",
         ("recompute", "ours"): "recompute",
@@ -108,10 +109,24 @@ def by_context(rows: pd.DataFrame) -> Records:
     }
     records = []
     for r in rows.dropna(subset=["ms"]).itertuples():
-        if method := methods.get((r.report, r.who)):
+        if (method := methods.get((r.report, r.who))) and (method != "recompute" or "choice" in r.shape):
             length = r.shape["context"] + r.shape["question"]
             records.append({"length": length, "way": method, "p5": r.p5, "p50": r.ms, "p95": r.p95, "who": r.who})
     return sorted(records, key=lambda record: (list(methods.values()).index(record["way"]), record["length"]))
+
+
+def recomputation(rows: pd.DataFrame) -> str:
+    """Say how long the report on recomputed rows took, by whose choice, beside stock full prefill; "" without it."""
+    timed = rows[(rows.report == "recompute") & rows.ms.notna()].drop_duplicates("who").set_index("who")
+    if "ours" not in timed.index:
+        return ""
+    shape, ours = timed.loc["ours", "shape"], float(timed.loc["ours", "ms"])
+    chosen = f"{shape['choice']}, choosing included" if "choice" in shape else "drawn at random, without a choice"
+    others = {name.removeprefix("ours, "): ms for name, ms in timed.ms.items() if name in COMPARED}
+    beside = "".join(f", {name} {ms:,.0f} ms" for name, ms in others.items())
+    stock = timed.ms[timed.index.str.startswith("transformers")]
+    times = f"; stock full prefill takes {stock.min() / ours:.1f} times as long" if len(stock) else ""
+    return f"{shape['rows']:,} rows over {shape['context']:,} tokens, {chosen}: {ours:,.0f} ms{beside}{times}"
 
 
 def by_density(rows: pd.DataFrame, tokens: int) -> Records:

@@ -7,7 +7,16 @@ from typing import Any
 import plotly.graph_objects as go
 
 from workbench.experiments.bench.timing import Roof
-from workbench.experiments.bench_reports import FEEDS, GpuReports, against, baselines, by_context, by_density, listed
+from workbench.experiments.bench_reports import (
+    FEEDS,
+    GpuReports,
+    against,
+    baselines,
+    by_context,
+    by_density,
+    listed,
+    recomputation,
+)
 from workbench.experiments.ttft import METHODS, last_length
 from workbench.metrics.latency import STAGES, Stages
 from workbench.plots.bars import breakdown, spoken
@@ -159,6 +168,8 @@ def recomputed_share(
     others = {name: ms for name, ms in at_ratio.items() if OURS in at_ratio and not name.startswith(OURS)}
     faster = ", ".join(f"{ms / at_ratio[OURS]:.1f}× over {BASELINES.name_of(name)}" for name, ms in others.items())
     on_gpu = f". The attention operator on {reports.short}: {faster}." if faster else ""
+    whole = recomputation(reports.rows)
+    on_gpu += f" Llama-3.1-8B's shape there, {whole}." if on_gpu and whole else ""
     return profiles(
         panels,
         title="Recomputed share (FusionRAG, figure 14)",

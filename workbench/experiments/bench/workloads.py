@@ -134,7 +134,8 @@ def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024)
 
 
 def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """A share of 32K rows and a question of 50, over all 32K (FusionRAG's online step)."""
+    """A share of 32K rows and a question of 50, over all 32K: the attention of FusionRAG's online step, rows drawn
+    at random."""
     tokens, count, page = 32 * unit, 50, min(PAGE, unit)
     freq = frequencies()
     for share in (0.05, 0.15, 0.30):
