@@ -88,10 +88,9 @@ def chat_turnover(records: Records, *, memory: int, repeats: int, device: str) -
     """Draw what every turn takes; its time is a median of `repeats` runs."""
     late = records[_first_drop(records, memory)["step"] :]
     computed, tokens, prefix = (total(late, field) for field in ("computed", "tokens", "after_prefix"))
-    notice = (
-        f"In the last {len(late)} turns blocks compute {computed:,} tokens, a prefix cache {prefix:,} of {tokens:,}."
-    )
-    return _turnover(records, "turn", f"{notice} {equal_answers(records)}", repeats, device)
+    counts = f"blocks compute {computed:,} tokens, a prefix cache {prefix:,} of {tokens:,}"
+    notice = f"In the last {len(late)} turns {counts}. {equal_answers(records)}"
+    return _turnover(records, "turn", notice, repeats, device)
 
 
 def _first_drop(records: Records, memory: int) -> Mapping[str, Any]:
@@ -131,9 +130,9 @@ def game_turnover(records: Records, *, repeats: int, device: str) -> go.Figure:
     """Draw what every frame takes; its time is a median of `repeats` runs."""
     session = later_prompts(records)
     notice = (
-        f"After the first frame blocks compute {session['computed']:,.0f} of {session['tokens']:,.0f} tokens a frame, a "
-        f"prefix cache {session['after_prefix']:,.0f}. First token: {session['ttft_ms']:,.0f} ms where full attention "
-        f"takes {session['ttft_full_ms']:,.0f} ms."
+        f"After the first frame blocks compute {session['computed']:,.0f} of {session['tokens']:,.0f} tokens a frame, "
+        f"a prefix cache {session['after_prefix']:,.0f}. First token: {session['ttft_ms']:,.0f} ms where full "
+        f"attention takes {session['ttft_full_ms']:,.0f} ms."
     )
     paper = "Block-Attention, appendix A, reports 2,800 ms and 100 ms for a game of over 300 blocks, in a setting it "
     return _turnover(records, "frame", notice, repeats, f"{paper}does not publish. {device}")
