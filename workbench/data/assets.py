@@ -1,6 +1,6 @@
 """Where the shipped models and corpora lie: names to paths, from a checkout or from an installed wheel, in any folder.
 
-data/models/<name>/             a checkpoint in Hugging Face format
+data/models/<name>/             a checkpoint in Hugging Face format, or an adapter as `peft` writes it
 data/<corpus>/sample.jsonl      a fixed sample of a corpus
 """
 
@@ -14,7 +14,8 @@ ROOT = _checkout / "data" if (_checkout / "pyproject.toml").is_file() else _pack
 
 def models() -> list[str]:
     """Names of the shipped models."""
-    return sorted(config.parent.name for config in (ROOT / "models").glob("*/config.json"))
+    configs = [*(ROOT / "models").glob("*/config.json"), *(ROOT / "models").glob("*/adapter_config.json")]
+    return sorted({config.parent.name for config in configs})
 
 
 def corpora() -> list[str]:

@@ -4,11 +4,12 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -115,7 +116,7 @@ class Drawn(Dataset):
 
 
 class TensorBatch:
-    """A dataclass of tensors that go to a device together."""
+    """A dataclass of tensors, and of such dataclasses, that go to a device together."""
 
     def to(self, device: torch.device) -> Self:
         """The batch on `device`."""
@@ -126,12 +127,13 @@ class TensorBatch:
         return self._changed(Tensor.pin_memory)
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **{name: change(x) for name, x in tensors.items()})  # type: ignore[type-var]
+        changed: dict[str, Any] = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        changed |= {name: x._changed(change) for name, x in vars(self).items() if isinstance(x, TensorBatch)}
+        return replace(self, **changed)  # type: ignore[type-var]
 
 
 class Tally:
-    """How many answers of every kind were wholly right, of how many, since the last look."""
+    """How many answers of every kind were wholly right (or the sum of values), of how many, since the last look."""
 
     def __init__(self, kinds: Sequence[str], device: torch.device):
         self.kinds = kinds
@@ -146,8 +148,12 @@ class Tally:
         wrong = (logits.detach().argmax(-1) != targets).float()
         misses = torch.zeros(len(kinds) + 1, device=wrong.device)
         right = misses.index_add_(0, (answers + 1).flatten(), wrong.flatten())[1:] == 0
-        self.counts[0].index_add_(0, kinds, right.float())
-        self.counts[1].index_add_(0, kinds, torch.ones_like(misses[1:]))
+        self.add_values(kinds, right.float())
+
+    def add_values(self, kinds: Tensor, values: Tensor) -> None:
+        """Count N values: kinds [N] (index of each one's kind), values [N]."""
+        self.counts[0].index_add_(0, kinds, values)
+        self.counts[1].index_add_(0, kinds, torch.ones_like(values))
 
     def take(self, accelerator: Accelerator) -> dict[str, tuple[float, float]]:
         """Return (right, seen) of every kind that any process saw, and set the counts to 0."""
@@ -196,10 +202,16 @@ def saved_record(out: Path) -> dict[str, Any] | None:
     return json.loads((state / RECORD).read_text()) if state else None
 
 
-def check_same(out: Path, settings: dict[str, Any]) -> None:
-    """Raise BadInput, naming the settings that differ, where `out` holds a training with other `settings`."""
+def check_same(out: Path, settings: dict[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Raise BadInput, naming the settings that differ, where `out` holds a training with other `settings`.
+
+    `defaults` stand in for settings that an earlier version did not have.
+    """
     saved, settings = saved_record(out), json.loads(json.dumps(settings))
-    if saved and (changed := [name for name in settings if saved["recipe"].get(name) != settings[name]]):
+    if saved is None:
+        return
+    recipe = {**defaults, **saved["recipe"]}
+    if changed := [name for name in settings if recipe.get(name) != settings[name]]:
         raise BadInput(f"{out} holds a run of another recipe (different: {', '.join(changed)}); choose another folder")
 
 

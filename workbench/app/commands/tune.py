@@ -15,14 +15,18 @@ from workbench.core.errors import BadInput
 from workbench.training.common import READ_EVERY, watched
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data
-from workbench.training.tuning.output import save_model
+from workbench.training.tuning.output import save_adapter, save_model
+from workbench.training.tuning.own_answers import draw
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
 from workbench.training.tuning.train import train
 
 RECIPE, EVALUATION = "Recipe", "Evaluation"  # panels of `--help`
 CONFIG = [field.name for field in fields(TuneConfig)]
-PANELS = dict.fromkeys([*CONFIG, *(field.name for field in fields(Data))], RECIPE)
+DATA = [field.name for field in fields(Data)]
+TEACHER = "Teacher self"
+PANELS = dict.fromkeys([*CONFIG, *DATA], RECIPE)
+PANELS |= dict.fromkeys(("teacher", "question_weight", "own_answers", "own_tokens", "mix", "overlap"), TEACHER)
 LINE_EVERY = 5 * READ_EVERY  # steps between two lines where no bar is watched
 
 app = typer.Typer()
@@ -33,7 +37,7 @@ def _option(help: str, panel: str | None = None) -> typer.models.OptionInfo:
 
 
 @app.command(epilog="Example: workbench tune --model lab-full --data lab --out runs/block --steps 300 --lr 5e-4")
-@taking(of_fields(TuneConfig, {}, PANELS) + of_fields(Data, {}, PANELS, text=("passages", "kinds")))
+@taking(of_fields(TuneConfig, {}, PANELS) + of_fields(Data, {}, PANELS, text=("passages", "kinds", "mix")))
 def tune(
     model: Annotated[str, _option("Base model: checkpoint folder or name (see `workbench models`)")],
     out: Annotated[Path, _option("Folder of the run; run again with the same settings to go on")],
@@ -43,6 +47,8 @@ def tune(
     evaluate_samples: Annotated[int, _option("Held-out questions of an evaluation", EVALUATION)] = 200,
     evaluate_data: Annotated[str | None, _option("Held-out questions; `lab` where --data is", EVALUATION)] = None,
     evaluate_passages: Annotated[int | None, _option("Passages of a held-out question", EVALUATION)] = None,
+    exclude: Annotated[list[Path] | None, _option("File that is scored on; may be given often", TEACHER)] = None,
+    base_name: Annotated[str | None, _option("Name by which the adapter asks for its base; --model", TEACHER)] = None,
     save_every: Annotated[int, _option("Steps between two states to resume from")] = 500,
     device: Annotated[str, _option("cpu, cuda or cuda:N")] = "cpu",
     workers: Annotated[int, _option("Processes that draw and pack samples")] = 0,
@@ -51,8 +57,9 @@ def tune(
 ) -> None:
     """Block fine-tuning of a model, for full and block attention.
 
-    It learns to answer from passages that are cached apart; the result lands in OUT/model. On several GPUs:
-    `accelerate launch --num_processes N -m workbench tune …`.
+    It learns to answer from passages that are cached apart; the result lands in OUT/model, an adapter of --lora-rank
+    in OUT/adapter too. With --teacher self it needs no labels: it learns to be near its own full attention. On several
+    GPUs: `accelerate launch --num_processes N -m workbench tune …`.
     """
     config = TuneConfig(**{name: given.pop(name) for name in CONFIG if name in given})
     if save_every < 1 or workers < 0:
@@ -60,13 +67,21 @@ def tune(
     if evaluate_every and evaluate_data is None and data != "lab":
         raise BadInput(f"evaluate_every needs --evaluate-data: questions that are not in {data}")
     evaluation = Evaluation(evaluate_every, evaluate_samples, evaluate_data or "lab", evaluate_passages)
-    given |= {"passages": _range(given["passages"]), "kinds": _weights(given["kinds"])}
+    given |= {
+        "passages": _range("passages", given["passages"]),
+        "kinds": _weights(given["kinds"]),
+        "mix": _range("mix", given["mix"]),
+    }
+    given["exclude"] = tuple(map(str, exclude or ()))
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     run, source = start(config, model, Data(data, **given), out, evaluation, device)
+    draw(run, source)
     main = run.accelerator.is_main_process
     with watched(main, LINE_EVERY, _postfix, config.steps) as watch:
         progress = train(run, source, evaluation, partial(_show, watch), save_every, workers, minutes)
-    if progress.step < config.steps:
+    if config.lora_rank:
+        save_adapter(run, progress, out / "adapter", base_name)
+    if not config.finished(progress.step, progress.seconds):
         typer.echo(f"stopped at step {progress.step:,} of {config.steps:,}: run again to go on")
         return
     save_model(run, progress, out / "model")
@@ -74,14 +89,14 @@ def tune(
         typer.echo(f"tuned in {progress.seconds / 60:.1f} minutes: {out / 'model'}")
 
 
-def _range(passages: str | None) -> tuple[int, int] | None:
-    if passages is None:
+def _range(name: str, given: str | None) -> tuple[int, int] | None:
+    if given is None:
         return None
-    low, _, high = passages.partition("-")
+    low, _, high = given.partition("-")
     try:
         return int(low), int(high or low)
     except ValueError:
-        raise BadInput(f"passages is {passages!r}: a number or a range is needed, as 10 or 1-40") from None
+        raise BadInput(f"{name} is {given!r}: a number or a range is needed, as 10 or 1-40") from None
 
 
 def _weights(kinds: str | None) -> dict[str, float] | None:
@@ -98,8 +113,10 @@ def _show(watch: Callable[[dict], None], row: dict) -> None:
     if "loss" in row:
         watch(row)
     else:
-        tqdm.write(f"step {row['step']}: exact match full {row['full']['em']:.3f}, block {row['block']['em']:.3f}")
+        name, measure = ("exact match", "em") if "em" in row["full"] else ("KL", "kl")
+        full, block = (f"{mode} {row[mode][measure]:.3f}" for mode in ("full", "block"))
+        tqdm.write(f"step {row['step']}: {name} {full}, {block}")
 
 
 def _postfix(row: dict) -> dict:
-    return {key: row[key] for key in ("loss", "full", "block") if key in row}
+    return {key: row[key] for key in ("loss", "full", "block", "kl_block") if key in row}

@@ -125,5 +125,12 @@ def attend(
     return torch.cat(outputs, dim=2).flatten(0, 1).transpose(0, 1)[None].contiguous(), None
 
 
+def forward(model: torch.nn.Module, batch: PackedExamples, masks: Masks) -> Tensor:
+    """Compute logits [A, V] of the rows that predict answer tokens, and of no others."""
+    ids, positions = batch.tokens[None], batch.positions[None]
+    options: dict[str, Any] = {"use_cache": False, "logits_to_keep": batch.rows, "masks": masks}
+    return model(input_ids=ids, position_ids=positions, **options).logits[0]
+
+
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, lambda *_, **__: None)  # masks of a packed sequence come with the call

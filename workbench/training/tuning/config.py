@@ -10,8 +10,12 @@ ALLOWED = {
     "positions": ("re-encoded", "naive"),
     "optimizer": ("adamw", "muon"),
     "precision": ("auto", "bf16", "fp32"),
+    "teacher": ("gold", "self"),
+    "own_answers": ("missing", "all"),
+    "lora_targets": ("auto", "attention", "all"),
 }
 LEAST = {"steps": 1, "batch": 1, "accumulate": 1, "max_length": 2, "warmup": 0, "seed": 0, "lora_rank": 0}
+LEAST |= {"own_tokens": 1}
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,8 @@ class TuneConfig:
     """Everything but model and data that decides what comes out. Raises BadInput for a value that is not allowed.
 
     Mode "mixed" is the recipe of Block-Attention; positions "naive" are its ablation without position re-encoding.
+    Teacher "self" needs no labels: the loss is the divergence from the base model's own full attention on every token
+    of questions and answers.
     """
 
     mode: Annotated[str, "mixed: every sample in both modes; block or full: in one"] = "mixed"
@@ -33,6 +39,14 @@ class TuneConfig:
     max_length: Annotated[int, "Most tokens of a prompt and its answer"] = 4096
     seed: Annotated[int, "Of data order and of new weights"] = 0
     lora_rank: Annotated[int, "Train LoRA of this rank (needs peft); 0: all weights"] = 0
+    lora_targets: Annotated[str, "attention: q, k, v, o; all: every layer; auto: attention with teacher self"] = "auto"
+    teacher: Annotated[str, "gold: the answers of the data; self: the model's own full attention, no labels"] = "gold"
+    question_weight: Annotated[float, "Weight of a question token beside one of an answer, teacher self"] = 0.2
+    own_answers: Annotated[str, "Greedy answers of the model: where the gold is missing, or for all; teacher self"] = (
+        "missing"
+    )
+    own_tokens: Annotated[int, "Most tokens of an own answer"] = 24
+    budget: Annotated[float | None, "Minutes of the whole run: the rate falls to 0 until then, with fewer steps"] = None
     optimizer: Annotated[str, "adamw, or muon for the matrices of the layers"] = "adamw"
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.98)
@@ -57,6 +71,12 @@ class TuneConfig:
             raise BadInput(f"warmup is {self.warmup}: at most all {self.steps} steps")
         if self.positions == "naive" and self.mode == "full":
             raise BadInput("positions 'naive' are for modes mixed and block: mode full moves no block")
+        if self.teacher == "self" and self.mode == "full":
+            raise BadInput("teacher 'self' teaches nothing in mode full, which is the teacher: use mixed or block")
+        if not 0 <= self.question_weight <= 1:
+            raise BadInput(f"question_weight is {self.question_weight}: from 0 to 1 is allowed")
+        if self.budget is not None and not self.budget > 0:
+            raise BadInput(f"budget is {self.budget}: more than 0 minutes are needed")
         if self.optimizer == "muon" and self.lora_rank:
             raise BadInput("optimizer 'muon' is for training all weights: use adamw with lora_rank")
 
@@ -65,8 +85,23 @@ class TuneConfig:
         """The modes in which every sample is trained."""
         return ("full", "block") if self.mode == "mixed" else (self.mode,)
 
-    def rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 0: linear warm-up, then linear decay to 0."""
+    @property
+    def attention_only(self) -> bool:
+        """Whether LoRA changes attention projections only."""
+        return self.lora_targets == "attention" or (self.lora_targets == "auto" and self.teacher == "self")
+
+    def rate(self, step: int, seconds: float = 0.0) -> float:
+        """Learning rate of a step, counted from 0: linear warm-up, then linear decay to 0.
+
+        It falls with the steps or with the `seconds` of the budget, whichever are further.
+        """
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
-        return self.lr * (self.steps - step) / max(1, self.steps - self.warmup)
+        left = (self.steps - step) / max(1, self.steps - self.warmup)
+        if self.budget is not None:
+            left = max(0.0, min(left, 1 - seconds / (60 * self.budget)))
+        return self.lr * left
+
+    def finished(self, step: int, seconds: float = 0.0) -> bool:
+        """Whether all steps are done, or the budget is spent."""
+        return step >= self.steps or (self.budget is not None and seconds >= 60 * self.budget)

@@ -4,10 +4,8 @@ Example `i` of a source is a pure function of its settings and `i`: the order do
 draw, nor on where a run was interrupted.
 """
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from random import Random
 from typing import Annotated
 
@@ -19,92 +17,11 @@ from workbench.data.lab import MOST_PASSAGES, SHARE_OF
 from workbench.data.lab_world import KINDS, Style, World, passages_of
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
+from workbench.training.tuning.example import Example, Limits, OwnAnswers, QuestionAnswer, example
+from workbench.training.tuning.file_examples import GOLDEN, Files, Mixed
+from workbench.training.tuning.overlap import apart
 
-GOLDEN = 0.6180339887498949  # its multiples, modulo 1, spread evenly over [0, 1): so do any n neighbours among them
-
-
-@dataclass(frozen=True)
-class QuestionAnswer:
-    """A question and its answer, token ids; `answer` ends as the layout's answers end."""
-
-    question: tuple[int, ...]
-    answer: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Example:
-    """Context blocks (token ids) and questions over them; each is asked of the context alone."""
-
-    id: str
-    context: tuple[tuple[int, ...], ...]
-    questions: tuple[QuestionAnswer, ...]
-
-    @cached_property
-    def length(self) -> int:
-        """Tokens of the longest prompt with its answer."""
-        return sum(map(len, self.context)) + max(len(qa.question) + len(qa.answer) for qa in self.questions)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Most tokens of a prompt with its answer, and of a block (None: any number)."""
-
-    length: int
-    block: int | None = None
-
-    def check(self, example: Example) -> Example:
-        """Return the example; raise BadInput that names it, its length and the limit where it does not fit."""
-        if example.length > self.length:
-            raise BadInput(
-                f"sample {example.id!r} has {example.length} tokens with its answer, the limit is {self.length}: raise "
-                "--max-length or leave it out"
-            )
-        longest = max(map(len, example.context))
-        if self.block and longest > self.block:
-            raise BadInput(
-                f"sample {example.id!r} has a block of {longest} tokens, over the model's sliding window of "
-                f"{self.block}: cut it into shorter blocks, or train in mode full"
-            )
-        return example
-
-
-def example(samples: Sequence[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """Make an example of samples that share their passages. BadInput, naming it, for a sample without an answer."""
-    for sample in samples:
-        if not sample.answers or not sample.answers[0].strip():
-            raise BadInput(f"sample {sample.id!r} has no answer: training needs one")
-    prompts = layout.prompts(samples, tokenizer)
-    answers = tokenizer([layout.answer.format(answer=s.answers[0]) for s in samples], add_special_tokens=False)
-    context = tuple(block.tokens for block in prompts[0].context)
-    questions = (prompt.blocks[-1].tokens for prompt in prompts)
-    return Example(samples[0].id, context, tuple(map(QuestionAnswer, questions, map(tuple, answers["input_ids"]))))
-
-
-class Files:
-    """Samples of a file, each once an epoch, in an order of every epoch's own; all are checked when this is made."""
-
-    def __init__(
-        self,
-        samples: Sequence[Sample],
-        layout: Layout,
-        tokenizer: PreTrainedTokenizerBase,
-        limits: Limits,
-        seed: int = 0,
-    ):
-        self.samples, self.layout, self.tokenizer, self.seed = samples, layout, tokenizer, seed
-        digest = hashlib.sha256()
-        for sample in samples:
-            limits.check(example([sample], layout, tokenizer))
-            digest.update(repr(sample).encode())
-        self.identity = f"{len(samples)} samples {digest.hexdigest()[:16]}"
-        self._epoch, self._order = -1, list(range(len(samples)))
-
-    def __getitem__(self, i: int) -> Example:
-        epoch, place = divmod(i, len(self.samples))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, list(range(len(self.samples)))
-            Random(f"tune {self.seed} epoch {epoch}").shuffle(self._order)
-        return example([self.samples[self._order[place]]], self.layout, self.tokenizer)
+__all__ = ["Data", "Example", "Files", "Lab", "Limits", "Mixed", "OwnAnswers", "QuestionAnswer", "Source", "example"]
 
 
 class Lab:
@@ -185,25 +102,46 @@ Source = Files | Lab  # examples without end; `identity` names all that decides 
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on: `lab`, a shipped name or a file. The other settings are for `lab` alone.
+    """What is trained on: `lab`, a shipped name or a file. Most other settings are for `lab` alone.
 
     Passages of a shuffled context come in any order, so that only what they say tells which belong together.
+    With `mix` the contexts of a file are drawn afresh (`Mixed`). `exclude` names files that are scored on.
     """
 
     name: str = "lab"
     passages: Annotated[tuple[int, int] | None, "Passages of a lab context, as 10 or 1-40"] = None
-    questions: Annotated[int | None, "Questions over one lab context"] = None
+    questions: Annotated[int | None, "Questions over one context of lab, or of --mix"] = None
     kinds: Annotated[Mapping[str, float] | None, "Weights of lab questions, as continuation=3,order=1"] = None
     continued: Annotated[float | None, "Share of lab documents with a second passage"] = None
     shuffled: Annotated[float | None, "Share of lab contexts in random order"] = None
+    mix: Annotated[tuple[int, int] | None, "Passages of contexts that are mixed from a file's samples, as 4-12"] = None
+    overlap: Annotated[str, "Samples that share text with --exclude or --evaluate-data: refuse or drop"] = "refuse"
+    exclude: tuple[str, ...] = ()
 
-    def source(self, layout: Layout, tokenizer: PreTrainedTokenizerBase, limits: Limits, seed: int) -> Source:
-        """Make the source. BadInput for unknown data, a sample that does not fit, and lab settings of a file."""
-        own = {name: value for name, value in vars(self).items() if name != "name" and value is not None}
+    def source(
+        self,
+        layout: Layout,
+        tokenizer: PreTrainedTokenizerBase,
+        limits: Limits,
+        seed: int,
+        own: OwnAnswers | None = None,
+    ) -> Source:
+        """Make the source. BadInput for unknown data, a sample that does not fit, and lab settings of a file.
+
+        own   which samples the model answers itself; None: every sample needs its answer
+        """
+        if self.overlap not in ("refuse", "drop"):
+            raise BadInput(f"overlap is {self.overlap!r}: allowed are refuse, drop")
+        given = {name: getattr(self, name) for name in ("passages", "questions", "kinds", "continued", "shuffled")}
+        given = {name: value for name, value in given.items() if value is not None}
         if self.name == "lab":
-            return Lab(layout, tokenizer, limits, seed, **own)
-        samples = data.load(self.name)
-        if own:
+            if self.mix or self.exclude:
+                raise BadInput("mix and exclude are for files: lab contexts are drawn, and never those of a trial")
+            return Lab(layout, tokenizer, limits, seed, **given)
+        samples = data.load(self.name, answered=own is None)
+        if given.keys() - ({"questions"} if self.mix else set()):
             names = "passages, questions, kinds, continued and shuffled"
             raise BadInput(f"{names} are for data 'lab', which is drawn; {self.name} has its own")
-        return Files(samples, layout, tokenizer, limits, seed)
+        samples, overlap = apart(samples, self.exclude, self.overlap == "drop")
+        common = (samples, layout, tokenizer, limits, seed, own, overlap)
+        return Mixed(*common, passages=self.mix, **given) if self.mix else Files(*common)

@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
+from safetensors.torch import load_file, save_file
 
 from workbench import models
 from workbench.core.files import folder_atomically, write_text
 from workbench.experiments.record import device_name, versions
+from workbench.models import adapters
 from workbench.training import checkpoint
 from workbench.training.checkpoint import curve_table, exact_match, save_beside_weights, table
 from workbench.training.tuning.train import TuneProgress, TuneRun
@@ -32,9 +34,7 @@ def save_model(run: TuneRun, progress: TuneProgress, folder: Path) -> None:
     if run.accelerator.is_main_process:
         with folder_atomically(folder) as partial:
             facts = _save_weights(run, partial, state)
-            facts |= {"device": device_name(run.accelerator.device), "versions": versions()}
-            facts |= {"curve": progress.curve, "scores": progress.scores}
-            tuning = run.identity | {"steps": progress.step, "minutes": progress.seconds / 60} | facts
+            tuning = _tuning(run, progress, facts)
             save_beside_weights(partial, run.loaded.tokenizer, run.loaded.layout, TUNING, tuning)
             write_card(partial, run.out.name)
     run.accelerator.wait_for_everyone()
@@ -45,7 +45,7 @@ def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | N
 
     `state` has the weights of a sharded model. Returns the number of parameters.
     """
-    base = json.loads((models.folder(run.base["name"]) / "config.json").read_text())
+    base = json.loads((models.base_folder(models.folder(run.base["name"])) / "config.json").read_text())
     number = models.DTYPES.get(base.get("dtype") or base.get("torch_dtype"), torch.bfloat16)
     model: Any = run.accelerator.unwrap_model(run.model)
     if run.config.lora_rank:
@@ -63,12 +63,64 @@ def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | N
     return {"parameters": sum(x.numel() for x in weights)}
 
 
-def write_card(folder: Path, name: str) -> None:
-    """Write the model card from `tuning.json`; no number in it is typed by hand."""
+def save_adapter(run: TuneRun, progress: TuneProgress, folder: Path, base: str | None = None) -> None:
+    """Write the adapter of a LoRA run alone, in bf16, as a folder that `models.load` merges into its base model.
+
+    base   the name under which it asks for the base model; None: the one that was given to the run
+
+    `folder` appears whole or not at all; the run can go on.
+    """
+    if not run.accelerator.is_main_process:
+        return
+    name = base or run.base["name"]
+    model: Any = run.accelerator.unwrap_model(run.model)
+    with folder_atomically(folder) as partial:
+        model.save_pretrained(partial)
+        weights = {key: x.bfloat16() for key, x in load_file(partial / adapters.WEIGHTS).items()}
+        save_file(weights, partial / adapters.WEIGHTS, metadata={"format": "pt"})
+        config = json.loads((partial / adapters.CONFIG).read_text()) | {"base_model_name_or_path": name}
+        write_text(partial / adapters.CONFIG, json.dumps(config, indent=1) + "\n")
+        declared = {"layout": run.loaded.layout.to_json(), "note": models.note_of(run.base["name"])}
+        declared["adapter"] = {"base": name, "weights": run.base["weights"]}
+        write_text(partial / "workbench.json", json.dumps(declared, indent=1) + "\n")
+        facts = {"parameters": sum(x.numel() for x in weights.values())}
+        tuning = _tuning(run, progress, facts)
+        tuning["base"] = tuning["base"] | {"name": name}
+        write_text(partial / TUNING, json.dumps(tuning) + "\n")
+        write_card(partial, run.out.name, merged=False)
+
+
+def _tuning(run: TuneRun, progress: TuneProgress, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return how the model was tuned, for `tuning.json`."""
+    facts |= {"device": device_name(run.accelerator.device), "versions": versions()}
+    facts |= {"curve": progress.curve, "scores": progress.scores}
+    return run.identity | {"steps": progress.step, "minutes": progress.seconds / 60} | facts
+
+
+def write_card(folder: Path, name: str, merged: bool = True) -> None:
+    """Write the model card from `tuning.json`; no number in it is typed by hand.
+
+    merged   the folder holds a whole model, else an adapter
+    """
     tuning = json.loads((folder / TUNING).read_text())
     recipe, base, data = tuning["recipe"], tuning["base"], tuning["data"]
+    taught = recipe.get("teacher") == "self"
     batch = recipe["batch"] * recipe["accumulate"] * tuning["processes"]
-    lora = f", LoRA of rank {recipe['lora_rank']}, merged (adapter in `{ADAPTER}/`)" if recipe["lora_rank"] else ""
+    lora = f", LoRA of rank {recipe['lora_rank']}" if recipe["lora_rank"] else ""
+    if lora:
+        lora += f", merged (adapter in `{ADAPTER}/`)" if merged else f", alpha {2 * recipe['lora_rank']}"
+    loss = "loss on answers only"
+    if taught:
+        loss = (
+            "loss: KL divergence from the base model's own full attention (no labels), on answer tokens and, weighted "
+            f"{recipe['question_weight']}, on question tokens"
+        )
+    loads = (
+        "Loads with plain `AutoModelForCausalLM.from_pretrained`; block mode is carried out by `workbench`."
+        if merged
+        else f"`workbench.models.load` merges it into `{base['name']}` (weights {base.get('weights', '')[:16]}); with "
+        "`peft` it loads as any adapter."
+    )
     about = (
         f"`{base['name']}` after block fine-tuning (Block-Attention, arXiv:2409.15355): it answers from passages whose "
         "keys and values were cached apart, and under full attention. Made with the cached-block attention workbench."
@@ -80,16 +132,42 @@ def write_card(folder: Path, name: str) -> None:
         f"Positions of context blocks in block mode: {recipe['positions']}",
         f"Recipe: {recipe['optimizer']}, learning rate {recipe['lr']} (linear: {recipe['warmup']} warm-up steps, "
         f"then down to 0), weight decay {recipe['weight_decay']}, clip {recipe['clip']}, at most "
-        f"{recipe['max_length']} tokens a sample{lora}; loss on answers only",
-        "Prompt: the layout in `workbench.json`. Loads with plain `AutoModelForCausalLM.from_pretrained`; block mode "
-        "is carried out by `workbench`.",
+        f"{recipe['max_length']} tokens a sample{lora}; {loss}",
+        f"Prompt: the layout in `workbench.json`. {loads}",
     ]
-    sections = _score_table(tuning["scores"]) + curve_table(
-        "Share of answers wholly right (teacher-forced, training stream).",
-        tuning["curve"],
-        {"step": "step", "loss": "loss", "full attention": "full", "block attention": "block"},
+    if overlap := tuning.get("overlap"):
+        facts.append(
+            f"Text it is scored on: {overlap['scored_passages']:,} passages of {len(overlap['scored'])} files; "
+            f"{overlap['left_out']:,} training samples were left out, {overlap['shared_questions']} questions and "
+            f"{overlap['shared_passages']} passages are shared ({overlap['rule']}: "
+            f"{overlap['passages_sharing_a_run']} of {overlap['passages']:,} training passages)"
+        )
+    nearness, columns = [], {"step": "step", "loss": "loss", "full attention": "full", "block attention": "block"}
+    if taught:
+        nearness = _nearness_table(tuning["scores"])
+        columns |= {"KL, full": "kl_full", "KL, block": "kl_block"}
+    right = "whose every token is the teacher's first choice" if taught else "wholly right"
+    curve = curve_table(f"Share of answers {right} (teacher-forced, training stream).", tuning["curve"], columns)
+    checkpoint.write_card(folder, name, about, facts, (nearness if taught else _score_table(tuning["scores"])) + curve)
+
+
+def _nearness_table(rows: list[dict]) -> list[str]:
+    if not rows:
+        return []
+    about = (
+        f"{rows[0]['n']:,} held-out questions: KL divergence from the base model's full attention, and likelihood lost "
+        "on the gold answer (negative log-likelihood beyond that of the base model's full attention), nats a token; "
+        "95% bootstrap interval."
     )
-    checkpoint.write_card(folder, name, about, facts, sections)
+    measures = [(mode, name) for name in ("kl", "nll_gap") for mode in ("full", "block") if name in rows[0][mode]]
+    words = {"kl": "KL", "nll_gap": "NLL gap"}
+    columns = ["step", *(f"{words[name]}, {mode}" for mode, name in measures)]
+    cells = ([f"{row['step']:,}", *(_bounded(row[mode], name) for mode, name in measures)] for row in rows)
+    return table("Held-out text while training", about, columns, cells)
+
+
+def _bounded(score: dict[str, Any], name: str) -> str:
+    return f"{score[name]:.3f} [{score[f'{name}_low']:.3f}, {score[f'{name}_high']:.3f}]"
 
 
 def _score_table(rows: list[dict]) -> list[str]:

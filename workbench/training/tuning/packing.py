@@ -18,6 +18,7 @@ from workbench.training.common import TensorBatch
 from workbench.training.tuning.examples import Example
 
 FULL, BLOCK = 0, 1  # modes as numbers
+UNKNOWN = 0  # target of a row behind a question whose answer is not known: only a teacher says what follows it
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,13 @@ class PackedExamples(TensorBatch):
     in_question: Tensor  # [T] bool: of a question or answer, not of the context
     rows: Tensor  # [A] where an answer token is predicted
     targets: Tensor  # [A] which token it is
-    answers: Tensor  # [A] to which answer it belongs
+    answers: Tensor  # [A] to which answer it belongs; -1: it is a question token
     modes: Tensor  # [N] FULL or BLOCK
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of all rows in the loss."""
+        return float(len(self.rows))
 
     def sees(self, window: int | None = None) -> Sees:
         """Return the mask over indices of the packed sequence, within a sliding `window` where the layer has one."""
@@ -50,17 +56,26 @@ class PackedExamples(TensorBatch):
 Columns = defaultdict[str, list]  # of a packed sequence while it grows; "spans" has (tokens, example, in_question)
 
 
-def pack(examples: Sequence[Example], copies: Sequence[str], naive: bool = False, multiple: int = 1) -> PackedExamples:
+def pack(
+    examples: Sequence[Example],
+    copies: Sequence[str],
+    naive: bool = False,
+    multiple: int = 1,
+    asked: bool = False,
+    least: int = 0,
+) -> PackedExamples:
     """Pack examples into one sequence, each once for every mode in `copies`.
 
     naive     in block mode, position ids of every context block begin at 0
     multiple  the length is filled up as `padded` says; 1: not at all
+    least     a shorter sequence is filled up to this length instead
+    asked     tokens of questions are predicted too, all but the first
     """
     columns = Columns(list)
     for number, (example, mode) in enumerate(product(examples, copies)):
-        _add(columns, example, number, mode == "block", naive)
+        _add(columns, example, number, mode == "block", naive, asked)
     length = len(columns["tokens"])
-    if spare := padded(length, multiple) - length:
+    if spare := (least if length <= least else padded(length, multiple)) - length:
         _add_block(columns, [0] * spare, 0, 0, -1)
         columns["positions"][-spare:] = columns["places"][-spare:] = [0] * spare
     lengths, owners, in_question = (torch.tensor(column) for column in zip(*columns.pop("spans"), strict=True))
@@ -72,7 +87,7 @@ def pack(examples: Sequence[Example], copies: Sequence[str], naive: bool = False
     )
 
 
-def _add(columns: Columns, example: Example, number: int, block: bool, naive: bool) -> None:
+def _add(columns: Columns, example: Example, number: int, block: bool, naive: bool, asked: bool) -> None:
     """Add a copy of an example."""
     whole = tuple(chain.from_iterable(example.context))
     place = 0
@@ -80,11 +95,17 @@ def _add(columns: Columns, example: Example, number: int, block: bool, naive: bo
         _add_block(columns, tokens, place, 0 if naive else place, number)
         place += len(tokens)
     for qa in example.questions:
-        first = len(columns["tokens"]) + len(qa.question) - 1  # predicts the first token of the answer
+        first = len(columns["tokens"])
+        last = first + len(qa.question) - 1  # predicts the first token of the answer
         _add_block(columns, (*qa.question, *qa.answer[:-1]), place, place, number, in_question=True)
-        columns["rows"] += range(first, first + len(qa.answer))
-        columns["targets"] += qa.answer
-        columns["answers"] += [len(columns["modes"])] * len(qa.answer)
+        if asked:
+            columns["rows"] += range(first, last)
+            columns["targets"] += qa.question[1:]
+            columns["answers"] += [-1] * (last - first)
+        answer = qa.answer or (UNKNOWN,)
+        columns["rows"] += range(last, last + len(answer))
+        columns["targets"] += answer
+        columns["answers"] += [len(columns["modes"])] * len(answer)
         columns["modes"].append(BLOCK if block else FULL)
 
 

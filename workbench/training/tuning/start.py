@@ -1,6 +1,6 @@
 """Start a block fine-tuning: every check is made here, before the first step and before any file is written."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,12 +11,16 @@ from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.errors import BadInput
+from workbench.models.adapters import digest_of, is_adapter
+from workbench.models.loading import Loaded
 from workbench.store.keys import fingerprint
 from workbench.training.common import Tally, check_same, optimizers, saved_record
 from workbench.training.tuning.attention import NAME
 from workbench.training.tuning.config import TuneConfig
-from workbench.training.tuning.examples import Data, Limits, Source
+from workbench.training.tuning.examples import Data, Example, Files, Limits, OwnAnswers, Source
+from workbench.training.tuning.held_out import examples_of
 from workbench.training.tuning.scores import NEVER, Evaluation
+from workbench.training.tuning.teacher import Teacher
 from workbench.training.tuning.train import TuneRun
 
 
@@ -42,20 +46,51 @@ def start(
     if dropout := getattr(bare.config, "attention_dropout", 0.0):
         raise BadInput(f"the model has attention_dropout {dropout}: set it to 0 in its config.json")
     limits = Limits(config.max_length, spec.window if "block" in config.copies else None)
-    source = data.source(loaded.layout, loaded.tokenizer, limits, config.seed)
+    source, held_out = _sources(config, data, loaded, limits, evaluation)
     identity = {
         "recipe": asdict(config),
-        "base": {"name": model, "fingerprint": fingerprint(bare)},
+        "base": {"name": model, "fingerprint": fingerprint(bare)} | _digest(config, model),
         "data": {"name": data.name, "identity": source.identity},
         "processes": accelerator.num_processes,
     }
+    if isinstance(source, Files) and source.overlap:
+        identity["overlap"] = source.overlap
     _check_resumed(out, identity)
-    if evaluation.every:
+    if evaluation.every and config.teacher == "gold":
         evaluation.trials(model, config.positions)
     trained = _trained(bare, config)
+    teacher = divergences = None
+    if config.teacher == "self":
+        teacher = Teacher(bare, trained if config.lora_rank else None)
+        divergences = Tally(("full", "block"), accelerator.device)
     prepared, *optims = accelerator.prepare(trained, *optimizers(trained, config))
     tally = Tally(("full", "block"), accelerator.device)
-    return TuneRun(accelerator, prepared, optims, config, identity, out, loaded, tuple(spec.windows), tally), source
+    windows = tuple(spec.windows)
+    common = (accelerator, prepared, optims, config, identity, out, loaded, windows, tally)
+    return TuneRun(*common, teacher, held_out, divergences), source
+
+
+def _sources(
+    config: TuneConfig, data: Data, loaded: Loaded, limits: Limits, evaluation: Evaluation
+) -> tuple[Source, tuple[Example, ...]]:
+    """Make the source of training examples and, with a teacher, the held-out examples, which share no text with it."""
+    place = (loaded.layout, loaded.tokenizer, limits)
+    if config.teacher == "gold":
+        return data.source(*place, config.seed), ()
+    if evaluation.every and evaluation.data != "lab" and data.name != "lab":
+        data = replace(data, exclude=(*data.exclude, evaluation.data))
+    source = data.source(*place, config.seed, OwnAnswers(config.own_answers, config.own_tokens))
+    return source, tuple(examples_of(evaluation, data, *place)) if evaluation.every else ()
+
+
+def _digest(config: TuneConfig, model: str) -> dict[str, str]:
+    """Name the weights that an adapter will belong to."""
+    if not config.lora_rank:
+        return {}
+    path = models.folder(model)
+    if is_adapter(path):
+        raise BadInput(f"{model} is an adapter: LoRA of its base model {str(models.base_folder(path))!r} is possible")
+    return {"weights": digest_of(models.weights_of(path))}
 
 
 def _accelerator(device: str, config: TuneConfig, evaluation: Evaluation) -> Accelerator:
@@ -63,7 +98,11 @@ def _accelerator(device: str, config: TuneConfig, evaluation: Evaluation) -> Acc
     if place.type == "cuda" and place.index is not None:
         torch.cuda.set_device(place)
     accelerator = Accelerator(cpu=place.type == "cpu", mixed_precision="no")
+    if config.budget is not None and accelerator.num_processes > 1:
+        raise BadInput("budget is for one process, whose clock the learning rate follows: set steps instead")
     if accelerator.distributed_type == DistributedType.FSDP:
+        if config.teacher == "self":
+            raise BadInput("under FSDP, teacher 'self' has no whole model to copy: launch with --multi_gpu")
         if config.optimizer == "muon":
             raise BadInput("under FSDP, optimizer 'muon' needs whole matrices: use adamw")
         if config.lora_rank:
@@ -82,7 +121,7 @@ def _check_resumed(out: Path, identity: dict) -> None:
     if base["fingerprint"] != now["fingerprint"]:
         names = f"({base['name']}, now {now['name']})"
         raise BadInput(f"{out} holds a run from another base model {names}; choose another folder")
-    check_same(out, identity["recipe"])
+    check_same(out, identity["recipe"], asdict(TuneConfig()))
     data, here = saved["data"]["identity"], identity["data"]["identity"]
     if data != here:
         raise BadInput(f"{out} holds a run on other data ({data}, now {here}); choose another folder")
@@ -99,6 +138,12 @@ def _trained(model: PreTrainedModel, config: TuneConfig) -> torch.nn.Module:
         return model.train()
     from peft import LoraConfig, get_peft_model  # an optional package
 
-    rank = config.lora_rank
-    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    rank, targets = config.lora_rank, _attention_projections(model) if config.attention_only else "all-linear"
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM")
     return get_peft_model(model, lora).train()
+
+
+def _attention_projections(model: torch.nn.Module) -> list[str]:
+    """Name the linear modules of attention: q, k, v and o, whatever a family calls them."""
+    named = (name.split(".") for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    return sorted({path[-1] for path in named if len(path) > 1 and "att" in path[-2]})

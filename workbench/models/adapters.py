@@ -1,0 +1,121 @@
+"""Adapters: low-rank changes of a base model's weights (LoRA, arXiv:2106.09685) in a small folder of their own.
+
+adapter_config.json, adapter_model.safetensors   as `peft` writes them; `peft` is not needed to load them
+workbench.json                                   {"layout": …, "adapter": {"base": name, "weights": their digest}}
+"""
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod, sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from workbench.core.errors import BadInput
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+# options of peft under which a change is more than scale · B A; each with the values that leave it so
+_PLAIN = {"bias": ("none",), "use_dora": (False,), "rank_pattern": ({},), "alpha_pattern": ({},)}
+_PLAIN |= {"fan_in_fan_out": (False,), "modules_to_save": ([],), "lora_bias": (False,)}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter folder: each weight W [out, in] it names becomes W + scale · B A, with B [out, r] and A [r, in]."""
+
+    path: Path
+    base: str  # name or folder of the model that it changes
+    digest: str | None  # of that model's weights, as `digest_of`; None: not recorded
+    rank: int
+    scale: float
+
+    @classmethod
+    def of(cls, path: Path, config: Mapping[str, Any], declared: Mapping[str, Any]) -> "Adapter":
+        """Make it from the objects in `adapter_config.json` and, under "adapter", in `workbench.json`.
+
+        Raises BadInput for an adapter that is no plain LoRA and for one that names no base model.
+        """
+        if config.get("peft_type") != "LORA":
+            raise BadInput(f"{path / CONFIG}: peft_type is {config.get('peft_type')!r}, only LORA adapters are loaded")
+        for name, plain in _PLAIN.items():
+            if (value := config.get(name)) is not None and value not in plain:
+                raise BadInput(f"{path / CONFIG}: {name} is {value!r}, only plain LoRA is loaded ({name} {plain[0]!r})")
+        rank, alpha = config.get("r"), config.get("lora_alpha")
+        if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+            raise BadInput(f"{path / CONFIG}: r is {rank!r} and lora_alpha {alpha!r}, two numbers are needed")
+        base = declared.get("base") or config.get("base_model_name_or_path")
+        if not isinstance(base, str):
+            raise BadInput(f"{path} names no base model: workbench.json with an adapter object, base in it, is needed")
+        scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
+        return cls(path, base, declared.get("weights"), rank, scale)
+
+    def check_base(self, weights: Sequence[Path]) -> None:
+        """Raise BadInput unless `weights`, the base model's safetensors, are those the adapter was trained on."""
+        if self.digest and (found := digest_of(weights)) != self.digest:
+            raise BadInput(
+                f"{self.path} was trained on other weights of {self.base!r} (digest {self.digest[:16]}, "
+                f"here {found[:16]})"
+            )
+
+    @torch.no_grad()
+    def merge(self, model: nn.Module) -> None:
+        """Add the adapter to the weights of its base model, in fp32 and rounded to their number format once."""
+        sides: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for key, x in load_file(self.path / WEIGHTS).items():
+            if (parts := _KEY.fullmatch(key)) is None:
+                raise BadInput(f"{self.path / WEIGHTS} holds {key!r}, which is no part of a LoRA adapter")
+            sides[parts["module"]][parts["side"]] = x
+        modules = dict(model.named_modules())
+        for name, side in sides.items():
+            weight = getattr(modules.get(name), "weight", None)
+            if weight is None or side.keys() != {"A", "B"}:
+                raise BadInput(
+                    f"{self.path / WEIGHTS} does not fit its base model: {name!r} is not there, or not whole"
+                )
+            a, b = (side[which].to(weight.device, torch.float32) for which in "AB")
+            if (b.shape[0], a.shape[1]) != weight.shape or a.shape[0] != b.shape[1]:
+                shapes = f"{tuple(b.shape)} · {tuple(a.shape)} for {tuple(weight.shape)}"
+                raise BadInput(f"{self.path / WEIGHTS} does not fit its base model: {name!r} is {shapes}")
+            weight.copy_(weight.float() + self.scale * (b @ a))
+
+    def describe(self) -> dict[str, Any]:
+        """Return type, parameters and layers, from the header of its weights; the base model need not be there."""
+        with safe_open(self.path / WEIGHTS, framework="pt") as weights:
+            shapes = {key: weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118
+        layers = {number for key in shapes for number in re.findall(r"\.(\d+)\.", key)[:1]}
+        parameters = sum(map(prod, shapes.values()))
+        return {"type": f"adapter of {self.base}", "parameters": parameters, "layers": len(layers)}
+
+
+def is_adapter(path: Path) -> bool:
+    """Return whether a folder holds an adapter instead of a whole checkpoint."""
+    return (path / CONFIG).is_file() and not (path / "config.json").is_file()
+
+
+def digest_of(weights: Sequence[Path]) -> str:
+    """Return the SHA-256 of all tensors (name, dtype, shape, bytes) in safetensors files, however they are split."""
+    return _digest(tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in weights))
+
+
+@cache
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
+    places: dict[str, Path] = {}
+    for path, *_ in files:
+        with safe_open(path, framework="pt") as held:
+            places |= dict.fromkeys(held.keys(), path)
+    whole = hashlib.sha256()
+    for name in sorted(places):
+        with safe_open(places[name], framework="pt") as held:
+            x = held.get_tensor(name)
+        whole.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        whole.update(x.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return whole.hexdigest()

@@ -1,0 +1,119 @@
+"""A model's own full attention as the teacher of its block mode: self-distillation, which needs no labels.
+
+The loss of a token is KL(p || q), p the base model under full attention and q the tuned model, both over the same
+tokens (knowledge distillation, Hinton et al., arXiv:1503.02531, at temperature 1). The tuned model's copy in full mode
+is held to its own base by the same loss.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import accumulate, product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from workbench.training.common import TensorBatch
+from workbench.training.tuning.attention import NAME, forward, masks_of
+from workbench.training.tuning.config import TuneConfig
+from workbench.training.tuning.examples import Example
+from workbench.training.tuning.packing import PackedExamples, pack
+
+ROWS = 512  # rows of logits [rows, V] that are in fp32 at a time
+
+
+class Teacher:
+    """The base model as it was: the tuned model with its adapter switched off, or a frozen copy of all weights."""
+
+    def __init__(self, bare: torch.nn.Module, adapted: Any = None):
+        """Take a PEFT model that adapts `bare`, or copy `bare`."""
+        self.adapted = adapted
+        self.model = bare if adapted is not None else copy.deepcopy(bare).eval().requires_grad_(False)
+
+    def off(self) -> Any:
+        """Return a context in which `model` computes what the base model does."""
+        return nullcontext() if self.adapted is None else self.adapted.disable_adapter()
+
+    def attend(self) -> None:
+        """Give the model the attention of training."""
+        self.model.set_attn_implementation(NAME)  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class TaughtExamples(TensorBatch):
+    """Examples for the student, in its modes, and for the teacher, in full mode; A rows of the student."""
+
+    student: PackedExamples
+    teacher: PackedExamples
+    same: Tensor  # [A] the teacher's row over the same tokens
+    weights: Tensor  # [A] of a row's divergence in the loss
+    of_answers: Tensor  # indices of the rows that predict an answer
+
+    @property
+    def weight(self) -> float:
+        """Sum of all weights."""
+        return float(self.weights.sum())
+
+
+def pack_taught(examples: Sequence[Example], config: TuneConfig, multiple: int = 1, least: int = 0) -> TaughtExamples:
+    """Pack examples in the modes of `config` for the student, and in full mode for the teacher.
+
+    least   tokens of one copy of the examples, up to which shorter ones are filled
+    """
+    copies = config.copies
+    student = pack(examples, copies, config.positions == "naive", multiple, asked=True, least=len(copies) * least)
+    teacher = pack(examples, ("full",), multiple=multiple, asked=True, least=least)
+    counts = [sum(len(qa.question) - 1 + max(1, len(qa.answer)) for qa in each.questions) for each in examples]
+    begins = [0, *accumulate(counts)]
+    spans = product(zip(begins, counts, strict=False), copies)
+    same = torch.cat([torch.arange(begin, begin + count) for (begin, count), _ in spans])
+    weights = torch.where(student.answers < 0, config.question_weight, 1.0)
+    return TaughtExamples(student, teacher, same, weights, (student.answers >= 0).nonzero()[:, 0])
+
+
+def logits_of(
+    model: torch.nn.Module, teacher: Teacher, batch: TaughtExamples, windows: Sequence[int | None], bf16: bool
+) -> tuple[Tensor, Tensor]:
+    """Compute logits [A, V] of the student `model` and [B, V] of its teacher, which takes no gradients."""
+    with torch.autocast(batch.same.device.type, torch.bfloat16, enabled=bf16):
+        with torch.no_grad(), teacher.off():
+            taught = forward(teacher.model, batch.teacher, masks_of(batch.teacher, windows))
+        return forward(model, batch.student, masks_of(batch.student, windows)), taught
+
+
+def usual_length(batches: Iterable[Sequence[Example]], multiple: int) -> int:
+    """Return a length of one copy of a batch that few are above: filled up to it, all run in the same kernels."""
+    longest = max(len(pack(batch, ("full",)).tokens) for batch in batches)
+    return -(-longest // multiple) * multiple
+
+
+class _Divergence(torch.autograd.Function):
+    """KL by row; the gradient is computed with it, so that no chunk's probabilities are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, same: Tensor) -> Tensor:
+        divergence = student.new_empty(len(student), dtype=torch.float32)
+        gradient = torch.empty_like(student) if ctx.needs_input_grad[0] else None
+        for begin in range(0, len(student), ROWS):
+            part = slice(begin, begin + ROWS)
+            p, q = teacher[same[part]].float().log_softmax(-1), student[part].float().log_softmax(-1)
+            divergence[part] = (p.exp() * (p - q)).sum(-1)
+            if gradient is not None:
+                gradient[part] = q.exp() - p.exp()
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return divergence
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream[:, None].to(gradient.dtype), None, None
+
+
+def divergence(student: Tensor, teacher: Tensor, same: Tensor) -> Tensor:
+    """Return KL(teacher || student) [A] in nats, fp32, of logits [A, V] from rows `same` [A] of logits [B, V]."""
+    return _Divergence.apply(student, teacher, same)
