@@ -15,6 +15,7 @@ from workbench.data import manual_pages, manuals
 from workbench.data.contexts import stands_in
 from workbench.data.docstrings import items, plain
 from workbench.data.manual_questions import KINDS, questions
+from workbench.experiments.trial import Trial
 
 NUMPY = cleandoc(
     """
@@ -209,7 +210,7 @@ def test_everything_is_imported_before_a_docstring_is_read(monkeypatch):
     assert steps == sorted(steps) and {"import", "read"} == set(steps)
 
 
-def test_versions_of_the_packages_are_in_records_and_ids(drawn):
+def test_versions_of_the_packages_are_in_records_and_ids(drawn, folder, loaded):
     versions = data.versions("manuals")
     assert set(versions) == {"numpy", "pandas", "scikit-learn", "torch"} and data.versions("lab") == {}
     for sample in drawn:
@@ -217,6 +218,8 @@ def test_versions_of_the_packages_are_in_records_and_ids(drawn):
             sample.id.split("-", 1) if not sample.id.startswith("scikit") else ("scikit-learn", sample.id[13:])
         )
         assert rest.startswith(f"{versions[package]}/{sample.supporting_titles[0]}/{sample.kind}-")
+    trial = Trial(str(folder), data="manuals", samples=1, passages=1, max_new_tokens=1, timed=1)
+    assert versions.items() <= trial.run(loaded=loaded).versions.items()
 
 
 def test_what_was_drawn_can_be_written_and_read_as_a_file(tmp_path, drawn):
