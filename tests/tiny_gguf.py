@@ -49,12 +49,20 @@ def write(
     kind: Kind = Kind.F32,
     values: dict | None = None,
     tensors: dict | None = None,
+    pieces: list[str] | None = None,
 ) -> Path:
-    """Write a model as a GGUF file: matrices stored as `kind`; `values` and `tensors` are added or replace."""
+    """Write a model as a GGUF file: matrices stored as `kind`; `values` and `tensors` are added or replace.
+
+    `pieces` are words of a SentencePiece vocabulary, likeliest first; None: a byte-level vocabulary.
+    """
     source = source or model(architecture)
     writer = GGUFWriter(path, architecture)
     _add_shape(writer, source.config)
-    _add_tokenizer(writer)
+    if pieces is None:
+        _add_bytes(writer)
+    else:
+        _add_pieces(writer, pieces, source.config.vocab_size)
+    writer.add_chat_template(TEMPLATE)
     for key, value in (values or {}).items():
         if value is None:
             writer.kv_data[0].pop(key)
@@ -90,7 +98,7 @@ def _add_shape(writer: GGUFWriter, config) -> None:
         writer.add_sliding_window(config.sliding_window)
 
 
-def _add_tokenizer(writer: GGUFWriter) -> None:
+def _add_bytes(writer: GGUFWriter) -> None:
     core = json.loads(tiny.tokenizer().backend_tokenizer.to_str())
     words = sorted(core["model"]["vocab"], key=core["model"]["vocab"].get)
     special = {added["content"] for added in core["added_tokens"]}
@@ -103,7 +111,20 @@ def _add_tokenizer(writer: GGUFWriter) -> None:
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_pad_token_id(1)
-    writer.add_chat_template(TEMPLATE)
+
+
+def _add_pieces(writer: GGUFWriter, pieces: list[str], size: int) -> None:
+    first = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    words = first + [f"unused{i}" for i in range(size - len(first))]
+    types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    types += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * (size - 259)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(words)
+    writer.add_token_scores([-float(i) for i in range(size)])
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
 
 
 def _tensors(source: PreTrainedModel, architecture: str) -> dict:

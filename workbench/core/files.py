@@ -8,8 +8,15 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
+
+from workbench.core.errors import BadInput
+
+CHUNK = 1 << 20  # bytes read at once
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
@@ -61,6 +68,33 @@ def replace_folder(new: Path, path: Path) -> None:
 def earlier(path: Path) -> Path:
     """Where folder `path` stands for a moment while another takes its place."""
     return path.with_name(f".{path.name}.old")
+
+
+def need_room(path: Path, size: int) -> None:
+    """Refuse to write `size` bytes to where `path` will be if the disk has not as much free."""
+    there = next(parent for parent in path.absolute().parents if parent.is_dir())
+    free = shutil.disk_usage(there).free
+    if free < size:
+        raise BadInput(f"{path} needs {size / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free in {there}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a disk that is full or must not be written to into one sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as problem:
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise BadInput(f"{path} cannot be written: {reason}; nothing is left of it") from problem
+
+
+def digest(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    hashed = sha256()
+    with file.open("rb") as opened:
+        while chunk := opened.read(CHUNK):
+            hashed.update(chunk)
+    return hashed.hexdigest()
 
 
 def _beside(path: Path) -> Path:

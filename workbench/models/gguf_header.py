@@ -13,6 +13,7 @@ import numpy as np
 from workbench.core.errors import BadInput
 from workbench.models.splitting import SPLITTINGS
 
+VERSION = 1  # of the conversion: a folder in the cache that another version made is made again
 # Read by transformers and held against the stock model here.
 ARCHITECTURES = ("gemma3", "llama", "mistral", "phi3", "qwen2", "qwen3")
 TOKENIZERS = ("gpt2", "llama")  # byte-level, SentencePiece

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from workbench import models
 from workbench.app.commands.options import AsJson
-from workbench.models import fetched, from_gguf
-from workbench.models import random_init as random_weights
+from workbench.models import fetched
 
 app = typer.Typer()
 UNTRAINED = "Write a tiny model with random weights to a new folder, to try things with"
@@ -28,7 +27,9 @@ def list_models(
     if ctx.invoked_subcommand is not None:
         return
     if untrained is not None:
-        print(random_weights.write(untrained))
+        from workbench.models import random_init  # waits for torch
+
+        print(random_init.write(untrained))
         return
     rows = [{"name": name, **models.describe(models.folder(name))} for name in models.names()]
     if as_json:
@@ -57,4 +58,6 @@ def convert(
     folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
 ) -> None:
     """Convert a GGUF file to a checkpoint: bf16 safetensors, config, tokenizer, card."""
+    from workbench.models import from_gguf  # waits for torch
+
     print(from_gguf.convert(file, folder))
