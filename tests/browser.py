@@ -10,6 +10,7 @@ def test_slider(lab):                       # fixture of tests/conftest.py
 """
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 from workbench.app.thumbnail import chromium
@@ -39,6 +41,12 @@ IDLE = f"""() => {{ const panel = {NOTEBOOK};
   const busy = panel.content.widgets.some(cell => cell.model.type === 'code'
     && (cell.model.executionState === 'running' || cell.promptNode?.textContent.includes('*')));
   return panel.context.sessionContext.session?.kernel?.status === 'idle' && !busy; }}"""
+OPEN = f"""async path => {{
+  await window.jupyterapp.commands.execute('docmanager:open', {{path}});
+  const context = {NOTEBOOK}.context;
+  if (context.path !== path) throw new Error(`${{context.path}} is in front of ${{path}}`);
+  await context.ready; await context.sessionContext.ready; }}"""
+CLOSE = f"async () => {{ const panel = {NOTEBOOK}; await panel.sessionContext.shutdown(); panel.dispose(); }}"
 ERRORS = f"""() => {NOTEBOOK}.content.widgets
   .flatMap(cell => cell.model.type === 'code' ? cell.model.outputs.toJSON() : [])
   .filter(output => output.output_type === 'error').map(error => `${{error.ename}}: ${{error.evalue}}`)"""
@@ -58,10 +66,14 @@ class Reader:
 
     def __init__(self, page: Page) -> None:
         self.page = page
-        self.left_the_machine: list[str] = []
-        self.problems: list[str] = []
+        self.forget()
         page.route("**/*", self._guard)
         page.on("pageerror", lambda error: self.problems.append(str(error)[:300]))
+
+    def forget(self) -> None:
+        """Begin anew with what the page asked for and what went wrong in it."""
+        self.left_the_machine: list[str] = []
+        self.problems: list[str] = []
 
     def _guard(self, route: Route) -> None:
         url = route.request.url
@@ -127,19 +139,28 @@ class Lab:
 
     def __init__(self, browser: Browser, root: Path, address: str, token: str) -> None:
         self.browser, self.root, self.address, self.token = browser, root, address, token
+        self.stack = contextlib.ExitStack()
+
+    @functools.cached_property
+    def reader(self) -> Reader:
+        """JupyterLab, loaded once for all notebooks."""
+        reader = self.stack.enter_context(self._reader())
+        reader.page.goto(f"{self.address}/lab?reset&token={self.token}")
+        reader.page.wait_for_function("() => window.jupyterapp", timeout=60_000)
+        reader.page.evaluate("() => window.jupyterapp.restored.then(() => window.jupyterapp.shell.collapseLeft())")
+        return reader
 
     @contextlib.contextmanager
     def open(self, notebook: Path) -> Iterator[Reader]:
         """A copy of `notebook` in JupyterLab, not trusted, its kernel ready."""
         shutil.copy(notebook, self.root)
-        with self._reader() as reader:
-            reader.page.goto(f"{self.address}/lab/tree/{notebook.name}?reset&token={self.token}")
-            reader.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell", timeout=60_000)
-            reader.page.wait_for_function(f"() => window.jupyterapp && {NOTEBOOK}?.context")
-            reader.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
-            ready = f"{NOTEBOOK}.context"
-            reader.page.evaluate(f"() => {ready}.ready.then(() => {ready}.sessionContext.ready).then(() => true)")
+        reader = self.reader
+        reader.forget()
+        reader.page.evaluate(OPEN, notebook.name)
+        try:
             yield reader
+        finally:
+            reader.page.evaluate(CLOSE)
 
     @contextlib.contextmanager
     def page(self, file: Path) -> Iterator[Reader]:
@@ -163,20 +184,24 @@ def lab(folder: Path) -> Iterator[Lab]:
     root = folder / "root"
     root.mkdir(parents=True)
     with (
-        _jupyterlab(folder, root) as (address, token),
+        forked.kernels(os.environ) as kernels,
+        _jupyterlab(folder, root, kernels) as (address, token),
         sync_playwright() as playwright,
         contextlib.closing(playwright.chromium.launch(executable_path=chromium(), args=FLAGS)) as browser,
     ):
-        yield Lab(browser, root, address, token)
+        running = Lab(browser, root, address, token)
+        with running.stack:
+            yield running
 
 
 @contextlib.contextmanager
-def _jupyterlab(folder: Path, root: Path) -> Iterator[tuple[str, str]]:
+def _jupyterlab(folder: Path, root: Path, kernels: str) -> Iterator[tuple[str, str]]:
     for name, settings in SETTINGS.items():
         path = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(settings))
     own: dict[str, Any] = {"JUPYTER_PREFER_ENV_PATH": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    own["JUPYTER_PATH"] = kernels
     for variable, name in [
         ("JUPYTER_CONFIG_DIR", "config"),
         ("JUPYTER_DATA_DIR", "data"),

@@ -3,8 +3,10 @@
 import subprocess
 import sys
 
+import nbformat
 import pytest
 import report_notebooks as tiny
+from short_runs import FIGURES, NAMES, NOTEBOOKS, TINY
 
 pytestmark = pytest.mark.browser
 
@@ -67,3 +69,22 @@ def test_report_page_is_interactive_without_a_network(lab, report):
         assert "4" in reader.hover()  # the third of five squares
         assert reader.left_the_machine == []
         assert reader.problems == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_the_explorer_of_a_shipped_notebook_moves(lab, folder, tmp_path, path):
+    name, written = path.stem, nbformat.read(path, as_version=4)
+    given = {"model": str(folder), **TINY[name]}
+    if "\ntuned:" in written.cells[1].source:
+        given["tuned"] = given["model"]
+    written.cells[1].source += "".join(f"\n{key} = {value!r}" for key, value in given.items())
+    short = tmp_path / path.name
+    nbformat.write(written, short)
+    with lab.open(short) as reader:
+        reader.run_all(timeout_s=200)
+        assert reader.errors() == []
+        assert reader.wait_for_figures(at_least=FIGURES[name] + 1) > FIGURES[name]
+        slider = reader.page.locator(".widget-slider").count() - 1  # the head: it begins at its lowest value
+        assert reader.move_slider(slider, steps=1)
+        assert reader.errors() == []
+        assert reader.left_the_machine == []

@@ -2,69 +2,18 @@
 
 from pathlib import Path
 
+import forked
 import made_up
 import nbformat
 import pandas as pd
 import pytest
-import tiny
 from papermill.inspection import inspect_notebook
+from short_runs import FIGURES, NAMES, NOTEBOOKS, TINY
 
-from workbench.app import html
-from workbench.app.notebook_run import Run, Task, Workers
+from workbench.app import html, notebook_run
+from workbench.app.notebook_run import Run, Workers
 from workbench.experiments import results, ttft
 
-ROOT = Path(__file__).resolve().parents[1]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-NAMES = [path.stem for path in NOTEBOOKS]
-TINY = {  # parameters that make a run short
-    "01_masks": {"passages": 2, "max_new_tokens": 2},
-    "02_positions": {"passages": 2, "samples": 2, "distances": [0, 3, 64], "keys": 8},
-    "03_reuse": {"passages": 2, "samples": 4, "lengths": [64, 96], "repeats": 2, "max_new_tokens": 2},
-    "04_block_finetuning": {"passages": 2, "samples": 4, "max_new_tokens": 2},
-    "05_beyond_rag": {
-        "requests": 4,
-        "shots": [1, 2],
-        "conversations": 1,
-        "turns": 4,
-        "memory": 2,
-        "frames": 3,
-        "tables": 1,
-        "repeats": 1,
-        "max_new_tokens": 2,
-    },
-    "06_kv_deviation": {"passages": 3, "samples": 3, "neighbours": 2},
-    "07_critical_tokens": {"passages": 3, "samples": 3, "ratios": [0, 0.5, 1], "max_new_tokens": 2},
-    "08_recompute_tradeoff": {
-        "passages": 3,
-        "samples": 3,
-        "selectors": ["first_k"],
-        "ratios": [0.5],
-        "neighbours": 1,
-        "repeats": 1,
-        "max_new_tokens": 2,
-    },
-    "09_sparse_masks": {
-        "passages": 2,
-        "tile": 16,
-        "joined": "random",
-        "chunk": 64,
-        "long": 1024,
-        "overview": 32,
-        "frame": 8,
-    },
-    "10_sparse_quality": {"passages": 3, "samples": 1, "lengths": [128, 256], "repeats": 1},
-    "11_latency": {
-        "lengths": [96, 128],
-        "context": 128,
-        "ratios": [0, 0.15],
-        "shares": [0, 1],
-        "dial": [0.5],
-        "repeats": 1,
-    },
-}
-FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 6, "05_beyond_rag": 9}
-FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9, "10_sparse_quality": 8}
-FIGURES |= {"09_sparse_masks": 8, "11_latency": 8}
 TABLES = {
     "01_masks": {"masks", "answers"},
     "02_positions": {"rounding", "families", "drift", "first_token", "angles"},
@@ -80,17 +29,27 @@ TABLES = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+@pytest.fixture(scope="module", autouse=True)
+def batch():
+    """The environment of `make report`; kernels are forked."""
+    with (
+        Workers(1) as workers,
+        forked.kernels(workers.environment) as path,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in (workers.environment | {"JUPYTER_PATH": path}).items():
+            patch.setenv(name, value)
+        yield
 
 
 def run(name: str, checkpoint: Path, out: Path, **parameters) -> Run:
-    """One notebook as `make report` runs it, in a process of its own; its results lie in `out`/`name`."""
+    """One notebook as `make report` runs it; its results lie in `out`/`name`."""
     given = {"model": str(checkpoint), **TINY[name], **parameters}
-    with Workers(1) as workers:
-        (ended,) = workers.run([Task(str(ROOT / "notebooks" / f"{name}.ipynb"), str(out), given)])
-    return ended
+    return notebook_run.execute(at(name), out, given, cell_timeout_s=200)
+
+
+def at(name: str) -> Path:
+    return NOTEBOOKS[NAMES.index(name)]
 
 
 def test_the_notebooks_are_there():
@@ -141,9 +100,9 @@ def check_figures(executed: Path, least: int) -> None:
     assert executed.stat().st_size < 10_000_000
 
 
-def test_masks_show_the_readers_own_text_and_what_reuse_saves(checkpoint, tmp_path):
+def test_masks_show_the_readers_own_text_and_what_reuse_saves(folder, tmp_path):
     text = "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."
-    metrics, tables = finished("01_masks", checkpoint, tmp_path, text=text, question="Where is Ada Kelric?")
+    metrics, tables = finished("01_masks", folder, tmp_path, text=text, question="Where is Ada Kelric?")
     assert metrics["source"] == "the reader's text" and metrics["blocks"] == 1 + 3 + 1
     assert 0 < metrics["reuse_pairs_share"] < metrics["block_pairs_share"] < 1
     masks = tables["masks"].set_index("mask")
@@ -151,14 +110,14 @@ def test_masks_show_the_readers_own_text_and_what_reuse_saves(checkpoint, tmp_pa
     assert masks.rows["Full Reuse"] < masks.rows["Block attention"] == metrics["tokens"]
 
 
-def test_positions_measure_exactness_in_every_family(checkpoint, tmp_path):
-    metrics, tables = finished("02_positions", checkpoint, tmp_path)
+def test_positions_measure_exactness_in_every_family(folder, tmp_path):
+    metrics, tables = finished("02_positions", folder, tmp_path)
     assert metrics["families"] == len(tables["families"]) >= 10
     assert metrics["largest_difference"] < 2e-5 < metrics["smallest_naive_difference"]
 
 
-def test_reuse_measures_quality_time_and_hits(checkpoint, tmp_path):
-    metrics, tables = finished("03_reuse", checkpoint, tmp_path)
+def test_reuse_measures_quality_time_and_hits(folder, tmp_path):
+    metrics, tables = finished("03_reuse", folder, tmp_path)
     assert set(metrics["records"]) == {"full", "block", "naive"}
     assert metrics["ttft_context"] == 96 and metrics["ttft_full_ms"] > 0
     times, quality = tables["ttft"], tables["quality"]
@@ -169,8 +128,8 @@ def test_reuse_measures_quality_time_and_hits(checkpoint, tmp_path):
     assert cost.convention["block"] == pytest.approx(7.5e11, rel=0.02)
 
 
-def test_block_finetuning_compares_the_methods_of_the_papers_table(checkpoint, tmp_path):
-    metrics, tables = finished("04_block_finetuning", checkpoint, tmp_path, tuned=str(checkpoint))
+def test_block_finetuning_compares_the_methods_of_the_papers_table(folder, tmp_path):
+    metrics, tables = finished("04_block_finetuning", folder, tmp_path, tuned=str(folder))
     measured = tables["measured"].query("kind == 'all'").set_index("name")
     assert {"full attention", "PromptCache", "Superposition", "block fine-tuned"} <= set(measured.index)
     assert (measured.n >= 2000).all() and metrics["measured_samples"] >= 2000
@@ -178,8 +137,8 @@ def test_block_finetuning_compares_the_methods_of_the_papers_table(checkpoint, t
     assert set(tables["here"].name) == set(tables["answers"].method) == set(metrics["em"])
 
 
-def test_beyond_rag_encodes_what_changed_and_equals_encoding_all_anew(checkpoint, tmp_path):
-    metrics, tables = finished("05_beyond_rag", checkpoint, tmp_path)
+def test_beyond_rag_encodes_what_changed_and_equals_encoding_all_anew(folder, tmp_path):
+    metrics, tables = finished("05_beyond_rag", folder, tmp_path)
     assert metrics["equal"] is True and metrics["logit_gap"] < 2e-5
     assert metrics["game_blocks"] == 57 and metrics["game_repeated"] > 0.85
     game, chat = tables["game"], tables["chat"]
@@ -188,8 +147,8 @@ def test_beyond_rag_encodes_what_changed_and_equals_encoding_all_anew(checkpoint
     assert set(tables["icl_quality"].shots) == {1, 2}
 
 
-def test_kv_deviation_measures_causes_and_repair(checkpoint, tmp_path):
-    metrics, tables = finished("06_kv_deviation", checkpoint, tmp_path)
+def test_kv_deviation_measures_causes_and_repair(folder, tmp_path):
+    metrics, tables = finished("06_kv_deviation", folder, tmp_path)
     assert metrics["causes"]["position"] > metrics["causes"]["context"] > 0.001 > metrics["causes"]["precision"] / 10
     repair = tables["repair"]
     assert set(repair.part) == {"context", "chosen", "asked"} and (repair.query("part == 'chosen'")["mean"] < 1).all()
@@ -197,8 +156,8 @@ def test_kv_deviation_measures_causes_and_repair(checkpoint, tmp_path):
     assert tables["concentration"].query("at == 1")["mean"].to_list() == pytest.approx([1, 1])
 
 
-def test_recomputation_compares_selectors_on_many_questions_and_here(checkpoint, tmp_path):
-    metrics, tables = finished("08_recompute_tradeoff", checkpoint, tmp_path)
+def test_recomputation_compares_selectors_on_many_questions_and_here(folder, tmp_path):
+    metrics, tables = finished("08_recompute_tradeoff", folder, tmp_path)
     assert metrics["measured_samples"] >= 2000
     at = metrics["at_15_percent"]
     assert at["answer_guided"] > at["query_guided"] > at["kv_deviation"], "as the notebook says of the shipped table"
@@ -207,8 +166,8 @@ def test_recomputation_compares_selectors_on_many_questions_and_here(checkpoint,
     assert len(tables["components"]) == 4
 
 
-def test_sparse_quality_finds_thresholds_in_the_shipped_table_and_here(checkpoint, tmp_path):
-    metrics, tables = finished("10_sparse_quality", checkpoint, tmp_path, measure="mass", keep=0.8)
+def test_sparse_quality_finds_thresholds_in_the_shipped_table_and_here(folder, tmp_path):
+    metrics, tables = finished("10_sparse_quality", folder, tmp_path, measure="mass", keep=0.8)
     measured = tables["measured"].query("kind == 'all'")
     assert (measured.n == len(results.table("sparse-answers").query("data == 'lab'")))[measured.data == "lab"].all()
     assert metrics["measured_samples"] == measured[measured.data == "lab"].n.iloc[0]
@@ -221,11 +180,11 @@ def test_sparse_quality_finds_thresholds_in_the_shipped_table_and_here(checkpoin
     assert tables["crossover"]["Llama-3-8B"].min() > 1024
 
 
-def test_latency_takes_times_here_and_shows_whatever_reports_there_are(checkpoint, tmp_path):
+def test_latency_takes_times_here_and_shows_whatever_reports_there_are(folder, tmp_path):
     reports, names = tmp_path / "reports", ["tile_attention", "q_sparse_attention", "question"]
     reports.mkdir()
     made_up.stages(reports)
-    metrics, tables = finished("11_latency", checkpoint, tmp_path, measured=str(made_up.write(reports, names)))
+    metrics, tables = finished("11_latency", folder, tmp_path, measured=str(made_up.write(reports, names)))
     assert metrics["card"] == made_up.CARD and set(metrics["reports"]) == set(names)
     assert "page_list_attention" in metrics["missing"]
     assert set(tables["kernels"].report) == {*names, *metrics["missing"]}
@@ -239,10 +198,10 @@ def test_latency_takes_times_here_and_shows_whatever_reports_there_are(checkpoin
     assert len(list(html.figures(tmp_path / "11_latency" / "11_latency.ipynb"))) == 10
 
 
-def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(checkpoint, tmp_path):
+def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(folder, tmp_path):
     text = "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."
     given = {"text": text, "question": "Where is Ada Kelric?", "selectors": ["answer_guided", "first_k"]}
-    metrics, tables = finished("07_critical_tokens", checkpoint, tmp_path, **given)
+    metrics, tables = finished("07_critical_tokens", folder, tmp_path, **given)
     answers = tables["answers"].set_index(["ratio", "selector"]).sort_index()
     assert (answers.loc[0.0].tokens == 0).all() and (answers.loc[0.0].answer == metrics["answer_reuse"]).all()
     assert answers.loc[0.5].tokens.between(1, answers.loc[1.0].tokens - 1).all()
@@ -250,8 +209,8 @@ def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(checkpoint,
     assert tables["agreement"].shape == (2, 2)
 
 
-def test_sparse_masks_weigh_what_is_kept_and_what_is_dropped(checkpoint, tmp_path):
-    metrics, tables = finished("09_sparse_masks", checkpoint, tmp_path)
+def test_sparse_masks_weigh_what_is_kept_and_what_is_dropped(folder, tmp_path):
+    metrics, tables = finished("09_sparse_masks", folder, tmp_path)
     heads, turned = tables["heads"], tables["thresholds"]
     assert set(heads.method) == set(metrics["density"]) and len(heads) == 5 * 2 * 4
     assert ((heads.attention + heads.missed) <= 1 + 1e-5).all() and (heads.missed > 0).any()
@@ -285,29 +244,9 @@ def test_sparse_masks_weigh_what_is_kept_and_what_is_dropped(checkpoint, tmp_pat
     ],
 )
 def test_a_wrong_parameter_is_one_sentence_before_any_work(name, parameters, sentence):
-    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells[1:3]
+    cells = nbformat.read(at(name), as_version=4).cells[1:3]
     namespace: dict = {}
     exec(cells[0].source, namespace)
     namespace |= parameters
     with pytest.raises(ValueError, match=sentence.replace("(", r"\(")):
         exec(cells[1].source, namespace)
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("name", NAMES)
-def test_the_explorer_moves_in_a_real_jupyterlab(lab, checkpoint, tmp_path, name):
-    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-    given = {"model": str(checkpoint), **TINY[name]}
-    if "\ntuned:" in notebook.cells[1].source:
-        given["tuned"] = given["model"]
-    notebook.cells[1].source += "".join(f"\n{key} = {value!r}" for key, value in given.items())
-    path = tmp_path / f"{name}.ipynb"
-    nbformat.write(notebook, path)
-    with lab.open(path) as reader:
-        reader.run_all(timeout_s=200)
-        assert reader.errors() == []
-        assert reader.wait_for_figures(at_least=FIGURES[name] + 1) > FIGURES[name]
-        slider = reader.page.locator(".widget-slider").count() - 1  # the head: it begins at its lowest value
-        assert reader.move_slider(slider, steps=1)
-        assert reader.errors() == []
-        assert reader.left_the_machine == []

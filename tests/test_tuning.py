@@ -3,11 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import forked
 import pytest
 import tiny
 import torch
@@ -159,10 +159,18 @@ def test_both_modes_are_scored_at_the_beginning_every_so_often_and_at_the_end(ba
     assert same(weights(run), weights(untouched))  # looking at a model does not change it
 
 
-def test_two_processes_give_what_one_gives_with_twice_the_batch(base, questions, tmp_path):
+@pytest.fixture
+def python():
+    """Stands for `python -m`, several times at once: the imports are made once."""
+    modules = ["workbench.training.tuning.start", "workbench.app.commands.tune", "torch.distributed.run"]
+    with forked.served(os.environ | {"OMP_NUM_THREADS": "1"}, modules) as command:
+        yield command
+
+
+def test_two_processes_give_what_one_gives_with_twice_the_batch(python, base, questions, tmp_path):
     common = ["--model", base, "--data", questions, "--steps", "2", "--warmup", "1", "--lr", "1e-3"]
-    command = ["-m", "workbench", "tune", *common, "--max-length", "2000", "--batch", "2"]
-    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
+    command = ["workbench", "tune", *common, "--max-length", "2000", "--batch", "2"]
+    two = [*python, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", *python, *command]
     ways = {"ddp": ({}, ()), "fsdp": (FSDP, ())} | ({"lora": ({}, ("--lora-rank", "2"))} if find_spec("peft") else {})
     running = {
         name: subprocess.Popen(

@@ -1,0 +1,115 @@
+"""Processes forked from one that has imported the workbench already, which takes each five seconds by itself.
+
+with served(environment, [...modules]) as python:   # `environment`: what the modules find when they are imported
+    subprocess.run([*python, "workbench", "tune"])  # `python -m workbench tune`, in this environment and folder
+
+The command asks the serving process for a fork that runs the module, and ends with its exit code; neither outlives the
+other.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+# Not ipywidgets, which looks for its kernel when it is imported.
+NOTEBOOK = (
+    "workbench.models",
+    "workbench.experiments.trial",
+    "workbench.app.notebook",
+    "sklearn",
+    "ipykernel.kernelapp",
+)
+
+
+@contextlib.contextmanager
+def served(environment: Mapping[str, str], modules: Sequence[str]) -> Iterator[list[str]]:
+    """Serve processes until the block ends; gives the command that stands for `python -m`."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = Path(folder, "socket")
+        process = subprocess.Popen([sys.executable, __file__, "serve", str(address), *modules], env=dict(environment))
+        try:
+            while not address.exists() and process.poll() is None:
+                time.sleep(0.05)
+            yield [sys.executable, "-S", __file__, "ask", str(address)]
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def kernels(environment: Mapping[str, str]) -> Iterator[str]:
+    """Serve kernels of notebooks; gives the JUPYTER_PATH where papermill and JupyterLab find them as "python3"."""
+    with tempfile.TemporaryDirectory() as folder, served(environment, NOTEBOOK) as python:
+        spec = Path(folder, "kernels", "python3", "kernel.json")
+        spec.parent.mkdir(parents=True)
+        command = [*python, "ipykernel_launcher", "-f", "{connection_file}"]
+        spec.write_text(json.dumps({"display_name": "Python 3", "language": "python", "argv": command}))
+        yield folder
+
+
+def serve(address: str, modules: Sequence[str]) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(20)
+        for name in modules:
+            importlib.import_module(name)
+        sys.path.remove(str(Path(__file__).parent))
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while True:
+            asker, _ = listener.accept()
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setsid()
+                sys.exit(become(asker))
+            asker.close()
+
+
+def become(asker: socket.socket) -> int:
+    """Run what the other side asks for; returns the exit code."""
+    _, outputs, *_ = socket.recv_fds(asker, 1, 2)
+    asked = json.loads(asker.makefile().readline())
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["folder"])
+    for number, output in enumerate(outputs, 1):
+        os.dup2(output, number)
+        os.close(output)
+    threading.Thread(target=lambda: (asker.recv(1), os._exit(1)), daemon=True).start()
+    code = 0
+    sys.argv = asked["words"]
+    try:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    asker.send(bytes([code]))
+    return code
+
+
+def ask(address: str, words: Sequence[str]) -> int:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        socket.send_fds(server, [b"."], [1, 2])
+        asked = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
+        server.sendall(json.dumps(asked).encode() + b"\n")
+        answer = server.recv(1)
+    return answer[0] if answer else 1
+
+
+if __name__ == "__main__":
+    _, action, address, *words = sys.argv
+    sys.exit(ask(address, words) if action == "ask" else serve(address, words))
