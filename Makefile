@@ -28,7 +28,7 @@ lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
 test: check ## style, types and all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 check: $(READY) ## style and types only
 	$(BIN)/ruff check

@@ -10,13 +10,17 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-
-from workbench import models
-from workbench.models import fetched
-
 # The same examples in every run, and no deadline on a busy machine.
 settings.register_profile("workbench", deadline=None, derandomize=True)
 settings.load_profile("workbench")
+
+
+# Files that take longest, which two processes share best when they begin with them (`make test` hands out whole files).
+LONG = ("test_browser", "test_notebooks", "test_tuning", "test_packaging", "test_hopper", "test_bench", "test_report")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +47,16 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def loaded(folder):
     """The tiny model, loaded once; tests that change its weights load their own."""
+    from workbench import models  # takes seconds, which the process that only hands out tests need not wait for
+
     return models.load(folder)
 
 
 @pytest.fixture(scope="session")
 def smollm2():
     """The folder of the real model, for tests that are skipped where it was never fetched."""
+    from workbench.models import fetched
+
     if not fetched.is_there("smollm2"):
         pytest.skip(f"smollm2 is not in {fetched.cache()}: workbench models get smollm2")
     return fetched.folder("smollm2")
