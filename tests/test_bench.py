@@ -56,7 +56,7 @@ def test_a_process_of_its_own_checks_a_kernel_without_a_gpu():
     """Triton reads its environment when it is first imported, which the command must not have done before."""
     if torch.cuda.is_available():
         pytest.skip("kernels run on the GPU")
-    command = [sys.executable, "-m", "workbench", "bench", "encode_blocks", "--check"]
+    command = [sys.executable, "-m", "workbench", "bench", "shared_attention", "--check"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -64,10 +64,10 @@ def test_a_process_of_its_own_checks_a_kernel_without_a_gpu():
 
 
 def test_check_reports_every_case_as_json():
-    done = invoke("question_attention", "--check", "--json")
+    done = invoke("page_list_attention", "--check", "--json")
     assert done.exit_code == 0, done.output
     verdicts = [json.loads(line) for line in done.stdout.splitlines()]
-    kernel = bench.named("question_attention")
+    kernel = bench.named("page_list_attention")
     assert len(verdicts) >= len(list(kernel.cases()))
     assert all(verdict["right"] for verdict in verdicts)
 
@@ -136,11 +136,23 @@ def test_stretched_and_fresh_cases_are_the_same_cases():
     assert wide[1].shape == (1, 2, 3, 8) and wide[1].stride(1) >= 1 << 31
 
 
+# Workloads of a kind once: the interpreter takes seconds over the others.
+KINDS = {
+    "question_attention": (0, 1),
+    "tile_attention": (0, 2),
+    "q_sparse_attention": (0,),
+    "page_list_attention": (0,),
+}
+
+
 @pytest.mark.parametrize("kernel", sorted(WORKLOADS))
 def test_workloads_can_be_carried_out(kernel, monkeypatch):
     for name, value in {"HEADS": (2, 1), "WIDTH": 32, "CHUNK": (1, 2, 1), "sets": lambda moved: range(1)}.items():
         monkeypatch.setattr(workloads, name, value)
-    for work in islice(WORKLOADS[kernel]([], [], unit=16), 3):
+    works = enumerate(WORKLOADS[kernel]([], [], unit=16))
+    for number, work in islice(works, 3):
+        if kernel in KINDS and number not in KINDS[kernel]:
+            continue
         assert work.flops > 0 and work.bytes > 0
         out = work.candidates["ours"][0]()
         assert not out.isnan().any(), work.name
