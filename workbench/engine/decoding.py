@@ -40,7 +40,8 @@ def decode(
     sees         mask rule of the generated rows, one or one per request
 
     A request ends at the end-of-text token or a special token that is a stop string (not streamed), at any other stop
-    string, at the model's context or after `max_new_tokens`. BadInput where the parts do not fit, when called and before any work.
+    string, at the model's context or after `max_new_tokens`. BadInput where the parts do not fit, when called and
+    before any work.
     """
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     check_options(max_new_tokens, temperature, top_p, stops, tokenizer)
