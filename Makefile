@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install report lab test check format picture clean
+.PHONY: help install report lab test check style format picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,13 +27,15 @@ report: $(READY) ## run every notebook on the shipped model, write runs/report/i
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-test: check ## style, types and all tests
+test: style ## style, types (tests/test_types.py) and all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-check: $(READY) ## style and types only
+check: style ## style and types only
+	$(BIN)/mypy workbench kernels
+
+style: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy workbench kernels
 	$(BIN)/nbstripout --verify --keep-id notebooks/*.ipynb
 
 format: $(READY) ## repair style
