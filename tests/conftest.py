@@ -16,7 +16,7 @@ settings.load_profile("workbench")
 
 
 # Files that take longest, which two processes share best when they begin with them (`make test` hands out whole files).
-LONG = ("test_browser", "test_notebooks", "test_tuning", "test_packaging", "test_hopper", "test_bench", "test_report")
+LONG = ("test_browser", "test_notebooks", "test_tuning", "test_packaging", "test_types", "test_hopper", "test_bench")
 
 
 def pytest_collection_modifyitems(items):
