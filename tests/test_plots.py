@@ -152,7 +152,7 @@ def test_other_sentences_are_refused_and_nothing_runs(sentence):
 
 
 def test_savings_shows_what_is_computed_on_request():
-    record = {"mask": "Full Reuse", "pairs": 60, "computed": 20, "causal": 100, "rows": 5, "length": 40}
+    record = {"mask": "Cached blocks", "pairs": 60, "computed": 20, "causal": 100, "rows": 5, "length": 40}
     check(fig := savings([record], **SAID))
     assert fig.data[0].x == (0.6,) and fig.data[1].x == (0.2,)
 

@@ -62,7 +62,7 @@ def test_a_curve_begins_at_full_reuse_and_rises_with_the_ratio():
     assert [(r["at"], r["mean"]) for r in curves(SWEPT, ["first_k"])] == [(0, 0.25), (0.15, 0.5), (0.3, 0.75)]
     assert [r["at"] for r in curves(SWEPT, ["first_k"], x="flops")] == [1, 3, 5]
     assert [(r["name"], r["at"]) for r in curves(SWEPT, ["none", "first_k"], only=0.15)] == [
-        ("Full Reuse", 0),
+        ("nothing recomputed", 0),
         ("first tokens (EPIC)", 0.15),
     ]
     with pytest.raises(BadInput, match="no trial of 'oracle' on passages cached 'after_system', kind 'order'"):

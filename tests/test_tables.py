@@ -84,12 +84,12 @@ def test_a_mask_of_many_tokens_says_how_far_it_is_reduced():
 
 
 def test_pairs_are_counted_over_the_rows_that_a_request_computes():
-    rules = {"Full attention": causal, "Full Reuse (pale)": block_attention(PROMPT)}
-    full, reuse = bars.count_pairs(rules, PROMPT, cached=["Full Reuse (pale)"])
+    rules = {"Full attention": causal, "Cached blocks (pale)": block_attention(PROMPT)}
+    full, reuse = bars.count_pairs(rules, PROMPT, cached=["Cached blocks (pale)"])
     assert full == {"mask": "Full attention", "pairs": 78, "computed": 78, "causal": 78, "rows": 12, "length": 12}
-    assert reuse["mask"] == "Full Reuse" and reuse["rows"] == 4
+    assert reuse["mask"] == "Cached blocks" and reuse["rows"] == 4
     assert reuse["pairs"] == 6 + 15 + 42 and reuse["computed"] == 9 + 10 + 11 + 12
-    assert "computes 4 of 12 tokens" in texts(bars.request_savings([full, reuse], "a text"))
+    assert "Cached blocks: 4 of 12 tokens are computed" in texts(bars.request_savings([full, reuse], "a text"))
 
 
 def test_answers_under_masks_are_those_of_generation_and_the_first_rule_is_no_distance_away(loaded):
@@ -420,14 +420,14 @@ def test_selectors_and_preparations_stand_with_signed_differences(swept):
         for spec, gain in (("none", 0.05), ("query_guided", -0.01))
     ]
     fig = sweep_curves.preparations(swept, pairs, neighbours=10)
-    assert rows(fig)[0] == ("Full Reuse", "50.0% (50%–50%)", "50.0% (50%–50%)", "+5.0 points", "+0.0 to +10.0")
-    assert "Full Reuse by +5.0 points and question-guided recomputation by -1.0" in texts(fig)
+    assert rows(fig)[0] == ("nothing recomputed", "50.0% (50%–50%)", "50.0% (50%–50%)", "+5.0 points", "+0.0 to +10.0")
+    assert "reuse without recomputation by +5.0 points and question-guided recomputation by -1.0" in texts(fig)
 
 
 def test_neighbours_antecedents_and_operations_of_the_shipped_sweep(swept):
     points = sweep_curves.by_neighbours(swept, ["none"])
     fig = sweep_curves.number_of_neighbours(swept, ["none"])
-    assert f"Full Reuse: {points[0]['mean']:.1%} at 0" in texts(fig)
+    assert f"nothing recomputed: {points[0]['mean']:.1%} at 0" in texts(fig)
     fig = sweep_curves.antecedents_table({1: (3, 12)}, passages=4000, seed=7)
     assert rows(fig) == [("1", "12", "3 (25%)")] and "4,000 passages" in texts(fig)
     fig = sweep_curves.quality_by_operations(swept, ["query_guided"])

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The shipped lab model on worlds that neither trained nor chose it (seed 30000; the choice among training seeds was made
-# on seed 20000): full attention, Full Reuse and naive positions, one after the other on an otherwise idle machine.
+# on seed 20000): full attention, independent blocks and naive positions, one after the other on an otherwise idle machine.
 #     DEVICE=cuda SAMPLES=2000 bash data/benchmarks/lab_full.sh   leaves data/benchmarks/lab-full-MODE.json, a Record each
 set -euo pipefail
 cd "$(dirname "$0")/../.."

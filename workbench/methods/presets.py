@@ -1,8 +1,9 @@
 """Published methods by name, each a choice of a trial's fields.
 
 The options of a method are what its paper recommends; METHODS says which paper. What a method caches is its own:
-Block-Attention and EPIC cache every chunk by itself (`prepare=independent`), Full Reuse and FusionRAG behind the system
-prompt. CacheBlend and Cache-Craft stand as FusionRAG's comparison runs them, behind the system prompt.
+Block-Attention and EPIC cache every chunk by itself (`prepare=independent`).
+Full Reuse and FusionRAG cache chunks behind the system prompt.
+CacheBlend and Cache-Craft stand as FusionRAG's comparison runs them, behind the system prompt.
 """
 
 from collections.abc import Callable, Mapping

@@ -159,8 +159,8 @@ def request_savings(records: Sequence[dict], source: str) -> go.Figure:
     fewest = min(records, key=itemgetter("rows"))
     return savings(
         records,
-        notice=f"Full Reuse computes {fewest['rows']} of {fewest['length']} tokens when the request comes; the other "
-        "rows wait in the cache.",
+        notice=f"{fewest['mask']}: {fewest['rows']} of {fewest['length']} tokens are computed when the request comes; "
+        "the other rows wait in the cache.",
         caption=f"Text: {source}. Counted exactly from the masks: pairs (row, column) with column ≤ row.",
     )
 

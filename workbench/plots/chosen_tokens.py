@@ -17,7 +17,7 @@ from workbench.metrics.answers import exact_match
 from workbench.plots.controls import button, frame_slider, frames, menu, switch
 from workbench.plots.elements import block_axis, block_edges, steps
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import SELECTORS, selector_looks
+from workbench.plots.looks import SELECTORS, reuse_name, selector_looks
 from workbench.plots.masks import names, shown
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, PAPER, RED, RULE, Texts, clear, finish
 
@@ -266,9 +266,19 @@ def enough(outcomes: Outcomes, answer: str) -> dict[str, float | None]:
 
 
 def answers_by_ratio(
-    view: Reading, outcomes: Outcomes, *, full: str, reuse: str, ratio: float, about: str
+    view: Reading,
+    outcomes: Outcomes,
+    *,
+    full: str,
+    reuse: str,
+    ratio: float,
+    about: str,
+    prepare: str = "after_system",
 ) -> go.Figure:
-    """Draw what is recomputed and answered by ratio; `full` and `reuse` are answers; the slider stands at `ratio`."""
+    """Draw what is recomputed and answered by ratio; `full` and `reuse` are answers; the slider stands at `ratio`.
+
+    `prepare`: how the passages were cached, which names the reuse.
+    """
     steps = list(outcomes)
     needed = {spec: least for spec, least in enough(outcomes, full).items() if least is not None}
     first = min(needed, key=needed.__getitem__, default=None)
@@ -284,7 +294,7 @@ def answers_by_ratio(
         marked=view.supporting,
         colours=selector_looks(outcomes[steps[0]])["colours"],
         title="What is recomputed, and what the model answers",
-        notice=f"“{view.question}” Full attention answers “{full}”{sign}, Full Reuse “{reuse}”. {then}",
+        notice=f"“{view.question}” Full attention answers “{full}”{sign}, {reuse_name(prepare)} “{reuse}”. {then}",
         caption=f"{view.source}. {about}, greedy decoding.",
     )
 

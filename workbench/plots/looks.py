@@ -92,7 +92,7 @@ MODE_NAMES = {mode: look.name for mode, look in MODES.items()}
 
 SELECTORS = Looks(
     {
-        "none": Look(MUTED, "circle-open", name="Full Reuse"),
+        "none": Look(MUTED, "circle-open", name="nothing recomputed"),
         "random": Look(SKY, "circle", name="random"),
         "first_k": Look(ORANGE, "triangle-up", name="first tokens (EPIC)"),
         "kv_deviation": Look(RED, "diamond", name="KV deviation (CacheBlend)"),
@@ -210,6 +210,19 @@ def line_looks(looks: Iterable[Look]) -> LineLooks:
     by_name = {look.name: look for look in looks}
     colours, symbols = ({name: getattr(by_name[name], of) for name in by_name} for of in ("colour", "symbol"))
     return {"colours": colours, "symbols": symbols}
+
+
+REUSE_NAMES = {
+    "after_system": "Full Reuse",
+    "independent": "independent blocks",
+    "with_neighbours": "blocks behind neighbours",
+}
+
+
+def reuse_name(prepare: str) -> str:
+    """Return what reuse without recomputation is called: Full Reuse is FusionRAG's, behind the system prompt."""
+    name, _ = registry.parse(prepare)
+    return REUSE_NAMES.get(name, "reuse")
 
 
 def selector_looks(specs: Iterable[str]) -> LineLooks:

@@ -56,7 +56,7 @@ def curves(
     only: float | None = None,
     metric: str = "em",
 ) -> Rows:
-    """Return a point {name, at, mean, low, high} for every ratio of every selector, ratio 0 (Full Reuse) first.
+    """Return a point {name, at, mean, low, high} for every ratio of every selector, ratio 0 (nothing recomputed) first.
 
     Against the ratio a selector that was not tried at 1 ends at `all`: it would choose every token.
 
@@ -245,8 +245,9 @@ def preparations(swept: pd.DataFrame, pairs: Records, neighbours: int) -> go.Fig
         rows,
         widths=[2.6, 1.6, 1.9, 1.1, 1.2],
         title="Preparation and selection (figure 16)",
-        notice=f"Preparation changes Full Reuse by {gain['none']:+.1f} points and question-guided recomputation by "
-        f"{gain['query_guided']:+.1f}. The paper finds a gain for every selector; the next figure says why not here.",
+        notice=f"Preparation changes reuse without recomputation by {gain['none']:+.1f} points and question-guided "
+        f"recomputation by {gain['query_guided']:+.1f}. The paper finds a gain for every selector; the next "
+        "figure says why not here.",
         caption=f"Exact match over all kinds, {asked(swept)}; 95% intervals: Wilson, differences by paired bootstrap. "
         "Neighbours by TF-IDF from all passages of all worlds.",
     )

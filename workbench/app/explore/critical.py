@@ -15,18 +15,18 @@ from workbench.data.sample import Sample
 from workbench.engine.assembly import assemble
 from workbench.engine.decoding import by_request, decode, text_of
 from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.methods import select
+from workbench.methods import registry, select
 from workbench.methods.prepare import Prepare
 from workbench.metrics.answers import exact_match
 from workbench.models.loading import Loaded
 from workbench.plots.chosen_tokens import Choice, coloured
-from workbench.plots.looks import SELECTORS
+from workbench.plots.looks import SELECTORS, reuse_name
 from workbench.store import MemoryStore
 
 
 def critical_explorer(loaded: Loaded, samples: Sequence[Sample], prepare: Prepare, max_new_tokens: int = 24) -> VBox:
     """Explore number of the sample, selector and percent of the document tokens; one store has all passages."""
-    store = MemoryStore()
+    store, cached = MemoryStore(), reuse_name(registry.spec_of(prepare))
 
     def draw(number: int, spec: str, percent: int) -> go.Figure:
         view = view_of(loaded, samples, number)
@@ -42,7 +42,7 @@ def critical_explorer(loaded: Loaded, samples: Sequence[Sample], prepare: Prepar
             view.block_of,
             marked=view.supporting,
             title=f"“{partly}” ({right})",
-            notice=f"“{view.question}” With {len(rows)} tokens recomputed the answer is “{partly}”; Full Reuse says "
+            notice=f"“{view.question}” With {len(rows)} tokens recomputed the answer is “{partly}”; {cached} says "
             f"“{reuse}”, full attention “{full}”. Expected: {', '.join(view.answers) or 'unknown'}.",
             caption=f"{view.source}. Colour: rank of the score; framed: recomputed; ★: needed.",
         )

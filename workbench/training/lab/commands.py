@@ -104,7 +104,7 @@ def evaluate_model(
     out: Annotated[Path | None, typer.Option(help="Write the scores to this JSON file")] = None,
     card: Annotated[bool, typer.Option("--card", help="Put the scores into the model's folder and its card")] = False,
 ) -> None:
-    """Score a lab model on held-out worlds: contexts of 1 to 40 passages, Full Reuse, naive positions."""
+    """Score a lab model on held-out worlds: contexts of 1 to 40 passages, independent blocks, naive positions."""
     folder = models.folder(model)
     if card and not (folder / checkpoint.TRAINING).is_file():
         about = "a card is written for models of `workbench lab train` only"

@@ -12,6 +12,7 @@ from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.trial import Trial
 from workbench.models.loading import Loaded
 
+INDEPENDENT = "independent blocks, 10 passages"
 SEED = 20_000  # of the held-out worlds; training draws its worlds from names no seed can spell
 LENGTHS = (1, 5, 10, 20, 40)  # passages of a context
 
@@ -25,15 +26,16 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a model on held-out worlds; every score has n and a 95% interval.
 
-    It is scored under full attention over contexts of 1 to 40 passages, and over 10 passages under Full Reuse (passages
-    cached alone, positions re-encoded) and with naive positions. `recompute_all` is of the function of that name.
+    It is scored under full attention over contexts of 1 to 40 passages, and over 10 passages with every block
+    cached independently (positions re-encoded) and with naive positions. `recompute_all` is of the function of that
+    name.
     """
     loaded = models.load(model, device, "float32")
     base = Trial(model, samples=samples, seed=seed, passages=10, device=device, timed=1, batch=64)
     where = device_name(loaded.model.device)
     by_name: dict[str, Any] = {"model": model, "samples": samples, "seed": seed, "device": where}
     trials = {f"full, {passages} passages": replace(base, passages=passages) for passages in LENGTHS}
-    trials["full reuse, 10 passages"] = replace(base, mode="block")
+    trials[INDEPENDENT] = replace(base, mode="block")
     trials["naive positions, 10 passages"] = replace(base, mode="block", positions="naive")
     for name, trial in trials.items():
         record = trial.run(loaded=loaded)
