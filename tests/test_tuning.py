@@ -69,13 +69,20 @@ class Killed(Exception):
     pass
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(base, questions, tmp_path_factory):
+    """Run and progress of CONFIG."""
+    return tuned(CONFIG, base, questions, tmp_path_factory.mktemp("whole"), save_every=2)
+
+
 @pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, accumulate=2, optimizer="muon", mode="block")])
-def test_killed_and_resumed_is_not_interrupted(config, base, questions, tmp_path):
+def test_killed_and_resumed_is_not_interrupted(config, uninterrupted, base, questions, tmp_path):
     def kill(row):
         if row["step"] == 4:
             raise Killed
 
-    whole, through = tuned(config, base, questions, tmp_path / "whole", save_every=2)
+    another = config != CONFIG
+    whole, through = tuned(config, base, questions, tmp_path / "whole", save_every=2) if another else uninterrupted
     run, source = start(config, base, Data(questions), tmp_path / "cut")
     with pytest.raises(Killed):
         train(run, source, report=kill, save_every=2)
@@ -85,8 +92,8 @@ def test_killed_and_resumed_is_not_interrupted(config, base, questions, tmp_path
     assert json.loads((tmp_path / "cut" / "curve.json").read_text())["train"] == through.curve
 
 
-def test_a_state_that_an_earlier_version_saved_is_resumed(base, questions, tmp_path, monkeypatch):
-    whole, through = tuned(CONFIG, base, questions, tmp_path / "whole")
+def test_a_state_that_an_earlier_version_saved_is_resumed(uninterrupted, base, questions, tmp_path, monkeypatch):
+    whole, through = uninterrupted
     monkeypatch.setattr(common, "READ_EVERY", 2)
     run, stopped = tuned(CONFIG, base, questions, tmp_path / "old", minutes=0)
     settings = {"recipe": asdict(CONFIG), "base": run.base, "data": run.identity["data"], "processes": 1}
@@ -97,9 +104,9 @@ def test_a_state_that_an_earlier_version_saved_is_resumed(base, questions, tmp_p
     assert progress.seconds > 60 and progress.curve[-1]["lr"] == through.curve[-1]["lr"]
 
 
-def test_drawing_processes_and_time_limits_change_nothing(base, questions, tmp_path, monkeypatch):
+def test_drawing_processes_and_time_limits_change_nothing(uninterrupted, base, questions, tmp_path, monkeypatch):
     monkeypatch.setattr(common, "READ_EVERY", 2)
-    whole, through = tuned(CONFIG, base, questions, tmp_path / "whole")
+    whole, through = uninterrupted
     for _ in range(2):
         _, stopped = tuned(CONFIG, base, questions, tmp_path / "cut", minutes=0)
     assert stopped.step == 4
