@@ -5,6 +5,7 @@
 #     TRAIN="nq-train.jsonl manuals-train.jsonl" HELD="nq-held.jsonl" bash data/benchmarks/smollm2_block.sh
 # leaves runs/smollm2-RUN/adapter (also where a run was stopped by LIMIT) and data/benchmarks/smollm2-RUN.json; with OUT, copies
 # of the adapters and curves in that folder as well.
+# The text it is trained on: files of TRAIN less every sample that shares a question or a passage with HELD or EXCLUDE.
 # TRAIN    files of questions that are trained on, labelled or not; contexts are mixed from their passages (MIX passages each)
 # HELD     file that both modes are compared on, every EVERY steps, over SAMPLES questions
 # EXCLUDE  further files that are scored on: samples that share a question or passage with HELD or these are left out

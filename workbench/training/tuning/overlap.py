@@ -9,6 +9,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from workbench import data
@@ -64,7 +65,10 @@ def _record(kept: Sequence[Sample], given: int, scored: dict[str, list[Sample]])
     runs = {run for passage in theirs for run in _runs(passage)}
     return {
         "rule": f"no question and no passage in common, compared by words without titles; runs of {RUN} words counted",
-        "scored": {name: {"samples": len(listed), "digest": _digest(listed)} for name, listed in scored.items()},
+        "scored": [
+            {"file": Path(name).name, "samples": len(listed), "digest": _digest(listed)}
+            for name, listed in scored.items()
+        ],
         "scored_passages": len(theirs),
         "samples": len(kept),
         "left_out": given - len(kept),
