@@ -60,6 +60,7 @@ def kernels(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def serve(address: str, modules: Sequence[str]) -> None:
+    parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(20)
@@ -67,8 +68,12 @@ def serve(address: str, modules: Sequence[str]) -> None:
             importlib.import_module(name)
         sys.path.remove(str(Path(__file__).parent))
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        while True:
-            asker, _ = listener.accept()
+        listener.settimeout(5)
+        while os.getppid() == parent:
+            try:
+                asker, _ = listener.accept()
+            except TimeoutError:
+                continue
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.setsid()

@@ -1,12 +1,11 @@
 """What a reader sees in a real JupyterLab and in a report page: figures that move, and no request to anywhere."""
 
-import subprocess
-import sys
-
 import nbformat
 import pytest
 import report_notebooks as tiny
 from short_runs import FIGURES, NAMES, NOTEBOOKS, TINY
+
+from workbench.app.notebook_run import Task, Workers
 
 pytestmark = pytest.mark.browser
 
@@ -30,9 +29,11 @@ def notebook(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(notebook, tmp_path_factory):
-    """The report over the notebook, made by another process: the browser's loop runs in this one."""
+    """Its folder in a report, made by another process: the browser's loop runs in this one."""
     out = tmp_path_factory.mktemp("report")
-    subprocess.run([sys.executable, "-m", "workbench.app.report", str(notebook), "--out", str(out)], check=True)
+    with Workers(1) as workers:
+        (ended,) = workers.run([Task(str(notebook), str(out), {})])
+    assert ended.ok, ended.message
     return out / "01_curve"
 
 
