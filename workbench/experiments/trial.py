@@ -16,6 +16,7 @@ from workbench.core.errors import BadInput
 from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
+from workbench.experiments import question_rows
 from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.references import Watch
 from workbench.methods import Method, registry
@@ -25,11 +26,10 @@ from workbench.methods.config import DataName, DeviceName, LayoutName, MethodCon
 from workbench.methods.generation import Generation, first_token
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
-from workbench.metrics import answers, cost, fidelity
+from workbench.metrics import cost, fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.faithfulness import check_judge, judge
 from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
-from workbench.metrics.fidelity import Quality
 from workbench.metrics.latency import measure
 from workbench.metrics.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
@@ -128,7 +128,7 @@ class Trial(MethodConfig):
         ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
-        rows = [_row(*each) for each in zip_longest(samples, texts, compared)]
+        rows = [question_rows.row(*each) for each in zip_longest(samples, texts, compared)]
         sparsity = faithfulness = None
         if (tiles := self.tiles()) is not None:
             few = prompts[: min(self.timed, SPARSE_PROMPTS)]
@@ -137,10 +137,10 @@ class Trial(MethodConfig):
             own_judge = judge(self.faithfulness, self.device, self.dtype)
             faithfulness = asdict(measure_faithfulness(own_judge, samples, texts, self.seed))
         record = Record(
-            **_quality(rows, samples, self.seed),
+            **question_rows.quality(rows, samples, self.seed),
             **_costs(model, generations),
             trial=self.settings(),
-            by_kind=_by_kind(rows, samples, self.seed),
+            by_kind=question_rows.by_kind(rows, samples, self.seed),
             answered=fidelity.of_answered(rows, self.seed),
             ttft_s=ttft,
             prompt_tokens=_mean([len(prompt) for prompt in prompts]),
@@ -214,30 +214,6 @@ def _costs(model: PreTrainedModel, generations: Sequence[Generation]) -> dict[st
     means |= {f"flops_{name}": _mean([getattr(one, name) for one in costs]) for name in ("linear", "attention")}
     means["rows_charged"] = _mean([cost.rows_charged(one.passes, len(shape.windows)) for one in generations])
     return means | {"bytes_loaded": _mean([one.kv_loaded for one in costs]), "parameters": shape.stored}
-
-
-def _row(sample: Sample, answer: str, compared: dict[str, Any] | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"id": sample.id, "kind": sample.kind, "answer": answer}
-    row["expected"] = sample.answers[0] if sample.answers else None
-    scores = {"em": answers.exact_match, "f1": answers.f1}
-    row |= {name: of(answer, sample.answers) if sample.answers else None for name, of in scores.items()}
-    return row | (compared or {})
-
-
-def _quality(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Any]:
-    """Return the fields of `Quality` of some questions and their rows."""
-    scored = answers.score([row["answer"] for row in rows], [sample.answers for sample in samples], seed)
-    return asdict(scored) | (fidelity.summary(rows, seed) if "kl" in rows[0] else {})
-
-
-def _by_kind(rows: Records, samples: Sequence[Sample], seed: int) -> dict[str, Quality]:
-    of_kind: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        of_kind.setdefault(row["kind"], []).append(i)
-    return {
-        kind: Quality(**_quality([rows[i] for i in at], [samples[i] for i in at], seed))
-        for kind, at in sorted(of_kind.items())
-    }
 
 
 def _check_context(context: int | None, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:
