@@ -58,4 +58,5 @@ class Quoka(Sparse):
         return best.mean(1)
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
+        """As if every head voted by itself; votes of a GQA group cost as many times less as it has heads."""
         return heads * width * (rows + round(self.queries * rows) * length)
