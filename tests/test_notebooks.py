@@ -106,8 +106,8 @@ def test_masks_show_the_readers_own_text_and_what_reuse_saves(folder, tmp_path):
     assert metrics["source"] == "the reader's text" and metrics["blocks"] == 1 + 3 + 1
     assert 0 < metrics["reuse_pairs_share"] < metrics["block_pairs_share"] < 1
     masks = tables["masks"].set_index("mask")
-    assert masks.pairs["Block attention"] == masks.pairs["Full Reuse"]
-    assert masks.rows["Full Reuse"] < masks.rows["Block attention"] == metrics["tokens"]
+    assert masks.pairs["Block attention"] == masks.pairs["Independent blocks"]
+    assert masks.rows["Independent blocks"] < masks.rows["Block attention"] == metrics["tokens"]
 
 
 def test_positions_measure_exactness_in_every_family(folder, tmp_path):
