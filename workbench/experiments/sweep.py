@@ -95,9 +95,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     (out / SUCCESS).unlink(missing_ok=True)
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
-    todo.sort(  # a model is loaded once, and blocks that are kept are used while they are there
-        key=lambda case: (*map(str, _loads(case.trial)), keep_gib and case.trial.prepare)
-    )
+    todo.sort(key=lambda case: _order(case.trial, keep_gib))
     total = sum(case.trial.samples for case in cases)
     done = total - sum(case.trial.samples for case in todo)
 
@@ -135,6 +133,12 @@ def difference(
     if not gap:
         raise BadInput(f"no question of trials {one!r} and {other!r} has a score {score!r}")
     return sum(gap) / len(gap), bootstrap(gap)
+
+
+def _order(trial: Trial, keep_gib: float) -> tuple[Any, ...]:
+    """Sort trials so that a model is loaded once, full attention is at hand for all others of it (`references`), and
+    blocks that are kept are used while they are there."""
+    return *map(str, _loads(trial)), trial.mode != "full", keep_gib and trial.prepare
 
 
 def _check(trials: Sequence[Trial], loaded: Loaded | None) -> None:
