@@ -177,3 +177,13 @@ def test_bad_questions_are_refused_before_any_work(loaded, samples, monkeypatch)
     ):
         with pytest.raises(BadInput, match=problem):
             experiment.measure(loaded, given, methods)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rows_on_the_accelerator_are_those_of_the_cpu(folder, samples, rows):
+    found = experiment.measure(models.load(folder, "cuda", "float32"), samples, METHODS, max_new_tokens=TOKENS)
+    for row in found:
+        for name in ("nll", "kl", "kl_first", "nll_full"):
+            assert row[name] == pytest.approx(rows[row["method"], row["id"]][name], abs=0.02)
+    for row in experiment.measure(models.load(folder, "cuda", "bfloat16"), samples, METHODS, max_new_tokens=TOKENS):
+        assert row["kl"] <= 1e-6 or row["method"] != "full"
