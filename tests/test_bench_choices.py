@@ -12,7 +12,7 @@ from workbench.core.tile_selection import TileRule
 from workbench.experiments.bench import choices, named, workloads
 from workbench.experiments.bench.run import WORKLOADS
 from workbench.experiments.bench.variants import variants
-from workbench.kernels._page_lists import Pages
+from workbench.kernels._page_lists import Pages, tile_lists
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +59,16 @@ def test_variants_choose_the_same(kernel):
     assert tried
     for variant in tried[:1] if os.environ.get("TRITON_INTERPRET") else tried:
         assert torch.equal(named(kernel).launch(*case, **variant), named(kernel).reference(*case))
+
+
+def test_lists_are_made_by_what_the_engine_makes_them_with(monkeypatch):
+    """Not by the reference in torch, which a GPU's host waits for."""
+    (work, *_), made = choices.WORKLOADS["choose_bfla"]([], [], unit=128), []
+
+    def lists(*arguments):
+        made.append(arguments)
+        return tile_lists(*arguments)
+
+    monkeypatch.setattr(choices, "tile_lists", lists)
+    indptr, indices = work.candidates["ours"][0]()
+    assert len(made) == 1 and indptr[-1] == len(indices)

@@ -19,7 +19,7 @@ from workbench.core.tiles import Tiles
 from workbench.experiments.bench import named, workloads
 from workbench.experiments.bench.variants import Variant
 from workbench.experiments.bench.workloads import DEVICE, Workload, labelled, numbers
-from workbench.kernels._page_lists import Pages, page_table, union_of
+from workbench.kernels._page_lists import Pages, page_table, tile_lists, union_of
 
 LENGTHS = (32, 128)  # in units, 1024 tokens
 TILED = ((32, 128), (128, 64), (128, 128))  # BFLA: length in units, tile in parts of a unit of 1024
@@ -60,7 +60,7 @@ class Choosing:
     def lists(self, rule: TileRule, variant: Variant = NONE) -> tuple[Tensor, Tensor]:
         """Return one list for every group of heads that choose alike, and query tile."""
         choice = Tiles(self.kept(rule, variant)[0], rule.tile, shared=self.shared)
-        return choice.lists(self.q.shape[2], self.keys.shape[2])
+        return tile_lists(choice, self.q.shape[2], self.keys.shape[2])  # on the GPU, as the engine makes them
 
     def attention(self, rule: TileRule, indptr: Tensor, indices: Tensor) -> Tensor:
         inputs = self.q, self.keys, self.values, self.rows, indptr, indices
