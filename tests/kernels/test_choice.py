@@ -20,7 +20,7 @@ from workbench.kernels import (
     tile_attention,
 )
 from workbench.kernels._common import Config
-from workbench.kernels._page_lists import page_table, pages, union_of
+from workbench.kernels._page_lists import page_table, pages, tile_lists, union_of
 from workbench.methods import sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.xattention import Xattention
@@ -270,7 +270,7 @@ def test_nothing_waits_for_the_GPU(spec):
         torch.cuda.set_sync_debug_mode(mode)
         try:
             choice = method(q, k, rows, Site(0, LENGTH))
-            choice.lists(len(rows), k.shape[1])
+            tile_lists(choice, len(rows), k.shape[1])
             pages([choice], 2, 2, 16)
         finally:
             torch.cuda.set_sync_debug_mode("default")
