@@ -39,3 +39,35 @@ TABLE_2: dict[str, Any] = {
         "block fine-tuned, full mode": (73.6, 75.2, 62.2, 76.2),
     },
 }
+TABLE_3_GPUS = {"v1": "A800", "v2": "H20"}  # of "all experiments" (v1, section 3.1; v2, section 3.4); times are the same
+
+# BFLA, Table 5 (section 4.5): average score of LongBench with Llama-3.1-8B, in points; density: share of tiles kept.
+# A row: block, flat (the group g), mass (gamma), local, random (rho), stride (eta; 0: none), score, density.
+BFLA_TABLE_5: dict[str, Any] = {
+    "source": "BFLA, table 5 (section 4.5; LongBench, Llama-3.1-8B)",
+    "columns": ("block", "flat", "mass", "local", "random", "stride", "score", "density", "build_ms"),
+    "rows": (
+        (256, 64, 0.95, 8, 0.0, 0, 38.21, 0.0875, 1.65),
+        (256, 64, 0.999, 8, 0.0, 0, 38.79, 0.0885, 1.70),
+        (256, 64, 0.95, 8, 0.0, 16, 38.36, 0.1440, 1.78),
+        (256, 64, 0.95, 16, 0.0, 16, 38.87, 0.1687, 1.88),
+        (256, 64, 0.98, 8, 0.0, 16, 38.87, 0.1462, 1.94),
+        (256, 64, 0.99, 8, 0.0, 16, 39.40, 0.1465, 1.76),
+        (128, 64, 0.99, 8, 0.1, 16, 39.36, 0.2062, 2.10),
+        (256, 64, 0.99, 8, 0.1, 16, 39.75, 0.2957, 2.08),
+        (256, 256, 0.99, 8, 0.1, 16, 38.26, 0.1985, 1.72),
+        (512, 64, 0.99, 8, 0.1, 16, 39.81, 0.2800, 2.27),
+        (512, 128, 0.99, 8, 0.1, 16, 39.76, 0.2732, 2.06),
+        (1024, 64, 0.99, 8, 0.1, 16, 40.00, 0.4337, 2.06),
+    ),
+    "xattention": {"score": 39.76, "density": 0.1341, "build_ms": 7.82},
+    "dense": 40.22,
+}
+
+# FusionRAG: what it says of its components, with the place where it says so.
+FUSION_RAG: dict[str, Any] = {
+    "kv_change": -0.70,  # section 3.1, figure 7b: KV deviation of the second layer, by similarity-guided preparation
+    "outside_15_percent": 0.5,  # section 1.1, figure 3a: "over 50%" of the second layer's deviation is left
+    "faster_than_full": (2.66, 3.94),  # section 5.2, figure 14a: time to first token at 15% of 27K tokens
+    "operator_faster": 4.2,  # section 5.2, figure 14b: Q-Sparse-Attn over FlashAttention at 32K tokens (L20)
+}
