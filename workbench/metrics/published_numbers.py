@@ -39,7 +39,8 @@ TABLE_2: dict[str, Any] = {
         "block fine-tuned, full mode": (73.6, 75.2, 62.2, 76.2),
     },
 }
-TABLE_3_GPUS = {"v1": "A800", "v2": "H20"}  # of "all experiments" (v1, section 3.1; v2, section 3.4); times are the same
+# GPUs of "all experiments" (v1, section 3.1; v2, section 3.4); the times are the same.
+TABLE_3_GPUS = {"v1": "A800", "v2": "H20"}
 
 # BFLA, Table 5 (section 4.5): average score of LongBench with Llama-3.1-8B, in points; density: share of tiles kept.
 # A row: block, flat (the group g), mass (gamma), local, random (rho), stride (eta; 0: none), score, density.
