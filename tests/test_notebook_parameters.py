@@ -6,6 +6,7 @@ from typing import Any, Optional
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,6 +96,42 @@ def test_multiple_of_accepts_positive_multiples_only(step, value):
     check = notebook.multiple_of(step)
     assert check.holds(value) == (value in range(step, 1001, step))
     assert check.allowed == f"a multiple of {step}"
+
+
+def model_of(parameters: int, device: str = "cpu") -> torch.nn.Module:
+    """A stand-in that counts as many parameters as a model; on the device `meta` none of them takes memory."""
+    model = torch.nn.Module()
+    model.weights = torch.nn.Parameter(torch.empty(parameters, device="meta"))
+    model.device = torch.device(device)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("parameters", "device", "samples"),
+    [
+        (8_000_000, "cpu", 60),
+        (notebook.SMALL, "cpu", 60),
+        (notebook.SMALL + 1, "cpu", 6),
+        (135_000_000, "cpu", 6),
+        (135_000_000, "cuda", 60),
+    ],
+)
+def test_a_parameter_that_is_none_gets_what_the_model_can_carry_out(parameters, device, samples):
+    namespace = cell(Optional[int], None, "samples")  # noqa: UP045
+    notebook.sized(namespace, model_of(parameters, device), samples=(60, 6))
+    assert namespace["samples"] == samples
+
+
+@pytest.mark.parametrize("chosen", [0, 1, 7, 60, []])
+def test_a_parameter_that_was_chosen_keeps_its_value(chosen):
+    namespace = cell(Any, chosen, "samples")
+    notebook.sized(namespace, model_of(135_000_000), samples=(60, 6))
+    assert namespace["samples"] == chosen
+
+
+def test_a_size_for_a_name_that_is_no_parameter_is_refused():
+    with pytest.raises(BadInput, match="no parameter is named smaples: there are p"):
+        notebook.sized(cell(int, 1), model_of(1), smaples=(60, 6))
 
 
 def test_nobody_watches_outside_a_notebook():

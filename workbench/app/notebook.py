@@ -6,6 +6,8 @@
 
     notebook.validate(globals(), samples=notebook.between(1, 10_000), mode=notebook.one_of("full", "block"))
 
+    notebook.sized(globals(), lm, samples=(100, 4))               # for parameters that are None, once a model is loaded
+
     notebook.save(output, metrics={"f1": 0.91}, tables={"by_kind": frame})                    (last cell)
 
 Papermill passes values without a look at their type. `validate` belongs into the cell after the parameters, which
@@ -16,7 +18,7 @@ import json
 import math
 import os
 import types
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -29,9 +31,11 @@ from workbench.core.files import write_atomically, write_text
 
 if TYPE_CHECKING:
     import pandas
+    from transformers import PreTrainedModel
 
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
 BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
+SMALL = 50_000_000  # parameters; of a larger model, two cores read some 400 tokens a second at most
 
 WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
 
@@ -74,16 +78,21 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
     becomes a tuple where a tuple is annotated. BadInput says in one sentence the name, the value and what is allowed.
     """
     annotations = namespace.get("__annotations__", {})
-    if unknown := sorted(set(checks) - set(annotations)):
-        raise BadInput(
-            f"no parameter is named {', '.join(unknown)}: there are {', '.join(sorted(annotations)) or 'none'}"
-        )
+    _check_names(checks, annotations)
     for name, annotation in annotations.items():
         value = _typed(name, namespace[name], annotation)
         for item in value if isinstance(value, list | tuple) else (value,):
             if name in checks and value is not None and not checks[name].holds(item):
                 raise BadInput(f"parameter {name} is {item!r}: allowed is {checks[name].allowed}")
         namespace[name] = value
+
+
+def _check_names(given: Collection[str], annotations: Mapping[str, Any]) -> None:
+    """Refuse names that are no parameters."""
+    if unknown := sorted(set(given) - set(annotations)):
+        raise BadInput(
+            f"no parameter is named {', '.join(unknown)}: there are {', '.join(sorted(annotations)) or 'none'}"
+        )
 
 
 def _typed(name: str, value: Any, annotation: Any) -> Any:
@@ -131,6 +140,19 @@ def _words(annotation: Any) -> str:
         return f"a list, each {_words(parts[0])}"
     kind = _plain(annotation)
     return WORDS.get(kind, f"a {getattr(kind, '__name__', kind)}")
+
+
+def sized(namespace: MutableMapping[str, Any], model: "PreTrainedModel", **values: tuple[Any, Any]) -> None:
+    """Give every parameter that is None the value that suits `model`, so that its notebook takes a minute or two.
+
+    `values` holds two for each name: the first for a small model and for any on an accelerator, the second for a larger
+    model on a CPU. A parameter that was chosen keeps its value. BadInput says which name is no parameter.
+    """
+    _check_names(values, namespace.get("__annotations__", {}))
+    is_quick = model.device.type != "cpu" or sum(weight.numel() for weight in model.parameters()) <= SMALL
+    for name, (quick, slow) in values.items():
+        if namespace[name] is None:
+            namespace[name] = quick if is_quick else slow
 
 
 def is_live() -> bool:
