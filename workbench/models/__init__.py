@@ -7,20 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.models.loading import (
-        DTYPES,
-        Loaded,
-        base_folder,
-        check,
-        describe,
-        device_of,
-        folder,
-        layout_of,
-        load,
-        names,
-        note_of,
-        weights_of,
-    )
+    from workbench.models.about import describe, layout_of, note_of
+    from workbench.models.checkpoints import base_folder, check, folder, names, weights_of
+    from workbench.models.loading import DTYPES, Loaded, device_of, load
 
 __all__ = [
     "DTYPES",
@@ -36,9 +25,11 @@ __all__ = [
     "note_of",
     "weights_of",
 ]
+_HOME = dict.fromkeys(("describe", "layout_of", "note_of"), "about")
+_HOME |= dict.fromkeys(("base_folder", "check", "folder", "names", "weights_of"), "checkpoints")
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("workbench.models.loading"), name)
+        return getattr(import_module(f"workbench.models.{_HOME.get(name, 'loading')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

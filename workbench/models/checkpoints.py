@@ -1,0 +1,138 @@
+"""Where a model lies, and whether its folder holds a whole checkpoint: only headers of files are read."""
+
+import json
+import re
+from json import JSONDecodeError
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+
+from workbench.core.errors import BadInput
+from workbench.data import assets
+from workbench.models import adapters, fetched
+from workbench.models.adapters import Adapter
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def names() -> list[str]:
+    """Names of the models that are shipped or fetched."""
+    return [*assets.models(), *fetched.names()]
+
+
+def folder(name_or_path: str | Path) -> Path:
+    """The folder of a path, of a shipped or fetched model or of an `owner/name` in the local Hugging Face cache."""
+    if (path := Path(name_or_path)).is_dir():
+        return path
+    name = str(name_or_path)
+    if name in assets.models():
+        return assets.model_path(name)
+    if name in fetched.CATALOGUE:
+        return fetched.folder(name)
+    try:
+        if "/" in name:
+            return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        pass
+    shipped = ", ".join(assets.models()) or "none"
+    raise BadInput(
+        f"unknown model {name!r}: allowed are a checkpoint folder, a shipped model ({shipped}), one that is fetched "
+        f"({', '.join(fetched.CATALOGUE)}) or an owner/name that is already in the local Hugging Face cache"
+    )
+
+
+def check(path: Path) -> None:
+    """Raises BadInput, naming the file, unless `path` holds a whole checkpoint: config, tokenizer and all weights.
+
+    Weights are safetensors, in one file or in shards; the header of each is read and compared with the file's length.
+    An adapter is whole where its base model is, and is the one that it was trained on.
+    """
+    if adapters.is_adapter(path):
+        check_weights(path / adapters.WEIGHTS)
+        base = base_folder(path)
+        check(base)
+        adapter_of(path).check_base(shards(base))
+        return
+    config = read_json(path / "config.json", "a checkpoint folder has config.json, a tokenizer and safetensors weights")
+    if "model_type" not in config:
+        raise BadInput(f"{path / 'config.json'} has no model_type")
+    if not any((path / name).is_file() for name in TOKENIZERS):
+        raise BadInput(f"{path} has no tokenizer: one of {', '.join(TOKENIZERS)} is needed")
+    if (path / "tokenizer.json").is_file():
+        read_json(path / "tokenizer.json")
+    for shard in shards(path):
+        check_weights(shard)
+
+
+def base_folder(path: Path) -> Path:
+    """The folder with config, tokenizer and whole weights: `path` itself, or of an adapter that of its base model.
+
+    Raises BadInput, naming the command that fetches it, for a base model that is not there.
+    """
+    if not adapters.is_adapter(path):
+        return path
+    name = adapter_of(path).base
+    try:
+        base = folder(name)
+    except BadInput as problem:
+        how = f"workbench models get {name}" if re.fullmatch(r"[\w.-]+", name) else "copy or download it first"
+        raise BadInput(f"{path} is an adapter of {name!r}, which is not here ({how}): {problem}") from None
+    if adapters.is_adapter(base):
+        raise BadInput(f"{path} is an adapter of {name!r}, which is an adapter too: a whole model is needed")
+    return base
+
+
+def weights_of(path: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder; of an adapter those of its base model."""
+    return shards(base_folder(path))
+
+
+def adapter_of(path: Path) -> Adapter:
+    declared = path / "workbench.json"
+    about = read_json(declared).get("adapter", {}) if declared.is_file() else {}
+    if not isinstance(about, dict):
+        raise BadInput(f"{declared}: adapter is {json.dumps(about)}, an object is needed")
+    return Adapter.of(path, read_json(path / adapters.CONFIG), about)
+
+
+def shards(path: Path) -> list[Path]:
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
+    if not (path / INDEX).is_file():
+        raise BadInput(f"{path} has no weights: {WEIGHTS} or {INDEX} with its shards is needed")
+    index = read_json(path / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise BadInput(f"{path / INDEX} has no weight_map")
+    return [path / name for name in sorted(set(index.values()))]
+
+
+def check_weights(shard: Path) -> None:
+    if not shard.is_file():
+        raise BadInput(f"{shard} is missing: the checkpoint is not whole")
+    try:
+        with safe_open(shard, framework="pt") as weights:  # maps the file; compares header and length
+            keys = list(weights.keys())
+    except (SafetensorError, OSError) as problem:
+        raise BadInput(f"{shard} is corrupt or half-written: {first_line(problem)}") from None
+    if not keys:
+        raise BadInput(f"{shard} holds no weights")
+
+
+def read_json(path: Path, hint: str = "the checkpoint is not whole") -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{path} is missing: {hint}") from None
+    except (OSError, UnicodeDecodeError, JSONDecodeError) as problem:
+        raise BadInput(f"{path} is corrupt or half-written: {first_line(problem)}") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{path} is corrupt: an object is needed, not {type(value).__name__}")
+    return value
+
+
+def first_line(problem: Exception) -> str:
+    return next(iter(str(problem).splitlines()), type(problem).__name__)
