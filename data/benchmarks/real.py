@@ -8,24 +8,25 @@
 The first splits a file of questions by the titles of their passages, so that no passage is in both halves: a model
 is tuned on one and measured on the other. It writes questions over installed documentation besides, split by object,
 so that machines with other packages measure the same. The second appends a row a question and method to
-runs/real/MODEL-DATA-GROUP-PART.jsonl as it goes, and goes on where it stopped. `--group` is what is measured: the
-choices of reuse, their ratios, sparse prefill (the file *.kept says what is kept), or the few methods that matter for a
-fine-tuned model. Several processes share the work with `--part 0/4`. The last writes data/benchmarks/real.parquet (a
+runs/real/MODEL-DATA-GROUP-PART.jsonl as it goes, and goes on where it stopped; the file *.head says how it measures.
+`--group` is what is measured: the choices of reuse, their ratios, sparse prefill (the file *.kept says what is kept),
+or the few methods that matter for a fine-tuned model. Several processes share the work with `--part 0/4`. The last writes data/benchmarks/real.parquet (a
 row a method, data set and kind of question, with intervals) and real-questions.parquet (the measures of every question,
-no text). A data set is NAME=FILE, or `manuals`.
+no text); a group that lacks questions is named and left out. A data set is NAME=FILE, or `manuals`.
 """
 
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from workbench import data, models
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
+from workbench.core.files import write_atomically, write_text
 from workbench.data import Sample
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments import fidelity
@@ -165,8 +166,13 @@ def measure(args: argparse.Namespace) -> None:
             "seed": SEED,
             "corpus": len(corpus),
             "device": device_name(loaded.model.device),
+            "passages": args.passages,
+            "max_new_tokens": TOKENS,
+            "note": models.note_of(args.model),
+            "versions": versions(),
         }
-        print(json.dumps(head | {"versions": versions()}), flush=True)
+        print(json.dumps(head), flush=True)
+        write_text(path.with_suffix(".head"), json.dumps(head) + "\n")
         made = dict(methods(configs, corpus, loaded))
         options = {"answers": args.answers, "max_new_tokens": TOKENS, "batch": args.batch, "tokens": args.tokens}
         if args.group == "sparse" and number == 0:
@@ -196,6 +202,20 @@ def methods(configs: Mapping[str, MethodConfig], corpus: Corpus, loaded: Loaded)
             print(f"{name}: {problem}", flush=True)
 
 
+def collect(args: argparse.Namespace) -> None:
+    """Write the two committed tables from the rows of `measure`."""
+    from workbench.experiments import collected  # it needs pandas, which a machine that measures may lack
+
+    configs = {name: config for group in GROUPS.values() for name, config in group("minilm").items()}
+    groups, lacking = collected.complete(collected.gather(args.folder))
+    tables = {"real": collected.methods(groups, configs), "real-questions": collected.questions(groups)}
+    for name, table in tables.items():
+        write_atomically(HERE / f"{name}.parquet", partial(table.to_parquet, index=False, compression="zstd"))
+        print(f"{len(table)} rows in {HERE / name}.parquet")
+    for line in lacking:
+        print(f"left out: {line}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -222,6 +242,9 @@ def main() -> None:
     measuring.add_argument("--answers", action="store_true", help="decode every method's answers too")
     measuring.add_argument("--out", type=Path, default=Path("runs/real"))
     measuring.set_defaults(run=measure)
+    collecting = commands.add_parser("collect")
+    collecting.add_argument("folder", type=Path)
+    collecting.set_defaults(run=collect)
     args: Any = parser.parse_args()
     args.run(args)
 

@@ -16,6 +16,7 @@ from workbench.metrics.answers import Records, bootstrap
 from workbench.metrics.paired import Explained, bits_explained, difference, mcnemar
 
 SCORES = ("em", "f1", "nll", "kl", "kl_first", "agree", "agree_first")
+RIGHT = ("em", "agree_first")  # of these scores, 0 or 1 a question, McNemar's test
 LOSSES = ("nll", "kl")  # of which a method explains a share of what reuse loses
 CHARGED = ("rows", "flops", "bytes", "seconds")  # what a request costs, passes of the selector included
 
@@ -29,18 +30,19 @@ def by(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, Records]:
 
 
 def paired(one: Records, other: Records, score: str, seed: int = 0) -> dict[str, Any]:
-    """Compare two methods by one score: {n, one, other, difference, low, high}, of `em` also {only_one, only_other, p}.
+    """Compare two methods by one score: {n, one, other, difference, low, high}, of `RIGHT` also only_one, only_other, p.
 
     The interval is a paired bootstrap's, `p` McNemar's. Questions without the score are left out; where that leaves
     none, n is 0 and all else None. Raises BadInput where the methods have not answered the same questions.
     """
     first, second = _matched([one, other], score)
-    names = ["one", "other", "difference", "low", "high", *(["only_one", "only_other", "p"] if score == "em" else [])]
+    names = ["one", "other", "difference", "low", "high"]
+    names += ["only_one", "only_other", "p"] if score in RIGHT else []
     if not len(first):
         return {"score": score, "n": 0, **dict.fromkeys(names)}
     gap = difference(first, second, seed)
     values = [float(first.mean()), float(second.mean()), gap.mean, gap.low, gap.high]
-    tested = asdict(mcnemar(first, second)).values() if score == "em" else []
+    tested = asdict(mcnemar(first, second)).values() if score in RIGHT else []
     return {"score": score, "n": gap.n, **dict(zip(names, [*values, *tested], strict=True))}
 
 
@@ -65,7 +67,7 @@ def table(methods: Mapping[str, Records], reuse: str | None = None, seed: int = 
     A row has {method, n}, for every score and cost that was measured its mean and {name}_low, {name}_high, fidelity as
     `metrics.fidelity.summary` names it and, of the questions that full attention answers exactly, answered_{name}.
     With the name of plain `reuse` also `nll_explained` and `kl_explained` with their ends, and {score}_more_than_reuse
-    with ends (and em_p). What could not be measured is None. Raises BadInput for a name that is none.
+    with ends (and em_p, agree_first_p). What could not be measured is None. Raises BadInput for a name that is none.
     """
     if reuse is not None and reuse not in methods:
         raise BadInput(f"no method is named {reuse!r}: there are {', '.join(methods)}")
@@ -93,7 +95,7 @@ def _explained(of_trial: Mapping[str, Records], row: Mapping[str, Any], reuse: s
 
 def _row(name: str, rows: Records, reuse: Records | None, seed: int) -> dict[str, Any]:
     record: dict[str, Any] = {"method": name, "n": len(rows)}
-    for field in ("em", "f1", "full_em", *CHARGED):
+    for field in ("em", "f1", "full_em", "full_f1", "kl_gold", *CHARGED):
         values = [row[field] for row in rows if row.get(field) is not None]
         record |= _ends(field, (float(np.mean(values)), *bootstrap(values, seed)) if values else (None, None, None))
     if all("kl" in row for row in rows):
@@ -107,7 +109,7 @@ def _row(name: str, rows: Records, reuse: Records | None, seed: int) -> dict[str
     for score in SCORES:
         gap = paired(rows, reuse, score, seed)
         record |= _ends(f"{score}_more_than_reuse", (gap["difference"], gap["low"], gap["high"]))
-        record |= {"em_p": gap["p"]} if score == "em" else {}
+        record |= {f"{score}_p": gap["p"]} if score in RIGHT else {}
     return record
 
 
