@@ -1,5 +1,6 @@
 """Sessions of prompts that share blocks: demonstrations, chats and games as prompts, and what they take."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -80,6 +81,13 @@ def test_a_game_is_its_rules_its_state_and_a_question():
     frame = game.frames(1, tables=1)[0]
     (step,) = sessions.of_game([frame], LAB)
     assert step.pieces == (game.RULES, *frame.pieces(), LAB.question.format(question=frame.question))
+
+
+def test_in_a_chat_the_rules_of_a_game_stand_inside_the_users_turn():
+    frame = game.frames(1, tables=1)[0]
+    chat_layout = replace(LAB, system="<system>Be brief.<user>", turn="<user>")
+    (step,) = sessions.of_game([frame], chat_layout)
+    assert step.pieces[0] == "<system>Be brief.<user>" + game.RULES and [*step.pieces[1:-1]] == [*frame.pieces()]
 
 
 def test_following_a_game_encodes_what_changed_and_equals_encoding_all_anew(loaded):

@@ -28,8 +28,11 @@ class SessionPrompt:
 
 
 def of_game(frames: Sequence[Frame], layout: Layout) -> list[SessionPrompt]:
-    """Make prompts of the rules, one block a leaf group of the state, and the question."""
-    pieces = [(RULES, *frame.pieces(), layout.question.format(question=frame.question)) for frame in frames]
+    """Make prompts of the rules, one block a leaf group of the state, and the question.
+
+    In a chat the rules stand behind the system prompt, inside the user's turn."""
+    rules = (layout.system if layout.turn else "") + RULES
+    pieces = [(rules, *frame.pieces(), layout.question.format(question=frame.question)) for frame in frames]
     return [SessionPrompt(text, f.answers, f.kind, f.event) for text, f in zip(pieces, frames, strict=True)]
 
 
