@@ -10,9 +10,10 @@ is tuned on one and measured on the other. It writes questions over installed do
 so that machines with other packages measure the same. The second appends a row a question and method to
 runs/real/MODEL-DATA-GROUP-PART.jsonl as it goes, and goes on where it stopped; the file *.head says how it measures.
 `--group` is what is measured: the choices of reuse, their ratios, sparse prefill (the file *.kept says what is kept),
-or the few methods that matter for a fine-tuned model. Several processes share the work with `--part 0/4`. The last writes data/benchmarks/real.parquet (a
-row a method, data set and kind of question, with intervals) and real-questions.parquet (the measures of every question,
-no text); a group that lacks questions is named and left out. A data set is NAME=FILE, or `manuals`.
+or the few methods that matter for a fine-tuned model. Several processes share the work with `--part 0/4`.
+The last writes data/benchmarks/real.parquet (a row a method, data set and kind of question, with intervals) and
+real-questions.parquet (the measures of every question, no text); a group that lacks questions is named and left out.
+A data set is NAME=FILE, or `manuals`.
 """
 
 import argparse

@@ -30,7 +30,7 @@ def by(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, Records]:
 
 
 def paired(one: Records, other: Records, score: str, seed: int = 0) -> dict[str, Any]:
-    """Compare two methods by one score: {n, one, other, difference, low, high}, of `RIGHT` also only_one, only_other, p.
+    """Compare two methods by one score: {n, one, other, difference, low, high}; of `RIGHT` only_one, only_other, p too.
 
     The interval is a paired bootstrap's, `p` McNemar's. Questions without the score are left out; where that leaves
     none, n is 0 and all else None. Raises BadInput where the methods have not answered the same questions.
