@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workbench import data
 from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
@@ -54,6 +55,16 @@ def today(swept: pd.DataFrame) -> pd.DataFrame:
 def names(kind: str = "json") -> list[str]:
     """List the results there are."""
     return sorted(path.stem for path in Path(FOLDER).glob(f"*.{kind}"))
+
+
+def kinds(samples: int, seed: int, passages: int = 10) -> list[str]:
+    """Return the kind of every question of the lab corpus, in the order in which results files hold them."""
+    return [sample.kind for sample in data.load("lab", samples, seed, passages)]
+
+
+def right(entry: Mapping[str, Any]) -> list[int]:
+    """Return 1 for every question that an entry of a results file answers right, else 0."""
+    return [int(digit) for digit in entry["right"]]
 
 
 def entry(record: Record, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -108,12 +108,23 @@ def reuse_quality(records: Mapping[str, Record], *, about: str) -> go.Figure:
     """Draw the scores of trials with full attention, blocks and naive positions ("full", "block", "naive")."""
     return quality(
         [row for record in records.values() for row in record.rows()],
-        notice=f"Reuse without fine-tuning answers {records['block'].em:.0%} where full attention answers "
-        f"{records['full'].em:.0%}; naive positions leave {records['naive'].em:.0%}. Compare the kinds that lean on "
-        "more than one passage.",
+        notice=f"Independent blocks answer {records['block'].em:.0%} where full attention answers "
+        f"{records['full'].em:.0%}; with naive positions they answer {records['naive'].em:.0%}. {_most_lost(records)}",
         caption=f"{about}, greedy decoding. Exact match and F1 after SQuAD's normalisation, best over aliases. Bars "
         f"are 95% intervals (Wilson's for exact match, bootstrap for F1). {records['full'].device}.",
     )
+
+
+def _most_lost(records: Mapping[str, Record]) -> str:
+    """Say which kind of question independent blocks lose most of beside full attention."""
+    full, block = (records[mode].by_kind for mode in ("full", "block"))
+    gaps = {kind: full[kind].em - block[kind].em for kind in full if kind in block}
+    if not gaps:
+        return ""
+    most = max(gaps, key=gaps.__getitem__)
+    if gaps[most] <= 0:
+        return "No kind of question answers less with them."
+    return f"They lose most on {most}: {gaps[most] * 100:.0f} points (n = {full[most].n})."
 
 
 def baseline_ratios(records: Sequence[Mapping[str, Any]], **texts: Unpack[Texts]) -> go.Figure:

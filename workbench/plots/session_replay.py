@@ -10,6 +10,7 @@ from workbench.data.game import Frame
 from workbench.experiments.session_replay import later_prompts, mean_em, total
 from workbench.metrics.answers import wilson
 from workbench.plots.bars import history
+from workbench.plots.findings import joined
 from workbench.plots.frames import frames
 from workbench.plots.intervals import quality
 from workbench.plots.lines import turnover
@@ -31,10 +32,18 @@ def demonstrations_history(records: Records, *, shots: int, seed: int) -> go.Fig
         title="Requests with demonstrations",
         unit="request",
         notice=f"In {len(records)} requests blocks compute {computed:,} of {tokens:,} tokens, a prefix cache "
-        f"{prefix:,}. Once the pool is known, only questions are computed.",
+        f"{prefix:,}. {_only_questions(records)}",
         caption=f"{shots} of {demonstrations.POOL} demonstrations in random order, seed {seed}. The store starts "
         "empty. Prefix cache: of the request before.",
     )
+
+
+def _only_questions(records: Records) -> str:
+    """Say from which prompt on no block is encoded, so that the question alone is computed."""
+    last = max((i for i, r in enumerate(records) if r["blocks_encoded"]), default=-1)
+    if last + 1 == len(records):
+        return "Blocks are encoded up to the last request."
+    return f"From request {last + 2} on only questions are computed."
 
 
 def demonstrations_turnover(records: Records, *, repeats: int, device: str) -> go.Figure:
@@ -63,8 +72,8 @@ def demonstrations_quality(rows: Sequence[dict], *, about: str, device: str) -> 
     """Draw the scores of requests with several numbers of demonstrations: `rows` as of `by_number`."""
     return quality(
         rows,
-        notice=f"Full attention answers {mean_em(rows, 'full'):.0%}, blocks {mean_em(rows, 'block'):.0%}. A "
-        "demonstration needs no other one, so as blocks, which do not see each other, they should do as well.",
+        notice=f"Full attention answers {mean_em(rows, 'full'):.0%}, blocks {mean_em(rows, 'block'):.0%}. As blocks "
+        f"demonstrations do not see each other. {overlapping(rows)}",
         caption=f"{about} (the number of demonstrations stands behind the comma). The question comes with a passage of "
         f"its own, or asks for another fact of a demonstration. Greedy decoding; bars are 95% intervals. {device}.",
     )
@@ -73,7 +82,7 @@ def demonstrations_quality(rows: Sequence[dict], *, about: str, device: str) -> 
 def chat_history(records: Records, *, turns: int, memory: int, seed: int) -> go.Figure:
     """Draw the blocks of one conversation, whose prompt keeps the last `memory` turns."""
     first = _first_drop(records, memory)["step"] + 1
-    dropped = f"From turn {first} on the oldest turn is dropped: the others move, and are not encoded again."
+    dropped = f"From turn {first} on the oldest turn is dropped and the others move. {_moved(records[first - 1 :])}"
     return history(
         records,
         title="A conversation, turn by turn",
@@ -82,6 +91,12 @@ def chat_history(records: Records, *, turns: int, memory: int, seed: int) -> go.
         caption=f"One conversation of {turns} turns, of which the last {memory} stay in the prompt; seed {seed}. "
         "Replies in the prompt are the right ones, whatever the model said.",
     )
+
+
+def _moved(late: Records) -> str:
+    """Say how many blocks were encoded, of those that the prompts of these turns hold."""
+    encoded, held = total(late, "blocks_encoded"), sum(len(r["fates"]) for r in late)
+    return f"In those turns {encoded} of {held} blocks are encoded, {encoded / len(late):.1f} a turn."
 
 
 def chat_turnover(records: Records, *, memory: int, repeats: int, device: str) -> go.Figure:
@@ -103,11 +118,27 @@ def chat_quality(rows: Sequence[dict], *, about: str, device: str) -> go.Figure:
     em = {row["mode"]: row["em"] for row in rows if row["kind"] == "all"}
     return quality(
         rows,
-        notice=f"Full attention answers {em['full']:.0%}, blocks {em['block']:.0%}. Look at the follow-ups: as a "
-        "block, a turn that says “She …” has never seen who that is.",
+        notice=f"Full attention answers {em['full']:.0%}, blocks {em['block']:.0%}. As a block, a turn that says “She "
+        f"…” has not seen who that is. {overlapping(rows)}",
         caption=f"{about}. Told now: in this turn; told before: in an earlier turn; follow-up: in an earlier turn that "
         f"went on about somebody. Greedy decoding; bars are 95% intervals. {device}.",
     )
+
+
+def overlapping(rows: Sequence[dict]) -> str:
+    """Say in which kinds of question the 95% intervals of full attention and blocks lie apart."""
+    by_mode: dict[str, dict[str, dict]] = {"full": {}, "block": {}}
+    for row in rows:
+        if row["kind"] != "all" and row["mode"] in by_mode:
+            by_mode[row["mode"]][row["kind"]] = row
+    full, block = by_mode["full"], by_mode["block"]
+    apart = [
+        f"{kind} ({full[kind]['em']:.0%} and {block[kind]['em']:.0%})"
+        for kind in full
+        if kind in block
+        and (full[kind]["em_low"] > block[kind]["em_high"] or block[kind]["em_low"] > full[kind]["em_high"])
+    ]
+    return f"Their intervals lie apart for {joined(apart)}." if apart else "Their intervals overlap for every kind."
 
 
 def game_frames(records: Records, played: Sequence[Frame], *, seed: int) -> go.Figure:

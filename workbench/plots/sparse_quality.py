@@ -15,6 +15,7 @@ from workbench.core.blocks import Prompt
 from workbench.experiments import results
 from workbench.methods import sparse
 from workbench.metrics.crossover import CrossoverModel, costs, first_paying
+from workbench.plots import sparse_findings
 from workbench.plots.heads import by_head
 from workbench.plots.intervals import forest
 from workbench.plots.lines import plane, planes, points, profile, profiles
@@ -83,8 +84,8 @@ def quality_planes(measured: Measured, keep: float) -> go.Figure:
         looks_of(curve.spec),
         title="Quality against density and cost (CompactAttention, figure 1)",
         notice=f"{preliminary}Dense attention: {dense['em']:.1%} (dotted). The cheapest published rule within "
-        f"{1 - keep:.0%} of it: {cheapest or 'no setting that is listed'}. Methods that keep the last query tiles in "
-        "full protect the question, which is what is scored.",
+        f"{1 - keep:.0%} of it: {cheapest or 'no setting that is listed'}. "
+        f"{sparse_findings.random_beside(curve, measured.answers)}",
         caption=f"{measured.about()}; bars: 95% intervals (Wilson). Oracle: fewest tiles by true mass, at the price of "
         "all of it.",
     )
@@ -102,20 +103,21 @@ def settings_table(measured: Measured) -> go.Figure:
             r["spec"].replace("vertical_slash", "vs").replace(", ", " "),
             scored(r, form=".0%"),
             *(f"{share:.1%}" for share in (r["density"], 1 - r["density"])),
-            *(f"{r['mass']:.0%}", f"{r['error']:.2f}", f"{r['seconds'] * 1e3:.0f}"),
+            *(f"{r['mass']:.0%}", f"{r['error']:.2f}"),
         ]
         for r in [*bfla.to_dict("records"), *middle.to_dict("records"), dense]
     ]
     return table(
-        ["setting", "exact match", "density", "sparsity", "mass", "error", "choice (ms)"],
+        ["setting", "exact match", "density", "sparsity", "mass", "error"],
         rows,
-        widths=[4.4, 1.7, 0.8, 0.9, 0.7, 0.7, 1.1],
+        widths=[4.4, 1.7, 0.8, 0.9, 0.7, 0.7],
         title="Settings of BFLA and others (BFLA, table 5)",
         notice=f"BFLA's γ from {few['value']:g} to {many['value']:g} moves the density from {few['density']:.0%} to "
         f"{many['density']:.0%} (block 64, flat 4, local 1); band, rescues and larger blocks from "
-        f"{bfla.density.min():.0%} to {bfla.density.max():.0%} (listed).",
+        f"{bfla.density.min():.0%} to {bfla.density.max():.0%} (listed). "
+        f"{sparse_findings.bfla_beside_dense(measured.settings, dense)}",
         caption=f"{measured.about()}; kept shares are means over layers, heads and {int(dense['prompts']):,} prompts; "
-        f"choice: median of all layers and chunks, {dense['device']}, {dense['processes']} at once.",
+        f"{dense['device']}.",
     )
 
 
@@ -124,13 +126,14 @@ def last_rows_table(measured: Measured, without: Mapping[str, Mapping[str, Any]]
 
     `without`: spec → {with: spec under the rule, record, right}, the results named last-rows.
     """
-    rows, instead = [], []
+    rows, instead, gaps = [], [], []
     for spec, entry in without.items():
         (had,) = measured.settings[measured.settings.spec == entry["with"]].to_dict("records")
         lost, name = entry["record"], SPARSE_METHODS.name_of(spec)
         right = "".join(str(int(digit)) for digit in measured.answers[f"em {entry['with']}"])
         gap, (low, high) = results.difference(entry, {"right": right})
         densities = f"{lost['sparsity']['density']:.0%} ({had['density']:.0%} with)"
+        gaps.append((gap, (low, high)))
         points_lost = f"{gap * 100:+.1f} ({low * 100:+.1f} to {high * 100:+.1f})"
         rows.append([name, densities, scored(had), scored(lost), points_lost])
         instead.append(f"{name} answers {lost['em']:.0%} instead of {had['em']:.0%}")
@@ -138,13 +141,13 @@ def last_rows_table(measured: Measured, without: Mapping[str, Mapping[str, Any]]
     near = nearest(measured.curve[measured.curve.method.isin(WITHOUT_FULL_ROWS)], target)
     for r in near.sort_values("em", ascending=False).to_dict("records"):
         rows.append([SPARSE_METHODS.name_of(r["spec"]), f"{r['density']:.0%}", "no such rule", scored(r), ""])
+    methods_apart = float(near.em.max() - near.em.min())
     return table(
         ["method", "density", "with the rule", "without", "difference (points)"],
         rows,
         widths=[2, 1.5, 1.9, 1.9, 2.4],
         title="Exact match with the last query tile whole, and with it chosen like any other",
-        notice=f"Without it {' and '.join(instead)}: how well a choice answers says first of all whether it has this "
-        "rule.",
+        notice=f"Without it {' and '.join(instead)}. {sparse_findings.of_last_rows(gaps, methods_apart)}",
         caption=f"{measured.about()}; 95% intervals (Wilson), differences paired by question (bootstrap). Without the "
         f"rule: {lost['device']}; those without one: the setting of nearest density.",
     )
@@ -172,8 +175,7 @@ def loss_planes(measured: Measured) -> go.Figure:
         looks_of(measured.curve.spec),
         title="Mass, error, recall and divergence against density",
         notice=f"Between 30% and 60% density, error is smallest with {first.spec} ({first.error:.2f}) and largest with "
-        f"{last.spec} ({last.error:.2f}). Mass and answer need not agree: what counts for the answer are the last "
-        "rows.",
+        f"{last.spec} ({last.error:.2f}). {sparse_findings.mass_and_answers(curve)}",
         caption=f"{measured.about(prompts)}; means over layers and heads; bars: 95% intervals (bootstrap over "
         f"prompts). KL over the question's rows, {dense['n']:,} prompts.",
         height=280,
@@ -193,8 +195,7 @@ def heads_at(measured: Measured, heads: pd.DataFrame, density: float = 0.4) -> g
         grids,
         layers=range(len(next(iter(grids["mass"].values())))),
         title=f"By layer and head, at densities near {density:.0%}",
-        notice=f"The head that keeps least: {worst}. The oracle holds every head at the same mass, with very different "
-        "densities.",
+        notice=f"The head that keeps least: {worst}. {sparse_findings.densities_apart(grids['density'])}",
         caption=f"{measured.about(f'{int(heads.prompts.max())} prompts')}; {'; '.join(specs)}.",
     )
 
@@ -255,8 +256,8 @@ def needles_by_task(measured: Measured, chosen: Records) -> go.Figure:
         title="Needles, by task",
         notice=f"Dense attention (dotted): {full}. Lowest: {', '.join(lowest)}.",
         caption=f"lab-full, {hay.passages['all']} passages ({hay.tokens['all']:,.0f} tokens), chunks of "
-        f"{hay.chunk['all']}, n = {hay.n['all']:,} questions; the setting of each method from the table above, its "
-        "density on lab prompts in brackets; 95% intervals (Wilson).",
+        f"{hay.chunk['all']}; n = {', '.join(f'{hay.n[task]:,} ({task})' for task in TASKS if task in hay.index)}; the "
+        "setting of each method from the table above, its density on lab prompts in brackets; 95% intervals (Wilson).",
         colours={names[spec]: look.colour for spec, look in looks.items()},
         marks={names[spec]: look.symbol for spec, look in looks.items()},
         reference=names[dense["spec"]],
@@ -311,8 +312,8 @@ def crossover_table(records: Records, model: str, large: str, *, kept_share: flo
         rows,
         widths=[4.4, 1, 1.1, 1.2, 1.1, 1.1],
         title=f"From how many tokens on is a whole prefill {gain:.0%} cheaper?",
-        notice="Kept: pairs that sink, band, full rows or the chunk itself hold on to, whatever the scores. The wider "
-        "a model's linear layers, the later sparse attention pays.",
+        notice="Kept: pairs that sink, band, full rows or the chunk itself hold on to, whatever the scores. "
+        f"{sparse_findings.which_pays_first(records, model, large)}",
         caption=f"Operations of {model} and {large}; choice: share of dense attention; of the tiles that may be left "
         f"out {kept_share:.0%} are kept. Lengths in steps of a quarter octave, to 1,048,576.",
     )
@@ -335,7 +336,7 @@ def own_table(records: Records, prompts: Sequence[Prompt], keep: float, about: s
         widths=[2, 1.8, 1, 1, 1.3, 1.1, 1.2],
         title=f"Thresholds that keep {keep:.0%} of the mass, found here",
         notice=f"Sparsest: {SPARSE_METHODS.name_of(records[0]['method'])} with {records[0]['density']:.0%} of the "
-        "pairs. The oracle knows the true mass of every tile. Mass is a mean over all rows; the answer hangs on the "
-        "last ones.",
+        "pairs. The oracle knows the true mass of every tile. Mass is a mean over all rows; the answer is read off "
+        "the last one.",
         caption=f"{about}; means over layers and heads, prompts of {tokens:,.0f} tokens.",
     )

@@ -10,139 +10,28 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.core import renamed
-from workbench.core.errors import BadInput
 from workbench.experiments.results import today
-from workbench.methods import registry
-from workbench.metrics.answers import bootstrap, normalised
+from workbench.plots import sweep_findings
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import SELECTORS, selector_looks
-from workbench.plots.measures import Measure, measure_of, points
+from workbench.plots.measures import measure_of
+from workbench.plots.reuse_findings import by_kind, lost, multi_hop
+from workbench.plots.sweep_records import (
+    PREPARE,
+    RATIO,
+    against,
+    by_neighbours,
+    by_preparation,
+    curves,
+    levels,
+    points_of,
+)
 from workbench.plots.table import scored, table
 
-Rows = list[dict[str, Any]]
+__all__ = ["PREPARE", "RATIO", "against", "by_neighbours", "by_preparation", "curves", "levels"]
+
 Records = Sequence[Mapping[str, Any]]
-PREPARE = "after_system"  # how passages were cached, where no preparation is said
 QUOTED = ("query_guided", "kv_deviation", "inter_attention", "answer_guided")
-RATIO = 0.15  # of the tokens that are recomputed, where no ratio is said
-
-
-def levels(swept: pd.DataFrame, metric: str = "em") -> dict[tuple[str, str], float]:
-    """Return the score of full attention ("full") and Full Reuse ("none") by kind of question."""
-    swept = today(swept)
-    full = swept[swept["mode"] == "full"]
-    reuse = swept[(swept["mode"] == "block") & (swept.prepare == "after_system") & (swept["select"] == "none")]
-    sides = {"full": full, "none": reuse}
-    return {(name, r["kind"]): r[metric] for name, rows in sides.items() for r in rows.to_dict("records")}
-
-
-def _points(trials: pd.DataFrame, selector: str, x: str, measure: Measure) -> Rows:
-    """Return a point of every trial of a selector, with `x` of the table as `at`."""
-    return [{"name": SELECTORS.name_of(selector), **point} for point in points(trials, x, measure)]
-
-
-def _gap(answers: pd.DataFrame, trial: str, other: str) -> tuple[float, float, float]:
-    """Return how much more often a trial is right than another on the same questions, with its 95% interval."""
-    gap = answers[f"em {trial}"].astype(float) - answers[f"em {other}"].astype(float)
-    return float(gap.mean()), *bootstrap(gap.tolist())
-
-
-def curves(
-    swept: pd.DataFrame,
-    selectors: Sequence[str],
-    prepare: str = "after_system",
-    kind: str = "all",
-    x: str = "ratio",
-    only: float | None = None,
-    metric: str = "em",
-) -> Rows:
-    """Return a point {name, at, mean, low, high} for every ratio of every selector, ratio 0 (nothing recomputed) first.
-
-    Against the ratio a selector that was not tried at 1 ends at `all`: it would choose every token.
-
-    x        what `at` is: the ratio, or a column of the table, as `flops`
-    only     this ratio alone
-    metric   the score, of `plots.measures`
-    Raises BadInput where the table has no such trial or no such score.
-    """
-    measure = measure_of(metric, swept)
-    prepare = renamed.spec(prepare)
-    swept = today(swept)
-    block = swept[(swept["mode"] == "block") & (swept.prepare == prepare) & (swept.kind == kind)]
-    reuse = block[block["select"] == "none"].assign(ratio=0.0)
-    found: Rows = []
-    everything = block[block["select"] == "all"].assign(ratio=1.0) if x == "ratio" else block[:0]
-    for spec in selectors:
-        trials = block[(block["select"] == spec) & (block["select"] != "none")].sort_values("ratio")
-        if only is None:
-            ends = len(trials) and trials.ratio.max() < 1
-            trials = pd.concat([reuse, trials, everything] if ends else [reuse, trials])
-        else:
-            trials = reuse if spec == "none" else trials[trials.ratio == only]
-        if not len(trials):
-            raise BadInput(f"the table has no trial of {spec!r} on passages cached {prepare!r}, kind {kind!r}")
-        found += _points(trials, spec, x, measure)
-    return found
-
-
-def against(swept: pd.DataFrame, answers: pd.DataFrame, other: str, prepare: str, ratio: float) -> Rows:
-    """Compare every selector at `ratio` with selector `other` on the same questions, the best first.
-
-    {select, em, normalised F1 with its interval, difference in exact match to `other` with its interval}; `answers` has
-    a row a question and columns "em TRIAL" and "f1 TRIAL".
-    """
-    of_kind = today(swept)[swept.kind == "all"]
-    block = of_kind[(of_kind["mode"] == "block") & (of_kind.prepare == renamed.spec(prepare))]
-    at = block[(block.ratio == ratio) & (block["select"] != "none")].set_index("select")
-    full = of_kind[of_kind["mode"] == "full"].trial.iloc[0]
-    reuse = block[block["select"] == "none"].trial.iloc[0]
-    records = []
-    for spec, row in at.iterrows():
-        record = {"select": spec, "em": row.em}
-        scores = normalised(*(answers[f"f1 {trial}"] for trial in (row.trial, reuse, full)))
-        gap = _gap(answers, row.trial, at.trial[other])
-        for name, values in (("normalised", scores), ("difference", gap)):
-            record |= dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
-        records.append(record)
-    return sorted(records, key=lambda r: -r["em"])
-
-
-def by_preparation(
-    swept: pd.DataFrame, answers: pd.DataFrame, selectors: Sequence[str], one: str, other: str, ratio: float
-) -> Rows:
-    """Compare every selector at `ratio` on passages prepared by `one` and by `other`.
-
-    {select, em and interval of each, gain with its interval, taken question by question}.
-    """
-    block = today(swept)[(swept["mode"] == "block") & (swept.kind == "all")]
-    records = []
-    for spec in selectors:
-        trials = block[(block["select"] == spec) & ((block.ratio == ratio) | (spec == "none"))].set_index("prepare")
-        before, after = trials.loc[renamed.spec(one)], trials.loc[renamed.spec(other)]
-        gap = _gap(answers, after.trial, before.trial)
-        record = {"select": spec, **dict(zip(("gain", "gain_low", "gain_high"), gap, strict=True))}
-        for name, side in (("one", before), ("other", after)):
-            record |= {name: side.em, f"{name}_low": side.em_low, f"{name}_high": side.em_high}
-        records.append(record)
-    return records
-
-
-def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 0.15, metric: str = "em") -> Rows:
-    """Return a point {name, at, mean, low, high} for every number of neighbours; number 0 is `after_system`."""
-    block = today(swept)[(swept["mode"] == "block") & (swept.kind == "all")]
-    numbers = {"after_system": 0}
-    for spec in block.prepare.unique():
-        name, options = registry.parse(spec)
-        if name == "with_neighbours":
-            numbers[spec] = int(options.get("n", 10))
-    counted = block[block.prepare.isin(list(numbers))]
-    counted = counted.assign(at=counted.prepare.map(numbers)).sort_values("at")
-    measure = measure_of(metric, swept)
-    found: Rows = []
-    for selector in selectors:
-        of_ratio = (counted.ratio == ratio) | (selector == "none")
-        found += _points(counted[(counted["select"] == selector) & of_ratio], selector, "at", measure)
-    return found
 
 
 def asked(swept: pd.DataFrame) -> str:
@@ -165,7 +54,8 @@ def quality_by_ratio(
     across = "share of document tokens recomputed"
     panels = []
     for kind in kinds:
-        title = f"{kind} (full attention {measure.say(level['full', kind], 0)})"
+        count = int(swept[swept.kind == kind].n.max())
+        title = f"{kind}, n = {count:,} (full attention {measure.say(level['full', kind], 0)})"
         drawn = curves(swept, selectors, PREPARE, kind, metric=metric)
         up = measure.axis if kind == "all" else ""
         panels.append(profile(title, drawn, across, up, percent=measure.percent, percent_x=True))
@@ -197,45 +87,60 @@ def selectors_at(swept: pd.DataFrame, rows: Records) -> go.Figure:
     cells = []
     for r in rows:
         scores = [f"{r['normalised']:.2f}", f"{r['normalised_low']:.2f} to {r['normalised_high']:.2f}"]
-        cells.append([SELECTORS.name_of(r["select"]), f"{r['em']:.1%}", *scores, *_gained(r, "difference")])
+        own = f", its own {r['share']:.0%}" if r.get("own") else ""
+        cells.append([SELECTORS.name_of(r["select"]) + own, f"{r['em']:.1%}", *scores, *_gained(r, "difference")])
     return table(
         ["selector", "exact match", "normalised F1", "95% interval", "to FusionRAG's", "95% interval"],
         cells,
         widths=[2.9, 1, 1.1, 1.2, 1.2, 1.3],
         title=f"Selectors at a ratio of {RATIO:.0%}",
-        notice=f"{SELECTORS.name_of(best['select'])} recovers {best['normalised']:.0%} of what reuse loses. Normalised "
-        "F1 is 0 for Full Reuse and 1 for full attention (FusionRAG, section 5).",
+        notice=f"{SELECTORS.name_of(best['select'])} recovers {best['normalised']:.0%} of what reuse loses (normalised "
+        f"F1: 0 for Full Reuse, 1 for full attention). {sweep_findings.by_position(rows)}",
         caption=f"lab-full, passages cached behind the system prompt, {asked(swept)}; bootstrap by question, 2,000 "
         "resamples.",
     )
 
 
-def kinds_at(swept: pd.DataFrame, selectors: Sequence[str]) -> go.Figure:
-    """Draw exact match by kind of question: full attention, Full Reuse, and all `selectors` at one ratio."""
+def kinds_at(
+    swept: pd.DataFrame, selectors: Sequence[str], answers: pd.DataFrame | None = None, asked_kinds: Sequence[str] = ()
+) -> go.Figure:
+    """Draw exact match by kind of question: full attention, Full Reuse, and all `selectors` at one ratio.
+
+    `answers` has a row a question, whose kinds are `asked_kinds`: with both, the notice compares question by question.
+    """
     swept = today(swept)
     block = swept[(swept["mode"] == "block") & (swept.prepare == PREPARE)]
     trials = {"full attention": swept[swept["mode"] == "full"], "Full Reuse": block[block["select"] == "none"]}
     for spec in selectors:
-        trials[SELECTORS.name_of(spec)] = block[(block["select"] == spec) & (block.ratio == RATIO)]
+        own = block.ratio.isna() & (spec == "cache_craft")
+        trials[SELECTORS.name_of(spec)] = block[(block["select"] == spec) & ((block.ratio == RATIO) | own)]
     kinds = [kind for kind in dict.fromkeys(swept.kind) if kind != "all"]
     rows = []
     for name, trial in trials.items():
         scores = trial.drop_duplicates("kind").set_index("kind").loc[kinds]
         rows.append([name, *(scored(s, form=".0%") for s in scores.to_dict("records"))])
+    counts = swept.groupby("kind").n.max()
     return table(
-        [f"at {RATIO:.0%}", *kinds],
+        [f"at {RATIO:.0%}", *(f"{kind} (n = {int(counts[kind]):,})" for kind in kinds)],
         rows,
         widths=[2.4, *[1.6] * len(kinds)],
         title="By kind of question",
-        notice="Single-hop questions lose nothing by reuse and gain nothing by recomputing. A continuation is repaired "
-        "by recomputing its passage with the one before in sight. For order, what counts is where a passage stands.",
+        notice=_lost_by_kind(trials, answers, asked_kinds),
         caption=f"Exact match, 95% intervals (Wilson), passages cached behind the system prompt, {asked(swept)}.",
     )
 
 
+def _lost_by_kind(trials: Mapping[str, pd.DataFrame], answers: pd.DataFrame | None, asked_kinds: Sequence[str]) -> str:
+    """Return what Full Reuse loses by kind of question, paired where `answers` are known."""
+    if answers is None or not len(asked_kinds):
+        return "By kind of question, at one ratio; the first two rows recompute everything and nothing."
+    right = {name: answers[f"em {trials[name].trial.iloc[0]}"] for name in ("Full Reuse", "full attention")}
+    gaps = by_kind(right["Full Reuse"], right["full attention"], asked_kinds)
+    return f"{lost(gaps, 'Full Reuse')} {multi_hop(gaps, 'Full Reuse')}"
+
+
 def preparations(swept: pd.DataFrame, pairs: Records, neighbours: int) -> go.Figure:
     """Draw every selector on passages of two preparations: `pairs` as of `sweep_curves.by_preparation`."""
-    gain = {r["select"]: r["gain"] * 100 for r in pairs}
     rows = []
     for r in pairs:
         scores = (scored(r, side) for side in ("one", "other"))
@@ -245,9 +150,7 @@ def preparations(swept: pd.DataFrame, pairs: Records, neighbours: int) -> go.Fig
         rows,
         widths=[2.6, 1.6, 1.9, 1.1, 1.2],
         title="Preparation and selection (figure 16)",
-        notice=f"Preparation changes reuse without recomputation by {gain['none']:+.1f} points and question-guided "
-        f"recomputation by {gain['query_guided']:+.1f}. The paper finds a gain for every selector; the next "
-        "figure says why not here.",
+        notice=sweep_findings.preparation(pairs),
         caption=f"Exact match over all kinds, {asked(swept)}; 95% intervals: Wilson, differences by paired bootstrap. "
         "Neighbours by TF-IDF from all passages of all worlds.",
     )
@@ -279,8 +182,7 @@ def antecedents_table(found: Mapping[int, tuple[int, int]], *, passages: int, se
         widths=[1, 1.2, 2],
         words=0,
         title="Does similarity find what is missing?",
-        notice="A passage that says “She …” is most like other passages that say “She …”. In the paper's data sets, "
-        "alike passages are about the same thing; here they are about somebody else.",
+        notice=sweep_findings.found_antecedents(found),
         caption=f"TF-IDF over {passages:,} passages of lab worlds, seed {seed:,}; each continued passage counted once.",
     )
 
@@ -294,8 +196,7 @@ def quality_by_operations(swept: pd.DataFrame, selectors: Sequence[str], metric:
     return profiles(
         [profile("all kinds", drawn, across, measure.axis, percent=measure.percent, percent_x=True)],
         title="Quality against operations",
-        notice=f"Full attention takes {full:.1e} operations. Selectors that look at the whole context first begin far "
-        "to the right.",
+        notice=f"Full attention takes {full:.1e} operations. {sweep_findings.first_costs(drawn)}",
         caption=f"{told(swept)}, passages cached behind the system prompt, {asked(swept)}; operations counted from the "
         f"rows of every pass, selection included, blocks in the store. 95% intervals ({measure.interval}).",
         lines=2,
@@ -313,7 +214,9 @@ def quality_by_time(
     (whole,) = (full := full[full.kind == "all"].assign(select="all")).itertuples()
     timed = pd.concat([trials, full])
     timed = timed.assign(ms=timed.ttft_p50 * 1e3)
-    drawn = [point for _, row in timed.iterrows() for point in _points(row.to_frame().T, row["select"], "ms", measure)]
+    drawn = [
+        point for _, row in timed.iterrows() for point in points_of(row.to_frame().T, row["select"], "ms", measure)
+    ]
     return profiles(
         [profile(name, drawn, "time to first token (ms)", measure.axis, percent=measure.percent)],
         title="Quality against time, measured here",
@@ -335,6 +238,10 @@ def components(trials: pd.DataFrame, similar: str, *, about: str) -> go.Figure:
         (similar, "query_guided"): "+ both (FusionRAG)",
     }
     by_component = {(r.prepare, r.select): r for r in trials[trials.kind == "all"].itertuples()}
+    paid = {
+        key: {"em": by_component[component].em, "rows": by_component[component].rows_computed}
+        for key, component in zip(("none", "prepared", "again", "both"), names, strict=True)
+    }
     rows = []
     for component, name in names.items():
         r = by_component[component]
@@ -345,6 +252,6 @@ def components(trials: pd.DataFrame, similar: str, *, about: str) -> go.Figure:
         rows,
         widths=[2.6, 1, 1.3, 1.3, 1.7],
         title="What each component costs and brings (figure 18)",
-        notice="Preparation is paid offline and costs nothing at request time; recomputation is paid in every request.",
+        notice=sweep_findings.component_rows(paid),
         caption=f"{about}, {similar}; time is a median, blocks in memory.",
     )
