@@ -1,6 +1,10 @@
 """Self-distillation in miniature: block mode nears full attention, adapters load alone, scored text stays out."""
 
 import json
+import os
+import re
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -19,14 +23,18 @@ from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
 from workbench.training import common
+from workbench.training.tuning import train as loop
+from workbench.training.tuning.batches import chunks, drawn, examples_of, fitting, room_of
 from workbench.training.tuning.config import TuneConfig
-from workbench.training.tuning.examples import Data, Limits, Mixed, OwnAnswers
+from workbench.training.tuning.examples import Data, Example, Limits, Mixed, OwnAnswers, QuestionAnswer
 from workbench.training.tuning.output import save_adapter
 from workbench.training.tuning.overlap import apart, words_of
 from workbench.training.tuning.own_answers import CACHE, draw
+from workbench.training.tuning.packing import pack
+from workbench.training.tuning.run import TuneRun
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
-from workbench.training.tuning.teacher import divergence, logits_of, pack_taught, usual_length
+from workbench.training.tuning.teacher import divergence, logits_of, pack_taught
 from workbench.training.tuning.train import train
 
 CONFIG = TuneConfig(teacher="self", steps=6, batch=2, lr=5e-3, warmup=2, max_length=2000, own_tokens=4)
@@ -397,13 +405,128 @@ def test_the_command_leaves_an_adapter_under_the_name_of_its_base(base, files, t
 
 def test_batches_are_filled_up_to_one_length_and_stay_the_same_examples(base, files):
     _, source = start(CONFIG, base, Data(files["train"]), Path("unused"))
-    drawn = [[source[i], source[i + 1]] for i in range(3)]
-    least = usual_length(drawn, 128)
-    batches = [pack_taught(examples, CONFIG, 128, least) for examples in drawn]
-    assert {len(batch.student.tokens) for batch in batches} == {2 * least}
-    assert {len(batch.teacher.tokens) for batch in batches} == {least} and least % 128 == 0
-    bare = pack_taught(drawn[0], CONFIG)
+    room, share = room_of(source, CONFIG, 128)
+    assert room % 128 == 0 and 0.5 < share <= 1
+    batches = [drawn(source, CONFIG, room, i) for i in range(6)]
+    assert {len(batch.student.tokens) for batch in batches} == {2 * room}
+    assert {len(batch.teacher.tokens) for batch in batches} == {room}
+    bare = pack_taught(examples_of(source, CONFIG, 0), CONFIG)
     assert torch.equal(bare.student.targets, batches[0].student.targets)
     assert torch.equal(bare.student.tokens[bare.student.rows], batches[0].student.tokens[batches[0].student.rows])
-    longer = pack_taught([*drawn[0], *drawn[1]], CONFIG, 128, least)
-    assert len(longer.student.tokens) > 2 * least
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 5), st.integers(1, 40))
+def test_batches_keep_to_their_room_unless_one_example_needs_more(lengths, most, units):
+    room = 8 * units
+    examples = [Example(str(i), ((7,) * (8 * n),), (QuestionAnswer((1, 2), (3,)),)) for i, n in enumerate(lengths)]
+    assert all(example.tokens == len(pack([example], ("full",)).tokens) for example in examples)
+    assert fitting(examples, 0) == examples
+    kept = fitting(examples, room)
+    assert kept[0] is examples[0] and [each for each in examples if each in kept] == kept
+    for batch in (kept, *chunks(examples, most, room)):
+        tokens = sum(example.tokens for example in batch)
+        assert tokens <= room or len(batch) == 1
+        filled = len(pack(batch, ("full",), least=room).tokens)
+        assert filled >= tokens and filled in {room << i for i in range(8)} and (filled == room or filled < 2 * tokens)
+    assert [example for chunk in chunks(examples, most, room) for example in chunk] == examples
+    assert all(len(chunk) <= most for chunk in chunks(examples, most, 0))
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """A CPU that takes its batches for a GPU's: one length for all, and a batch that is compiled for."""
+    monkeypatch.setattr(TuneRun, "tiles", True)
+    monkeypatch.setattr(TuneRun, "how", "parts")
+
+
+def test_a_run_compiles_for_two_lengths_says_so_and_learns_what_it_would_without(
+    base, files, tmp_path, settled, monkeypatch
+):
+    lines, held = [], Evaluation(every=6, samples=5, data=files["held"])
+    run, source = start(CONFIG, base, Data(files["train"]), tmp_path / "run", held, say=lines.append)
+    progress = train(run, source, held)
+    assert len(run.compiled) == 2 and max(run.compiled) == 2 * min(run.compiled)
+    names = [re.sub(r"\d[\d,]*", "N", line.partition(":")[0]) for line in lines]
+    assert names == [
+        "model",
+        "samples read, compared with what is scored on, and checked",
+        "held-out questions",
+        "length of batches",
+        "compiling for N and N tokens …",
+        "compiled",
+        "evaluation",
+        "evaluation",
+    ]
+    assert all(re.search(r"\d\.\d s( \(|$)", line) for line in lines if "compiling" not in line)
+    monkeypatch.setattr(TuneRun, "tiles", False)
+    plain, source = start(CONFIG, base, Data(files["train"]), tmp_path / "plain", held)
+    without = train(plain, source, held)
+    for key, x in weights(plain).items():
+        torch.testing.assert_close(weights(run)[key], x, rtol=0, atol=1e-4)
+    for row, other in zip(progress.scores, without.scores, strict=True):
+        assert row["n"] == other["n"] == 5 and row["block"]["kl"] == pytest.approx(other["block"]["kl"], abs=1e-3)
+
+
+def test_the_budget_counts_from_the_first_step_on(base, files, tmp_path, monkeypatch):
+    config = replace(CONFIG, budget=1.0, steps=3)
+    monkeypatch.setattr(loop, "fidelity", lambda *_: time.sleep(0.3) or {"n": 2, "full": {"kl": 0.0}, "block": {}})
+    _, progress = tuned(config, base, files["train"], tmp_path / "run", Evaluation(3, 2, files["held"]))
+    first = progress.seconds - 0.3  # the evaluation behind the last step is not counted either
+    assert progress.step == 3 and first < 0.3 + 3
+
+
+def test_a_first_evaluation_that_takes_long_is_cut_and_later_ones_ask_the_same(base, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "FIRST_SECONDS", 0.0)
+    _, progress = tuned(CONFIG, base, files["train"], tmp_path / "run", Evaluation(3, 6, files["held"]))
+    assert [row["n"] for row in progress.scores] == [2, 2, 2]  # one batch of two contexts, of three
+
+
+def test_a_run_that_is_asked_to_end_keeps_state_curve_and_adapter_and_goes_on(base, files, tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    out, steps = tmp_path / "run", []
+    arguments = ["--model", base, "--data", files["train"], "--out", str(out), "--max-length", "2000", "--steps", "4"]
+    arguments += ["--warmup", "1", "--batch", "2", "--teacher", "self", "--lora-rank", "2"]
+    real = loop.step
+
+    def step(*given):
+        steps.append(given)
+        if len(steps) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*given)
+
+    monkeypatch.setattr(loop, "step", step)
+    before = signal.getsignal(signal.SIGTERM)
+    result = CliRunner().invoke(app, ["tune", *arguments])
+    assert result.exit_code == 128 + signal.SIGTERM and "ended by SIGTERM at step 2 of 4" in result.output
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert json.loads((out / "adapter" / "tuning.json").read_text())["steps"] == 2
+    assert json.loads((out / "curve.json").read_text())["seconds"] > 0 and not (out / "model").exists()
+    result = CliRunner().invoke(app, ["tune", *arguments])
+    assert result.exit_code == 0 and len(steps) == 4
+    assert json.loads((out / "adapter" / "tuning.json").read_text())["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--attention", "dense"], "unknown attention 'dense': allowed are auto, tiles, parts"),
+        (["--attention", "tiles"], "attention 'tiles' (FlexAttention) trains on a GPU only"),
+        (["--layout", "nowhere"], "unknown layout 'nowhere'"),
+    ],
+)
+def test_an_attention_or_a_layout_that_is_not_there_is_refused(base, files, tmp_path, more, message):
+    common = ["--model", base, "--data", files["train"], "--out", str(tmp_path / "run"), "--max-length", "2000"]
+    result = CliRunner().invoke(app, ["tune", *common, *more])
+    assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_is_tuned_on_prompts_of_the_layout_that_is_asked_for(base, files, tmp_path):
+    layout = tmp_path / "layout.json"
+    layout.write_text(json.dumps(LAB.to_json() | {"name": "short", "system": "Answer.\n"}))
+    run, source = start(CONFIG, base, Data(files["train"]), tmp_path / "run", layout=str(layout))
+    words = run.loaded.tokenizer
+    assert words.decode(source[0].context[0]).endswith("Answer.\n") and run.loaded.layout.name == "short"
+    train(run, source)
+    with pytest.raises(BadInput, match="holds a run with another layout"):
+        start(CONFIG, base, Data(files["train"]), tmp_path / "run")

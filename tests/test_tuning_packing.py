@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_models import FAMILIES, block_of, model_of
+from torch.nn.attention.flex_attention import create_block_mask
 
 from workbench import engine
 from workbench.core.blocks import Block, Prompt
@@ -12,7 +13,7 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import visible
 from workbench.core.plan import Plan
 from workbench.models.spec import attach
-from workbench.training.tuning.attention import NAME, masks_of
+from workbench.training.tuning.attention import NAME, TILE, masks_of
 from workbench.training.tuning.examples import Example, QuestionAnswer
 from workbench.training.tuning.packing import BLOCK, FULL, pack, padded
 from workbench.training.tuning.train import forward
@@ -123,6 +124,21 @@ def test_only_answer_tokens_are_predicted_each_from_the_token_before_it():
         rows = packed.rows[packed.answers == number]
         assert packed.tokens[rows].tolist()[1:] == list(answer[:-1])
         assert packed.in_question[rows].all()
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_block_mask_has_the_tiles_that_torch_finds_in_all_pairs(window):
+    packed = pack([example_of(1, 90, 130, 4), example_of(2, 260, 300, questions=1)], ("full", "block"), least=2304)
+    found, sees = masks_of(packed, [window], "tiles")[window], packed.sees(window)
+    length = len(packed.tokens)
+    wanted = create_block_mask(lambda b, h, row, col: sees(row, col), None, None, length, length, "cpu", TILE)
+    assert found.seq_lengths == wanted.seq_lengths == (2304, 2304) and found.kv_num_blocks.sum() > 18
+    for kind in ("", "full_"):
+        counts, columns = (getattr(found, f"{kind}kv_{name}") for name in ("num_blocks", "indices"))
+        assert torch.equal(counts, getattr(wanted, f"{kind}kv_num_blocks"))
+        for row, count in enumerate(counts[0, 0].tolist()):
+            of_torch = getattr(wanted, f"{kind}kv_indices")[0, 0, row, :count]
+            assert torch.equal(columns[0, 0, row, :count], of_torch)
 
 
 @given(st.integers(1, 10**6))

@@ -9,8 +9,11 @@
 # TRAIN    files of questions that are trained on, labelled or not; contexts are mixed from their passages (MIX passages each)
 # HELD     file that both modes are compared on, every EVERY steps, over SAMPLES questions
 # EXCLUDE  further files that are scored on: samples that share a question or passage with HELD or these are left out
-# RUNS     block naive: those that are made. MINUTES, MINUTES_NAIVE: time of each; the learning rate falls with it to 0
-# LIMIT    minutes after which a run stops as it is (the adapter is saved), to go on later
+# RUNS     block naive: those that are made. MINUTES: time of each, equal unless MINUTES_NAIVE is given; the learning rate
+#          falls with it to 0
+# LIMIT    minutes after which a run stops as it is (the adapter is saved), to go on later; both count from the first step
+#          on, what is compiled and evaluated before it comes on top. SIGTERM stops a run with its adapter saved too
+# ATTENTION auto (FlexAttention on a GPU, compiled for two lengths), or parts: nothing is compiled
 set -euo pipefail
 : "${TRAIN:?files of questions that are trained on}" "${HELD:?file of questions that both modes are compared on}"
 here=$PWD
@@ -38,21 +41,26 @@ print(f"{len(samples):,} samples of {len(sys.argv) - 2} files")
 PYTHON
 learn() { # RUN is block or naive
     local positions=re-encoded minutes=${MINUTES:-6}
-    [ "$1" != naive ] || { positions=naive; minutes=${MINUTES_NAIVE:-3}; }
-    "$python" -m workbench tune --model "${MODEL:-smollm2}" --base-name "${BASE_NAME:-smollm2}" \
+    [ "$1" != naive ] || { positions=naive; minutes=${MINUTES_NAIVE:-$minutes}; }
+    exec "$python" -m workbench tune --model "${MODEL:-smollm2}" --base-name "${BASE_NAME:-smollm2}" \
         --data runs/smollm2-train.jsonl --out "runs/smollm2-$1" --teacher self --positions "$positions" \
         --lora-rank "${RANK:-16}" --lr "${LR:-1e-3}" --warmup "${WARMUP:-30}" --steps "${STEPS:-6000}" --budget "$minutes" \
         --batch "${BATCH:-8}" --mix "${MIX:-3-12}" --questions "${QUESTIONS:-8}" --max-length "${MAX_LENGTH:-4096}" \
         --own-answers "${OWN:-missing}" --own-tokens "${OWN_TOKENS:-24}" --question-weight "${QUESTION_WEIGHT:-.2}" \
         --overlap drop --evaluate-data "$held" --evaluate-every "${EVERY:-200}" --evaluate-samples "${SAMPLES:-200}" \
-        ${excluded[@]+"${excluded[@]}"} --seed "${SEED:-0}" --save-every "${SAVE_EVERY:-400}" --workers "${WORKERS:-6}" \
-        --device "$device" --minutes "${LIMIT:-inf}"
+        ${excluded[@]+"${excluded[@]}"} --seed "${SEED:-0}" --save-every "${SAVE_EVERY:-100}" --workers "${WORKERS:-6}" \
+        --device "$device" --minutes "${LIMIT:-inf}" --attention "${ATTENTION:-auto}"
 }
+jobs=()
+trap '[ ${#jobs[@]} -eq 0 ] || kill -TERM "${jobs[@]}" 2>/dev/null || true' TERM INT # each saves its adapter
 for i in "${!runs[@]}"; do
     [ -f "runs/smollm2-${runs[i]}/model/config.json" ] && continue
-    CUDA_VISIBLE_DEVICES=$((i % gpus)) learn "${runs[i]}" 2>&1 | sed -u "s/^/[${runs[i]}] /" &
+    (CUDA_VISIBLE_DEVICES=$((i % gpus)) learn "${runs[i]}") > >(trap '' TERM INT; exec sed -u "s/^/[${runs[i]}] /") 2>&1 &
+    jobs+=($!)
 done
-for job in $(jobs -p); do wait "$job" || true; done # one that fails does not stop the other
+for job in ${jobs[@]+"${jobs[@]}"}; do # one that fails does not stop the other
+    while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done
+done
 left=()
 for run in "${runs[@]}"; do
     [ -d "runs/smollm2-$run/adapter" ] || { left+=("$run"); continue; }

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from workbench.training.lab.config import PretrainConfig
 from workbench.training.tuning.config import TuneConfig
 
 RECORD = "progress.json"
+LINE_SECONDS = 20.0  # longest without a line of the curve, where one is due
 READ_EVERY = 20  # steps between two rows of the curve (each one waits for the device)
 
 
@@ -65,8 +67,9 @@ class Training:
         finished: Callable[[], bool],
         save_every: int,
         minutes: float,
+        asked: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Tensor, bool, bool]]:
-        """Take steps until `finished` or, at the next row of the curve, until `minutes` are over.
+        """Take steps until `finished` or `asked` to stop or, at the next row of the curve, until `minutes` are over.
 
         Yields after every step its loss, whether a row of the curve is due, and whether a state is to be saved.
         """
@@ -77,8 +80,10 @@ class Training:
             progress.step += 1
             reading = progress.step % READ_EVERY == 0
             if reading:  # all processes stop at the same step, once the time of any is over
-                late = torch.tensor(float(time.monotonic() > end), device=self.accelerator.device)
+                late = torch.tensor(float(time.monotonic() > end or asked()), device=self.accelerator.device)
                 stopped = bool(self.accelerator.reduce(late, "sum") > 0)
+            elif self.accelerator.num_processes == 1:
+                stopped = asked()
             saving = stopped or finished() or progress.step % save_every == 0
             yield loss, reading or saving, saving
 
@@ -177,21 +182,49 @@ def optimizers(model: torch.nn.Module, settings: PretrainConfig | TuneConfig) ->
 
 
 @contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether SIGTERM has come since; a second one ends the process as ever."""
+    came = list[int]()
+
+    def take(number: int, _: Any) -> None:
+        came.append(number)
+        signal.signal(signal.SIGTERM, before)
+
+    before = signal.signal(signal.SIGTERM, take)
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def phase(say: Callable[[str], None], name: str) -> Iterator[list[str]]:
+    """Say how long what is within took, with the facts that it adds to the list that it is given."""
+    begin, facts = time.monotonic(), list[str]()
+    yield facts
+    say(f"{name}: {time.monotonic() - begin:.1f} s" + (f" ({', '.join(facts)})" if facts else ""))
+
+
+@contextmanager
 def watched(
     main: bool, line_every: int, postfix: Callable[[dict], dict], total: int | None = None
 ) -> Iterator[Callable[[dict], None]]:
     """Yield a function that shows a row of the curve, on the `main` process alone.
 
-    It moves a bar with the `postfix` of the row where a person watches; else it prints a line every so many steps.
+    It moves a bar with the `postfix` of the row where a person watches; else it prints a line every so many steps, and
+    the first that comes after LINE_SECONDS without one.
     """
+    last = time.monotonic()
     with tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar:
 
         def show(row: dict) -> None:
+            nonlocal last
             if not bar.disable:
                 bar.update(row["step"] - bar.n)
                 bar.set_postfix(postfix(row))
-            elif main and row["step"] % line_every == 0:
+            elif main and (row["step"] % line_every == 0 or time.monotonic() - last > LINE_SECONDS):
                 print(json.dumps(row), flush=True)
+                last = time.monotonic()
 
         yield show
 

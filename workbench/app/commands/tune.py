@@ -1,6 +1,7 @@
 """`workbench tune`: block fine-tuning."""
 
 import logging
+import signal
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -12,11 +13,12 @@ from tqdm import tqdm
 
 from workbench.app.commands.options import of_fields, taking
 from workbench.core.errors import BadInput
-from workbench.training.common import READ_EVERY, watched
+from workbench.training.common import READ_EVERY, stoppable, watched
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data
 from workbench.training.tuning.output import save_adapter, save_model
 from workbench.training.tuning.own_answers import draw
+from workbench.training.tuning.run import TuneProgress
 from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
 from workbench.training.tuning.train import train
@@ -52,7 +54,11 @@ def tune(
     save_every: Annotated[int, _option("Steps between two states to resume from")] = 500,
     device: Annotated[str, _option("cpu, cuda or cuda:N")] = "cpu",
     workers: Annotated[int, _option("Processes that draw and pack samples")] = 0,
-    minutes: Annotated[float, _option("Stop after this long, to go on later")] = float("inf"),
+    minutes: Annotated[float, _option("Stop after this long, from the first step on; to go on later")] = float("inf"),
+    attention: Annotated[str, _option("tiles: FlexAttention, compiled; parts: torch's own; auto: tiles on a GPU")] = (
+        "auto"
+    ),
+    layout: Annotated[str | None, _option("Prompt layout: lab, released, chat or a JSON file; the model's own")] = None,
     **given: Any,
 ) -> None:
     """Block fine-tuning of a model, for full and block attention.
@@ -74,13 +80,24 @@ def tune(
     }
     given["exclude"] = tuple(map(str, exclude or ()))
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
-    run, source = start(config, model, Data(data, **given), out, evaluation, device)
-    draw(run, source)
-    main = run.accelerator.is_main_process
-    with watched(main, LINE_EVERY, _postfix, config.steps) as watch:
-        progress = train(run, source, evaluation, partial(_show, watch), save_every, workers, minutes)
-    if config.lora_rank:
-        save_adapter(run, progress, out / "adapter", base_name)
+    more = {"attention": attention, "say": typer.echo}
+    with stoppable() as asked:
+        run, source = start(config, model, Data(data, **given), out, evaluation, device, layout, stop=asked, **more)
+        draw(run, source)
+        main = run.accelerator.is_main_process
+
+        def saved(progress: TuneProgress) -> None:
+            if config.lora_rank:
+                save_adapter(run, progress, out / "adapter", base_name)
+
+        with watched(main, LINE_EVERY, _postfix, config.steps) as watch:
+            show = partial(_show, watch)
+            progress = train(run, source, evaluation, show, save_every, workers, minutes, saved)
+        if asked():
+            typer.echo(f"ended by SIGTERM at step {progress.step:,} of {config.steps:,}: run again to go on")
+            raise typer.Exit(128 + signal.SIGTERM)
+    if not (out / "adapter").is_dir():
+        saved(progress)
     if not config.finished(progress.step, progress.seconds):
         typer.echo(f"stopped at step {progress.step:,} of {config.steps:,}: run again to go on")
         return

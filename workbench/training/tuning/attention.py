@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -24,6 +24,7 @@ from workbench.training.tuning.packing import PackedExamples
 NAME = "workbench-train"
 LENGTHS = 64  # most sequence lengths that kernels are compiled for
 TILE = 128  # tokens of a tile of a BlockMask; a packed sequence is a multiple of it long
+STRIP = 16  # rows of tiles that are looked at together while a BlockMask is made
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class MaskBlock:
     rows: slice
     cols: slice
     mask: Tensor  # [rows, cols] bool
+    causal: bool = False  # the mask is that of causal attention over a square
 
 
 Masks = Mapping[int | None, BlockMask | tuple[MaskBlock, ...]]
@@ -41,8 +43,8 @@ Masks = Mapping[int | None, BlockMask | tuple[MaskBlock, ...]]
 def masks_of(packed: PackedExamples, windows: Iterable[int | None], how: str | None = None) -> Masks:
     """Make the mask of a packed sequence for every sliding window of the model.
 
-    how   "tiles": BlockMask, the default on a GPU; "parts": MaskBlocks, the default elsewhere; "dense": one [T, T]
-          mask, to compare with
+    how   "tiles": BlockMask, the default on a GPU; "parts": MaskBlocks, the default elsewhere, for which nothing is
+          compiled; "dense": one [T, T] mask, to compare with
     """
     if how is None:
         how = "tiles" if packed.tokens.is_cuda else "parts"
@@ -61,15 +63,19 @@ def _parts(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
     for in_question, length in zip((owners < 0).tolist(), lengths.tolist(), strict=True):
         if (current := int(packed.examples[begin])) != example:
             example, context = current, begin
-        masks.append(_part(packed, window, begin, context if in_question else begin, begin + length))
+        causal = not in_question and (window is None or length <= window)
+        masks.append(_part(packed, window, begin, context if in_question else begin, begin + length, causal))
         begin += length
     return tuple(masks)
 
 
-def _part(packed: PackedExamples, window: int | None, begin: int, first: int, end: int) -> MaskBlock:
+def _part(
+    packed: PackedExamples, window: int | None, begin: int, first: int, end: int, causal: bool = False
+) -> MaskBlock:
     """Mask rows from `begin` and columns from `first`, both up to `end`."""
     index = torch.arange(first, end, device=packed.tokens.device)
-    return MaskBlock(slice(begin, end), slice(first, end), visible(packed.sees(window), index[begin - first :], index))
+    mask = visible(packed.sees(window), index[begin - first :], index)
+    return MaskBlock(slice(begin, end), slice(first, end), mask, causal)
 
 
 def _block_mask(packed: PackedExamples, window: int | None) -> BlockMask:
@@ -78,8 +84,29 @@ def _block_mask(packed: PackedExamples, window: int | None) -> BlockMask:
     def mask(batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
         return sees(row, col)
 
-    make = _compiled(create_block_mask) if packed.tokens.is_cuda else create_block_mask
-    return make(mask, None, None, length, length, device=packed.tokens.device, BLOCK_SIZE=TILE)
+    some, whole = _tile_table(packed, window)
+    lists = (*_listed(some & ~whole), *_listed(whole))
+    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=TILE, mask_mod=mask, seq_lengths=(length, length))
+
+
+def _tile_table(packed: PackedExamples, window: int | None) -> tuple[Tensor, Tensor]:
+    """Return two [T / TILE, T / TILE] bool: which tiles have a pair that is seen, and of which all are.
+
+    Torch's own `create_block_mask` looks at all pairs at once, [T, T], or has to be compiled for every T.
+    """
+    index = torch.arange(len(packed.tokens), device=packed.tokens.device)
+    tables = []
+    for rows in index.split(STRIP * TILE):
+        tiles = visible(packed.sees(window), rows, index).unflatten(1, (-1, TILE)).unflatten(0, (-1, TILE))
+        tables.append((tiles.any(3).any(1), tiles.all(3).all(1)))
+    some, whole = (torch.cat(table) for table in zip(*tables, strict=True))
+    return some, whole
+
+
+def _listed(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many tiles of every row [1, 1, R] are in `table` [R, C], and the columns [1, 1, R, C], those first."""
+    columns = table.int().argsort(dim=1, descending=True, stable=True)
+    return table.sum(1, dtype=torch.int32)[None, None], columns.int()[None, None]
 
 
 MAKERS: Mapping[str, Callable[[PackedExamples, int | None], BlockMask | tuple[MaskBlock, ...]]]
@@ -88,7 +115,7 @@ MAKERS = {"tiles": _block_mask, "parts": _parts, "dense": _dense}
 
 @cache
 def _compiled(function: Any) -> Any:
-    """Compile at first use on a GPU, once for every length; torch would silently run further lengths unfused."""
+    """Compile at first use on a GPU, once for every length; beyond LENGTHS torch would silently run them unfused."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, LENGTHS)
     return torch.compile(function, dynamic=False)
 
@@ -120,8 +147,17 @@ def attend(
     group = query.shape[1] // key.shape[1]
     q = query[0].unflatten(0, (-1, group))
     k, v = (x[0][:, None].expand(-1, group, -1, -1) for x in (key, value))  # heads of a GQA group share keys, no copies
-    parts = ((q[:, :, x.rows], k[:, :, x.cols], v[:, :, x.cols], x.mask) for x in mask)
-    outputs = [scaled_dot_product_attention(*part, scale=scaling) for part in parts]
+    outputs = [
+        scaled_dot_product_attention(
+            q[:, :, x.rows],
+            k[:, :, x.cols],
+            v[:, :, x.cols],
+            None if x.causal else x.mask,
+            is_causal=x.causal,
+            scale=scaling,
+        )
+        for x in mask
+    ]
     return torch.cat(outputs, dim=2).flatten(0, 1).transpose(0, 1)[None].contiguous(), None
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from transformers import PreTrainedTokenizerBase
 
 from workbench.core.errors import BadInput
+from workbench.data import layouts
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 
@@ -26,6 +27,11 @@ class Example:
     id: str
     context: tuple[tuple[int, ...], ...]
     questions: tuple[QuestionAnswer, ...]
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of the context and of all questions over it, as they are packed in one mode."""
+        return sum(map(len, self.context)) + sum(len(qa.question) + max(0, len(qa.answer) - 1) for qa in self.questions)
 
     @cached_property
     def length(self) -> int:
@@ -92,7 +98,7 @@ def example(
             raise BadInput(f"sample {sample.id!r} has no answer: training needs one")
     prompts = layout.prompts(samples, tokenizer)
     gold = [layout.answer.format(answer=s.answers[0]) if _is_answered(s) else "" for s in samples]
-    encoded = tokenizer(gold, add_special_tokens=False)["input_ids"]
+    encoded = layouts.encode(gold, tokenizer)
     questions = []
     for prompt, *answers in zip(prompts, encoded, own or [()] * len(samples), strict=True):
         given = [tuple(answer) for answer in answers if answer] or [()]

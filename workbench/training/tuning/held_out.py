@@ -1,6 +1,6 @@
 """How near a tuned model is to its teacher on held-out questions: divergence, and likelihood of the gold answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench import data as samples_of
 from workbench.data.layouts import Layout
 from workbench.metrics.answers import bootstrap
+from workbench.training.tuning.batches import chunks
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data, Example, Limits, Mixed, OwnAnswers, example
 from workbench.training.tuning.scores import SEED, Evaluation
@@ -47,20 +48,24 @@ def fidelity(
     config: TuneConfig,
     windows: Sequence[int | None],
     bf16: bool = False,
-    multiple: int = 1,
-    least: int = 0,
+    how: str = "parts",
+    room: int = 0,
+    enough: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Compare both modes of `model` as it is now with its teacher, over the answers of `examples`.
 
     Returns {"n": questions, "nll": of the teacher, "full": {kl, agree, nll_gap and bounds}, "block": {…}}, each a mean
     over questions of means over their answer tokens, in nats; `agree` is the share of tokens with the same most likely
     token. Of questions without a gold answer only the first token counts, and no likelihood.
+
+    how, room   masks, and tokens up to which a batch is filled (`pack_taught`)
+    enough      asked after every batch: the examples after it are left out
     """
-    config, rows = replace(config, mode="mixed"), []
+    config, rows, seen = replace(config, mode="mixed"), [], list[Example]()
     device = next(model.parameters()).device
-    for begin in range(0, len(examples), config.batch):
-        batch = pack_taught(examples[begin : begin + config.batch], config, multiple, least).to(device)
-        student, taught = logits_of(model, teacher, batch, windows, bf16)
+    for chunk in chunks(examples, config.batch, room):
+        batch = pack_taught(chunk, config, room).to(device)
+        student, taught = logits_of(model, teacher, batch, windows, bf16, how)
         targets, same = batch.student.targets, batch.same
         surprise = _surprise(taught, targets, same)
         columns = [
@@ -70,7 +75,10 @@ def fidelity(
             surprise,
         ]
         rows.append(_by_answer(torch.stack(columns, 1), batch.student.answers, len(batch.student.modes)))
-    return _summary(np.concatenate(rows), examples)
+        seen += chunk
+        if enough():
+            break
+    return _summary(np.concatenate(rows), seen)
 
 
 def _surprise(logits: Tensor, targets: Tensor, rows: Tensor) -> Tensor:

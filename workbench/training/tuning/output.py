@@ -14,7 +14,7 @@ from workbench.experiments.record import device_name, versions
 from workbench.models import adapters
 from workbench.training import checkpoint
 from workbench.training.checkpoint import curve_table, exact_match, save_beside_weights, table
-from workbench.training.tuning.train import TuneProgress, TuneRun
+from workbench.training.tuning.run import TuneProgress, TuneRun
 
 TUNING, ADAPTER = "tuning.json", "adapter"
 HOW = {

@@ -37,7 +37,8 @@ def apart(
     taken: dict[tuple[str, str], tuple[str, Sample]] = {}  # what is scored on, and where
     for name, others in scored.items():
         for other in others:
-            taken = dict.fromkeys(_keys(other), (name, other)) | taken
+            for shared in _keys(other):
+                taken.setdefault(shared, (name, other))
     kept = []
     for sample in samples:
         key = next((key for key in _keys(sample) if key in taken), None)

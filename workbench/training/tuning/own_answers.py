@@ -6,8 +6,9 @@ from typing import Any
 
 from workbench.core.files import write_text
 from workbench.methods.generation import generate
+from workbench.training.common import phase
 from workbench.training.tuning.examples import Files, Source
-from workbench.training.tuning.train import TuneRun
+from workbench.training.tuning.run import TuneRun
 
 CACHE = "own_answers.json"
 BATCH = 64  # questions answered together
@@ -21,10 +22,13 @@ def draw(run: TuneRun, source: Source) -> None:
     settings = {"base": run.base["fingerprint"], "data": source.identity, "which": own.which, "tokens": own.tokens}
     if run.accelerator.is_main_process and _read(path, settings) is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(settings | {"answers": _answers(run, source, own.tokens)}) + "\n")
+        with phase(run.say, "own answers") as facts:
+            facts.append(f"{len(source.unanswered()):,} of {len(source.samples):,} samples")
+            answers = _answers(run, source, own.tokens)
+        write_text(path, json.dumps(settings | {"answers": answers}) + "\n")
     run.accelerator.wait_for_everyone()
-    answers = _read(path, settings) or {}
-    source.answered([tuple(answers.get(str(i), ())) for i in range(len(source.samples))])
+    said = _read(path, settings) or {}
+    source.answered([tuple(said.get(str(i), ())) for i in range(len(source.samples))])
 
 
 def _read(path: Path, settings: dict[str, Any]) -> dict[str, list[int]] | None:

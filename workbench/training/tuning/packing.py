@@ -68,14 +68,14 @@ def pack(
 
     naive     in block mode, position ids of every context block begin at 0
     multiple  the length is filled up as `padded` says; 1: not at all
-    least     a shorter sequence is filled up to this length instead
+    least     the length is filled up to this instead, or to twice of it, four times …; 0: it is not
     asked     tokens of questions are predicted too, all but the first
     """
     columns = Columns(list)
     for number, (example, mode) in enumerate(product(examples, copies)):
         _add(columns, example, number, mode == "block", naive, asked)
     length = len(columns["tokens"])
-    if spare := (least if length <= least else padded(length, multiple)) - length:
+    if spare := (doubled(length, least) if least else padded(length, multiple)) - length:
         _add_block(columns, [0] * spare, 0, 0, -1)
         columns["positions"][-spare:] = columns["places"][-spare:] = [0] * spare
     lengths, owners, in_question = (torch.tensor(column) for column in zip(*columns.pop("spans"), strict=True))
@@ -117,6 +117,13 @@ def _add_block(
     columns["places"] += range(place, place + len(tokens))
     columns["positions"] += range(position, position + len(tokens))
     columns["spans"].append((len(tokens), example, in_question))
+
+
+def doubled(length: int, least: int) -> int:
+    """Return the first of `least`, 2 · `least`, 4 · `least` … that is not shorter than `length`."""
+    while least < length:
+        least *= 2
+    return least
 
 
 def padded(length: int, multiple: int) -> int:

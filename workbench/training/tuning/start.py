@@ -1,8 +1,10 @@
 """Start a block fine-tuning: every check is made here, before the first step and before any file is written."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -14,20 +16,32 @@ from workbench.core.errors import BadInput
 from workbench.models.adapters import digest_of, is_adapter
 from workbench.models.loading import Loaded
 from workbench.store.keys import fingerprint
-from workbench.training.common import Tally, check_same, optimizers, saved_record
+from workbench.training.common import Tally, check_same, optimizers, phase, saved_record
 from workbench.training.tuning.attention import NAME
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data, Example, Files, Limits, OwnAnswers, Source
 from workbench.training.tuning.held_out import examples_of
+from workbench.training.tuning.run import TuneRun
 from workbench.training.tuning.scores import NEVER, Evaluation
 from workbench.training.tuning.teacher import Teacher
-from workbench.training.tuning.train import TuneRun
+
+ATTENTION = ("auto", "tiles", "parts")
 
 
 def start(
-    config: TuneConfig, model: str, data: Data, out: Path, evaluation: Evaluation = NEVER, device: str = "cpu"
+    config: TuneConfig,
+    model: str,
+    data: Data,
+    out: Path,
+    evaluation: Evaluation = NEVER,
+    device: str = "cpu",
+    layout: str | None = None,
+    **more: Any,
 ) -> tuple[TuneRun, Source]:
     """Make a run that is ready for its first step, or for the step behind the last one saved in `out`.
+
+    layout   of prompts, a name or a JSON file; None: the model's own
+    more     fields of `TuneRun`: attention, say, stop
 
     Raises BadInput for every setting, model, sample or folder that does not fit; nothing is written.
     """
@@ -35,24 +49,33 @@ def start(
         raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
     if config.lora_rank and not find_spec("peft"):
         raise BadInput("lora_rank needs the package peft: pip install 'cached-block-workbench[lora]'")
+    if (attention := more.get("attention", "auto")) not in ATTENTION:
+        raise BadInput(f"unknown attention {attention!r}: allowed are {', '.join(ATTENTION)}")
     accelerator = _accelerator(device, config, evaluation)
+    if attention == "tiles" and accelerator.device.type == "cpu":
+        raise BadInput("attention 'tiles' (FlexAttention) trains on a GPU only: use auto or parts")
+    more["say"] = say = more.get("say", _quiet) if accelerator.is_main_process else _quiet
     set_seed(config.seed)
     fsdp = accelerator.distributed_type == DistributedType.FSDP
     low = config.lora_rank and config.precision != "fp32" and accelerator.device.type == "cuda"
-    loaded = models.load(model, "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32")
+    place, number = "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32"
+    with phase(say, "model"):
+        loaded = models.load(model, place, number, layout)
     bare, spec = loaded.model, loaded.spec
     if spec.context and config.max_length > spec.context:
         raise BadInput(f"max_length is {config.max_length}: the model's context is {spec.context} tokens")
     if dropout := getattr(bare.config, "attention_dropout", 0.0):
         raise BadInput(f"the model has attention_dropout {dropout}: set it to 0 in its config.json")
     limits = Limits(config.max_length, spec.window if "block" in config.copies else None)
-    source, held_out = _sources(config, data, loaded, limits, evaluation)
+    source, held_out = _sources(config, data, loaded, limits, evaluation, say)
     identity = {
         "recipe": asdict(config),
         "base": {"name": model, "fingerprint": fingerprint(bare)} | _digest(config, model),
         "data": {"name": data.name, "identity": source.identity},
         "processes": accelerator.num_processes,
     }
+    if layout is not None:
+        identity["layout"] = loaded.layout.to_json()
     if isinstance(source, Files) and source.overlap:
         identity["overlap"] = source.overlap
     _check_resumed(out, identity)
@@ -67,20 +90,37 @@ def start(
     tally = Tally(("full", "block"), accelerator.device)
     windows = tuple(spec.windows)
     common = (accelerator, prepared, optims, config, identity, out, loaded, windows, tally)
-    return TuneRun(*common, teacher, held_out, divergences), source
+    return TuneRun(*common, teacher, held_out, divergences, **more), source
+
+
+def _quiet(text: str) -> None:
+    """Say nothing."""
 
 
 def _sources(
-    config: TuneConfig, data: Data, loaded: Loaded, limits: Limits, evaluation: Evaluation
+    config: TuneConfig,
+    data: Data,
+    loaded: Loaded,
+    limits: Limits,
+    evaluation: Evaluation,
+    say: Callable[[str], None],
 ) -> tuple[Source, tuple[Example, ...]]:
     """Make the source of training examples and, with a teacher, the held-out examples, which share no text with it."""
     place = (loaded.layout, loaded.tokenizer, limits)
-    if config.teacher == "gold":
-        return data.source(*place, config.seed), ()
-    if evaluation.every and evaluation.data != "lab" and data.name != "lab":
+    own = OwnAnswers(config.own_answers, config.own_tokens) if config.teacher == "self" else None
+    if own and evaluation.every and evaluation.data != "lab" and data.name != "lab":
         data = replace(data, exclude=(*data.exclude, evaluation.data))
-    source = data.source(*place, config.seed, OwnAnswers(config.own_answers, config.own_tokens))
-    return source, tuple(examples_of(evaluation, data, *place)) if evaluation.every else ()
+    with phase(say, "samples read, compared with what is scored on, and checked") as facts:
+        source = data.source(*place, config.seed, own)
+        facts.append(source.identity)
+        if isinstance(source, Files) and source.overlap:
+            facts.append(f"{source.overlap['left_out']:,} left out")
+    if own is None or not evaluation.every:
+        return source, ()
+    with phase(say, "held-out questions") as facts:
+        held_out = tuple(examples_of(evaluation, data, *place))
+        facts.append(f"{sum(len(each.questions) for each in held_out):,} over {len(held_out):,} contexts")
+    return source, held_out
 
 
 def _digest(config: TuneConfig, model: str) -> dict[str, str]:
@@ -122,6 +162,8 @@ def _check_resumed(out: Path, identity: dict) -> None:
         names = f"({base['name']}, now {now['name']})"
         raise BadInput(f"{out} holds a run from another base model {names}; choose another folder")
     check_same(out, identity["recipe"], asdict(TuneConfig()))
+    if saved.get("layout") != identity.get("layout"):
+        raise BadInput(f"{out} holds a run with another layout; choose another folder")
     data, here = saved["data"]["identity"], identity["data"]["identity"]
     if data != here:
         raise BadInput(f"{out} holds a run on other data ({data}, now {here}); choose another folder")

@@ -6,7 +6,7 @@ is held to its own base by the same loss.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, product
@@ -58,14 +58,14 @@ class TaughtExamples(TensorBatch):
         return float(self.weights.sum())
 
 
-def pack_taught(examples: Sequence[Example], config: TuneConfig, multiple: int = 1, least: int = 0) -> TaughtExamples:
+def pack_taught(examples: Sequence[Example], config: TuneConfig, room: int = 0) -> TaughtExamples:
     """Pack examples in the modes of `config` for the student, and in full mode for the teacher.
 
-    least   tokens of one copy of the examples, up to which shorter ones are filled
+    room   tokens up to which one copy of the examples is filled (`pack`); 0: it is not
     """
     copies = config.copies
-    student = pack(examples, copies, config.positions == "naive", multiple, asked=True, least=len(copies) * least)
-    teacher = pack(examples, ("full",), multiple=multiple, asked=True, least=least)
+    student = pack(examples, copies, config.positions == "naive", asked=True, least=len(copies) * room)
+    teacher = pack(examples, ("full",), asked=True, least=room)
     counts = [sum(len(qa.question) - 1 + max(1, len(qa.answer)) for qa in each.questions) for each in examples]
     begins = [0, *accumulate(counts)]
     spans = product(zip(begins, counts, strict=False), copies)
@@ -75,19 +75,21 @@ def pack_taught(examples: Sequence[Example], config: TuneConfig, multiple: int =
 
 
 def logits_of(
-    model: torch.nn.Module, teacher: Teacher, batch: TaughtExamples, windows: Sequence[int | None], bf16: bool
+    model: torch.nn.Module,
+    teacher: Teacher,
+    batch: TaughtExamples,
+    windows: Sequence[int | None],
+    bf16: bool,
+    how: str = "parts",
 ) -> tuple[Tensor, Tensor]:
-    """Compute logits [A, V] of the student `model` and [B, V] of its teacher, which takes no gradients."""
+    """Compute logits [A, V] of the student `model` and [B, V] of its teacher, which takes no gradients.
+
+    how   masks of both: see `masks_of`
+    """
     with torch.autocast(batch.same.device.type, torch.bfloat16, enabled=bf16):
         with torch.no_grad(), teacher.off():
-            taught = forward(teacher.model, batch.teacher, masks_of(batch.teacher, windows))
-        return forward(model, batch.student, masks_of(batch.student, windows)), taught
-
-
-def usual_length(batches: Iterable[Sequence[Example]], multiple: int) -> int:
-    """Return a length of one copy of a batch that few are above: filled up to it, all run in the same kernels."""
-    longest = max(len(pack(batch, ("full",)).tokens) for batch in batches)
-    return -(-longest // multiple) * multiple
+            taught = forward(teacher.model, batch.teacher, masks_of(batch.teacher, windows, how))
+        return forward(model, batch.student, masks_of(batch.student, windows, how)), taught
 
 
 class _Divergence(torch.autograd.Function):

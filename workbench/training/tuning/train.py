@@ -6,85 +6,27 @@ Resumable: a run that is killed and started again with the same settings gives t
 import json
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import accumulate, islice
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader
 
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
-from workbench.models.loading import Loaded
-from workbench.training.common import Drawn, Progress, Tally, Training, saved_record
+from workbench.training.common import phase, saved_record
 from workbench.training.tuning.attention import NAME, TILE, forward, masks_of
-from workbench.training.tuning.config import TuneConfig
+from workbench.training.tuning.batches import Batch, drawn, loader, room_of
 from workbench.training.tuning.examples import Example, Source
 from workbench.training.tuning.held_out import fidelity
-from workbench.training.tuning.packing import PackedExamples, pack
+from workbench.training.tuning.packing import PackedExamples
+from workbench.training.tuning.run import TuneProgress, TuneRun
 from workbench.training.tuning.scores import NEVER, Evaluation, scores
-from workbench.training.tuning.teacher import TaughtExamples, Teacher, divergence, logits_of, pack_taught, usual_length
+from workbench.training.tuning.teacher import TaughtExamples, divergence, logits_of
 
-Batch = PackedExamples | TaughtExamples
-PROBED = 32  # batches that are looked at before training, for the length to which all are filled
-
-
-class Clock:
-    """Seconds of a run, those before an interruption included."""
-
-    def __init__(self) -> None:
-        self.begin = time.monotonic()
-
-    def set(self, seconds: float) -> None:
-        """Go on from `seconds`."""
-        self.begin = time.monotonic() - seconds
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.begin
-
-
-@dataclass
-class TuneProgress(Progress):
-    """Where a block fine-tuning stands."""
-
-    seconds: float = 0.0
-    scores: list[dict] = field(default_factory=list)  # on held-out samples: exact match, or nearness to the teacher
-
-
-@dataclass(frozen=True)
-class TuneRun(Training):
-    """A block fine-tuning that is ready for its next step."""
-
-    config: TuneConfig
-    loaded: Loaded  # the bare model, its tokenizer and layout
-    windows: tuple[int | None, ...]  # sliding windows of the model's layers
-    tally: Tally  # answers since the last row of the curve, by mode
-    teacher: Teacher | None = None  # of a run with teacher "self"
-    held_out: tuple[Example, ...] = ()  # with a teacher: what both modes are compared with it on
-    divergences: Tally | None = None  # with a teacher: from it, by mode, over answer tokens since the last row
-    clock: Clock = field(default_factory=Clock)
-    usual: dict[str, int] = field(default_factory=lambda: {"length": 0})  # of a batch in one mode, on a GPU
-
-    @property
-    def base(self) -> dict[str, str]:
-        """Name and fingerprint of the model that is tuned."""
-        return self.identity["base"]
-
-    @property
-    def bf16(self) -> bool:
-        return self.config.precision == "bf16" or (self.config.precision == "auto" and self.on_gpu)
-
-    @property
-    def multiple(self) -> int:
-        """Tokens of which the length of a packed sequence is a multiple."""
-        return TILE if self.on_gpu else 1
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.accelerator.device.type == "cuda"
+FIRST_SECONDS = 120.0  # after which the evaluation before the first step stops, and all later ones where it did
 
 
 def train(
@@ -95,44 +37,93 @@ def train(
     save_every: int = 500,
     workers: int = 0,
     minutes: float = math.inf,
+    saved: Callable[[TuneProgress], None] = lambda progress: None,
 ) -> TuneProgress:
     """Train until all steps are done or `minutes` are over; `run.out` holds the state to resume from.
 
-    `report` gets every row of the curve. Raises BadInput for a loss that is no number and for a device that is out of
-    memory; the last state that was saved stays.
+    Minutes, and the budget of the recipe, count from the first step on: not what is compiled, drawn and evaluated
+    before it. `report` gets every row of the curve, `saved` is called after every state that is saved. Raises BadInput
+    for a loss that is no number and for a device that is out of memory; the last state that was saved stays.
     """
     progress, config = run.resume(TuneProgress()), run.config
-    run.clock.set(progress.seconds)
-    if run.on_gpu and run.teacher is not None:
-        run.usual["length"] = usual_length((_examples(source, config, i) for i in range(PROBED)), TILE)
-    batches = iter(_loader(run, source, progress.step, workers))
     run.loaded.model.train()
+    if run.tiles:
+        _settle(run, source, evaluation, progress.step)
+    if run.asked():
+        return progress
+    batches = iter(_loader(run, source, progress.step, workers))
+    run.clock.set(progress.seconds)
     if not progress.scores:
         _evaluate(run, evaluation, progress, report)
+        run.clock.set(progress.seconds)
 
     def take_step() -> torch.Tensor:
-        try:
-            loss = step(run, [next(batches) for _ in range(config.accumulate)], progress.step)
-            progress.seconds = run.clock.seconds
-            return loss
-        except torch.OutOfMemoryError as problem:
-            raise BadInput(
-                f"out of memory with batch {config.batch} and max_length {config.max_length}: lower --batch (and raise "
-                "--accumulate by as much) or --max-length, or use --gradient-checkpointing or --lora-rank; "
-                + _kept(run)
-            ) from problem
+        with _enough_memory(run):
+            loss = step(run, list(islice(batches, config.accumulate)), progress.step)
+        progress.seconds = run.clock.seconds
+        return loss
 
     def finished() -> bool:
         return config.finished(progress.step, progress.seconds)
 
-    steps = run.steps(progress, take_step, finished, save_every, minutes)
+    if run.asked():
+        return progress
+    steps = run.steps(progress, take_step, finished, save_every, minutes, run.stop)
     for loss, reading, saving in steps:
         if reading:
             report(_read(run, loss, progress))
-        _evaluate(run, evaluation, progress, report)
+        if not run.asked():
+            _evaluate(run, evaluation, progress, report)
         if saving:
             save(run, progress)
+            saved(progress)
     return progress
+
+
+def _settle(run: TuneRun, source: Source, evaluation: Evaluation, begin: int) -> None:
+    """Settle the length of all batches, and compile for it: a batch forwards and backwards, which teaches nothing."""
+    with phase(run.say, "length of batches") as facts:
+        run.room["tokens"], share = room_of(source, run.config, TILE)
+        facts.append(f"{run.room['tokens']:,} tokens a mode, {share:.0%} of them filled")
+    place = begin * run.config.accumulate * run.accelerator.num_processes + run.accelerator.process_index
+    batch = drawn(source, run.config, run.room["tokens"], place)
+    with _enough_memory(run), phase(run.say, "compiled"):
+        if evaluation.every and isinstance(batch, TaughtExamples) and run.accelerator.is_main_process:
+            _announce(run, batch)
+            assert run.teacher is not None
+            on_device = batch.to(run.accelerator.device)
+            with torch.no_grad():
+                logits_of(run.loaded.model, run.teacher, on_device, run.windows, run.bf16, run.how)
+        _announce(run, batch)
+        run.accelerator.backward(_sum_of_losses(run, batch.to(run.accelerator.device)))
+        if run.on_gpu:
+            torch.cuda.synchronize()
+    for optim in run.optims:
+        optim.zero_grad(set_to_none=True)
+    for tally in (run.tally, run.divergences):
+        if tally is not None:
+            tally.counts.zero_()
+
+
+def _announce(run: TuneRun, batch: Batch) -> None:
+    """Say for which lengths kernels are compiled now."""
+    packed = (batch.teacher, batch.student) if isinstance(batch, TaughtExamples) else (batch,)
+    if run.tiles and (new := {len(each.tokens) for each in packed} - run.compiled):
+        run.say(f"compiling for {' and '.join(f'{length:,}' for length in sorted(new))} tokens …")
+        run.compiled.update(new)
+
+
+@contextmanager
+def _enough_memory(run: TuneRun) -> Iterator[None]:
+    """Say what to lower where a device is out of memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as problem:
+        raise BadInput(
+            f"out of memory with batch {run.config.batch} and max_length {run.config.max_length}: lower --batch (and "
+            "raise --accumulate by as much) or --max-length, or use --gradient-checkpointing or --lora-rank; "
+            + _kept(run)
+        ) from problem
 
 
 def step(run: TuneRun, batches: list[Batch], number: int) -> torch.Tensor:
@@ -145,19 +136,25 @@ def step(run: TuneRun, batches: list[Batch], number: int) -> torch.Tensor:
     share = count.to(device, non_blocking=True) / ranks  # gradients are averaged over processes
     total = torch.zeros((), device=device)
     for i, batch in enumerate(batches):
+        _announce(run, batch)
         batch = batch.to(device)
         with nullcontext() if i == len(batches) - 1 else accelerator.no_sync(run.model):
-            loss = (_taught(run, batch) if isinstance(batch, TaughtExamples) else _gold(run, batch)) / share
+            loss = _sum_of_losses(run, batch) / share
             accelerator.backward(loss)
         total += loss.detach()
     run.update(run.config.rate(number, run.clock.seconds))
     return total
 
 
+def _sum_of_losses(run: TuneRun, batch: Batch) -> torch.Tensor:
+    """Compute the loss of a batch, summed over its weighted tokens."""
+    return _taught(run, batch) if isinstance(batch, TaughtExamples) else _gold(run, batch)
+
+
 def _gold(run: TuneRun, batch: PackedExamples) -> torch.Tensor:
     """Compute the sum of the cross-entropies of all answer tokens; counts the answers that are right."""
     with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=run.bf16):
-        logits = forward(run.model, batch, masks_of(batch, run.windows))
+        logits = forward(run.model, batch, masks_of(batch, run.windows, run.how))
     run.tally.add(batch.modes, logits, batch.targets, batch.answers)
     return F.cross_entropy(logits.float(), batch.targets, reduction="sum")
 
@@ -165,38 +162,19 @@ def _gold(run: TuneRun, batch: PackedExamples) -> torch.Tensor:
 def _taught(run: TuneRun, batch: TaughtExamples) -> torch.Tensor:
     """Compute the weighted sum of all divergences from the teacher; counts the answers that it would give too."""
     assert run.teacher is not None and run.divergences is not None
-    logits, taught = logits_of(run.model, run.teacher, batch, run.windows, run.bf16)
+    logits, taught = logits_of(run.model, run.teacher, batch, run.windows, run.bf16, run.how)
     each, student, rows = divergence(logits, taught, batch.same), batch.student, batch.of_answers
     run.tally.add(student.modes, logits, taught.argmax(-1)[batch.same], student.answers)
     run.divergences.add_values(student.modes[student.answers[rows]], each.detach()[rows])
     return (each * batch.weights).sum()
 
 
-def _loader(run: TuneRun, source: Source, begin: int, workers: int) -> DataLoader:
-    """Return batches from step `begin` on; drawing them leaves torch's random numbers alone."""
+def _loader(run: TuneRun, source: Source, begin: int, workers: int) -> Any:
+    """Return the batches of this process from step `begin` on."""
     ranks, rank = run.accelerator.num_processes, run.accelerator.process_index
-    accumulate = run.config.accumulate
-    return DataLoader(
-        Drawn(partial(_draw, source, run.config, run.multiple, run.usual["length"])),
-        batch_size=None,  # an item is a whole batch
-        sampler=range(begin * accumulate * ranks + rank, run.config.steps * accumulate * ranks, ranks),
-        num_workers=workers,
-        pin_memory=run.on_gpu,
-        generator=torch.Generator(),
-    )
-
-
-def _examples(source: Source, config: TuneConfig, i: int) -> list[Example]:
-    """Return micro-batch `i` of all processes: the samples i · batch … of the source."""
-    return [source[i * config.batch + j] for j in range(config.batch)]
-
-
-def _draw(source: Source, config: TuneConfig, multiple: int, least: int, i: int) -> Batch:
-    """Return micro-batch `i`, packed."""
-    examples = _examples(source, config, i)
-    if config.teacher == "self":
-        return pack_taught(examples, config, multiple, least)
-    return pack(examples, config.copies, config.positions == "naive", multiple)
+    each = run.config.accumulate * ranks
+    places = range(begin * each + rank, run.config.steps * each, ranks)
+    return loader(source, run.config, run.room["tokens"], places, workers, run.on_gpu)
 
 
 def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict:
@@ -224,19 +202,34 @@ def _evaluate(run: TuneRun, evaluation: Evaluation, progress: TuneProgress, repo
     if not evaluation.due(progress.step, progress.step if finished else run.config.steps):
         return
     if run.accelerator.is_main_process:
-        row = {"step": progress.step} | _scores(run, evaluation)
-        progress.scores.append(row)
-        report(row)
+        with phase(run.say, "evaluation"):
+            row = {"step": progress.step} | _scores(run, evaluation, progress)
+        if not run.asked():  # else it may be of fewer questions
+            progress.scores.append(row)
+            report(row)
     run.accelerator.wait_for_everyone()
 
 
-def _scores(run: TuneRun, evaluation: Evaluation) -> dict:
+def _scores(run: TuneRun, evaluation: Evaluation, progress: TuneProgress) -> dict:
     if run.teacher is not None:
-        how = (run.windows, run.bf16, run.multiple, run.usual["length"])
-        return fidelity(run.loaded.model, run.teacher, run.held_out, run.config, *how)
+        begin, held_out = time.monotonic(), run.held_out
+        if progress.scores:
+            held_out = _of_questions(held_out, progress.scores[0]["n"])
+
+        def enough() -> bool:
+            return run.asked() or (not progress.scores and time.monotonic() - begin > FIRST_SECONDS)
+
+        how = (run.windows, run.bf16, run.how, run.room["tokens"], enough)
+        return fidelity(run.loaded.model, run.teacher, held_out, run.config, *how)
     row = scores(evaluation, run.loaded, run.base["name"], run.config.positions)
     run.loaded.model.set_attn_implementation(NAME)
     return row
+
+
+def _of_questions(examples: tuple[Example, ...], count: int) -> tuple[Example, ...]:
+    """Return the first examples with `count` questions."""
+    ends = accumulate(len(example.questions) for example in examples)
+    return tuple(example for example, end in zip(examples, ends, strict=True) if end <= count)
 
 
 def save(run: TuneRun, progress: TuneProgress) -> None:
