@@ -1,0 +1,135 @@
+"""Where cached keys and values deviate from full attention, what preparation removes, and which tokens are chosen.
+
+    python data/benchmarks/deviation.py --samples 200
+
+writes deviation.json: figures 3, 7 and 8 of FusionRAG and figure 2a of CompactAttention on lab questions, a number each
+with n and a 95% bootstrap interval over questions. Squared deviation (FusionRAG, equation 7) of the second layer, of
+tokens behind the system prompt; blocks are cached behind the system prompt (`after_system`), or behind ten neighbours.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench import data, models
+from workbench.core.blocks import Prompt
+from workbench.core.plan import Plan
+from workbench.data.retrieval_corpus import Corpus, nearest
+from workbench.engine.assembly import assemble, empty
+from workbench.engine.attention_maps import logits, softmax
+from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.experiments import results
+from workbench.experiments.record import device_name, versions
+from workbench.methods import prepare, select
+from workbench.metrics.answers import bootstrap
+from workbench.metrics.kv_deviation import context_gaps, full_attention_kv
+from workbench.metrics.selection import by_offset, chosen
+from workbench.models.loading import Loaded
+from workbench.store import MemoryStore
+
+OUT = Path(__file__).with_name("deviation.json")
+MODEL, DATA, SEED, PASSAGES = "lab-full", "lab", 60_000, 10
+LAYER, RATIO, BUDGET, WINDOW, NEIGHBOURS = 1, 0.15, 0.25, 64, 10
+SELECTORS = {"CacheBlend": "kv_deviation", "query-guided": "query_guided"}
+
+
+def entry(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean of a number a question, its interval and n."""
+    low, high = bootstrap(values)
+    return {"value": float(np.mean(values)), "low": low, "high": high, "n": len(values)}
+
+
+def outside(gap: Tensor) -> float:
+    """Return the share of the deviation [T] that the RATIO of tokens with the most of it do not hold."""
+    worst = gap.sort(descending=True).values
+    return float(worst[round(RATIO * len(worst)) :].sum() / worst.sum())
+
+
+def later_half(values: Tensor, prompt: Prompt) -> float:
+    """Return the mean of `values` [T of the context] over the later half of the passages, over that of all."""
+    of = prompt.block_of[: prompt.starts[-1]]
+    late = of > len(prompt.context) // 2
+    return float(values[late].mean() / values[of > 0].mean())
+
+
+def missed(loaded: Loaded, prompt: Prompt) -> float:
+    """Return the share of the keys largest by any query of the last WINDOW rows that are not largest by their mean.
+
+    Largest: the BUDGET of the keys before the window, a layer and head at a time (CompactAttention, figure 2a).
+    """
+    layers, end = tuple(range(loaded.spec.layers)), len(prompt)
+    request = PrefillRequest(prompt.tokens, Plan(torch.arange(end), return_queries=layers), empty(loaded.model, end))
+    (output,) = prefill_many(loaded.model, [request], logits_to_keep=1)
+    rows, shares = torch.arange(end - WINDOW, end), []
+    for layer in layers:
+        queries = output.queries[layer][:, -WINDOW:]
+        found = [x for _, x in logits(loaded.model, layer, queries, request.kv.keys[layer], rows)]
+        mass = softmax(torch.cat(found, 1))[..., : end - WINDOW]
+        count = round(BUDGET * mass.shape[-1])
+        by_mean, by_max = (x.topk(count).indices for x in (mass.mean(1), mass.amax(1)))
+        shares += [1 - len(set(a.tolist()) & set(b.tolist())) / count for a, b in zip(by_mean, by_max, strict=True)]
+    return float(np.mean(shares))
+
+
+def together(samples: Sequence[data.Sample], prompts: Sequence[Prompt], corpus: Corpus, n: int) -> list[float]:
+    """Return, a question each, the share of its passages with another of its passages among their n neighbours."""
+    table, shares = nearest(corpus.texts, n, search="exact"), []
+    for sample, prompt in zip(samples, prompts, strict=True):
+        numbers = {corpus.place[block] for block in prompt.context[-len(sample.ctxs) :]}
+        shares.append(float(np.mean([bool(numbers & set(table[number].tolist())) for number in numbers])))
+    return shares
+
+
+def measure(samples: int, device: str) -> dict:
+    """Measure everything on `samples` questions."""
+    loaded = models.load(MODEL, device)
+    asked = data.load(DATA, samples, SEED, PASSAGES)
+    prompts = loaded.layout.prompts(asked, loaded.tokenizer)
+    corpus = Corpus.of(asked, loaded.layout, loaded.tokenizer)
+    store, truths = MemoryStore(1 << 34), [full_attention_kv(loaded.model, prompt) for prompt in prompts]
+    specs = {"reuse": "after_system", "prepared": f"with_neighbours(n={NEIGHBOURS}, search=exact)"}
+    kvs, gaps = {}, {}
+    for name, spec in specs.items():
+        cached = prepare.named(spec, corpus=corpus)(loaded.model, prompts, store)
+        kvs[name] = [assemble(loaded.model, *each) for each in zip(prompts, cached, strict=True)]
+        gaps[name] = [gap[:, LAYER] for gap in context_gaps(kvs[name], truths, prompts)]
+    documents = {n: [g[p.starts[1] :] for g, p in zip(of, prompts, strict=True)] for n, of in gaps.items()}
+    heads = by_offset(gaps["reuse"], prompts)
+    pairs = list(zip(documents["reuse"], documents["prepared"], strict=True))
+    found = {
+        "left_outside_15_percent": [outside(gap) for gap in documents["reuse"]],
+        "change_by_preparation": [float(after.sum() / before.sum()) - 1 for before, after in pairs],
+        "first_tenth_over_mean": list(heads[:, 0] / heads.mean(1)),
+        "later_half_over_mean": [later_half(g, p) for g, p in zip(gaps["reuse"], prompts, strict=True)],
+        "missed_by_mean_ranking": [missed(loaded, prompt) for prompt in prompts[:50]],
+        "together_2": together(asked, prompts, corpus, 2),
+        "together_10": together(asked, prompts, corpus, 10),
+    }
+    for name, spec in SELECTORS.items():
+        rows = select.named(spec).rows(loaded.model, prompts, kvs["reuse"], RATIO)
+        masks = [chosen(each, prompt) for each, prompt in zip(rows, prompts, strict=True)]
+        places = by_offset(masks, prompts)
+        found[f"{name}: first tenth"] = list(places[:, 0] / places.sum(1))
+        found[f"{name}: later half"] = [later_half(m, p) for m, p in zip(masks, prompts, strict=True)]
+    return {name: entry(values) for name, values in found.items()} | {"device": device_name(loaded.model.device)}
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    found = measure(args.samples, args.device)
+    about = {"model": MODEL, "data": DATA, "seed": SEED, "passages": PASSAGES, "ratio": RATIO, "layer": LAYER}
+    about |= {"budget": BUDGET, "window": WINDOW, "neighbours": NEIGHBOURS, "device": found.pop("device")}
+    results.write_json(OUT, {**about, "versions": versions(), "measured": found})
+    print(*(f"{name}: {x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for name, x in found.items()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

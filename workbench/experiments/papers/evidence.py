@@ -1,0 +1,194 @@
+"""Readers of committed results (data/benchmarks, cards of models) that give findings."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workbench.core.renamed import spec
+from workbench.data.assets import ROOT
+from workbench.experiments import results
+from workbench.experiments.papers.verdicts import Finding, Findings, Side
+from workbench.metrics.answers import normalised
+from workbench.metrics.paired import bits_explained, difference
+
+Method = tuple[str, str, float | None]  # preparation, selector, ratio of a trial of `fusion`
+FULL: Method = ("full", "", None)
+LEAST = 100  # questions of a real data set that decide; results on fewer are shown
+
+
+@cache
+def _table(name: str, folder: str) -> pd.DataFrame:
+    return results.table(name)
+
+
+def table(name: str) -> pd.DataFrame:
+    """Read a committed table once."""
+    return _table(name, str(results.FOLDER))
+
+
+def has(name: str, kind: str = "parquet") -> bool:
+    """Whether results of that name are committed."""
+    return name in results.names(kind)
+
+
+def card(model: str, name: str) -> Any:
+    """Read a JSON file of a shipped model, `tuning` say."""
+    return json.loads((ROOT / "models" / model / f"{name}.json").read_text())
+
+
+def gap(what: str, one: Sequence[float], other: Sequence[float], side: Side, bar: float, label: str) -> Finding:
+    """Compare two methods question by question, as a difference of points."""
+    found = difference(one, other)
+    return Finding(what, found.mean, found.low, found.high, found.n, label, side, bar, "points")
+
+
+# Lab questions in the modes of Block-Attention: block-attention.json
+
+
+def block_gap(what: str, one: str, other: str, side: Side, bar: float) -> Finding:
+    """Compare two methods of Block-Attention's table on the lab questions: exact match."""
+    methods = results.read("block-attention")["methods"]
+    ours, theirs = ([float(digit) for digit in methods[name]["right"]] for name in (one, other))
+    return gap(what, ours, theirs, side, bar, "lab")
+
+
+def scored_gap(
+    what: str, one: Mapping[str, float], other: Mapping[str, float], side: Side, bar: float, label: str = "lab"
+) -> Finding:
+    """Compare two scores {em, em_low, em_high, n}; the interval is Newcombe's (1998, method 10), unpaired."""
+    middle = one["em"] - other["em"]
+    below = np.hypot(one["em"] - one["em_low"], other["em_high"] - other["em"])
+    above = np.hypot(one["em_high"] - one["em"], other["em"] - other["em_low"])
+    low, high, n = float(middle - below), float(middle + above), int(min(one["n"], other["n"]))
+    return Finding(what, middle, low, high, n, label, side, bar, "points")
+
+
+# Lab questions under every preparation and selector: fusion.parquet
+
+
+def trial(method: Method) -> pd.Series:
+    """Return the row of a trial over all kinds of question."""
+    prepare, select, ratio = method
+    swept = table("fusion")
+    of_all = swept[swept.kind == "all"]
+    if method == FULL:
+        return of_all[of_all["mode"] == "full"].iloc[0]
+    names = of_all.prepare.map(spec)
+    mine = (of_all["mode"] == "block") & (names == prepare) & (of_all["select"] == select)
+    if ratio is not None:
+        mine &= np.isclose(of_all.ratio, ratio)
+    return of_all[mine].iloc[0]
+
+
+def answers(method: Method, score: str = "em") -> Sequence[float]:
+    """Return the scores of a trial, one a question."""
+    return list(table("fusion-answers")[f"{score} {trial(method).trial}"].astype(float))
+
+
+def fusion_gap(what: str, one: Method, other: Method, side: Side = "above", bar: float = 0.0) -> Finding:
+    """Compare two trials on the lab questions: exact match."""
+    return gap(what, answers(one), answers(other), side, bar, "lab")
+
+
+def recovered(what: str, method: Method, reuse: Method, side: Side, bar: float) -> Finding:
+    """Return FusionRAG's normalised F1 of a trial: 0 is Full Reuse, 1 full attention."""
+    scores, plain, full = (answers(each, "f1") for each in (method, reuse, FULL))
+    ours = normalised(scores, plain, full)
+    return Finding(what, *ours, len(answers(FULL)), "lab", side, bar, ".0%")
+
+
+# Lab questions under sparse prefill: sparse.parquet
+
+
+def sparse_right(name: str, data: str = "lab", kind: str = "") -> Sequence[float]:
+    """Return 1 a question that a sparse method, by its spec, answers right; `kind`: of that task of the needles."""
+    rows = table("sparse-answers")
+    chosen = rows[(rows.data == data) & rows.id.str.startswith(kind)]
+    return list(chosen[f"em {name}"].astype(float))
+
+
+def sparse_specs(beginning: str) -> pd.DataFrame:
+    """Return the settings on the lab questions whose spec begins so, by their density."""
+    rows = table("sparse")
+    chosen = rows[(rows.data == "lab") & (rows.kind == "all") & rows.spec.str.startswith(beginning)]
+    return chosen.sort_values("density")
+
+
+# A real model on real questions: real-questions.parquet
+
+
+def real_pairs(one: str, other: str, score: str) -> Iterator[tuple[str, list[float], list[float]]]:
+    """Yield where two methods were measured, "smollm2 on nq", and their scores, a question each."""
+    if not has("real-questions"):
+        return
+    rows = table("real-questions")
+    for (model, data), of_data in rows[rows.trial.isin([one, other])].groupby(["model", "data"], sort=True):
+        pairs = of_data.pivot_table(index="id", columns="trial", values=score, observed=True).dropna()
+        if {one, other} <= set(pairs.columns) and len(pairs):
+            yield f"{model} on {data}", list(pairs[one]), list(pairs[other])
+
+
+def real_gap(what: str, one: str, other: str, side: Side = "below", bar: float = 0.0) -> Findings:
+    """Compare two methods by KL from full attention on every data set of the real model."""
+    found = []
+    for where, ours, theirs in real_pairs(one, other, "kl"):
+        got = difference(ours, theirs)
+        numbers = got.mean, got.low, got.high, got.n
+        found.append(Finding(f"{what} (KL, {where})", *numbers, "real", side, bar, "+.3f", got.n >= LEAST))
+    return found
+
+
+def real_recovered(what: str, method: str, reuse: str, bar: float) -> Findings:
+    """Return the share of the KL of plain reuse that a method wins back on every data set of the real model."""
+    found = []
+    for where, ours, plain in real_pairs(method, reuse, "kl"):
+        got = bits_explained(ours, plain)
+        if got.share is not None and got.low is not None and got.high is not None:
+            numbers = got.share, got.low, got.high, got.n
+            decides = got.n >= LEAST
+            found.append(Finding(f"{what} ({where})", *numbers, "real", "above", bar, ".0%", decides))
+    return found
+
+
+# Times on a GPU: reports of `workbench bench`
+
+
+def times(report: str, begins: str = "", **shape: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the timed candidates of the first workload of that shape, whose name begins so, by their names; none where
+    it was not measured."""
+    if not has(report, "json"):
+        return {}
+    for work in results.read(report)["workloads"]:
+        fits = all(work["shape"].get(name) == value for name, value in shape.items())
+        if fits and work["name"].startswith(begins):
+            return {one["who"]: one for one in work["contestants"] if one.get("ms")}
+    return {}
+
+
+def faster(
+    what: str, timed: Mapping[str, Mapping[str, Any]], than: str, bar: float, side: Side = "above", ours: str = "ours"
+) -> Findings:
+    """Say how many times as fast `ours` is as the fastest candidate whose name begins with `than`."""
+    others = [one for name, one in timed.items() if name.startswith(than)]
+    if ours not in timed or not others:
+        return []
+    own, other = timed[ours], min(others, key=lambda one: one["ms"])
+    middle, low, high = other["ms"] / own["ms"], other["p5"] / own["p95"], other["p95"] / own["p5"]
+    return [Finding(what, middle, low, high, int(min(own["runs"], other["runs"])), "shape", side, bar, "x")]
+
+
+def measured(what: str, name: str, side: Side, bar: float, form: str = ".0%", of: str = "deviation") -> Findings:
+    """Return a number of deviation.json."""
+    if not has(of, "json"):
+        return []
+    got = results.read(of)["measured"][name]
+    return [Finding(what, got["value"], got["low"], got["high"], got["n"], "lab", side, bar, form)]
+
+
+def counted(what: str, value: float, n: int, bar: float, side: Side = "equals", form: str = ",.0f") -> Finding:
+    """Return a number that is counted and has no interval."""
+    return Finding(what, value, value, value, n, "computed", side, bar, form)

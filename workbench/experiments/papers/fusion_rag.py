@@ -1,0 +1,277 @@
+"""FusionRAG. "CacheBlend" is the selector by KV deviation, "Cache-Craft" the one by inter-chunk attention."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+from workbench.experiments.papers import structure
+from workbench.experiments.papers.evidence import (
+    FULL,
+    Method,
+    counted,
+    faster,
+    fusion_gap,
+    measured,
+    real_gap,
+    real_recovered,
+    recovered,
+    times,
+    trial,
+)
+from workbench.experiments.papers.verdicts import Findings, Item, item_of, leading
+from workbench.metrics.published_numbers import FUSION_RAG, FUSION_RAG_TABLE_2
+
+RATIO = FUSION_RAG["ratio"]
+REAL = "with_neighbours(n={}, search=exact)"
+TEN = REAL.format(FUSION_RAG["neighbours"])
+REUSE: Method = ("after_system", "none", None)
+BLEND: Method = ("after_system", "kv_deviation", RATIO)
+CRAFT: Method = ("after_system", "inter_attention", RATIO)
+GUIDED: Method = ("after_system", "query_guided", RATIO)
+FUSION: Method = (TEN, "query_guided", RATIO)
+PREPARED: Method = (TEN, "kv_deviation", RATIO)
+NAMES = {BLEND: "CacheBlend", CRAFT: "Cache-Craft", FUSION: "FusionRAG", PREPARED: "CacheBlend, prepared"}
+NEAR = FUSION_RAG["near_full_em"][2]
+MOST = 0.5  # "most" of the KL; the printed shares are of F1
+
+
+def real_name(method: Method) -> str:
+    """Return what `data/benchmarks/real.py` calls a method."""
+    prepare, select, ratio = method
+    return prepare if select == "none" else f"{prepare}, {select} {ratio:.0%}"
+
+
+@cache
+def better(one: Method, other: Method, what: str) -> Findings:
+    """Compare two methods by KL on the real model, and by exact match on the lab questions."""
+    return leading(real_gap(what, real_name(one), real_name(other)), [fusion_gap(what, one, other)])
+
+
+def better_than_baselines() -> Findings:
+    """Compare FusionRAG with CacheBlend and Cache-Craft at the same ratio."""
+    return [x for other in (BLEND, CRAFT) for x in better(FUSION, other, f"FusionRAG against {NAMES[other]}, 15%")]
+
+
+def stages() -> Findings:
+    """Compare the rows that are computed online."""
+    rows = [float(trial(method).rows_computed) for method in (FUSION, BLEND)]
+    more = counted("online rows more than CacheBlend's", rows[0] - rows[1], int(trial(FUSION).n), 0.0)
+    return [replace(more, label="lab"), *better(FUSION, BLEND, "FusionRAG against CacheBlend, 15%")]
+
+
+def deviation() -> Findings:
+    """Measure how concentrated deviation is, and where."""
+    left = FUSION_RAG["outside_15_percent"]
+    return [
+        *measured("left outside the 15% that deviate most, layer 2", "left_outside_15_percent", "above", left),
+        *measured("first tenth of a chunk over its mean", "first_tenth_over_mean", "above", 1.0, "x"),
+        *measured("later half of the chunks over the mean", "later_half_over_mean", "above", 1.0, "x"),
+    ]
+
+
+def similarity() -> Findings:
+    """Measure what preparation changes; lab passages are drawn, so retrieval together is shown only."""
+    drawn = []
+    for n, bar in FUSION_RAG["retrieved_together"].items():
+        drawn += measured(f"another passage of the question among {n} neighbours", f"together_{n}", "above", bar)
+    change = measured("deviation of layer 2 by preparation", "change_by_preparation", "below", 0.0, "+.0%")
+    return change + [replace(finding, decides=False) for finding in drawn]
+
+
+def places() -> Findings:
+    """Measure where selectors choose."""
+    found = measured("CacheBlend's choice in the first tenth of a chunk", "CacheBlend: first tenth", "above", 0.1)
+    late = "later half of the chunks over the mean"
+    found += measured(f"CacheBlend's choice in the {late}", "CacheBlend: later half", "above", 1.0, "x")
+    bars = [finding.low for finding in found]
+    for name, form, bar in zip(("first tenth", "later half"), (".0%", "x"), bars, strict=False):
+        found += measured(f"Query-guided: {name}, against CacheBlend", f"query-guided: {name}", "below", bar, form)
+    return found
+
+
+@cache
+def recovers(share: float, method: Method = FUSION, what: str = "FusionRAG at 15%") -> Findings:
+    """Measure what a method wins back of the loss to full attention: most of the KL, or the printed share of F1."""
+    lab = recovered(f"{what}: normalised F1", method, REUSE, "above", share)
+    return leading(real_recovered(f"{what}: KL won back", real_name(method), "after_system", MOST), [lab])
+
+
+def near_full() -> Findings:
+    """Compare with full attention by exact match; the KL of the real model is shown."""
+    shown = real_recovered("FusionRAG at 15%: KL won back", real_name(FUSION), "after_system", MOST)
+    lab = fusion_gap("FusionRAG at 15% against full attention", FUSION, FULL, "above", -NEAR)
+    return [lab, *(replace(finding, decides=False) for finding in shown)]
+
+
+def ablation() -> Findings:
+    """Compare each selector with and without preparation."""
+    return [
+        *better(PREPARED, BLEND, "CacheBlend, prepared against not"),
+        *better(FUSION, PREPARED, "FusionRAG against CacheBlend, prepared"),
+    ]
+
+
+def neighbours() -> Findings:
+    """Compare numbers of neighbours, nothing recomputed."""
+    ten, one, twenty = ((REAL.format(n), "none", None) for n in (10, 1, 20))
+    beyond = fusion_gap("20 neighbours against 10", twenty, ten, "below")
+    return [*better(ten, one, "10 neighbours against 1"), beyond]
+
+
+def kernel(bar: float) -> Findings:
+    """Compare attention of 15% of 32K rows with dense attention."""
+    what = "15% of 32K rows against dense FlashAttention-3"
+    return faster(what, times("q_sparse_attention", begins="15% of 32K"), "flashinfer, dense", bar)
+
+
+@cache
+def recomputation(bar: float) -> Findings:
+    """Compare 15% of 27K tokens recomputed with stock full prefill."""
+    timed = times("recompute")
+    what = "15% of 27K recomputed against stock full prefill"
+    return faster(what, timed, "transformers", bar)
+
+
+def components() -> Findings:
+    """Measure what each component adds: selector, preparation, kernel."""
+    f1 = FUSION_RAG["f1"]
+    share = (f1["query-guided"] - f1["reuse"]) / (f1["full"] - f1["reuse"])
+    return [
+        *recovers(share, GUIDED, "query-guided at 15%"),
+        *better(FUSION, GUIDED, "preparation on top"),
+        *recomputation(1 / (1 - FUSION_RAG["ttft_reduced_by_kernel"])),
+    ]
+
+
+def latency() -> Findings:
+    """Compare times to the first token, and the kernel."""
+    (reuse, _), (again, _) = FUSION_RAG["reuse_faster_than_full"], FUSION_RAG["faster_than_full"]
+    cached = times("question", context=32768)
+    return [
+        *faster("question over 32K cached against stock full prefill", cached, "transformers, full", reuse),
+        *recomputation(again),
+        *kernel(FUSION_RAG["operator_faster"]),
+    ]
+
+
+def items() -> list[Item]:
+    """Return the figures and tables."""
+    f1, share, best = FUSION_RAG["f1"], FUSION_RAG["recovered_by_component"], FUSION_RAG["faster_than_full"]
+    blend, craft = (FUSION_RAG["gain_by_preparation"][name] for name in ("CacheBlend", "Cache-Craft"))
+    enough, of = FUSION_RAG["recovered_80_percent"]
+    faithful = FUSION_RAG_TABLE_2["faithfulness"].values()
+    item = partial(item_of, "fusionrag")
+    return [
+        item(
+            "fig-1", "FusionRAG moves work offline: as many rows online as CacheBlend, and better answers.", "", stages
+        ),
+        item(
+            "fig-2",
+            "At 15% FusionRAG is better than CacheBlend and Cache-Craft, which fall to a smaller model's level.",
+            "CacheBlend at 15% of a 7B model stands where 3B stands",
+            better_than_baselines,
+            "the level of a smaller model: no second size is measured",
+        ),
+        item(
+            "fig-3",
+            "The 15% of tokens that deviate most hold less than half of the deviation; it lies at heads of chunks and "
+            "in later chunks.",
+            f"over {FUSION_RAG['outside_15_percent']:.0%} left in layer 2",
+            deviation,
+        ),
+        item(
+            "fig-4",
+            "Full Reuse computes the question online, over chunks cached behind the system prompt.",
+            "",
+            offline,
+        ),
+        item("fig-5", "Under Full Reuse a chunk sees the system prompt and itself.", "", structure.full_reuse),
+        item(
+            "fig-6", "Cache fusion computes chosen tokens and question under a causal mask.", "", structure.cache_fusion
+        ),
+        item(
+            "fig-7",
+            "Chunks of a question are alike, and preparation behind similar chunks removes most of the deviation.",
+            f"> 50% at 2, > 80% at 10 neighbours; {FUSION_RAG['kv_change']:.0%} deviation",
+            similarity,
+            "7a needs passages that a retriever returned: those of the lab are drawn",
+        ),
+        item(
+            "fig-8",
+            "CacheBlend chooses heads of chunks and later chunks; the query-guided choice is more even.",
+            "",
+            places,
+        ),
+        item("fig-9", "A small model with FusionRAG is as good as with full attention.", "", near_full),
+        item(
+            "fig-10", "A cached chunk is found behind any other chunks, and kept once.", "", structure.alternative_path
+        ),
+        item(
+            "fig-11",
+            "Loading of KV overlaps with computing of other requests.",
+            "",
+            None,
+            "there is no scheduler of requests here, and no loading beside computing",
+        ),
+        item(
+            "fig-12",
+            "Recomputed tokens get pages of their own; the shared chunk stays intact.",
+            "",
+            structure.exclusive_pages,
+        ),
+        item(
+            "fig-13",
+            "At 15% FusionRAG wins back most of what reuse loses, and more than the baselines.",
+            f"56% to 100% on multi-hop data; {enough} of {of} cases over 80%",
+            lambda: recovers(FUSION_RAG["recovered"]["multi-hop"][0]) + better_than_baselines(),
+        ),
+        item(
+            "fig-14",
+            "Reuse and recomputation of 15% bring the first token sooner, and the kernel is faster than dense.",
+            f"{best[0]}–{best[1]}× at 15% of 27K; kernel {FUSION_RAG['operator_faster']}×",
+            latency,
+            "loading from host memory, ratios other than 15%, and SDPA with a mask "
+            f"({FUSION_RAG['operator_faster_than_sdpa']}×)",
+        ),
+        item(
+            "fig-15",
+            "More questions a second at the same latency.",
+            "{}–{}×".format(*FUSION_RAG["throughput"]),
+            None,
+            "there is no server of concurrent requests here",
+        ),
+        item(
+            "fig-16",
+            "Preparation lifts other selectors too, and the query-guided choice stays the best.",
+            f"CacheBlend +{blend[0]:.1%} to +{blend[1]:.1%}, Cache-Craft +{craft[0]:.1%} to +{craft[1]:.1%}",
+            ablation,
+        ),
+        item("fig-17", "Ten neighbours are best: fewer are worse, more bring noise.", "10 best, 15 worse", neighbours),
+        item(
+            "fig-18",
+            "Every component counts: the selector wins back most, preparation nearly the rest, the kernel the time.",
+            f"F1 {f1['reuse']}, {f1['query-guided']} ({share['query-guided']:.0%} as printed), {f1['full']}; "
+            f"TTFT −{FUSION_RAG['ttft_reduced_by_kernel']:.1%}",
+            components,
+            "the asynchronous scheduler's share",
+        ),
+        item(
+            "fig-19",
+            "The first token comes sooner than with full attention at all lengths, from host memory and SSD.",
+            "{}–{}× over full attention at 15%".format(*FUSION_RAG["over_full"]),
+            lambda: recomputation(FUSION_RAG["over_full"][0]),
+            "KV read from an SSD, CacheBlend's own code, and lengths other than 27K",
+        ),
+        item("table-1", "Notation.", "", None, "it claims nothing: a list of symbols"),
+        item(
+            "table-2",
+            "FusionRAG's answers are the most faithful to their passages.",
+            f"best in {sum(row[2] == max(row) for row in faithful)} of {len(faithful)} cases",
+            None,
+            "faithfulness is judged by a large language model, which is not at hand",
+        ),
+    ]
+
+
+def offline() -> Findings:
+    """Carry out both stages of Full Reuse."""
+    return structure.full_reuse() + structure.pipeline()[:1]
