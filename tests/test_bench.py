@@ -205,7 +205,7 @@ def test_candidates_run_interleaved_each_on_its_sets_of_inputs_in_order(monkeypa
     assert "".join(ran) == "aA" + "aaa" + "b" + "bbb" + "ab" + "Ab" + "ab", (
         "each once, a guess of three, then interleaved"
     )
-    assert times["ours"] == timing.Time(1.0, 1.0, 1.0, 3) and times["gone"] == "ValueError: no such shape"
+    assert times["ours"] == timing.Time(1.0, 1.0, 1.0, 3, 1.0, 1.0) and times["gone"] == "ValueError: no such shape"
 
 
 def test_preparing_a_baseline_may_fail():

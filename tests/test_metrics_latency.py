@@ -4,7 +4,7 @@ from workbench.metrics.latency import Quantiles, measure, quantiles
 
 
 def test_quantiles_of_a_hundred_and_one_measurements():
-    assert quantiles([i / 100 for i in range(101)]) == Quantiles(0.05, 0.5, 0.95, 101)
+    assert quantiles([i / 100 for i in range(101)]) == Quantiles(0.05, 0.5, 0.95, 101, 0, 1)
 
 
 def test_jobs_run_one_at_a_time_and_only_the_first_is_warmed_up():

@@ -191,7 +191,7 @@ def test_drift_quotes_the_share_of_equal_first_tokens():
 
 
 TIMED = [
-    {"length": length, "mode": mode, "p5": ms / 2e3, "p50": ms / 1e3, "p95": ms / 500, "n": 3}
+    {"length": length, "mode": mode, "p5": ms / 2e3, "p50": ms / 1e3, "p95": ms / 500, "n": 20}
     for length, times in ((128, (20, 5)), (512, (80, 6)))
     for mode, ms in zip(("full", "block"), times, strict=True)
 ]
@@ -209,6 +209,10 @@ def test_lines_hold_one_mode_each_with_its_band():
     assert list(full.low) == [10, 40] and list(full.high) == [40, 160]
     (alone,) = cost.lines_by_mode(TIMED, "p50", modes=["block"])
     assert list(alone.x) == [128, 512] and not len(alone.low)
+    few = [{**r, "n": 19} for r in TIMED]
+    assert not len(cost.lines_by_mode(few, "p50", band=True)[0].low), "percentiles of fewer than 20 runs are not drawn"
+    ranged = [{**r, "least": 0.001, "most": 1.0} for r in few]
+    assert list(cost.lines_by_mode(ranged, "p50", band=True)[0].high) == [1.0, 1.0]
 
 
 def test_times_are_quoted_at_the_longest_context():
@@ -216,7 +220,7 @@ def test_times_are_quoted_at_the_longest_context():
     paper = [{"length": 512, "mode": mode, "ttft_ms": 50, "flops": 1e12} for mode in ("full", "block")]
     fig = cost.ttft_by_length(TIMED, paper, model="tiny", question=50, device="CPU")
     assert "At 512 tokens reuse takes 6 ms where full attention takes 80 ms" in texts(fig)
-    assert "3 runs" in texts(fig)
+    assert "20 runs" in texts(fig)
     assert "tiny, computed" in texts(cost.flops_by_length(COUNTED, COUNTED, paper, model="tiny", question=50))
     fig = cost.bytes_by_length(COUNTED, COUNTED, model="tiny", dtype="float32")
     assert "tiny, computed (float32)" in texts(fig)

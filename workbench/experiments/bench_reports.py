@@ -15,12 +15,13 @@ from workbench.experiments import bench
 from workbench.experiments.bench.timing import Roof
 from workbench.experiments.results import FOLDER, read_json
 from workbench.metrics.answers import Records
+from workbench.metrics.latency import spread
 
 MODELS = bench.MODELS  # reports on whole models
 TRIED = re.compile(r"\d+x\d+, \d+ warps|\d+ splits")  # launches that were tried beside the one a kernel picks itself
 FEEDS, BOTH = "the attention it feeds", "choice and attention, "  # in a report on choosing
 COMPARED = ("ours, answer-guided", "ours, random rows, no choice")  # with "ours" of the report on recomputed rows
-FIGURES = ("ms", "p5", "p95", "runs", "tflops", "tbps", "share", "ratio", "problem")
+FIGURES = ("ms", "p5", "p95", "runs", "least", "most", "tflops", "tbps", "share", "ratio", "problem")
 
 Report = Mapping[str, Any]
 
@@ -90,17 +91,22 @@ def ceilings(reports: Mapping[str, Report], gpu: str) -> tuple[float, float]:
 @renamed.arguments(whos="names")
 def against(rows: pd.DataFrame, report: str, by: str, names: Sequence[str] = ()) -> Records:
     """Return lines of one report over a number of its shapes, each candidate a line: {name, at, mean, low, high, work}
-    in milliseconds; `names`: these candidates alone."""
+    in milliseconds, `low` and `high` as of `metrics.latency.spread`, the mean where it is not known; `names`: these
+    candidates alone."""
     timed = rows[(rows.report == report) & rows.ms.notna()]
     lines = timed.assign(at=[shape.get(by) for shape in timed["shape"]]).dropna(subset=["at"]).sort_values("at")
     lines = lines[lines.who.isin(names)] if names else lines
-    names_here = {"who": "name", "ms": "mean", "p5": "low", "p95": "high"}
-    return lines.rename(columns=names_here)[["name", "at", "mean", "low", "high", "work"]].to_dict("records")
+    return [
+        {"name": r["who"], "at": r["at"], "mean": r["ms"], "low": low, "high": high, "work": r["work"]}
+        for r in lines.to_dict("records")
+        for low, high in [spread(r) or (r["ms"], r["ms"])]
+    ]
 
 
 def by_context(rows: pd.DataFrame) -> Records:
     """Return times to the first token in the reports on whole models, by the methods of `experiments.ttft`: records
-    {length, way, p5, p50, p95 (milliseconds), who}. Recomputed rows count where choosing them is in the time."""
+    {length, way, p50, p5, p95, least, most (milliseconds), n, who}. Recomputed rows count where choosing them is in
+    the time."""
     methods = {
         ("question", "ours"): "block",
         ("recompute", "ours"): "recompute",
@@ -111,7 +117,8 @@ def by_context(rows: pd.DataFrame) -> Records:
     for r in rows.dropna(subset=["ms"]).itertuples():
         if (method := methods.get((r.report, r.who))) and (method != "recompute" or "choice" in r.shape):
             length = r.shape["context"] + r.shape["question"]
-            records.append({"length": length, "way": method, "p5": r.p5, "p50": r.ms, "p95": r.p95, "who": r.who})
+            ends = {name: getattr(r, name) for name in ("p5", "p95", "least", "most")}
+            records.append({"length": length, "way": method, "p50": r.ms, **ends, "n": r.runs, "who": r.who})
     return sorted(records, key=lambda record: (list(methods.values()).index(record["way"]), record["length"]))
 
 
@@ -139,8 +146,8 @@ def by_density(rows: pd.DataFrame, tokens: int) -> Records:
 def baselines(rows: pd.DataFrame) -> Records:
     """Compare every baseline with ours on every workload where ours ran: {work, who, ms, ratio, low, high}.
 
-    `ratio`, `low` and `high` are its median, 5th and 95th percentile over the median of ours. Another kernel of ours,
-    or the attention that a choice feeds, is no baseline.
+    `ratio`, `low` and `high` are its median and the ends of its `spread` over the median of ours. Another kernel of
+    ours, or the attention that a choice feeds, is no baseline.
     """
     timed = rows.dropna(subset=["ms"])
     ours = timed[timed.who == "ours"].set_index(["report", "work"]).ms
@@ -148,7 +155,8 @@ def baselines(rows: pd.DataFrame) -> Records:
     for r in timed.itertuples():
         own = ours.get((r.report, r.work))
         if own and not r.who.startswith(("ours", FEEDS)) and r.who not in bench.names():
-            ratios = {"ratio": r.ms / own, "low": r.p5 / own, "high": r.p95 / own}
+            low, high = spread(r._asdict()) or (r.ms, r.ms)
+            ratios = {"ratio": r.ms / own, "low": low / own, "high": high / own}
             records.append({"work": workload_name(r.report, r.work), "who": r.who, "ms": r.ms, **ratios})
     return records
 
@@ -176,7 +184,7 @@ def here(names: Sequence[str], against: Sequence[str]) -> dict[str, Report]:
 def listed(rows: pd.DataFrame, baselines: Mapping[str, Sequence[str]]) -> tuple[list[list[str]], list[int]]:
     """Return the lines of a table and the indices of those that are headings.
 
-    Every report has a heading. A line is a workload: its name, median and 5 to 95% of ours, TF/s, TB/s, share of the
+    Every report has a heading. A line is a workload: its name, median and `spread` of ours, TF/s, TB/s, share of the
     roof, and how many times as fast ours is as each of `baselines` (heading → how their names begin). Of several
     candidates under one heading the fastest counts.
     """
@@ -191,7 +199,9 @@ def listed(rows: pd.DataFrame, baselines: Mapping[str, Sequence[str]]) -> tuple[
             if own is None or pd.isna(own.ms):
                 lines.append([name, "did not run", *[""] * (3 + len(baselines))])
                 continue
-            time = f"{_digits(own.ms)} ({_digits(own.p5)}–{_digits(own.p95)})"
+            ends = spread(own._asdict())
+            said = f"{_digits(ends[0])}–{_digits(ends[1])}" if ends else f"{own.runs:.0f} runs"
+            time = f"{_digits(own.ms)} ({said})"
             rates = [f"{own.tflops:.0f}", f"{own.tbps:.2f}", f"{own.share:.0%}"]
             lines.append([name, time, *rates, *(_faster(candidates, starts) for starts in baselines.values())])
     return lines, headings

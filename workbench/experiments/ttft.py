@@ -212,7 +212,8 @@ def computed(
 def measured(model: PreTrainedModel, prompts: Prompts, repeats: int) -> Records:
     """Measure full and block for prompts of different lengths: records {length, mode, p5, p50, p95 (seconds), n}."""
     records = _by_mode(by_length(model, prompts, repeats, methods=MODES))
-    return [{field: record[field] for field in ("length", "mode", "p5", "p50", "p95", "n")} for record in records]
+    fields = ("length", "mode", "p5", "p50", "p95", "n", "least", "most")
+    return [{field: record[field] for field in fields} for record in records]
 
 
 def computed_by_mode(

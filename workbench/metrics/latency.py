@@ -1,7 +1,8 @@
 """Seconds: of whole jobs measured one at a time, and of the stages up to the first token."""
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
@@ -31,6 +32,9 @@ STAGES = {
 }
 
 
+ENOUGH = 20  # measurements from which percentiles are said; of fewer the median and the range
+
+
 @dataclass(frozen=True)
 class Quantiles:
     """Seconds over `n` measurements."""
@@ -39,12 +43,28 @@ class Quantiles:
     p50: float
     p95: float
     n: int
+    least: float | None = None  # None in records of earlier versions
+    most: float | None = None
 
 
 def quantiles(seconds: Sequence[float]) -> Quantiles:
-    """5th, 50th and 95th percentile (linear between measurements)."""
+    """5th, 50th and 95th percentile (linear between measurements), the least and the most."""
     p5, p50, p95 = np.quantile(np.asarray(seconds, dtype=float), [0.05, 0.5, 0.95])
-    return Quantiles(float(p5), float(p50), float(p95), len(seconds))
+    return Quantiles(float(p5), float(p50), float(p95), len(seconds), float(min(seconds)), float(max(seconds)))
+
+
+def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the ends to draw and say of a record {p5, p95, n or runs, least, most}: percentiles of ENOUGH measurements
+    or more, else the range; None where only percentiles of fewer were kept."""
+    count = record.get("n", record.get("runs"))
+    names = ("p5", "p95") if count is not None and count >= ENOUGH else ("least", "most")
+    ends = [record.get(name) for name in names]
+    return None if any(end is None or math.isnan(end) for end in ends) else (float(ends[0]), float(ends[1]))
+
+
+def spread_words(count: int) -> str:
+    """Say what `spread` of so many measurements is, behind "median and"."""
+    return "5 to 95%" if count >= ENOUGH else "range"
 
 
 def measure(jobs: Iterable[Callable[[], object]], device: torch.device, warm_up: int = WARM_UP) -> Quantiles:

@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 import plotly.graph_objects as go
 
+from workbench.metrics.latency import spread, spread_words
 from workbench.metrics.published_numbers import QUESTION, TABLE_3_GPUS
 from workbench.plots.lines import Panel, Series, line_chart
 from workbench.plots.looks import MODES
@@ -26,14 +27,14 @@ def cost_series(
     dots: bool = False,
     thick: float = 2,
 ) -> Series:
-    """Make a line with the look of `mode`; `low` and `high` are the 5th and 95th percentile, `dots` draws rings only
+    """Make a line with the look of `mode`; `low` and `high` are the ends of the spread, `dots` draws rings only
     (published numbers), `thick` is the width of the line in px."""
     look = MODES[mode]
     form: dict[str, Any] = {"size": 5 + thick / 2, "edge": 0, "look": look}
     if dots:
         form = {"size": 9, "edge": 2, "look": replace(look, symbol=f"{look.symbol}-open"), "mode": "markers"}
     if len(low):
-        form["hover"] = "<br>5 to 95%: %{customdata[0]:.3s} to %{customdata[1]:.3s}"
+        form["hover"] = "<br>spread: %{customdata[0]:.3s} to %{customdata[1]:.3s}"
         form["data"] = list(zip(low, high, strict=True))
     return Series(name or look.name, length, value, low, high, width=thick, **form)
 
@@ -72,12 +73,14 @@ def lines_by_mode(
 ) -> list[Series]:
     """Return one line per mode of `records` {length, <key>, <field>}, with values multiplied by `scale`.
 
-    `band` adds the fields p5 and p95, where there are any; `look` are further arguments of `cost_series`.
+    `band` adds `metrics.latency.spread`, where all records have one; `look` are further arguments of `cost_series`.
     """
     lines = []
     for mode in modes:
         points = [r for r in records if r[key] == mode]
-        low, high = ([r[end] * scale for r in points if band and end in r] for end in ("p5", "p95"))
+        ends = [spread(r) for r in points] if band else []
+        known = [end for end in ends if end is not None]
+        low, high = ([end[side] * scale for end in known] if len(known) == len(points) else [] for side in (0, 1))
         values = [r[field] * scale for r in points]
         lines.append(cost_series(mode, [r["length"] for r in points], values, low, high, **look))
     return lines
@@ -102,9 +105,9 @@ def ttft_by_length(timed: Records, paper: Records, *, model: str, question: int,
         notice=f"At {longest:,} tokens reuse takes {ms['block']:.0f} ms where full attention takes {ms['full']:.0f} "
         "ms. Full attention computes the whole context before the first token. Reuse computes the question, and "
         "re-encodes and reads the cached keys.",
-        caption=f"Left: median and 5 to 95% of {timed[0]['n']} runs after a warm-up, one request at a time, question "
-        f"of {question} tokens, all other blocks in memory and re-encoded within the time; {device}. Right: "
-        f"Block-Attention, Table 3 (8B, {QUESTION} tokens). {hardware()}",
+        caption=f"Left: median and {spread_words(timed[0]['n'])} of {timed[0]['n']} runs after a warm-up, one request "
+        f"at a time, question of {question} tokens, all other blocks in memory and re-encoded within the time; "
+        f"{device}. Right: Block-Attention, Table 3 (8B, {QUESTION} tokens). {hardware()}",
     )
 
 

@@ -118,7 +118,7 @@ def reuse_quality(records: Mapping[str, Record], *, about: str) -> go.Figure:
 def _most_lost(records: Mapping[str, Record]) -> str:
     """Say which kind of question independent blocks lose most of beside full attention."""
     full, block = (records[mode].by_kind for mode in ("full", "block"))
-    gaps = {kind: full[kind].em - block[kind].em for kind in full if kind in block}
+    gaps = {kind: (full[kind].em or 0.0) - (block[kind].em or 0.0) for kind in full if kind in block}
     if not gaps:
         return ""
     most = max(gaps, key=gaps.__getitem__)

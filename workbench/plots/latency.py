@@ -18,10 +18,11 @@ from workbench.experiments.bench_reports import (
     recomputation,
 )
 from workbench.experiments.ttft import METHODS, last_length
-from workbench.metrics.latency import STAGES, Stages
+from workbench.metrics.latency import ENOUGH, STAGES, Stages, spread, spread_words
+from workbench.plots import latency_findings as findings
 from workbench.plots.bars import breakdown, spoken
 from workbench.plots.bars import listed as by_time
-from workbench.plots.cost import against_length, cost_panel, lines_by_mode
+from workbench.plots.cost import against_length, cost_panel, hardware, lines_by_mode
 from workbench.plots.intervals import baseline_ratios
 from workbench.plots.lines import Panel, Series, profile, profiles
 from workbench.plots.looks import BASELINES, MODE_NAMES, STAGE_COLOURS
@@ -75,14 +76,14 @@ def ttft_by_method(
     times = ", ".join(f"{MODE_NAMES[r['way']]} {spoken(r['p50'])}" for r in on_gpu if r["length"] == longest)
     there = f"On {reports.short}, at {longest:,} tokens: {times}." if times else NO_MODEL
     return against_length(
-        [*panels, cost_panel("8B, published (H20)", lines_by_mode(paper, "ttft_ms"), TTFT)],
+        [*panels, cost_panel("8B, published", lines_by_mode(paper, "ttft_ms"), TTFT)],
         title="Time to the first token (Block-Attention, table 3; FusionRAG, figure 19)",
         notice=f"Here, at {length:,} tokens: blocks {spoken(ms['block'])}, full attention {spoken(ms['full'])} "
-        f"({ms['full'] / ms['block']:.1f} times as long), {ratio:.0%} recomputed {spoken(ms['recompute'])}, "
-        f"transformers over a ready prefix {spoken(ms['stock prefix'])}. {there}",
-        caption=f"Here: {model} on {device}; median and 5 to 95% of {timed[0]['n']} runs, one request at a time, "
-        f"question of {question} tokens, blocks in memory and re-encoded within the time, choosing included. "
-        "Published: Block-Attention, table 3.",
+        f"({findings.times(ms['full'] / ms['block'], 'as long', 'as short')}), {ratio:.0%} recomputed "
+        f"{spoken(ms['recompute'])}, transformers over a ready prefix {spoken(ms['stock prefix'])}. {there}",
+        caption=f"Here: {model} on {device}; median and {spread_words(timed[0]['n'])} of {timed[0]['n']} runs, one "
+        f"request at a time, question of {question} tokens, blocks in memory and re-encoded within the time, choosing "
+        f"included. Published: Block-Attention, table 3. {hardware()}",
         lines=2,
     )
 
@@ -111,21 +112,22 @@ def operations_by_length(
             cost_panel(name, method_lines(floors, "floor", **counted), FLOOR),
         ],
         title="Operations to the first token, and the floor they set",
-        notice="Reuse pays for the question and for what is recomputed; full attention pays for every token. The floor "
-        "of reuse is flat while reading the weights takes longest, then rises with the bytes of cached keys and "
-        "values.",
+        notice="Reuse pays for the question and for what is recomputed; full attention pays for every token. "
+        f"{findings.floor_rises(floors)}",
         caption="Linear layers, output head on one row, scores and weighted values; a multiply-add is two operations; "
         f"the choice of what is recomputed left out. Rings: Block-Attention, table 3. Ceilings measured {measured}.",
     )
 
 
 def _beside_full(records: Records, by: str, full: Row) -> list[dict[str, Any]]:
-    """Return milliseconds of records {<by>, p5, p50, p95 (seconds)} with bands, and full attention as a level line."""
+    """Return milliseconds of records {<by>, p50 (seconds), and what `spread` takes} with bands, and full attention as a
+    level line."""
     level = [{**full, by: at} for at in (0, 1)]
     return [
-        {"name": name, "at": r[by], "mean": r["p50"] * 1e3, "low": r["p5"] * 1e3, "high": r["p95"] * 1e3}
+        {"name": name, "at": r[by], "mean": r["p50"] * 1e3, "low": low * 1e3, "high": high * 1e3}
         for name, rows in ((OURS, records), (FULL, level))
         for r in rows
+        for low, high in [spread(r) or (r["p50"], r["p50"])]
     ]
 
 
@@ -142,10 +144,9 @@ def cached_share(records: Records, full: Row, *, model: str, device: str) -> go.
         title="Cached share",
         notice=f"With {cold['share']:.0%} of {full['length']:,} tokens cached the first token takes "
         f"{cold['p50'] * 1e3:.0f} ms, with {warm['share']:.0%} {warm['p50'] * 1e3:.0f} ms; full attention "
-        f"{full['p50'] * 1e3:.0f} ms. Encoding blocks apart is less work than full attention even where nothing is "
-        "cached: no block attends to another.",
-        caption=f"Here: {model} on {device}; median and 5 to 95% of {full['n']} runs; the first blocks of the prompt "
-        "are cached.",
+        f"{full['p50'] * 1e3:.0f} ms. {findings.work_when_cold(cold, full)}",
+        caption=f"Here: {model} on {device}; median and {spread_words(full['n'])} of {full['n']} runs; the first "
+        "blocks of the prompt are cached.",
         colours={OURS: BLUE, FULL: INK},
     )
 
@@ -173,11 +174,11 @@ def recomputed_share(
     return profiles(
         panels,
         title="Recomputed share (FusionRAG, figure 14)",
-        notice=f"Here {near['ratio']:.0%} recomputed take {near['p50'] * 1e3:.0f} ms, {full['p50'] / near['p50']:.1f} "
-        f"times less than full attention, choosing included{on_gpu or '; no report on q_sparse_attention yet.'}",
-        caption=f"Here: {model} on {device}; median and 5 to 95% of {full['n']} runs, query-guided choice, blocks in "
-        "memory. FusionRAG prints 2.66 to 3.94 times less at 15% of 27K tokens, and 4.2 times over FlashAttention for "
-        "its operator at 32K (L20).",
+        notice=f"Here {near['ratio']:.0%} recomputed take {near['p50'] * 1e3:.0f} ms, "
+        f"{findings.beside_full(full['p50'] / near['p50'])}, choosing included"
+        f"{on_gpu or '; no report on q_sparse_attention yet.'}",
+        caption=f"Here: {model} on {device}; median and {spread_words(full['n'])} of {full['n']} runs, query-guided "
+        f"choice, blocks in memory. {findings.fusion_rag_times()}",
         colours={OURS: BLUE, FULL: INK, **_colours(operator)},
         lines=len(panels),
     )
@@ -218,8 +219,8 @@ def density(
         panels,
         title="Density",
         notice=f"Here, at {few.density:.0%} density, choosing takes {few.seconds['choose'] * 1e3:.0f} ms and attention "
-        f"{few.seconds['attend'] * 1e3:.0f} ms, where dense attention takes {dense.seconds['attend'] * 1e3:.0f} ms: "
-        "what is dropped is not computed.",
+        f"{few.seconds['attend'] * 1e3:.0f} ms, where dense attention takes {dense.seconds['attend'] * 1e3:.0f} ms. "
+        f"{findings.saved_by_dropping(dense.seconds, few.seconds, few.density)}",
         caption=f"Here: {model} on {device}, {spec}, threshold {', '.join(map(str, sparse))}, and dense; medians of "
         f"{repeats}. {drawn if tiled else 'No report on tile_attention yet.'}",
         colours=shades | _colours(tiled),
@@ -281,7 +282,7 @@ def kernels_table(reports: GpuReports) -> go.Figure:
     roofs = ", ".join(f"{r.work} {r.share:.0%}" for r in ours.head(2).itertuples())
     measured = "Every kernel and whole-model benchmark is measured."
     return table(
-        ["work", "ours, ms (5–95%)", "TF/s", "TB/s", "roof", *COLUMNS],
+        ["work", "ours, ms (spread)", "TF/s", "TB/s", "roof", *COLUMNS],
         [*lines, *absent],
         groups=[*headings, *range(len(lines), len(lines) + len(absent))],
         widths=[3.4, 2.25, 0.65, 0.65, 0.65, 0.9, 0.9, 0.8, 1.2, 0.85, 0.85],
@@ -290,8 +291,9 @@ def kernels_table(reports: GpuReports) -> go.Figure:
         + (f"Not measured yet: {', '.join(reports.missing)}." if reports.missing else measured),
         caption="Columns on the right: how many times as fast ours is as the baseline's fastest entry (below 1: the "
         "baseline is faster); stock: torch or transformers; feeds: the attention over what a choice keeps. Baselines "
-        "that cannot skip compute everything. TF/s and TB/s count what the work cannot do without; roof: the floor "
-        "that the ceilings of the GPU set, over the median.",
+        f"that cannot skip compute everything. Spread: 5 to 95% of {ENOUGH} runs or more, else the range where it was "
+        "kept. TF/s and TB/s count what the work cannot do without; roof: the floor that the ceilings of the GPU set, "
+        "over the median.",
     )
 
 
@@ -307,8 +309,8 @@ def ratios(reports: GpuReports) -> go.Figure | None:
         title="How many times as fast as its baselines",
         notice=f"The closest baseline: {BASELINES.name_of(closest['who'])}, {closest['ratio']:.2f}× on "
         f"{closest['work']}. {f'A baseline is faster on: {behind}.' if behind else 'Ours is faster everywhere.'}",
-        caption=f"{reports.gpu}, one run each; bars: the baseline's 5 to 95% over our median. Rings: baselines that "
-        "compute the whole prompt.",
+        caption=f"{reports.gpu}, one run each; bars: the baseline's 5 to 95% over our median, where it ran {ENOUGH} "
+        "times or more. Rings: baselines that compute the whole prompt.",
     )
 
 

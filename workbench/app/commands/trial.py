@@ -17,6 +17,7 @@ from workbench.experiments.record import Record
 from workbench.experiments.trial import Trial
 from workbench.methods.config import MethodConfig
 from workbench.methods.presets import METHODS, options, tiles
+from workbench.metrics import latency
 
 METHOD = "Method"  # panel of `--help`
 PUBLISHED = f"A published method by name; the options below change it. {', '.join(METHODS)}"
@@ -99,7 +100,9 @@ def _fidelity(result: Record) -> Table:
 def _costs(result: Record) -> Table:
     t = result.ttft_s
     table = Table(box=None, pad_edge=False, show_header=False)
-    spread = f"[dim]5–95%: {t.p5 * 1e3:.1f}–{t.p95 * 1e3:.1f} ms, {t.n} requests one at a time[/]"
+    ends = latency.spread(vars(t))
+    around = f"{latency.spread_words(t.n)}: {ends[0] * 1e3:.1f}–{ends[1] * 1e3:.1f} ms, " if ends else ""
+    spread = f"[dim]{around}{t.n} requests one at a time[/]"
     table.add_row("time to first token", f"{t.p50 * 1e3:.1f} ms", spread)
     table.add_row("tokens computed", f"{result.rows_computed:.0f}", f"[dim]of {result.prompt_tokens:.0f} a prompt[/]")
     if result.rows_charged is not None:

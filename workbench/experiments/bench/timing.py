@@ -24,12 +24,14 @@ RUNS = (10, 200)  # fewest and most
 
 @dataclass(frozen=True)
 class Time:
-    """Milliseconds: median, 5th and 95th percentile, of `runs` runs."""
+    """Milliseconds: median, 5th and 95th percentile, the least and the most, of `runs` runs."""
 
     ms: float
     p5: float
     p95: float
     runs: int
+    least: float | None = None
+    most: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -38,7 +40,7 @@ class Time:
 def of(samples: Sequence[float]) -> Time:
     """Summarise milliseconds of several runs."""
     summary = quantiles(samples)
-    return Time(summary.p50, summary.p5, summary.p95, summary.n)
+    return Time(summary.p50, summary.p5, summary.p95, summary.n, summary.least, summary.most)
 
 
 def measure(candidates: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, Time | str]:
