@@ -1,0 +1,85 @@
+"""Values of many methods with their intervals, panels side by side: a row a method, a mark a series."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.elements import interval
+from workbench.plots.looks import Look
+from workbench.plots.theme import FAINT, INK, Texts, clear, finish, log_ticks, panel_titles
+
+
+@dataclass(frozen=True)
+class Column:
+    """One panel of `dots`: records {name, series, mean, low, high} and what their values are called.
+
+    A dotted line is drawn at `level`. Values are shares, shown in percent, or nats; `log`: on a logarithmic axis.
+    """
+
+    title: str
+    axis: str
+    rows: Sequence[Mapping[str, Any]]
+    percent: bool = False
+    level: float | None = None
+    log: bool = False
+
+
+def dots(
+    columns: Sequence[Column],
+    looks: Mapping[str, Look],
+    *,
+    spread: bool = False,
+    lines: int = 1,
+    **texts: Unpack[Texts],
+) -> go.Figure:
+    """Draw values of many methods in panels side by side: one row a name, one mark a series in it.
+
+    looks    series → colour, symbol and name; its order is the legend's
+    spread   the marks of a row stand over one another, not on one line
+    lines    that the legend takes
+    """
+    names = list(dict.fromkeys(r["name"] for column in columns for r in column.rows))
+    titles = [column.title for column in columns]
+    fig = make_subplots(1, len(columns), shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=titles)
+    listed: set[str] = set()
+    for col, column in enumerate(columns, 1):
+        form = ".1%" if column.percent else ".3f"
+        for index, (series, look) in enumerate(looks.items()):
+            rows = [r for r in column.rows if r["series"] == series]
+            if not rows:
+                continue
+            shift = (index - (len(looks) - 1) / 2) * 0.72 / len(looks) if spread else 0
+            values, low, high = ([r[key] for r in rows] for key in ("mean", "low", "high"))
+            ends = f"95% interval %{{customdata[1]:{form}}} to %{{customdata[2]:{form}}}"
+            fig.add_scatter(
+                x=values,
+                y=[names.index(r["name"]) + shift for r in rows],
+                error_x={**interval(values, low, high, 1.3, 2), "color": clear(look.colour, 0.6)},
+                mode="markers",
+                name=look.name,
+                legendgroup=series,
+                showlegend=series not in listed,
+                marker={"size": 8, "color": look.colour, "symbol": look.symbol},
+                customdata=[[r["name"], *ends] for r, *ends in zip(rows, low, high, strict=True)],
+                hovertemplate=f"<b>%{{customdata[0]}}</b><br>{column.axis}: %{{x:{form}}}<br>{ends}"
+                f"<extra>{look.name}</extra>",
+                row=1,
+                col=col,
+            )
+            listed.add(series)
+        shown = {"tickformat": ".0%"} if column.percent else {"nticks": 6}
+        shown |= {"type": "log", **log_ticks(r["mean"] for r in column.rows)} if column.log else {}
+        fig.update_xaxes(title_text=column.axis, gridcolor=FAINT, **shown, row=1, col=col)
+        if column.level is not None and not column.log:
+            fig.add_vline(column.level, line={"color": INK, "width": 1, "dash": "dot"}, row=1, col=col)
+    ticks = {"tickvals": list(range(len(names))), "ticktext": names, "ticks": ""}
+    fig.update_yaxes(**ticks, range=[len(names) - 0.4, -0.6], showgrid=True, gridcolor=FAINT)
+    panel_titles(fig)
+    tall = 20 + (7 * len(looks) if spread else 0)
+    left = 30 + round(6.1 * max(map(len, names)))
+    heads = 16 * max(title.count("<br>") for title in titles)  # px of further lines
+    above = {"above": 46 + 20 * lines + heads, "legend": 26 + heads}
+    return finish(fig, height=tall * len(names) + 12, below=56, left=left, **above, **texts)
