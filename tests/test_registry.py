@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from tests.test_prepare import CORPUS
 from workbench.core.errors import BadInput
+from workbench.data import embedders
 from workbench.methods import prepare, registry, select
+from workbench.methods.config import MethodConfig
 
 WORD = st.from_regex(r"[a-z]{2,8}", fullmatch=True).filter(lambda word: word not in ("as", "in", "is", "if", "or"))
-VALUE = st.one_of(st.integers(-5, 99), st.booleans(), st.none(), st.text("ab c/.-", min_size=1, max_size=6))
+VALUE = st.one_of(st.integers(-5, 99), st.booleans(), st.none(), st.text("ab c/.-'\"(),=[\\é", max_size=6))
 
 
 @given(st.dictionaries(WORD, VALUE, max_size=3))
@@ -25,6 +27,24 @@ def test_words_need_no_quotation_marks(text):
     assert registry.parse(f"x(a={text}, b=2)") == ("x", {"a": text, "b": 2})
 
 
+@pytest.mark.parametrize("path", ["/a/b/minilm.npz", "../runs/01/m-x.npz", "~/m.npz", "./m.npz", r"C:\m\x.npz"])
+def test_a_path_needs_no_quotation_marks_and_any_text_may_have_them(path):
+    for written in (path, repr(path), f'"{path}"'.replace("\\", "\\\\")):
+        spec = f"x(n=4, embedder={written})"
+        assert registry.parse(spec) == ("x", {"n": 4, "embedder": path})
+        assert registry.split(f"a,{spec}, b") == ["a", spec, "b"]
+    odd = "/a b, (c)/it's.npz"
+    assert registry.parse(f"x(embedder={odd!r})") == ("x", {"embedder": odd})
+
+
+def test_a_policy_with_a_file_of_vectors_is_made_again_from_its_spec(tmp_path):
+    path = tmp_path / "some vectors (1).npz"
+    embedders.save(path, CORPUS.texts, "tfidf")
+    policy = prepare.named(f"with_neighbours(n=2, search=exact, embedder={str(path)!r})", corpus=CORPUS)
+    assert policy.embedder == str(path) and prepare.named(registry.spec_of(policy), corpus=CORPUS) == policy
+    MethodConfig(mode="block", prepare=f"with_neighbours(n=2, embedder={tmp_path}/x.npz)").check()
+
+
 def test_lists_within_brackets_stay_whole():
     spec = "query_guided(layers=[0, 1], tokens=last)"
     assert registry.split(f"none,{spec}") == ["none", spec]
@@ -38,7 +58,9 @@ def test_the_spec_of_a_policy_makes_it_again(spec):
     assert again == policy and registry.spec_of(again) == registry.spec_of(policy)
 
 
-@pytest.mark.parametrize("spec", ["", "1", "a b", "x(1)", "x(**{})", "x.y", "x(a=1"])
+@pytest.mark.parametrize(
+    "spec", ["", "1", "a b", "x(1)", "x(**{})", "x.y", "x(a=1", "x(a=)", "x(a=1, a=2)", "x(a=b c)", "x(a=/a b)", "x(,)"]
+)
 def test_what_is_no_spec_is_refused(spec):
     with pytest.raises(BadInput, match="is not understood"):
         registry.parse(spec)

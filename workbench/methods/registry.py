@@ -4,10 +4,9 @@ The class carries the name of its file (`first_k.py` holds `FirstK`), with what 
 have a policy of one name (`OracleTiles`, `OracleTokens`). Its fields are its options:
 
     with_neighbours                    the file's class with its defaults
-    with_neighbours(n=4, embedder=minilm)      … with options; text needs no quotation marks where it is one word
+    with_neighbours(n=4, embedder=minilm)      … with options; a word or a path needs no quotation marks
 """
 
-import ast
 import re
 from collections.abc import Callable, Collection
 from dataclasses import field, fields, is_dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from workbench.core import renamed
+from workbench.core import renamed, specs
 from workbench.core.errors import BadInput
 
 
@@ -52,23 +51,13 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of `name` or `name(option=value, …)`."""
-    try:
-        call = ast.parse(renamed.spec(spec.strip()), mode="eval").body
-        if isinstance(call, ast.Name):
-            return call.id, {}
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
-            options = {k.arg: _value(k.value, renamed.spec(spec.strip())) for k in call.keywords if k.arg}
-            if len(options) == len(call.keywords):
-                return call.func.id, options
-    except SyntaxError:
-        pass
-    raise BadInput(f"{spec!r} is not understood: it is a name or name(option=value, …)")
+    """Name and options of a spec (`core.specs`), by the policy's name today."""
+    return specs.parse(renamed.spec(spec.strip()))
 
 
 def split(text: str) -> list[str]:
-    """The entries of a list separated by commas, those within brackets left alone."""
-    return [part.strip() for part in re.split(r",(?![^(\[]*[)\]])", text)]
+    """The entries of a list separated by commas, those within brackets or quotation marks left alone."""
+    return specs.split(text)
 
 
 def spec_of(policy: Any) -> str:
@@ -125,13 +114,6 @@ def _class(name: str) -> str:
     """`first_k` → `FirstK`; a word that Python keeps for itself ends in an underscore: `none` → `None_`."""
     camel = name.title().replace("_", "")
     return f"{camel}_" if iskeyword(camel) else camel
-
-
-def _value(node: ast.expr, spec: str) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:  # a word, or a name with a slash
-        return ast.get_source_segment(spec, node)
 
 
 def _plain(value: Any) -> str:
