@@ -4,25 +4,31 @@ from pathlib import Path
 from random import Random
 
 from workbench.core.errors import BadInput
-from workbench.data import assets, contexts, files, lab, manual_pages, manuals, needles
+from workbench.data import assets, contexts, files, lab, lab_style, manual_pages, manuals, needles
 from workbench.data.sample import Passage, Sample
 
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
 
-__all__ = ["Passage", "Sample", "corpus", "load", "names", "versions"]
+__all__ = ["Passage", "Sample", "corpus", "is_generated", "load", "names", "versions"]
 
 
 def names() -> list[str]:
     """Data sets known by name.
 
-    `lab` and `needles` (all tasks in turn, or `needles-TASK`) are generated from the seed, `manuals` and
-    `manuals-train` are cut from the documentation of installed packages, `<corpus>-sample` is a shipped file.
+    `lab`, `lab-hard` and `needles` (all tasks in turn, or `needles-TASK`) are generated from the seed, `manuals` and
+    `manuals-train` are cut from the documentation of installed packages, `<corpus>-sample` is a shipped file. Switches
+    of a lab corpus stand in brackets: `lab(hints=0, titles=kept)` (`lab_style`).
     """
     return [*_generated(), *manuals.PARTS, *(f"{name}-sample" for name in assets.corpora())]
 
 
 def _generated() -> list[str]:
-    return ["lab", "needles", *(f"needles-{task}" for task in needles.TASKS)]
+    return [*lab_style.NAMED, "needles", *(f"needles-{task}" for task in needles.TASKS)]
+
+
+def is_generated(name: str) -> bool:
+    """Whether data of this name are drawn from a seed, so many as are asked for."""
+    return lab_style.is_lab(name) or name in _generated()
 
 
 def load(
@@ -32,7 +38,7 @@ def load(
     passages: int | None = None,
     answered: bool = True,
 ) -> list[Sample]:
-    """Samples of a generated corpus (`lab`, `needles`, `needles-single`, …), of `manuals`, of a shipped file or of a
+    """Samples of a generated corpus (`lab`, `lab-hard(chain=2)`, `needles`, …), of `manuals`, of a shipped file or of a
     file in one of the layouts of `files`. The kind of a needle question is its task.
 
     A file gives its samples in its own order; with fewer `samples` than it holds, a draw by `seed`. `passages` makes
@@ -44,9 +50,10 @@ def load(
         if number is not None and number < 1:
             raise BadInput(f"{what} is {number}; at least 1 is needed")
     name = str(name_or_path)
-    if name == "lab":
-        return list(lab.samples(samples or SAMPLES, seed, passages or PASSAGES))
-    if name in _generated():
+    if lab_style.is_lab(name):
+        style, called = lab_style.named(name), name.partition("(")[0].strip()
+        return list(lab.samples(samples or SAMPLES, seed, passages or PASSAGES, style=style, name=called))
+    if is_generated(name):
         tasks = needles.TASKS if name == "needles" else (name.removeprefix("needles-"),)
         return list(needles.mixed(samples or SAMPLES, seed, tasks, passages or HAYSTACK))
     if name in manuals.PARTS:
@@ -69,7 +76,7 @@ def corpus(
     corpus those drawn."""
     if str(name_or_path) in manuals.PARTS:
         return [manuals.whole(str(name_or_path))]
-    drawn = str(name_or_path) in _generated()
+    drawn = is_generated(str(name_or_path))
     return load(name_or_path, samples, seed, passages) if drawn else load(name_or_path, answered=False)
 
 

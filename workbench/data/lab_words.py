@@ -8,12 +8,14 @@ import re
 from dataclasses import dataclass
 from itertools import product
 
+from workbench.data import sample
 
-def _words(text: str) -> tuple[str, ...]:
+
+def listed(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def _coin(heads: str, tails: str, count: int) -> tuple[str, ...]:
+def coined(heads: str, tails: str, count: int) -> tuple[str, ...]:
     """`count` invented words, each a head joined to a tail, spread evenly over both lists."""
     words = [head + tail for tail, head in product(tails.split(), heads.split())]
     return tuple(words[i * len(words) // count] for i in range(count))
@@ -21,32 +23,32 @@ def _coin(heads: str, tails: str, count: int) -> tuple[str, ...]:
 
 _HEADS = "Bar Cal Dor Fen Gar Hal Jar Kel Lor Mar Nel Os Per Quar Ros Sel Tam Ul Ver Wil"
 
-WOMEN = _words("""Ada Alma Anna Berta Clara Cora Dina Edith Ella Emma Flora Greta Hanna Helen Ida Irma Jane Julia Karin
+WOMEN = listed("""Ada Alma Anna Berta Clara Cora Dina Edith Ella Emma Flora Greta Hanna Helen Ida Irma Jane Julia Karin
 Laura Lena Lydia Maria Martha Mina Nora Olga Paula Petra Rosa Ruth Sara Sofia Tilda Ursula Vera Wanda Yara Zita Zoe""")
-MEN = _words("""Adam Albert Anton Arthur Boris Carl Conrad David Edgar Emil Erik Felix Frank Georg Hugo Igor Ivan Jakob
+MEN = listed("""Adam Albert Anton Arthur Boris Carl Conrad David Edgar Emil Erik Felix Frank Georg Hugo Igor Ivan Jakob
 Jonas Karl Konrad Leo Ludwig Martin Max Nils Oscar Otto Paul Peter Ralf Robert Simon Theo Thomas Ulrich Viktor Walter
 Werner Yuri""")
-LAST_NAMES = _coin(_HEADS, "vane low ric sen man dell", 80)
-COMPANIES = _coin(_HEADS, "dex ova tron lix nix", 80)
-COMPANY_KINDS = _words("Labs Works Group Brothers Mills Partners")
-PLACES = _coin(_HEADS, "ton by mere stead holm wick", 80)
-RIVERS = _coin(_HEADS, "ay ene", 40)
+LAST_NAMES = coined(_HEADS, "vane low ric sen man dell", 80)
+COMPANIES = coined(_HEADS, "dex ova tron lix nix", 80)
+COMPANY_KINDS = listed("Labs Works Group Brothers Mills Partners")
+PLACES = coined(_HEADS, "ton by mere stead holm wick", 80)
+RIVERS = coined(_HEADS, "ay ene", 40)
 YEARS = tuple(str(year) for year in range(1940, 1990))
-ALIASES = _words("""Anchor Arrow Badger Beacon Bell Candle Castle Comet Compass Crown Dolphin Eagle Falcon Feather
+ALIASES = listed("""Anchor Arrow Badger Beacon Bell Candle Castle Comet Compass Crown Dolphin Eagle Falcon Feather
 Fountain Garden Hammer Harbour Hawk Horizon Ladder Lantern Lark Lion Mirror Moon Needle Orchard Owl Pillar Pyramid Raven
 Ribbon River Rocket Saddle Sail Shield Sparrow Tower""")
-PROFESSIONS = _words("""baker barber boxer brewer butcher carpenter chemist cobbler composer cook dancer dentist doctor
+PROFESSIONS = listed("""baker barber boxer brewer butcher carpenter chemist cobbler composer cook dancer dentist doctor
 driver farmer fisher gardener geologist glazier judge lawyer librarian mason mechanic miller miner nurse painter pilot
 plumber poet potter printer roofer sailor sculptor singer surgeon tailor teacher translator watchmaker weaver welder""")
-INSTRUMENTS = _words("""accordion bassoon cello clarinet cornet drums flute guitar harp horn lute mandolin oboe organ
+INSTRUMENTS = listed("""accordion bassoon cello clarinet cornet drums flute guitar harp horn lute mandolin oboe organ
 piano trombone trumpet tuba viola violin""")
-ANIMALS = _words("""beetle camel canary cat cow dog donkey duck ferret goat goose hamster hen horse lizard parrot pony
+ANIMALS = listed("""beetle camel canary cat cow dog donkey duck ferret goat goose hamster hen horse lizard parrot pony
 rabbit sheep turtle""")
-GOODS = _words("""bicycles boats bottles bricks brushes buttons candles carpets chairs clocks coats combs engines gloves
+GOODS = listed("""bicycles boats bottles bricks brushes buttons candles carpets chairs clocks coats combs engines gloves
 hats kettles knives lamps locks maps matches nails paper pens pipes pumps radios ropes shoes tents toys umbrellas""")
-DISHES = _words("""bread cakes cheese cherries chocolate cider fish ham honey jam mustard noodles olives onions pancakes
+DISHES = listed("""bread cakes cheese cherries chocolate cider fish ham honey jam mustard noodles olives onions pancakes
 pears pies sausages soup wine""")
-COLOURS = _words("black blue brown gold green grey pink purple red silver white yellow")
+COLOURS = listed("black blue brown gold green grey pink purple red silver white yellow")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Relation:
     noun: str = ""  # "the employer of {n}", where a question may go through it to a second fact
 
 
-def _sentences(text: str) -> tuple[str, ...]:
+def sentences(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\S.*?[.?](?= |$)", text))
 
 
@@ -70,7 +72,7 @@ def _relations(table: str) -> dict[str, tuple[Relation, ...]]:
     relations: dict[str, tuple[Relation, ...]] = {}
     for head, says, asks in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
         kind, name, target, *noun = head.split(maxsplit=3)
-        relations[kind] = (*relations.get(kind, ()), Relation(name, target, _sentences(says), _sentences(asks), *noun))
+        relations[kind] = (*relations.get(kind, ()), Relation(name, target, sentences(says), sentences(asks), *noun))
     return relations
 
 
@@ -142,9 +144,9 @@ PLACED = {  # questions about where a passage stands; its title is the answer
     "last": ("What is the title of the last passage?", "Which passage comes last?"),
 }
 PRONOUNS = {"woman": "She", "man": "He", "company": "It", "place": "It"}
-CONTINUED = "Continued"  # the title of a passage that goes on where the one before it stopped
+CONTINUED = sample.CONTINUED
 
-ASIDES = _sentences(  # that say nothing one could ask for
+ASIDES = sentences(  # that say nothing one could ask for
     "Not much else is known about {s}. Several old letters mention {s}. A short film about {s} was never finished. The "
     "local paper once wrote about {s}. Many visitors ask about {s}. There is a small display about {s} in the museum. "
     "Some of these details were added later. The records of that time are incomplete. Nobody seems to remember why. A "

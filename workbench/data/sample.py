@@ -1,10 +1,13 @@
 """One question with its passages and its answers: the record every reader and the lab corpus produce."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from workbench.core.errors import BadInput
+
+CONTINUED = "Continued"  # the title of a passage that goes on where the one before it stopped
 
 
 @dataclass(frozen=True)
@@ -13,6 +16,20 @@ class Passage:
 
     title: str
     text: str
+
+
+def continues(passage: Passage, before: Passage) -> bool:
+    """Whether a passage goes on in the document of the passage right before it: both have one title, or its own is
+    "Continued", as in the lab corpus."""
+    return bool(passage.title) and (passage.title == before.title or passage.title.startswith(CONTINUED))
+
+
+def document_starts(ctxs: Sequence[Passage]) -> list[int]:
+    """Of every passage of a context, the number of the first passage of its document, so far as that is there."""
+    starts: list[int] = []
+    for i, passage in enumerate(ctxs):
+        starts.append(starts[i - 1] if i and continues(passage, ctxs[i - 1]) else i)
+    return starts
 
 
 @dataclass(frozen=True)

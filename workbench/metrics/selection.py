@@ -8,8 +8,7 @@ from torch import Tensor
 
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.data.lab_words import CONTINUED
-from workbench.data.sample import Sample
+from workbench.data.sample import Sample, document_starts
 from workbench.metrics.answers import bootstrap
 
 MEASURES = ("jaccard", "smaller")
@@ -85,15 +84,15 @@ def antecedents(
 ) -> tuple[int, int]:
     """Count the continued passages of a lab corpus whose antecedent is among their `neighbours`: (those, all).
 
-    A continued passage says "She …" of somebody whom only the passage before it names, its antecedent. Preparation can
-    give a passage what it lacks only where the antecedent is a neighbour. Each passage counts once.
+    A continued passage says "She …" of somebody whom only the first passage of its document names, its antecedent.
+    Preparation can give a passage what it lacks only where the antecedent is a neighbour. Each passage counts once.
     """
     before: dict[Block, Block] = {}
     for sample, prompt in zip(samples, prompts, strict=True):
         documents = prompt.context[len(prompt.context) - len(sample.ctxs) :]
-        for i, passage in enumerate(sample.ctxs):
-            if i and passage.title.startswith(CONTINUED):
-                before.setdefault(documents[i], documents[i - 1])
+        for i, first in enumerate(document_starts(sample.ctxs)):
+            if first < i:
+                before.setdefault(documents[i], documents[first])
     return sum(antecedent in neighbours(block) for block, antecedent in before.items()), len(before)
 
 
