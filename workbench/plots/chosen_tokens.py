@@ -16,6 +16,7 @@ from workbench.data.prompt_view import Reading
 from workbench.metrics.answers import exact_match
 from workbench.plots.controls import button, frame_slider, frames, menu, switch
 from workbench.plots.elements import block_axis, block_edges, steps
+from workbench.plots.findings import judged
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import SELECTORS, reuse_name, selector_looks
 from workbench.plots.masks import names, shown
@@ -316,6 +317,24 @@ def first_tenth(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {r["name"]: r["mean"] for r in offsets if r["at"] == first}
 
 
+def evenness(offsets: Sequence[Mapping[str, Any]]) -> str:
+    """Say whether CacheBlend favours the head of a block and FusionRAG's choice is more even, as figure 8 shows them.
+
+    `offsets`: the records of `metrics.selection.places` by position in the block. "" where one of both is missing.
+    """
+    shares = {
+        name: [r["mean"] for r in offsets if r["name"] == SELECTORS.name_of(name)]
+        for name in ("kv_deviation", "query_guided")
+    }
+    if not all(shares.values()):
+        return ""
+    heads = {name: values[0] / max(sum(values) / len(values), 1e-9) for name, values in shares.items()}
+    holds = heads["kv_deviation"] > 1 and abs(heads["query_guided"] - 1) < abs(heads["kv_deviation"] - 1)
+    claim = "CacheBlend favours the start of chunks and question-guided selection is more even (figure 8)"
+    said = " and ".join(f"{heads[name]:.1f} times ({SELECTORS.name_of(name)})" for name in heads)
+    return f"There they choose {said} their mean. {judged('FusionRAG', claim, holds)}"
+
+
 def where_chosen(
     records: Sequence[Mapping[str, Any]], selectors: Collection[str], *, sample: str, about: str
 ) -> go.Figure:
@@ -331,7 +350,7 @@ def where_chosen(
         ],
         title="Where the chosen tokens stand",
         notice=f"Of the first tenth of a block, {most} recomputes {heads[most]:.0%}, {least} {heads[least]:.0%}. An "
-        "even choice would be a flat line.",
+        f"even choice would be a flat line. {evenness(offsets)}",
         caption=f"{sample}; mean and 95% bootstrap interval. {about}.",
         lines=2,
         **selector_looks(selectors),

@@ -16,6 +16,7 @@ from torch import Tensor
 from workbench.data.prompt_view import Reading
 from workbench.metrics.kv_deviation import CAUSES, Repair, mean_causes, typical_causes
 from workbench.metrics.selection import summary
+from workbench.plots import deviation_findings as findings
 from workbench.plots.elements import block_axis, block_edges, interval
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import MODES, SELECTORS, selector_looks
@@ -140,8 +141,7 @@ def positions_drift(records: Sequence[dict], logits: Sequence[dict], *, about: s
         records,
         logits,
         notice=f"The first token stays that of full attention in {agree['block']:.0%} of the prompts with re-encoded "
-        f"positions and in {agree['naive']:.0%} with naive ones. What the first loses, it loses because cached "
-        "passages never saw each other. The rest is the price of wrong positions.",
+        f"positions and in {agree['naive']:.0%} with naive ones. {findings.price_of_positions(records)}",
         caption=f"{about}. Left: mean and quartiles over prompts of the relative L2 distance of the question's keys "
         "and values. Right: 95% Wilson intervals. fp32.",
     )
@@ -155,9 +155,7 @@ def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str) -> go.Fi
         view.tokens[:end],
         view.block_of[:end],
         marked=view.supporting,
-        notice="The first layer never deviates: its keys and values depend on the token alone. Cached behind the "
-        "system prompt, the first passage is exact (it stands there now) and all later ones deviate, more from layer "
-        "to layer. Prepared with similar passages, the first one deviates too: what it saw is not there now.",
+        notice=findings.of_first_passage({name: gap.numpy() for name, gap in gaps.items()}, view.block_of[:end], FLOOR),
         caption=f"{view.source}. {about}. White: less than rounding. ★ marks passages that the answer needs.",
     )
 
@@ -187,9 +185,9 @@ def concentration_curves(curves: Mapping[str, Tensor], *, ratio: float, about: s
     return profiles(
         [profile(name, points, "share of the tokens", percent=True, percent_x=True) for name, points in by.items()],
         title="Share of the deviation that the most deviating tokens hold",
-        notice=f"Even a post-mortem choice of {ratio:.0%} of the tokens (dotted) leaves {float(left[1]):.0%} of the "
-        f"deviation in layer 1, and {float(left[-1]):.0%} in the last layer, outside the choice. The paper reports "
-        "over 50% for its models.",
+        notice=f"A post-mortem choice of {ratio:.0%} of the tokens (dotted) leaves {float(left[1]):.0%} of the "
+        f"deviation in layer 1, and {float(left[-1]):.0%} in the last layer, outside the choice. "
+        f"{findings.outside_as_published(float(left[1]), ratio)}",
         caption=f"Mean over {about}.",
         colours={f"layer {layer}": shade for layer, shade in enumerate(shades, 1)},
         mark=ratio,
@@ -211,11 +209,9 @@ def where_it_sits(records: Records, mean: Mapping[str, float], *, layer: int, pr
             profile("by rank of the block", by["rank"], "rank of the block"),
         ],
         title=f"Where layer {layer} deviates",
-        notice="Passages cached behind the system prompt deviate "
-        f"{first / max(sum(rest) / len(rest), 1e-9):.1f} times as much in their first tenth as in the rest, and the "
-        f"last passage {behind_system[-1] / behind_system[1]:.1f} times as the second (so does the paper). Preparation "
-        f"changes the last passage by {similar[-1] / behind_system[-1] - 1:+.0%}, but the first ones have now seen "
-        f"what this prompt does not show them: over all tokens the change is {change:+.0%}. The paper reports -70%.",
+        notice=findings.where(first / max(sum(rest) / len(rest), 1e-9), behind_system[-1] / behind_system[1])
+        + f" Preparation changes the last passage by {similar[-1] / behind_system[-1] - 1:+.0%}, all tokens by "
+        f"{change:+.0%}. {findings.change_as_published(change)}",
         caption=f"Mean over {prompts} prompts and 95% bootstrap interval. {about}.",
         colours={"after_system": BLUE, "with_neighbours": ORANGE},
         symbols={"with_neighbours": "square"},
@@ -232,10 +228,9 @@ def what_causes_it(records: Sequence[dict[str, Any]], *, about: str) -> go.Figur
     return profiles(
         [profile(part, points, "layer", titles[part], log=True) for part, points in parts.items()],
         title="What the deviation is made of",
-        notice=f"Keys that are not re-encoded are off by {typical['position']:.0%} of their length, in every layer; "
-        f"re-encoding takes all of that away. Missing context leaves {typical['context']:.0%}, from the second layer "
-        "on: this is what selection and preparation work on. Storing in bf16 costs "
-        f"{typical['precision']:.2%}. Values do not depend on position.",
+        notice=f"Keys that are not re-encoded are off by {typical['position']:.0%} of their length; missing context "
+        f"leaves {typical['context']:.0%}: this is what selection and preparation work on. Storing in bf16 costs "
+        f"{typical['precision']:.2%}. {findings.largest_cause(typical)}",
         caption=f"Relative L2 error per token and head, mean over the passages behind the first of {prompts} prompts; "
         f"what is below 10⁻⁵ (fp32 rounding) is not drawn. {about}.",
         colours=dict(zip(CAUSES.values(), (RED, BLUE, GREEN), strict=True)),
@@ -275,8 +270,8 @@ def what_is_repaired(records: Records, *, ratio: float, prompts: int, about: str
         title=f"What recomputing {ratio:.0%} of the tokens repairs",
         notice=f"Oracle aside, {SELECTORS.name_of(best['asked'])} leaves least in the last layer of the question "
         f"({final[best['asked'], 'asked']:.0%}), and {final[best['asked'], 'context']:.0%} in the context, where "
-        f"{SELECTORS.name_of(best['context'])} leaves {final[best['context'], 'context']:.0%}. A context may stay far "
-        "from full attention while the question comes back: what counts is whether the tokens that it reads are right.",
+        f"{SELECTORS.name_of(best['context'])} leaves {final[best['context'], 'context']:.0%}. "
+        f"{findings.context_or_question(final, best['asked'])}",
         caption=f"Share of the squared deviation from full attention that is left; mean over {prompts} prompts and 95% "
         f"bootstrap interval; passages cached behind the system prompt. {about}.",
         share=True,
