@@ -180,12 +180,23 @@ def test_the_shipped_card_says_what_its_files_say():
         ["evaluate", "--model", "nowhere", "--out", "OUT"],
     ],
 )
-def test_bad_arguments_end_with_code_2_and_nothing_written(arguments, tokenizer, tmp_path, monkeypatch):
+def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(arguments, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    monkeypatch.setattr(commands, "train_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr(commands, "train_tokenizer", lambda: pytest.fail("a tokenizer was trained before the refusal"))
     result = CliRunner().invoke(app, ["lab", *(str(out) if a == "OUT" else a for a in arguments)])
     assert result.exit_code == 2 and "error: " in result.output
     assert not out.exists()
+
+
+def test_a_folder_of_another_recipe_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "train_tokenizer", lambda: pytest.fail("a tokenizer was trained before the refusal"))
+    state = tmp_path / "run" / "state"
+    state.mkdir(parents=True)
+    (state / "progress.json").write_text(json.dumps({"recipe": asdict(SMALL)}))
+    (tmp_path / "file").write_text("")
+    for out, message in (("run", "holds a run of another recipe"), ("file", "is a file: a folder is needed")):
+        result = CliRunner().invoke(app, ["lab", "train", "--out", str(tmp_path / out)])
+        assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
 
 
 def test_the_corpus_command_writes_records_that_are_read_back(tmp_path):

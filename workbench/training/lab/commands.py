@@ -21,7 +21,7 @@ from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import STAGES
 from workbench.training.lab.evaluate import SEED, evaluate
 from workbench.training.lab.tokenizer import train_tokenizer
-from workbench.training.lab.train import finished, train
+from workbench.training.lab.train import check, finished, train
 
 LINE_EVERY = 500  # steps
 
@@ -53,6 +53,7 @@ def train_model(
 ) -> None:
     """Train a lab model from nothing; under `accelerate launch` on several GPUs. The model lands in OUT/model."""
     config = _config(seed, settings or [])
+    check(config, out, workers)  # before the tokenizer is trained
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     tokenizer, begin = train_tokenizer(), time.monotonic()
     clock = out / "seconds"

@@ -97,8 +97,7 @@ def train(
     `report` gets a row of the curve every 20 steps. The same config gives the same weights on the same device, however
     many `workers` draw the text and wherever the run was interrupted. Raises BadInput for a folder of another config.
     """
-    if not 0 <= workers <= LEAD:
-        raise BadInput(f"workers is {workers}: allowed are 0 to {LEAD}")
+    check(config, out, workers)
     if save_every % READ_EVERY:
         raise BadInput(f"save_every is {save_every}: a multiple of {READ_EVERY} is needed")
     run = _start(config, tokenizer, out)
@@ -133,9 +132,17 @@ def train(
     return run.accelerator.unwrap_model(run.model), progress
 
 
+def check(config: PretrainConfig, out: Path, workers: int) -> None:
+    """Raise BadInput for a number of processes that is not allowed, and for a folder of another config."""
+    if not 0 <= workers <= LEAD:
+        raise BadInput(f"workers is {workers}: allowed are 0 to {LEAD}")
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
+    check_same(out, asdict(config))
+
+
 def _start(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> Training:
     identity = {"recipe": asdict(config)}
-    check_same(out, identity["recipe"])
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
     set_seed(config.seed)
     accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
