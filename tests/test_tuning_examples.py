@@ -140,3 +140,12 @@ def test_a_sample_that_cannot_be_trained_on_is_refused_by_name(words, samples, c
 def test_data_that_does_not_fit_is_refused(words, asked, limits, message):
     with pytest.raises(BadInput, match=message):
         asked.source(LAB, words, limits, 0)
+
+
+def test_harder_worlds_are_trained_on_by_their_name(words):
+    source = Data("lab-hard", passages=(4, 4)).source(LAB, words, LIMITS, seed=0)
+    assert source.identity.startswith("lab-hard, 4-4 passages") and source.style.titles == "kept"
+    asked = [question for i in range(12) for question in source[i].questions]
+    assert any(" and " in words.decode(question.answer) for question in asked)
+    plainer = Data("lab-hard(titles=continued)", passages=(4, 4), continued=0.2)
+    assert plainer.source(LAB, words, LIMITS, seed=0).style.continued == 0.2

@@ -66,7 +66,7 @@ def reading(
     """The reader's text where there is one, else sample `number` of the data `name`."""
     if text.strip() or question.strip():
         return of_text(text, question, tokenizer, layout)
-    samples = data.load(name, samples=number + 1 if name == "lab" else None, seed=seed, passages=passages)
+    samples = data.load(name, samples=number + 1 if data.is_generated(name) else None, seed=seed, passages=passages)
     if not 0 <= number < len(samples):
         raise BadInput(f"sample is {number}: {name} has samples 0 to {len(samples) - 1}")
     return of_sample(samples[number], f"sample {number} of {name} (seed {seed})", tokenizer, layout)

@@ -13,7 +13,7 @@ from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.data import Sample
 
-NAME = "`lab`, `needles`, `manuals`, a shipped name or a file; none: list the names"
+NAME = "`lab`, `lab-hard`, `lab(hints=0)`, `needles`, `manuals`, a shipped name or a file; none: list the names"
 PASSAGES = "Passages a question; those of a file are cut, or filled in from its other questions"
 app = typer.Typer()
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from workbench.app.commands.options import of_fields, taking
 from workbench.core.errors import BadInput
+from workbench.data.lab_style import is_lab
 from workbench.training.common import READ_EVERY, stoppable, watched
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data
@@ -43,11 +44,11 @@ def _option(help: str, panel: str | None = None) -> typer.models.OptionInfo:
 def tune(
     model: Annotated[str, _option("Base model: checkpoint folder or name (see `workbench models`)")],
     out: Annotated[Path, _option("Folder of the run; run again with the same settings to go on")],
-    data: Annotated[str, _option("`lab` (fresh worlds), a shipped name or a file of questions")] = "lab",
+    data: Annotated[str, _option("`lab` or `lab-hard` (fresh worlds), a shipped name or a file of questions")] = "lab",
     *,
     evaluate_every: Annotated[int, _option("Steps between two evaluations of both modes; 0: none", EVALUATION)] = 0,
     evaluate_samples: Annotated[int, _option("Held-out questions of an evaluation", EVALUATION)] = 200,
-    evaluate_data: Annotated[str | None, _option("Held-out questions; `lab` where --data is", EVALUATION)] = None,
+    evaluate_data: Annotated[str | None, _option("Held-out questions; those of a lab --data", EVALUATION)] = None,
     evaluate_passages: Annotated[int | None, _option("Passages of a held-out question", EVALUATION)] = None,
     exclude: Annotated[list[Path] | None, _option("File that is scored on; may be given often", TEACHER)] = None,
     base_name: Annotated[str | None, _option("Name by which the adapter asks for its base; --model", TEACHER)] = None,
@@ -70,9 +71,10 @@ def tune(
     config = TuneConfig(**{name: given.pop(name) for name in CONFIG if name in given})
     if save_every < 1 or workers < 0:
         raise BadInput(f"save_every {save_every} and workers {workers}: at least 1 and 0 are needed")
-    if evaluate_every and evaluate_data is None and data != "lab":
+    if evaluate_every and evaluate_data is None and not is_lab(data):
         raise BadInput(f"evaluate_every needs --evaluate-data: questions that are not in {data}")
-    evaluation = Evaluation(evaluate_every, evaluate_samples, evaluate_data or "lab", evaluate_passages)
+    scored = evaluate_data or (data if is_lab(data) else "lab")
+    evaluation = Evaluation(evaluate_every, evaluate_samples, scored, evaluate_passages)
     given |= {
         "passages": _range("passages", given["passages"]),
         "kinds": _weights(given["kinds"]),

@@ -5,7 +5,7 @@ draw, nor on where a run was interrupted.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Annotated
 
@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import data
 from workbench.core.errors import BadInput
-from workbench.data.lab import MOST_PASSAGES, SHARE_OF
-from workbench.data.lab_world import KINDS, Style, World, passages_of
+from workbench.data import lab
+from workbench.data.lab import MOST_PASSAGES
+from workbench.data.lab_world import World, passages_of
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.training.tuning.example import Example, Limits, OwnAnswers, QuestionAnswer, example
@@ -27,9 +28,10 @@ __all__ = ["Data", "Example", "Files", "Lab", "Limits", "Mixed", "OwnAnswers", "
 class Lab:
     """Fresh worlds of the lab corpus, each one context with several questions.
 
-    Worlds are drawn by names that no seed of `data.load("lab", seed=…)` can spell, so no question of a trial is ever
-    trained on. The number of passages spreads log-uniformly over `passages` (as many contexts of 1 to 2 as of 20 to
-    40), and evenly within any run of neighbours, so that batches are of about one length.
+    `name` is that of a lab corpus, with its switches (`lab_style`). Worlds are drawn by names that no seed of
+    `data.load(name, seed=…)` can spell, so no question of a trial is ever trained on. The
+    number of passages spreads log-uniformly over `passages` (as many contexts of 1 to 2 as of 20 to 40), and evenly
+    within any run of neighbours, so that batches are of about one length.
     """
 
     def __init__(
@@ -40,31 +42,35 @@ class Lab:
         seed: int = 0,
         passages: tuple[int, int] = (1, MOST_PASSAGES),
         questions: int = 8,
-        kinds: Mapping[str, float] = SHARE_OF,
-        continued: float = Style.continued,
+        kinds: Mapping[str, float] | None = None,
+        continued: float | None = None,
         shuffled: float = 0.0,
+        name: str = "lab",
     ):
-        low, high = passages
+        (low, high), style = passages, lab.named(name)
+        all_kinds = lab.shares(style)
+        kinds = all_kinds if kinds is None else kinds
         if not 1 <= low <= high <= MOST_PASSAGES:
             raise BadInput(f"passages is {low}-{high}: a range within 1 to {MOST_PASSAGES} is needed")
         if questions < 1:
             raise BadInput(f"questions is {questions}: at least 1 a context is needed")
-        if unknown := [kind for kind in kinds if kind not in KINDS]:
-            raise BadInput(f"unknown kind of question {unknown[0]!r}: allowed are {', '.join(KINDS)}")
+        if unknown := [kind for kind in kinds if kind not in lab.kinds_of(style)]:
+            raise BadInput(f"unknown kind of question {unknown[0]!r}: allowed are {', '.join(lab.kinds_of(style))}")
         if not kinds or min(kinds.values()) <= 0:
             raise BadInput(f"kinds are {dict(kinds)}: a positive weight for each is needed")
-        for name, share in (("continued", continued), ("shuffled", shuffled)):
-            if not 0 <= share <= 1:
-                raise BadInput(f"{name} is {share}: a share from 0 to 1 is needed")
+        for setting, share in (("continued", continued), ("shuffled", shuffled)):
+            if share is not None and not 0 <= share <= 1:
+                raise BadInput(f"{setting} is {share}: a share from 0 to 1 is needed")
         if shuffled and set(kinds) == {"order"}:
             raise BadInput("questions of kind 'order' alone cannot be asked of shuffled contexts: name other kinds")
-        self.kinds, self.style, self.shuffled = dict(kinds), Style(continued=continued), shuffled
+        self.kinds, self.shuffled = dict(kinds), shuffled
+        self.style = style if continued is None else replace(style, continued=continued)
         self.layout, self.tokenizer, self.limits = layout, tokenizer, limits
         self.seed, self.passages, self.questions = seed, passages, questions
-        self.identity = f"lab, {low}-{high} passages, {questions} questions"
-        if self.kinds != SHARE_OF:
+        self.identity = f"{name}, {low}-{high} passages, {questions} questions"
+        if self.kinds != all_kinds:
             self.identity += f", kinds {' '.join(f'{kind} {weight:g}' for kind, weight in self.kinds.items())}"
-        if continued != Style.continued:
+        if self.style != style:
             self.identity += f", {continued:.0%} of documents continued"
         if shuffled:
             self.identity += f", {shuffled:.0%} of contexts shuffled"
@@ -102,7 +108,7 @@ Source = Files | Lab  # examples without end; `identity` names all that decides 
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on: `lab`, a shipped name or a file. Most other settings are for `lab` alone.
+    """What is trained on: `lab`, `lab-hard`, a shipped name or a file. Most other settings are for `lab` alone.
 
     Passages of a shuffled context come in any order, so that only what they say tells which belong together.
     With `mix` the contexts of a file are drawn afresh (`Mixed`). `exclude` names files that are scored on.
@@ -134,10 +140,10 @@ class Data:
             raise BadInput(f"overlap is {self.overlap!r}: allowed are refuse, drop")
         given = {name: getattr(self, name) for name in ("passages", "questions", "kinds", "continued", "shuffled")}
         given = {name: value for name, value in given.items() if value is not None}
-        if self.name == "lab":
+        if lab.is_lab(self.name):
             if self.mix or self.exclude:
                 raise BadInput("mix and exclude are for files: lab contexts are drawn, and never those of a trial")
-            return Lab(layout, tokenizer, limits, seed, **given)
+            return Lab(layout, tokenizer, limits, seed, name=self.name, **given)
         samples = data.load(self.name, answered=own is None)
         if given.keys() - ({"questions"} if self.mix else set()):
             names = "passages, questions, kinds, continued and shuffled"

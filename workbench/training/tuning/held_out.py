@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench import data as samples_of
+from workbench.data.lab_style import is_lab
 from workbench.data.layouts import Layout
 from workbench.metrics.answers import bootstrap
 from workbench.training.tuning.batches import chunks
@@ -28,7 +29,7 @@ def examples_of(evaluation: Evaluation, data: Data, layout: Layout, tokenizer: A
     Raises BadInput for a sample that does not fit the limits.
     """
     drawn = samples_of.load(evaluation.data, evaluation.samples, SEED, evaluation.passages, answered=False)
-    if data.mix is None or evaluation.data == "lab":
+    if data.mix is None or is_lab(evaluation.data):
         return [limits.check(example([sample], layout, tokenizer, [()])) for sample in drawn]
     asked = {} if data.questions is None else {"questions": data.questions}
     own = OwnAnswers("missing", 1)

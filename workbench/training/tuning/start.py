@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from workbench import models
 from workbench.core.errors import BadInput
+from workbench.data.lab_style import is_lab
 from workbench.models.adapters import digest_of, is_adapter
 from workbench.models.loading import Loaded
 from workbench.store.keys import fingerprint
@@ -108,7 +109,7 @@ def _sources(
     """Make the source of training examples and, with a teacher, the held-out examples, which share no text with it."""
     place = (loaded.layout, loaded.tokenizer, limits)
     own = OwnAnswers(config.own_answers, config.own_tokens) if config.teacher == "self" else None
-    if own and evaluation.every and evaluation.data != "lab" and data.name != "lab":
+    if own and evaluation.every and not is_lab(evaluation.data) and not is_lab(data.name):
         data = replace(data, exclude=(*data.exclude, evaluation.data))
     with phase(say, "samples read, compared with what is scored on, and checked") as facts:
         source = data.source(*place, config.seed, own)
