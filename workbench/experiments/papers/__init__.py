@@ -37,9 +37,9 @@ class Answer:
 
     @property
     def label(self) -> str:
-        """What the deciding findings were measured on, as "lab, shape"."""
+        """What the deciding findings were measured on, as "lab + shape"."""
         decided = {finding.label for finding in self.findings if finding.decides}
-        return ", ".join(label for label in LABELS if label in decided)
+        return " + ".join(label for label in LABELS if label in decided)
 
     @property
     def in_part(self) -> bool:

@@ -82,7 +82,7 @@ def prompt_format() -> Findings:
     ]
 
 
-def game(bar: float, count: int = 100) -> Findings:
+def game(bar: float, count: int = 40) -> Findings:
     """Block-Attention, figure 5: what of a state of the game has to be encoded after one move."""
     hall, shares = frames(count), []
     for before, now in pairwise(hall):

@@ -49,9 +49,11 @@ class Finding:
     @property
     def text(self) -> str:
         """The number with its interval and n, and the bar."""
+        unit = " points" if self.form == "points" else ""
         ends = "" if self.low == self.high else f" [{self._form(self.low)}, {self._form(self.high)}]"
-        bar = {"above": ">", "below": "<", "equals": "="}[self.side]
-        return f"{self.what}: {self._form(self.value)}{ends}, n = {self.n:,} (claim: {bar} {self._form(self.bar)})"
+        side = {"above": "above", "below": "below", "equals": "exactly"}[self.side]
+        bar = f"{self._form(self.bar)}{unit}" if self.bar else "0"
+        return f"{self.what}: {self._form(self.value)}{unit}{ends}, n = {self.n:,}; claimed: {side} {bar}"
 
     def mirrored(self) -> "Finding":
         """Return the same finding on the other side of its bar."""
@@ -61,7 +63,7 @@ class Finding:
 
     def _form(self, value: float) -> str:
         if self.form == "points":
-            return f"{100 * value:+.1f} points"
+            return f"{100 * value:+.1f}"
         return f"{value:.2f}×" if self.form == "x" else f"{value:{self.form}}"
 
 
