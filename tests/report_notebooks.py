@@ -20,9 +20,10 @@ go.Figure(go.Scatter(x=frame.x, y=frame.y))"""
 SAVE = 'notebook.save(output, {"points": points, "live": notebook.is_live()}, {"curve": frame})'
 
 
-def write(folder: Path, name: str, *cells: str, title: str = "A curve") -> Path:
-    """A notebook with the shared first cells, then `cells`."""
-    code = [new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})]
+def write(folder: Path, name: str, *cells: str, title: str = "A curve", model: str = "") -> Path:
+    """A notebook with the shared first cells, then `cells`; with a parameter `model` where it has a value."""
+    parameters = PARAMETERS + (f'\nmodel: str = "{model}"  # a name' if model else "")
+    code = [new_code_cell(parameters, metadata={"tags": ["parameters"]})]
     code += [new_code_cell(source) for source in (VALIDATE, *cells)]
     path = folder / f"{name}.ipynb"
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}

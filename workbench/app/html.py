@@ -6,7 +6,8 @@ draws the same JSON with one copy of plotly.js in its head: interactive without 
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,13 @@ td { border-top: 1px solid var(--line); padding: 3px 0; }
 td + td { text-align: right; font-variant-numeric: tabular-nums; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; color: var(--failed); margin: 10px 0; }
 nav { font-size: 14px; display: flex; gap: 2px 14px; flex-wrap: wrap; }
-</style></head><body><header><h1>Report</h1><p>{{ summary }}</p></header><main>
-{%- for card in cards %}
+.group { margin: 40px 0 24px; } .group h2 { font-size: 22px; } .group p { color: var(--soft); margin: 4px 0; }
+</style></head><body><header><h1>Report</h1><p>{{ summary }}</p></header>
+{%- for group in groups %}
+{%- if group.heading %}
+<div class="group"><h2>{{ group.heading }}</h2><p>{{ group.note }}</p></div>{% endif %}
+<main>
+{%- for card in group.cards %}
 <article class="{{ card.status }}"><a href="{{ card.page }}"><img src="{{ card.picture }}" alt=""></a><section>
 <h2><a href="{{ card.page }}">{{ card.title }}</a></h2>
 <div><span class="status {{ card.status }}">{{ card.status }}</span> · {{ "%.1f" | format(card.seconds) }} s</div>
@@ -119,7 +125,9 @@ nav { font-size: 14px; display: flex; gap: 2px 14px; flex-wrap: wrap; }
 {%- for name, value in card.metrics %}<tr><td>{{ name }}</td><td>{{ value }}</td></tr>{% endfor %}</table>{% endif -%}
 <nav>{% for address, kind in card.files %}<a href="{{ address }}">{{ kind }}</a>{% endfor %}</nav></section></article>
 {%- endfor %}
-</main></body></html>
+</main>
+{%- endfor %}
+</body></html>
 """
 
 KINDS = {".html": "page", ".ipynb": "notebook"}
@@ -142,9 +150,18 @@ def card(
     }
 
 
-def index_page(summary: str, cards: list[dict[str, Any]]) -> str:
+@dataclass(frozen=True)
+class Group:
+    """Entries of the index that stand together, under a heading with a sentence where they have one."""
+
+    cards: Sequence[dict[str, Any]]
+    heading: str = ""
+    note: str = ""
+
+
+def index_page(summary: str, groups: Sequence[Group]) -> str:
     """Return the page over all notebooks."""
-    return Environment(autoescape=True).from_string(INDEX).render(summary=summary, cards=cards)
+    return Environment(autoescape=True).from_string(INDEX).render(summary=summary, groups=groups)
 
 
 def _address(path: Path) -> str:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -56,6 +56,7 @@ class Task:
     out: str
     parameters: Mapping[str, Any]
     cell_timeout_s: int = 600
+    name: str = ""  # of its folder and files; without one, that of the notebook
 
 
 class Workers:
@@ -89,15 +90,22 @@ class Workers:
         if refusal := self._call("check", [asdict(task) for task in tasks]):
             raise BadInput(refusal)
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Run]:
-        """Yield the outcomes, each as soon as its notebook has ended."""
-        futures = {self.pool.submit(self._call, "run", asdict(task)): Path(task.path) for task in tasks}
+    def run(self, tasks: Sequence[Task], skip: Callable[[Task], bool] = lambda task: False) -> Iterator[Run]:
+        """Yield the outcomes, each as soon as its notebook has ended.
+
+        `skip` is asked when it is a task's turn, in a thread that may wait; what it leaves out has no outcome.
+        """
+        futures = {self.pool.submit(self._run, task, skip): task for task in tasks}
         for future in as_completed(futures):
-            path = futures[future]
+            path, name = Path(futures[future].path), futures[future].name
             try:
-                yield Run(**future.result())
+                if (outcome := future.result()) is not None:
+                    yield Run(**outcome)
             except ProcessDied as error:
-                yield Run(path.stem, html.title(path), message=str(error))
+                yield Run(name or path.stem, html.title(path), message=str(error))
+
+    def _run(self, task: Task, skip: Callable[[Task], bool]) -> Any:
+        return None if skip(task) else self._call("run", asdict(task))
 
     def _call(self, action: str, argument: Any) -> Any:
         """Run `main` of this module in another process and return its answer."""
@@ -140,12 +148,13 @@ def check(path: Path, parameters: Mapping[str, Any]) -> None:
         return
 
 
-def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int) -> Run:
+def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, name: str = "") -> Run:
     """Execute one notebook in a folder of its own, and make its page and picture."""
-    folder = out / path.stem
+    name = name or path.stem
+    folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    executed, started = folder / path.name, time.monotonic()
+    executed, started = folder / f"{name}.ipynb", time.monotonic()
     takes_output = "output" in papermill.inspect_notebook(path)
     message = ""
     try:
@@ -169,13 +178,13 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
         success.unlink()
     if executed.exists():
-        html.notebook_page(executed, folder / f"{path.stem}.html")
+        html.notebook_page(executed, folder / f"{name}.html")
         thumbnail.write(next(html.figures(executed), None), folder)
     if not message and takes_output and metrics is None:
         message = "it ended without results: metrics.json was not written"
     if not message:
         write_text(success, "")
-    return Run(path.stem, html.title(path), time.monotonic() - started, message, metrics or {})
+    return Run(name, html.title(path), time.monotonic() - started, message, metrics or {})
 
 
 def main(action: str, question: Path, answer: Path) -> None:

@@ -18,21 +18,29 @@ from typing import Annotated, Any
 import papermill
 import typer
 
-from workbench.app import html
+from workbench.app import html, real_pages
 from workbench.app.commands.text import progress
 from workbench.app.notebook_run import Run, Task, Workers
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 
 LITERALS = {"None": None, "True": True, "False": False}
+REAL = (
+    f"Some notebooks also with {real_pages.MODEL}, which is fetched where an index of packages can be reached; "
+    "by default where neither notebooks nor a model are named"
+)
 
 
 @dataclass(frozen=True)
 class ReportResult:
-    """The place of the report and the outcome of every notebook, in the order of the request."""
+    """The place of the report and the outcome of every notebook, in the order of the request.
+
+    `missing` says in one sentence why pages of the real model are not there, "" where nothing is missing.
+    """
 
     index: Path
     runs: tuple[Run, ...]
+    missing: str = ""
 
     @property
     def ok(self) -> bool:
@@ -46,24 +54,31 @@ def run(
     parameters: Mapping[str, Any] | None = None,
     jobs: int = 2,
     cell_timeout_s: int = 600,
+    real: Sequence[Path] = (),
 ) -> ReportResult:
     """Run `notebooks`, `jobs` at a time, into `out`. Every notebook gets those `parameters` that it declares.
 
-    Raises BadInput, with no file written: no or unknown notebooks, a parameter that no notebook has, a wrong value.
+    Notebooks of `real` run with the real model (`real_pages.MODEL`), which is fetched meanwhile; they are left out
+    where it cannot be. Raises BadInput, with no file written: no or unknown notebooks, a parameter that no notebook
+    has, a wrong value.
     """
-    notebooks = [path.resolve() for path in notebooks]
-    out = out.resolve()
-    chosen = _parameters(notebooks, dict(parameters or {}), jobs)
-    started = time.monotonic()
-    tasks = [Task(str(path), str(out), chosen[path], cell_timeout_s) for path in notebooks]
+    started, out = time.monotonic(), out.resolve()
+    notebooks, real = [path.resolve() for path in notebooks], [path.resolve() for path in real]
+    chosen = _parameters(list(dict.fromkeys([*notebooks, *real])), dict(parameters or {}), jobs)
+    tasks = [Task(str(path), str(out), chosen[path], cell_timeout_s, path.stem) for path in notebooks]
+    real_tasks = [real_pages.task(path, out, chosen[path], cell_timeout_s, path in notebooks) for path in real]
     with Workers(jobs) as workers:
-        workers.check(tasks)
+        workers.check([*tasks, *real_tasks])
         out.mkdir(parents=True, exist_ok=True)
         (out / "index.html").unlink(missing_ok=True)
-        finished = {run.name: run for run in _watched(workers.run(tasks), len(tasks))}
-    runs = tuple(finished[path.stem] for path in notebooks)
-    _write_index(out, runs, time.monotonic() - started)
-    return ReportResult(out / "index.html", runs)
+        with real_pages.Fetching(real_pages.MODEL if real else None) as fetching:
+            ordered = [*tasks, *real_tasks] if fetching.is_busy else [*real_tasks, *tasks]  # the long ones first
+            outcomes = workers.run(ordered, lambda task: task in real_tasks and bool(fetching.missing()))
+            finished = {run.name: run for run in _watched(outcomes, len(ordered))}
+            missing = fetching.missing()
+    lab, ours = ([finished[task.name] for task in part if task.name in finished] for part in (tasks, real_tasks))
+    _write_index(out, lab, ours, missing, time.monotonic() - started)
+    return ReportResult(out / "index.html", (*lab, *ours), missing)
 
 
 def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> dict[Path, dict[str, Any]]:
@@ -89,22 +104,28 @@ def _watched(runs: Iterable[Run], total: int) -> Iterator[Run]:
     """Print one line a finished notebook, and a progress bar below them where a person watches."""
     with progress("notebooks") as advance:
         for done, run in enumerate(runs, 1):
-            line = f"{run.name:<24} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
+            line = f"{run.name:<26} {'ok' if run.ok else 'failed':<7} {run.seconds:6.1f} s  {run.message}"
             typer.echo(line.rstrip(), err=True)
             if advance:
                 advance(done, total)
             yield run
 
 
-def _write_index(out: Path, runs: Sequence[Run], seconds: float) -> None:
+def _write_index(out: Path, lab: Sequence[Run], real: Sequence[Run], missing: str, seconds: float) -> None:
+    runs = (*lab, *real)
     failed = sum(not run.ok for run in runs)
     summary = f"{len(runs)} notebooks, {failed} failed, {seconds:.0f} s, {datetime.now():%Y-%m-%d %H:%M}"
-    cards = []
-    for run in runs:
-        folder, status = out / run.name, "ok" if run.ok else "failed"
-        folder.mkdir(exist_ok=True)
-        cards.append(html.card(folder, run.title, status, run.seconds, run.message, run.metrics))
-    write_text(out / "index.html", html.index_page(summary, cards))
+    groups = [html.Group([_card(out, run) for run in lab])]
+    if real or missing:
+        note = missing or real_pages.note()
+        groups.append(html.Group([_card(out, run) for run in real], real_pages.HEADING, note))
+    write_text(out / "index.html", html.index_page(summary, groups))
+
+
+def _card(out: Path, run: Run) -> dict[str, Any]:
+    folder, status = out / run.name, "ok" if run.ok else "failed"
+    folder.mkdir(exist_ok=True)
+    return html.card(folder, run.title, status, run.seconds, run.message, run.metrics)
 
 
 def parse(assignments: Iterable[str]) -> dict[str, Any]:
@@ -128,14 +149,19 @@ def command(
     parameter: Annotated[
         list[str] | None, typer.Option("--parameter", "-p", metavar="NAME=VALUE", help="For notebooks that have it")
     ] = None,
+    real: Annotated[bool | None, typer.Option(help=REAL)] = None,
 ) -> None:
     """Run the notebooks and write a website of figures, metrics and tables."""
     try:
         chosen = notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
-        result = run(chosen, out, parse(parameter or []), jobs)
+        given = parse(parameter or [])
+        lab, ours = real_pages.split(chosen, asked=real, by_default=not notebooks and "model" not in given)
+        result = run(lab, out, given, jobs, real=ours)
     except BadInput as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
+    if result.missing:
+        typer.echo(result.missing, err=True)
     typer.echo(result.index)
     raise typer.Exit(0 if result.ok else 1)
 
