@@ -1,6 +1,8 @@
 """Training of a lab model in miniature: what it reads, that it learns, resumes and writes whole checkpoints."""
 
+import importlib
 import json
+import shutil
 from copy import deepcopy
 from dataclasses import asdict, replace
 from random import Random
@@ -15,6 +17,7 @@ from workbench import models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data.lab_world import Style
+from workbench.experiments import results
 from workbench.training.common import watched
 from workbench.training.lab import checkpoint, commands
 from workbench.training.lab.config import PretrainConfig
@@ -163,6 +166,22 @@ def test_the_shipped_card_says_what_its_files_say():
     assert checkpoint_size <= 24e6
     scores = json.loads((folder / "scores.json").read_text())
     assert f"{scores['independent blocks, 10 passages']['all']['em']:.3f}" in card
+
+
+def test_the_shipped_card_is_made_of_results_and_says_what_chose_the_model(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(results.FOLDER)
+    choice, folder = importlib.import_module("lab_card").choice(), models.folder("lab-full")
+    assert json.loads((folder / "choice.json").read_text()) == choice
+    shutil.copytree(folder, tmp_path / "lab-full", ignore=shutil.ignore_patterns("*.safetensors", "README.md"))
+    checkpoint.write_card(tmp_path / "lab-full")
+    card = (folder / "README.md").read_text()
+    assert (tmp_path / "lab-full" / "README.md").read_text() == card
+    assert f"Best of {len(choice['by_seed'])} training seeds (seed {choice['chosen']})" in card
+    held_out = choice["held_out"]
+    assert held_out["seed"] != choice["seed"], "questions that chose the model do not score it"
+    assert card.index(f"seed {held_out['seed']}, 95%") < card.index("Scores on the questions that chose it")
+    best = max(choice["by_seed"].values(), key=lambda scores: sum(score["em"] for score in scores.values()))
+    assert choice["by_seed"][str(choice["chosen"])] == best
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
     or more, else the range; None where only percentiles of fewer were kept."""
     count = record.get("n", record.get("runs"))
     names = ("p5", "p95") if count is not None and count >= ENOUGH else ("least", "most")
-    ends = [record.get(name) for name in names]
-    return None if any(end is None or math.isnan(end) for end in ends) else (float(ends[0]), float(ends[1]))
+    ends = [float(end) for name in names if (end := record.get(name)) is not None and not math.isnan(end)]
+    return (ends[0], ends[1]) if len(ends) == 2 else None
 
 
 def spread_words(count: int) -> str:

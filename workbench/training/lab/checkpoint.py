@@ -14,7 +14,7 @@ from workbench.training.checkpoint import curve_table, exact_match, save_beside_
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.train import PretrainProgress
 
-TRAINING, SCORES = "training.json", "scores.json"
+TRAINING, SCORES, CHOICE = "training.json", "scores.json", "choice.json"
 
 
 def save(
@@ -47,7 +47,8 @@ def _thin(curve: list[dict], points: int = 200) -> list[dict]:
 
 
 def write_card(folder: Path, name: str | None = None) -> None:
-    """Write the model card from `training.json` and, where it is there, `scores.json`: no number is typed by hand."""
+    """Write the model card from `training.json`, and `scores.json` and `choice.json` where they are there: no number is
+    typed by hand."""
     training, model = (json.loads((folder / file).read_text()) for file in (TRAINING, "config.json"))
     recipe = training["recipe"]
     about = (
@@ -70,8 +71,13 @@ def write_card(folder: Path, name: str | None = None) -> None:
         *([f"Provenance: {training['provenance']}"] if "provenance" in training else []),
         "Prompt: the layout in `workbench.json`. Loads with plain `AutoModelForCausalLM.from_pretrained`.",
     ]
-    scores = folder / SCORES
-    sections = _score_table(json.loads(scores.read_text())) if scores.is_file() else []
+    scores, choice = (
+        json.loads((folder / file).read_text()) if (folder / file).is_file() else {} for file in (SCORES, CHOICE)
+    )
+    facts += [_chosen(choice, recipe["seed"])] if choice else []
+    sections = _held_out(choice["held_out"]) if choice else []
+    sections += _score_table(scores, "Scores on the questions that chose it" if choice else "Scores") if scores else []
+    sections += _by_seed(choice) if choice else []
     sections += curve_table(
         "Share of answers wholly right (teacher-forced, fresh data) while training.",
         training["curve"],
@@ -80,20 +86,75 @@ def write_card(folder: Path, name: str | None = None) -> None:
     checkpoint.write_card(folder, name or folder.name, about, facts, sections)
 
 
-def _score_table(scores: dict[str, Any]) -> list[str]:
-    by_name = {name: by_kind for name, by_kind in scores.items() if isinstance(by_kind, dict) and "all" in by_kind}
-    kinds = list(dict.fromkeys(kind for by_kind in by_name.values() for kind in by_kind))
-    about = (
-        f"Exact match on worlds never trained on: {scores['samples']:,} questions a row, seed {scores['seed']}, 95% "
-        f"interval in brackets; {scores['device']}."
+def choice_of(seeds: dict[int, dict[str, Any]], held_out: dict[str, dict[str, Any]], chosen: int) -> dict[str, Any]:
+    """Return the contents of `choice.json`: which of several training seeds became the model, and how it scores on
+    questions that had no part in choosing it.
+
+    seeds     scores of every training seed, as of `evaluate`, all on the same questions
+    held_out  attention and context → a `Record` as JSON
+    """
+    first, record = next(iter(seeds.values())), next(iter(held_out.values()))
+    by_name = {name: {"all": r} | r["by_kind"] for name, r in held_out.items()}
+    scores = {name: {kind: _em(score) for kind, score in by_kind.items()} for name, by_kind in by_name.items()}
+    facts = {"samples": record["n"], "seed": record["trial"]["seed"], "device": record["device"]}
+    return {
+        "chosen": chosen,
+        "samples": first["samples"],
+        "seed": first["seed"],
+        "by_seed": {str(at): {name: _em(s["all"]) for name, s in of_kinds(of)} for at, of in seeds.items()},
+        "held_out": {**facts, "scores": scores},
+    }
+
+
+def of_kinds(scores: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the attentions of `scores` with their scores by kind of question."""
+    return [(name, by_kind) for name, by_kind in scores.items() if isinstance(by_kind, dict) and "all" in by_kind]
+
+
+def _em(score: dict[str, Any]) -> dict[str, Any]:
+    return {field: score[field] for field in ("n", "em", "em_low", "em_high")}
+
+
+def _chosen(choice: dict[str, Any], seed: int) -> str:
+    return (
+        f"Best of {len(choice['by_seed'])} training seeds (seed {seed}), chosen on {choice['samples']:,} questions of "
+        f"seed {choice['seed']:,}; the questions of seed {choice['held_out']['seed']:,} had no part in the choice"
     )
+
+
+def _held_out(held_out: dict[str, Any]) -> list[str]:
+    about = (
+        "Exact match on worlds that neither trained nor chose the model: "
+        f"{held_out['samples']:,} questions a row, seed {held_out['seed']}, 95% interval in brackets; "
+        f"{held_out['device']}."
+    )
+    return _rows("Scores on held-out questions", about, held_out["scores"])
+
+
+def _by_seed(choice: dict[str, Any]) -> list[str]:
+    names = list(next(iter(choice["by_seed"].values())))
+    rows = ([seed, *(exact_match(scores[name]) for name in names)] for seed, scores in choice["by_seed"].items())
+    about = f"All kinds of question, {choice['samples']:,} a cell, seed {choice['seed']}."
+    return table("All training seeds", about, ["training seed", *names], rows)
+
+
+def _rows(heading: str, about: str, by_name: dict[str, dict[str, Any]]) -> list[str]:
+    kinds = list(dict.fromkeys(kind for by_kind in by_name.values() for kind in by_kind))
     rows = (
         [name, *(exact_match(by_kind[kind]) if kind in by_kind else "" for kind in kinds)]
         for name, by_kind in by_name.items()
     )
+    return table(heading, about, ["attention, context", *kinds], rows)
+
+
+def _score_table(scores: dict[str, Any], heading: str) -> list[str]:
+    about = (
+        f"Exact match on worlds never trained on: {scores['samples']:,} questions a row, seed {scores['seed']}, 95% "
+        f"interval in brackets; {scores['device']}."
+    )
     recomputed = scores["recompute_all"]
     return [
-        *table("Scores", about, ["attention, context", *kinds], rows),
+        *_rows(heading, about, dict(of_kinds(scores))),
         "Recomputing every token of a cached context gives logits bit-identical to full attention in "
         f"{recomputed['bit_identical']} of {recomputed['samples']} prompts (largest difference "
         f"{recomputed['max_difference']:.2g}).",
