@@ -59,9 +59,11 @@ def is_list(node: ast.stmt) -> bool:
 
 
 def in_words(value: int | list[int], longer: list[int] | None = None) -> str:
-    """A value as the comment gives it; a list by its ends, or by its last where it begins like a longer one."""
+    """A value as the comment gives it; a list by its ends, or by its last item where it begins like a longer one."""
     if not isinstance(value, list):
         return f"{value}"
+    if any(isinstance(item, float) for item in value):
+        return f"{len(value)} from {value[0]} to {value[-1]}"
     if len(value) == 2:
         return f"{value[0]} and {value[1]}"
     return f"{value[-1]}" if longer else f"{value[0]} to {value[-1]}"
