@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 
 install: $(READY) ## create .venv and install into it (every other target does so when needed)
 
-report: $(READY) ## run every notebook on the shipped model, write runs/report/index.html
+report: $(READY) ## run every notebook on the shipped model, some on a real one, write runs/report/index.html
 	$(BIN)/workbench report --jobs $(JOBS)
 
 lab: $(READY) ## open the notebooks in JupyterLab
