@@ -23,6 +23,7 @@ from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode
 from workbench.methods import prepare
 from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.prepare.behind_document import BehindDocument
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.models.spec import attach
@@ -69,7 +70,7 @@ def directly(model, system: Block, neighbours, block: Block) -> list[torch.Tenso
 
 
 def test_preparations_are_the_files_of_their_folder():
-    assert prepare.names() == ["after_system", "independent", "with_neighbours"]
+    assert prepare.names() == ["after_system", "behind_document", "independent", "with_neighbours"]
     assert prepare.named("after_system") == AfterSystem() and prepare.named("independent") == Independent()
     made = prepare.named("with_neighbours(n=2, search=exact)", corpus=CORPUS)
     assert (made.n, made.search, made.embedder) == (2, "exact", "tfidf") and made.corpus is CORPUS
@@ -78,7 +79,7 @@ def test_preparations_are_the_files_of_their_folder():
 @pytest.mark.parametrize(
     "spec, message",
     [
-        ("fused", "unknown prepare 'fused': allowed are after_system, independent, with_neighbours"),
+        ("fused", "unknown prepare 'fused': allowed are after_system, behind_document, independent, with_neighbours"),
         ("independent(n=3)", "prepare 'independent' has no option 'n'; allowed: it has no options"),
         ("with_neighbours(m=3)", "has no option 'm'; allowed: n, embedder, search, system"),
         ("with_neighbours(corpus=3)", "has no option 'corpus'"),
@@ -123,6 +124,44 @@ def test_similar_is_what_the_explicit_mask_gives(family):
         assert len(neighbours) == 3 and block not in neighbours and kv.start == sum(map(len, (SYSTEM, *neighbours)))
         for ours, theirs in zip(kv.tensors(), directly(model, SYSTEM, neighbours, block), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+DOCUMENTS = Corpus(CORPUS.blocks, CORPUS.texts, ((), (0,), (0, 1), (), (3,), ()))  # of 3, 2 and 1 passages
+
+
+def test_behind_their_document_passages_are_what_a_prompt_of_the_document_gives():
+    model = model_of()
+    (kvs,) = BehindDocument(DOCUMENTS)(model, [PROMPT], MemoryStore())
+    near(kvs[0], encode(model, SYSTEM))
+    for kv, block, past in zip(kvs[1:], PROMPT.context[1:], ([0, 1], [], [3]), strict=True):
+        before = [SYSTEM, *(PASSAGES[i] for i in past)]
+        near(kv, encode(model, block, before))
+        assert kv.start == sum(map(len, before))
+
+
+def test_a_document_is_read_from_the_last_passages_on_and_alone_it_is_after_system():
+    policy, block = BehindDocument(DOCUMENTS, n=1), PASSAGES[2]
+    assert (
+        policy.neighbours(block) == (PASSAGES[1],) and BehindDocument(DOCUMENTS).neighbours(block) == CORPUS.blocks[:2]
+    )
+    model, store = model_of(), MemoryStore()
+    (alone,) = AfterSystem()(model, [PROMPT], store)
+    for undocumented in (BehindDocument(DOCUMENTS, n=0), BehindDocument(CORPUS)):
+        (kvs,) = undocumented(model, [PROMPT], store)
+        assert all(a is b for a, b in zip(alone, kvs, strict=True))
+    with pytest.raises(BadInput, match="is not in the corpus of 6 passages: its document is only known"):
+        policy.neighbours(QUESTION)
+
+
+@pytest.mark.parametrize("name", ["lab", "lab-hard", "lab-hard(titles=continued)"])
+def test_a_corpus_knows_which_passages_come_before_one_in_its_document(name):
+    samples = data.load(name, 6, seed=2)
+    corpus = Corpus.of(samples, layouts.LAB, tiny.tokenizer())
+    ahead = [corpus.ahead_of(block) for block in corpus.blocks]
+    assert max(map(len, ahead)) == (2 if name != "lab" else 1)
+    continued = [bool(past) for past in ahead]
+    starts = {passage for sample in samples for passage in sample.ctxs if passage.text[:3] not in ("She", "He ", "It ")}
+    assert continued.count(False) == len(starts)
 
 
 def test_without_neighbours_similar_is_isolated():

@@ -1,4 +1,4 @@
-"""The passages of a data set, each once, and which of them are alike."""
+"""The passages of a data set, each once, which of them are alike and which are of one document."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.data import Sample, embedders
 from workbench.data.layouts import Layout
+from workbench.data.sample import document_starts
 
 PART = 256  # texts that are compared with all others at a time
 Search = Callable[[np.ndarray, int], np.ndarray]
@@ -19,21 +20,31 @@ Search = Callable[[np.ndarray, int], np.ndarray]
 
 @dataclass(frozen=True)
 class Corpus:
-    """`blocks[i]` is passage i as every prompt holds it, `texts[i]` what is embedded; no two blocks are equal."""
+    """`blocks[i]` is passage i as every prompt holds it, `texts[i]` what is embedded; no two blocks are equal.
+
+    `ahead[i]` are the numbers of the passages that come before passage i in its document, so far as a sample lists them
+    (`sample.document_starts`); without it, every passage is a document.
+    """
 
     blocks: tuple[Block, ...]
     texts: tuple[str, ...]
+    ahead: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, samples: Iterable[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> "Corpus":
         """All passages of `samples`, in the order in which they first occur."""
         listed = list(samples)
         text_of: dict[Block, str] = {}
+        ahead: dict[Block, list[Block]] = {}
         for sample, prompt in zip(listed, layout.prompts(listed, tokenizer), strict=True):
             documents = prompt.context[len(prompt.context) - len(sample.ctxs) :]
             for passage, block in zip(sample.ctxs, documents, strict=True):
                 text_of.setdefault(block, f"{passage.title}\n{passage.text}")
-        return cls(tuple(text_of), tuple(text_of.values()))
+            for i, first in enumerate(document_starts(sample.ctxs)):
+                ahead.setdefault(documents[i], [block for block in documents[first:i] if block != documents[i]])
+        place = {block: i for i, block in enumerate(text_of)}
+        numbers = (tuple(place[before] for before in ahead[block]) for block in text_of)
+        return cls(tuple(text_of), tuple(text_of.values()), tuple(numbers))
 
     @cached_property
     def key(self) -> str:
@@ -44,6 +55,10 @@ class Corpus:
     def place(self) -> dict[Block, int]:
         """Block → its number."""
         return {block: i for i, block in enumerate(self.blocks)}
+
+    def ahead_of(self, block: Block) -> tuple[Block, ...]:
+        """The passages that come before one in its document, in reading order."""
+        return tuple(self.blocks[i] for i in self.ahead[self.place[block]]) if self.ahead else ()
 
     def __len__(self) -> int:
         return len(self.blocks)

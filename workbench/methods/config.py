@@ -46,7 +46,9 @@ class MethodConfig:
         str, "Positions of reused keys: re-encoded for their new place (default), or naive, as cached"
     ] = "re-encoded"
     prepare: Annotated[
-        str, "What a passage sees before it is cached: independent (default), after_system, with_neighbours(n=10)"
+        str,
+        "What a passage sees before it is cached: independent (default), after_system, behind_document, "
+        "with_neighbours(n=10)",
     ] = "independent"
     select: Annotated[
         str, "Which cached tokens are recomputed: none (default), query_guided, kv_deviation(part=v), …"

@@ -214,6 +214,7 @@ def line_looks(looks: Iterable[Look]) -> LineLooks:
 
 REUSE_NAMES = {
     "after_system": "Full Reuse",
+    "behind_document": "blocks behind their document",
     "independent": "independent blocks",
     "with_neighbours": "blocks behind neighbours",
 }

@@ -1,0 +1,62 @@
+"""Every passage as it reads in its own document: behind the system prompt and the passages that come before it there.
+
+A passage that says "She moved to …" has its antecedent then, whatever else is retrieved. FusionRAG's preparation
+(section 3.1) hopes to find it among similar passages; this one knows where it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.data.retrieval_corpus import Corpus
+from workbench.methods import registry
+from workbench.methods.prepare import KV, Block, Prompt, contexts, shaped
+from workbench.models.spec import attach
+from workbench.store import Store, fetch
+
+
+@dataclass(frozen=True)
+class BehindDocument:
+    """Each passage is encoded after the first `system` blocks of its prompt and up to `n` passages of its own document,
+    the last ones before it; all of them see one another as they do in a prompt.
+
+    `corpus` says which passages these are (`Corpus.ahead`); the first of a document is cached as by `after_system`.
+    Raises BadInput for a passage that is not in the corpus, and for a document that is longer than the model's context.
+    """
+
+    corpus: Corpus = field(repr=False)
+    n: int = registry.whole(10, "how many passages of its document a passage is prepared behind, 0 or more")
+    system: int = registry.system_blocks()
+
+    def __post_init__(self) -> None:
+        registry.check_options(self)
+
+    def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
+        after = [past for prompt in prompts for past in self._before(prompt)]
+        blocks = contexts(prompts)
+        longest = max((sum(map(len, (*past, block))) for past, block in zip(after, blocks, strict=True)), default=0)
+        context = attach(model).context
+        if context and longest > context:
+            raise BadInput(
+                f"a passage behind {self.n} passages of its document has {longest} tokens, the model's context is "
+                f"{context}: choose a smaller n"
+            )
+        return shaped(prompts, fetch(model, blocks, store, after))
+
+    def neighbours(self, block: Block) -> tuple[Block, ...]:
+        """The passages a passage is prepared behind, in the order of its document."""
+        if block not in self.corpus.place:
+            raise BadInput(
+                f"passage {block.label!r} is not in the corpus of {len(self.corpus)} passages: "
+                "its document is only known for prompts over passages of the corpus"
+            )
+        ahead = self.corpus.ahead_of(block)
+        return ahead[max(0, len(ahead) - self.n) :]
+
+    def _before(self, prompt: Prompt) -> list[tuple[Block, ...]]:
+        """What every context block of a prompt is encoded after."""
+        system = prompt.context[: self.system]
+        before = [system[:i] for i in range(len(system))]
+        return before + [(*system, *self.neighbours(block)) for block in prompt.context[self.system :]]
