@@ -168,6 +168,22 @@ def test_finished_rows_are_not_measured_again(loaded, samples, tmp_path, monkeyp
     assert experiment.read(tmp_path / "none.jsonl") == []
 
 
+def test_a_measurement_that_is_cut_has_the_same_questions_of_all_methods_and_goes_on(loaded, samples, tmp_path):
+    path, methods, asked = tmp_path / "rows.jsonl", {"full": Full(), "reuse": Reuse()}, []
+
+    def until(done, count):
+        asked.append((done, count))
+        return done < 4
+
+    rows = experiment.measure_into(path, loaded, samples, methods, max_new_tokens=TOKENS, batch=2, go_on=until)
+    assert asked == [(0, 5), (2, 5), (4, 5)]
+    assert [(row["method"], row["id"]) for row in rows] == [
+        (method, sample.id) for at in (0, 2) for method in methods for sample in samples[at : at + 2]
+    ]
+    rows = experiment.measure_into(path, loaded, samples, methods, max_new_tokens=TOKENS, batch=2)
+    assert len(rows) == 2 * 5 and {row["id"] for row in rows} == {sample.id for sample in samples}
+
+
 def test_bad_questions_are_refused_before_any_work(loaded, samples, monkeypatch):
     monkeypatch.setattr(fidelity, "reference", None)
     for given, methods, problem in (

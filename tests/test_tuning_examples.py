@@ -3,12 +3,14 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import chat_tokenizers
 import pytest
 import tiny
 
 from workbench import data
 from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
+from workbench.metrics import fidelity
 from workbench.training.tuning.examples import Data, Files, Lab, Limits, example
 
 
@@ -31,6 +33,15 @@ def test_an_example_is_the_prompt_of_inference_and_the_answer_with_its_end(words
     assert found.questions[0].question == prompt.blocks[-1].tokens
     assert words.decode(found.questions[0].answer) == f" {samples[0].answers[0]}\n"
     assert found.length == len(prompt) + len(found.questions[0].answer)
+
+
+@pytest.mark.parametrize("family", ["phi3", "mistral3", "gemma2"])  # SentencePiece
+def test_an_answer_has_the_tokens_that_it_has_behind_its_question(family, samples):
+    tokenizer, layout = chat_tokenizers.of(family), replace(LAB, bos=False)
+    one = example(samples[:1], layout, tokenizer).questions[0]
+    written = "".join(tokenizer.convert_ids_to_tokens(one.answer))
+    assert written == f" {samples[0].answers[0]}\n".replace(" ", "▁")  # without a second blank in front
+    assert fidelity.gold_answers(samples[:1], layout, tokenizer) == [one.answer]
 
 
 def test_a_file_gives_every_sample_once_an_epoch_in_a_new_order(words, samples):

@@ -8,7 +8,8 @@
 The first splits a file of questions by the titles of their passages, so that no passage is in both halves: a model
 is tuned on one and measured on the other. It writes questions over installed documentation besides, split by object,
 so that machines with other packages measure the same. The second appends a row a question and method to
-runs/real/MODEL-DATA-GROUP-PART.jsonl as it goes, and goes on where it stopped; the file *.head says how it measures.
+runs/real/MODEL-DATA-GROUP-PART.jsonl as it goes, batch by batch of questions, so that all methods have had the same,
+and goes on where it stopped, `--minutes` at most; the file *.head says how it measures.
 `--group` is what is measured: the choices of reuse, their ratios, sparse prefill (the file *.kept says what is kept),
 or the few methods that matter for a fine-tuned model. Several processes share the work with `--part 0/4`.
 The last writes data/benchmarks/real.parquet (a row a method, data set and kind of question, with intervals) and
@@ -18,7 +19,9 @@ A data set is NAME=FILE, or `manuals`.
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -42,6 +45,7 @@ SEED = 50_000
 TOKENS = 32  # most of an answer
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.3)  # besides MAIN
 MAIN = 0.15
+LEAST, MOST, BATCH_TOKENS = 4, 32, 16384  # questions of a batch, and tokens of their prompts
 NEIGHBOURS = (1, 2, 4, 10)
 SELECTORS = (
     "random first_k kv_deviation kv_deviation(part=v) "
@@ -114,7 +118,8 @@ def chosen(prepare: str, select: str, ratio: float | None) -> tuple[str, MethodC
 
 def with_neighbours(n: int, embedder: str | None = None) -> str:
     """Return the preparation behind the n passages most alike."""
-    return f"with_neighbours(n={n}, search=exact{f', embedder={embedder}' if embedder else ''})"
+    written = embedder and (embedder if embedder.isidentifier() else repr(embedder))
+    return f"with_neighbours(n={n}, search=exact{f', embedder={written}' if written else ''})"
 
 
 TEN = with_neighbours(10)
@@ -148,8 +153,32 @@ def files(args: argparse.Namespace) -> None:
         print(f"{half}: {len(samples)} questions")
 
 
+class Pace:
+    """Prints a line a batch, and ends a measurement before a batch that would go beyond its minutes."""
+
+    def __init__(self, minutes: float):
+        self.end = time.monotonic() + 60 * minutes
+        self.longest, self.stopped = 0.0, False
+
+    def of(self, name: str) -> Callable[[int, int], bool]:
+        """Return what is asked before every batch of a data set, given how many questions are done, of how many."""
+        begun: float | None = None
+
+        def go_on(done: int, asked: int) -> bool:
+            nonlocal begun
+            now = time.monotonic()
+            if begun is not None:
+                self.longest = max(self.longest, now - begun)
+                print(f"{name}: {done} of {asked} questions, the last batch took {now - begun:.1f} s", flush=True)
+            begun, self.stopped = now, now + self.longest > self.end
+            return not self.stopped
+
+        return go_on
+
+
 def measure(args: argparse.Namespace) -> None:
     """Measure what is missing, data set by data set."""
+    pace = Pace(args.minutes)
     loaded = models.load(args.model, args.device, args.dtype)
     number, parts = (int(x) for x in args.part.split("/"))
     args.out.mkdir(parents=True, exist_ok=True)
@@ -175,10 +204,23 @@ def measure(args: argparse.Namespace) -> None:
         print(json.dumps(head), flush=True)
         write_text(path.with_suffix(".head"), json.dumps(head) + "\n")
         made = dict(methods(configs, corpus, loaded))
-        options = {"answers": args.answers, "max_new_tokens": TOKENS, "batch": args.batch, "tokens": args.tokens}
+        own = samples[number::parts]
+        options = {"answers": args.answers, "max_new_tokens": TOKENS, "tokens": args.tokens}
+        options |= {"batch": args.batch or batch_of(own, loaded), "go_on": pace.of(path.stem)}
         if args.group == "sparse" and number == 0:
             kept(path.with_suffix(".kept"), loaded, samples[: args.kept], configs, about)
-        fidelity.measure_into(path, loaded, samples[number::parts], made, about=about, **options)
+        begin = time.monotonic()
+        fidelity.measure_into(path, loaded, own, made, about=about, **options)
+        if pace.stopped:
+            print(f"{path.stem}: {args.minutes:g} minutes are over; it goes on with the same command", flush=True)
+            return
+        print(f"{path.stem}: all {len(own)} questions, {time.monotonic() - begin:.0f} s", flush=True)
+
+
+def batch_of(samples: Sequence[Sample], loaded: Loaded) -> int:
+    """Return how many questions are measured together: fewer where prompts are long, so that a cut loses little."""
+    lengths = [len(prompt) for prompt in loaded.layout.prompts(samples[:8], loaded.tokenizer)]
+    return min(MOST, max(LEAST, BATCH_TOKENS * len(lengths) // max(1, sum(lengths))))
 
 
 def kept(
@@ -186,9 +228,10 @@ def kept(
 ) -> None:
     """Write what every sparse method keeps and loses on some prompts, a line of JSON a method."""
     prompts = loaded.layout.prompts(samples, loaded.tokenizer)
-    lines = []
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    there = {json.loads(line)["method"] for line in lines}
     for name, config in configs.items():
-        if (tiles := config.tiles()) is not None:
+        if name not in there and (tiles := config.tiles()) is not None:
             measured = sparsity.measure(loaded.model, prompts, tiles.ready(loaded.model), config.chunk).record()
             lines.append(json.dumps(about | {"method": name, "n": len(prompts)} | measured) + "\n")
             write_text(path, "".join(lines))
@@ -231,7 +274,8 @@ def main() -> None:
     measuring.add_argument("--device", default="cpu")
     measuring.add_argument("--dtype", default=None)
     measuring.add_argument("--samples", type=int, default=500)
-    measuring.add_argument("--batch", type=int, default=32)
+    measuring.add_argument("--batch", type=int, help="questions measured together; fewer where prompts are long")
+    measuring.add_argument("--minutes", type=float, default=math.inf, help="stop before a batch that would take longer")
     measuring.add_argument("--tokens", type=int, default=fidelity.TOKENS)
     measuring.add_argument("--part", default="0/1", help="this process's share, as 0/4")
     measuring.add_argument("--minilm", help="file of vectors (`embedders.save`), for neighbours by MiniLM")

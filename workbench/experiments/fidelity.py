@@ -57,6 +57,7 @@ def measure(
     store: MemoryStore | None = None,
     done: Done = (),
     write: Callable[[Rows], None] | None = None,
+    go_on: Callable[[int, int], bool] = lambda done, asked: True,
 ) -> Rows:
     """Return one row a sample and method, batch by batch; the methods of a batch in their order.
 
@@ -68,6 +69,7 @@ def measure(
     store     holds cached blocks from batch to batch; None: for one batch, shared by its methods
     done      pairs (method, id) that are left out
     write     is called with the rows of every method of a batch as they are made
+    go_on     is asked before every batch, given how many questions all methods have had, of how many; False: it ends
 
     rows, flops and bytes are what one request is charged, passes of the selector included; `rows` are rows through all
     layers. `seconds` is the time of the batch to its first tokens by request, cached blocks in the store.
@@ -86,6 +88,8 @@ def measure(
         asked = [i for i in at if any(i in others for others in left.values())]
         if not asked:
             continue
+        if not go_on(at[0], len(samples)):
+            break
         here, golden = [prompts[i] for i in asked], [gold[i] for i in asked]
         known = dict(
             zip(asked, fidelity.reference(model, tokenizer, here, golden, max_new_tokens, layout.stop), strict=True)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.core.blocks import Prompt
 from workbench.core.plan import Plan
-from workbench.data import Sample
+from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import ReadyRequest
@@ -54,8 +54,7 @@ class Reference:
 def gold_answers(samples: Sequence[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
     """Return the tokens of every sample's first answer as the layout writes it, its end included; () without one."""
     texts = [layout.answer.format(answer=sample.answers[0]) if sample.answers else "" for sample in samples]
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    return [tuple(ids) for ids in encoded]
+    return [tuple(ids) for ids in layouts.encode(texts, tokenizer)]
 
 
 def predict(
