@@ -86,10 +86,11 @@ def test_without_the_model_the_report_is_complete_and_says_in_one_line_what_is_m
     fetch_by(monkeypatch, f"import sys; sys.exit({'error: ' + said!r})")
     lab, own = notebooks
     result = report.run([lab], tmp_path / "report", jobs=1, real=[own, lab])
-    assert result.ok and [run.name for run in result.runs] == [task["name"] for task in no_kernels] == [lab.stem]
+    ran = [lab.stem, "12_own"]  # which has committed results to show
+    assert result.ok and [run.name for run in result.runs] == [task["name"] for task in no_kernels] == ran
     assert result.missing == said
-    index = result.index.read_text()
-    assert index.count(said) == 1 and "1 notebooks, 0 failed" in index and "12_own" not in index
+    before, after = result.index.read_text().split(real_pages.HEADING)
+    assert "2 notebooks, 0 failed" in before and said in after and said not in before and "12_own/" in after
 
 
 def test_a_fetched_model_is_used_at_once(monkeypatch):
@@ -148,21 +149,10 @@ def test_an_index_that_does_not_answer_is_not_waited_for_long(monkeypatch, cache
     assert chosen == ["60", real_pages.SHORT["PIP_RETRIES"]], "a user's own settings hold"
 
 
-@pytest.mark.parametrize(
-    ("asked", "by_default", "plain", "real"),
-    [
-        (None, True, ["01_other", real_pages.AGAIN[0]], ["12_own", real_pages.AGAIN[0]]),
-        (None, False, ["01_other", real_pages.AGAIN[0], "12_own"], []),
-        (True, False, ["01_other", real_pages.AGAIN[0]], ["12_own", real_pages.AGAIN[0]]),
-        (False, True, ["01_other", real_pages.AGAIN[0]], []),
-    ],
-)
-def test_notebooks_that_need_the_real_model_are_told_from_the_others(
-    notebooks, tmp_path, asked, by_default, plain, real
-):
-    given = [tiny.write(tmp_path, "01_other", SAVE), *notebooks]
-    found = real_pages.split(given, asked, by_default)
-    assert [[path.stem for path in part] for part in found] == [plain, real]
+def test_notebooks_of_the_real_model_are_told_from_the_others(notebooks, tmp_path):
+    lab, own = notebooks
+    other, plain = tiny.write(tmp_path, "01_other", SAVE, model="lab-full"), tiny.write(tmp_path, "02_plain")
+    assert real_pages.split([other, plain, lab, own]) == ([other, plain, lab], [own, lab])
 
 
 @pytest.mark.parametrize(
@@ -181,12 +171,14 @@ def test_the_real_model_is_wanted_where_neither_notebooks_nor_a_model_are_named(
     missing = "" if not is_real else "smollm2 is missing"
 
     def run(chosen, out, given, jobs, real):
-        asked["real"] = [path.stem for path in real]
+        asked["plain"], asked["real"] = [path.stem for path in chosen], [path.stem for path in real]
         return report.ReportResult(out / "index.html", (), missing)
 
     monkeypatch.setattr(report, "run", run)
     result = invoke(*arguments)
-    assert result.exit_code == 0 and asked["real"] == (["12_own", real_pages.AGAIN[0]] if is_real else [])
+    lab = real_pages.AGAIN[0]
+    plain, again = ([lab], ["12_own", lab]) if is_real else ([lab, "12_own"], [])
+    assert result.exit_code == 0 and (asked["plain"], asked["real"]) == (plain, again)
     assert result.stderr == (f"{missing}\n" if missing else "")
 
 

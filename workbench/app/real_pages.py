@@ -17,6 +17,7 @@ from workbench.app.notebook_run import Task
 from workbench.models import fetched
 
 MODEL = "smollm2"
+SECOND = f"-{MODEL}"  # ends the name of a second run
 HEADING = "On a real pretrained model"
 AGAIN = ("06_kv_deviation", "07_critical_tokens")  # notebooks that run a second time, with the real model
 COMMAND = (sys.executable, "-m", "workbench", "models", "get")
@@ -24,17 +25,11 @@ LIMIT_S = 240  # a model that is not fetched by then is missing
 SHORT = {"PIP_DEFAULT_TIMEOUT": "5", "PIP_RETRIES": "1"}  # where pip's own are not chosen: no index, no long wait
 
 
-def split(notebooks: Sequence[Path], asked: bool | None, by_default: bool) -> tuple[list[Path], list[Path]]:
-    """Return the notebooks that run as they are, and those that run with the real model.
-
-    `asked` None: `by_default` says. Where it is not asked for, all run as they are; where it is refused (False), those
-    whose own model has to be fetched are left out.
-    """
+def split(notebooks: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the notebooks for the lab models, and those for the real one: its own, and second runs of others."""
     own = [path for path in notebooks if path.is_file() and _own_model(path) in fetched.CATALOGUE]
     others = [path for path in notebooks if path not in own]
-    if asked or (asked is None and by_default):
-        return others, [*own, *(path for path in others if path.stem in AGAIN)]
-    return (others if asked is False else list(notebooks)), []
+    return others, [*own, *(path for path in others if path.stem in AGAIN)]
 
 
 def _own_model(notebook: Path) -> str:
@@ -45,7 +40,7 @@ def _own_model(notebook: Path) -> str:
 
 def task(notebook: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, is_second: bool) -> Task:
     """Make a task of a notebook with the real model; `is_second`: beside one of the same notebook without it."""
-    name = f"{notebook.stem}-{MODEL}" if is_second else notebook.stem
+    name = f"{notebook.stem}{SECOND}" if is_second else notebook.stem
     return Task(str(notebook), str(out), {**parameters, "model": MODEL}, cell_timeout_s, name)
 
 
@@ -97,6 +92,13 @@ class Fetching:
             if self._said is None:
                 self._said = self._outcome()
             return self._said
+
+    def leaves_out(self, task: Task) -> bool:
+        """Wait where `task` is about the model; return whether it has to be left out.
+
+        That is a second run only: a notebook of the real model has committed results to show without it.
+        """
+        return task.parameters.get("model") == self.model and bool(self.missing()) and task.name.endswith(SECOND)
 
     def _outcome(self) -> str:
         if self._process is None:

@@ -58,9 +58,9 @@ def run(
 ) -> ReportResult:
     """Run `notebooks`, `jobs` at a time, into `out`. Every notebook gets those `parameters` that it declares.
 
-    Notebooks of `real` run with the real model (`real_pages.MODEL`), which is fetched meanwhile; they are left out
-    where it cannot be. Raises BadInput, with no file written: no or unknown notebooks, a parameter that no notebook
-    has, a wrong value.
+    Notebooks of `real` run with the real model (`real_pages.MODEL`), once it is fetched. Where it cannot be, those that
+    are among `notebooks`, too, run once only. Raises BadInput, with no file written: no or unknown notebooks, a
+    parameter that no notebook has, a wrong value.
     """
     started, out = time.monotonic(), out.resolve()
     notebooks, real = [path.resolve() for path in notebooks], [path.resolve() for path in real]
@@ -73,8 +73,7 @@ def run(
         (out / "index.html").unlink(missing_ok=True)
         with real_pages.Fetching(real_pages.MODEL if real else None) as fetching:
             ordered = [*tasks, *real_tasks] if fetching.is_busy else [*real_tasks, *tasks]  # the long ones first
-            outcomes = workers.run(ordered, lambda task: task in real_tasks and bool(fetching.missing()))
-            finished = {run.name: run for run in _watched(outcomes, len(ordered))}
+            finished = {run.name: run for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered))}
             missing = fetching.missing()
     lab, ours = ([finished[task.name] for task in part if task.name in finished] for part in (tasks, real_tasks))
     _write_index(out, lab, ours, missing, time.monotonic() - started)
@@ -155,7 +154,8 @@ def command(
     try:
         chosen = notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
         given = parse(parameter or [])
-        lab, ours = real_pages.split(chosen, asked=real, by_default=not notebooks and "model" not in given)
+        is_wanted = real if real is not None else not notebooks and "model" not in given
+        lab, ours = real_pages.split(chosen) if is_wanted else (chosen, [])
         result = run(lab, out, given, jobs, real=ours)
     except BadInput as error:
         typer.echo(f"error: {error}", err=True)
