@@ -1,15 +1,19 @@
 """Files and folders that appear whole or not at all.
 
 They are filled under a hidden name beside their place and then moved there. What stood there before stays until then;
-what an error or an interruption leaves half-written is removed.
+what an error or an interruption leaves half-written is removed; what a killed process leaves, by `remove_leftovers`.
 """
 
 import os
+import platform
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from safetensors import SafetensorError
@@ -17,21 +21,57 @@ from safetensors import SafetensorError
 from workbench.core.errors import BadInput
 
 CHUNK = 1 << 20  # bytes read at once
+HOST = sha256(platform.node().encode()).hexdigest()[:8]  # processes are known by their number on one host only
+PARTIAL = re.compile(r"\..+\.(?:(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}|(?P<earlier>\d+))")
+FORGOTTEN = 24 * 3600  # seconds after which a half-written file is nobody's
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` fill a file under the name it is given, then move that file to `path`."""
+def write_atomically(path: Path, write: Callable[[Path], Any], durable: bool = False) -> None:
+    """Let `write` fill a file under the name it is given, then move that file to `path`.
+
+    With `durable`, the file outlasts a crash of the machine as soon as this returns: it is on the disk before it gets
+    its name, and its name is on the disk too.
+    """
     partial = _beside(path)
     try:
         write(partial)
+        if durable:
+            sync(partial)
         partial.replace(path)
+        if durable:
+            sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, durable: bool = False) -> None:
     """Write a text file (UTF-8)."""
-    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    write_atomically(path, lambda partial: partial.write_text(text, encoding="utf-8"), durable)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows keeps names without being asked, and opens no folders
+    opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def remove_leftovers(folder: Path, suffix: str = "") -> list[Path]:
+    """Remove what killed processes left half-written of the files `*suffix` of a folder; return what is removed.
+
+    A file of a process that still runs is left alone, and so is one of another host until it is a day old.
+    """
+    found = [path for path in folder.glob(f".*{suffix}.*") if PARTIAL.fullmatch(path.name) and _abandoned(path)]
+    removed = []
+    for path in found:
+        with suppress(OSError):  # of a folder that must not be written to, or removed by another process
+            path.unlink()
+            removed.append(path)
+    return removed
 
 
 @contextmanager
@@ -98,4 +138,28 @@ def digest(file: Path) -> str:
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    """Return a name that no other thread, process or host writes to."""
+    return path.with_name(f".{path.name}.{HOST}-{os.getpid()}-{token_hex(4)}")
+
+
+def _abandoned(path: Path) -> bool:
+    named = PARTIAL.fullmatch(path.name)
+    assert named is not None
+    with suppress(OSError):
+        if time.time() - path.stat().st_mtime > FORGOTTEN:
+            return True
+    here = named["earlier"] or (named["pid"] if named["host"] == HOST else None)
+    return here is not None and not _runs(int(here))
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process of this host runs; where that cannot be asked, that it may."""
+    if os.name == "nt":
+        return True  # there, signal 0 would end it
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -37,6 +37,7 @@ from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.models.loading import Loaded
 from workbench.models.spec import prepare_model
 from workbench.store import FolderStore, MemoryStore, fingerprint
+from workbench.store.manifest import MANIFEST
 from workbench.store.views import StagingStore
 
 Progress = Callable[[int, int], None]  # (passages done, of how many)
@@ -113,13 +114,11 @@ class Preparation:
         system = first.context[: len(first.context) - len(samples[0].ctxs)]
         policy = prepare.named(self.prepare, corpus=corpus, system=len(system))
         FolderStore(self.out, kind_of(model, policy), new=True)  # refuses a folder of another kind
-        for leftover in self.out.rglob(".*.safetensors.*"):
-            leftover.unlink()  # of a run that was killed
         (self.out / SUCCESS).unlink(missing_ok=True)
         stages = self._stages(model, policy, corpus)
         made = len(stages[-1].passages) if stages else 0
         for stage in stages:
-            if system and not (stage.folder / "system.safetensors").is_file():
+            if system and not FolderStore(stage.folder).has_file("system"):
                 ShardMaker(model, stage.policy, stage.folder, system).make(("system", ()))
         total, done, seconds = sum(len(stage.passages) for stage in stages), 0, 0.0
         with self._makers(model, system, stages) as make:
@@ -133,7 +132,7 @@ class Preparation:
         return self._finish(policy, corpus, made, seconds)
 
     def _stages(self, model: PreTrainedModel, policy: Prepare, corpus: Corpus) -> list[PrepareStage]:
-        """Return what is left to do: no stage where all shards are written."""
+        """Return what is left to do: no stage where all shards are written. A shard with a damaged header is not."""
         cuts = range(0, len(corpus), self.shard)
         shards = [(f"passages-{i // self.shard:06d}", corpus.blocks[i : i + self.shard]) for i in cuts]
         policies = [(policy, self.out)]
@@ -141,7 +140,8 @@ class Preparation:
             policies.insert(0, (AfterSystem(policy.system), self.out / UNPREPARED))
         stages = []
         for each, folder in policies:
-            missing = [shard for shard in shards if not (folder / f"{shard[0]}.safetensors").is_file()]
+            store = FolderStore(folder) if (folder / MANIFEST).is_file() else None
+            missing = [shard for shard in shards if store is None or not store.has_file(shard[0])]
             stages.append(PrepareStage(each, folder, missing))
         if not stages[-1].shards:
             return []
@@ -191,8 +191,9 @@ class Preparation:
         whole = (len(corpus), made, tokens, size, seconds, speed, self.workers)
         prepared = Prepared(str(self.out), registry.spec_of(policy), *whole)
         asked = asdict(self) | {"out": str(self.out)}
-        write_text(self.out / "prepared.json", json.dumps({"asked": asked, "found": asdict(prepared)}, indent=1))
-        write_text(self.out / SUCCESS, "")
+        found = json.dumps({"asked": asked, "found": asdict(prepared)}, indent=1)
+        write_text(self.out / "prepared.json", found, durable=True)
+        write_text(self.out / SUCCESS, "", durable=True)
         return prepared
 
 

@@ -2,8 +2,10 @@
 
 from workbench.store.fetching import Store, collect, fetch
 from workbench.store.folder import FolderStore
-from workbench.store.keys import FORMAT_VERSION, fingerprint, key_of
-from workbench.store.memory import MemoryStore, Stats
+from workbench.store.keys import FORMAT_VERSION, Identity, Key, fingerprint, key_of
+from workbench.store.memory import MemoryStore
+from workbench.store.misses import Miss
+from workbench.store.stats import Stats
 
-__all__ = ["FORMAT_VERSION", "FolderStore", "MemoryStore", "Stats", "Store"]
+__all__ = ["FORMAT_VERSION", "FolderStore", "Identity", "Key", "MemoryStore", "Miss", "Stats", "Store"]
 __all__ += ["collect", "fetch", "fingerprint", "key_of"]

@@ -4,75 +4,129 @@
          *.safetensors      each the keys and values of some blocks; whole or not there
 """
 
-import json
+import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
-from json import JSONDecodeError
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
-from workbench.core import renamed
 from workbench.core.errors import BadInput
-from workbench.core.files import write_atomically, write_text
+from workbench.core.files import remove_leftovers, write_atomically, writing
 from workbench.core.kv import KV
-from workbench.store.keys import FORMAT_VERSION
+from workbench.store import block_file, manifest
+from workbench.store.block_file import SUFFIX, Contents, Unusable
+from workbench.store.misses import Index, Miss
+from workbench.store.stats import Stats
 
-MANIFEST = "manifest.json"
+log = logging.getLogger(__name__)
+NAME = re.compile(r"\w[\w.-]{0,199}")  # of a file, without its ending
 
 
 class FolderStore:
     """A store on disk; what it hands out is in memory (CPU) and read-only.
 
-    `kind` says what the blocks are of: any JSON object, such as {"model": fingerprint, "preparation": "after_system"};
-    it must be that of the folder. Without `kind`, any folder will do. With `new`, a folder that is not there is made.
-    Raises BadInput for a folder of another kind, naming what differs, for one that is none, and for a broken file.
+    kind      what the blocks are of: any JSON object, such as {"model": fingerprint, "preparation": "after_system"};
+              it must be that of the folder. Without it, any folder will do
+    new       a folder that is not there is made
+    durable   what `put` has written outlasts a crash of the machine (file and folder are fsynced)
+    verify    checksums are verified at every read ("always"), or once a process and block ("once")
+
+    A file or block that is damaged is a miss that says so; the block is replaced when it is put again. Files of earlier
+    versions have no checksums: they are read, and counted as unchecked. Several processes may share a folder.
+    Raises BadInput for a folder of another kind, naming what differs, for one that is none, and where it cannot write.
     """
 
-    def __init__(self, folder: str | Path, kind: Mapping[str, Any] | None = None, new: bool = False):
-        self.folder = Path(folder)
-        if new and not (self.folder / MANIFEST).is_file():
-            _begin(self.folder, kind or {})
-        self.kind = _checked(self.folder, kind)
+    def __init__(
+        self,
+        folder: str | Path,
+        kind: Mapping[str, Any] | None = None,
+        new: bool = False,
+        durable: bool = True,
+        verify: Literal["always", "once"] = "always",
+    ):
+        if verify not in ("always", "once"):
+            raise BadInput(f"verify is {verify!r}: allowed are always, once")
+        self.folder, self.durable, self.verify = Path(folder), durable, verify
+        self.kind = manifest.opened(self.folder, kind, new, durable)
+        self.set_aside: dict[Path, Unusable] = {}  # files of which nothing can be read
         self._files: dict[str, Path] = {}
-        self._starts: dict[str, int] = {}
-        for path in sorted(self.folder.glob("*.safetensors")):
+        self._contents: dict[Path, Contents] = {}
+        self._damaged: dict[str, tuple[Path, str]] = {}
+        self._gone: dict[str, str] = {}
+        self._verified: set[tuple[str, block_file.State]] = set()
+        self._index, self._counts, self._reasons = Index(), Counter[str](), Counter[str]()
+        for suffix in (SUFFIX, manifest.MANIFEST):
+            remove_leftovers(self.folder, suffix)
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             self._register(path)
 
     def get(self, key: str) -> KV | None:
         """The KV under `key`, read from disk, or None."""
-        if (path := self._files.get(key)) is None:
-            return None
-        with _opened(path) as shard:
-            layers = range(int(shard.metadata()["layers"]))
-            keys, values = ([shard.get_tensor(f"{key}.{part}.{layer}") for layer in layers] for part in "kv")
-        return KV(keys, values, self._starts[key]).lock()
+        path = self._files.get(key) or self._found(key)
+        kv = None if path is None else self._read(path, key)
+        self._counts["hits" if kv is not None else "misses"] += 1
+        if kv is None:
+            self._reasons[self.why(key).reason] += 1
+        return kv
 
     def put(self, key: str, kv: KV) -> None:
-        """Keep `kv` under `key`, in a file of its own."""
-        self.write(key, {key: kv})
+        """Keep `kv` under `key`: in a file of its own, or in place of a damaged block, in that one's file."""
+        blocks, name = {key: kv}, key
+        if key in self._damaged and (path := self._damaged[key][0]) not in self.set_aside:
+            others = [other for other, file in self._files.items() if file == path]
+            blocks |= {other: found for other in others if (found := self._read(path, other)) is not None}
+            name = path.stem
+        self.write(name, blocks)
+
+    def repair(self, key: str, kv: KV) -> None:
+        """Put `kv` where the block under `key` is damaged; else, and where it cannot be written, do nothing."""
+        if key not in self._damaged:
+            return
+        try:
+            self.put(key, kv)
+            self._counts["repaired"] += 1
+        except BadInput as problem:
+            log.warning("a damaged block is not replaced: %s", problem)
 
     def write(self, name: str, blocks: Mapping[str, KV]) -> None:
         """Keep many blocks in one file `<name>.safetensors`, written whole or not at all."""
-        tensors: dict[str, Tensor] = {}
-        starts, layers = {}, 0
-        for key, kv in blocks.items():
-            starts[key], layers = kv.start, len(kv.keys)
-            for part, run in (("k", kv.keys), ("v", kv.values)):
-                tensors |= {f"{key}.{part}.{i}": x.detach().cpu().contiguous() for i, x in enumerate(run)}
-        path = self.folder / f"{name}.safetensors"
-        metadata = {"starts": json.dumps(starts), "layers": str(layers)}
-        write_atomically(path, lambda partial: save_file(tensors, partial, metadata))
-        self._files |= dict.fromkeys(starts, path)
-        self._starts |= starts
+        if not NAME.fullmatch(name):
+            raise BadInput(f"{name!r} is no name for a file of blocks: letters, digits, '_', '-' and '.' are allowed")
+        path = self.folder / f"{name}{SUFFIX}"
+        with writing(path):
+            write_atomically(path, lambda partial: block_file.save(partial, blocks), self.durable)
+        self._register(path)
+
+    def why(self, key: str) -> Miss:
+        """Return why `get(key)` finds nothing."""
+        if key in self._damaged:
+            path, detail = self._damaged[key]
+            return Miss(key, "damaged", f"{path.name}: {detail}")
+        if key in self._gone:
+            return Miss(key, "evicted", self._gone[key])
+        if (later := self.set_aside.get(self.folder / f"{key}{SUFFIX}")) and later.kind == "later":
+            return Miss(key, "other format version", later.detail)
+        miss = self._index.miss(key)
+        lost = [(path, each) for path, each in self.set_aside.items() if each.kind == "damaged" and len(path.stem) < 64]
+        if miss.reason == "never seen" and lost:
+            path, each = lost[0]
+            return Miss(key, "damaged", f"or never seen: what {path.name} held is not known; {each.detail}")
+        return miss
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since it was opened."""
+        return Stats(**self._counts, reasons=dict(self._reasons), bytes=self.bytes, entries=len(self))
 
     @property
     def bytes(self) -> int:
         """Size of its files."""
-        return sum(path.stat().st_size for path in set(self._files.values()))
+        return sum(self._contents[path].state[2] for path in set(self._files.values()))
+
+    def has_file(self, name: str) -> bool:
+        """Return whether the file `<name>.safetensors` is there, with a header that is whole."""
+        return self.folder / f"{name}{SUFFIX}" in self._contents
 
     def __len__(self) -> int:
         return len(self._files)
@@ -80,47 +134,72 @@ class FolderStore:
     def __contains__(self, key: str) -> bool:
         return key in self._files
 
+    def __iter__(self) -> Any:
+        return iter(self._files)
+
+    def _read(self, path: Path, key: str) -> KV | None:
+        try:
+            with path.open("rb", buffering=0) as opened:
+                known, state = self._contents[path], block_file.state_of(opened)
+                if known.state != state:  # another process has replaced the file
+                    known = self._contents[path] = block_file.contents(opened)
+                if key not in known.starts:
+                    self._forget(key, f"{path.name} holds it no longer")
+                    return None
+                kv = block_file.block(opened, key, known, check=(key, state) not in self._verified)
+        except FileNotFoundError:
+            self._forget(key, f"{path.name} was deleted")
+        except (Unusable, OSError) as problem:
+            self._forget(key)
+            self._damaged[key] = path, getattr(problem, "detail", str(problem))
+            log.warning("damaged: %s: %s; the block is encoded again", path, self._damaged[key][1])
+        else:
+            self._counts["unchecked"] += known.checksums is None
+            if self.verify == "once":
+                self._verified.add((key, state))
+            return kv
+        return None
+
+    def _found(self, key: str) -> Path | None:
+        """The file of a key that another process has put, or put right, since this one looked."""
+        path = self._damaged[key][0] if key in self._damaged else self.folder / f"{key}{SUFFIX}"
+        if not NAME.fullmatch(key) or not path.is_file():
+            return None
+        stat = path.stat()
+        known = self._contents.get(path)
+        if known is None or known.state != (stat.st_ino, stat.st_mtime_ns, stat.st_size):
+            self._register(path)
+        return self._files.get(key)
+
     def _register(self, path: Path) -> None:
-        with _opened(path) as shard:
-            try:
-                starts = json.loads((shard.metadata() or {})["starts"])
-            except (KeyError, JSONDecodeError):
-                raise BadInput(f"{path} holds no cached blocks") from None
-        self._files |= dict.fromkeys(starts, path)
-        self._starts |= starts
+        try:
+            with path.open("rb") as opened:
+                known = block_file.contents(opened)
+        except FileNotFoundError:
+            return
+        except (Unusable, OSError) as problem:
+            self._set_aside(path, problem if isinstance(problem, Unusable) else Unusable(str(problem)))
+            return
+        self.set_aside.pop(path, None)
+        self._contents[path] = known
+        for key in known.blocks():
+            self._damaged.pop(key, None)
+            self._gone.pop(key, None)
+            self._files[key] = path
+            self._index.add(key)
 
+    def _set_aside(self, path: Path, problem: Unusable) -> None:
+        self.set_aside[path] = problem
+        self._contents.pop(path, None)
+        for key in [key for key, file in self._files.items() if file == path]:
+            self._forget(key)
+            self._damaged[key] = path, problem.detail
+        if problem.kind == "damaged":
+            self._damaged.setdefault(path.stem, (path, problem.detail))
+        log.warning("%s: %s is not used: %s", problem.kind, path, problem.detail)
 
-def _begin(folder: Path, kind: Mapping[str, Any]) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / MANIFEST, json.dumps({"format": FORMAT_VERSION, **kind}, indent=1))
-
-
-def _checked(folder: Path, kind: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The folder's manifest."""
-    path = folder / MANIFEST
-    try:
-        there = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise BadInput(f"{folder} is no folder of cached blocks: it has no {MANIFEST}") from None
-    except (OSError, ValueError) as problem:
-        raise BadInput(f"{path} is corrupt: {problem}") from None
-    wanted = there if kind is None else {"format": FORMAT_VERSION, **kind}
-    for name in {**there, **wanted}:
-        has, needed = (renamed.spec(x) if isinstance(x, str) else x for x in (there.get(name), wanted.get(name)))
-        if has != needed:
-            raise BadInput(f"{folder} holds blocks of another {name}: {_short(has)}, and not {_short(needed)}")
-    return there
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as problem:
-        raise BadInput(f"{path} is corrupt or not readable: {problem}") from None
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 80 and not re.fullmatch(r"[0-9a-f]{32,}", text) else f"{text[:16]}…"
+    def _forget(self, key: str, gone: str = "") -> None:
+        self._files.pop(key, None)
+        self._index.remove(key)
+        if gone:
+            self._gone[key] = gone

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from weakref import WeakKeyDictionary
 
@@ -12,24 +13,67 @@ from workbench.core.blocks import Block
 
 # Of the keys, and of the KV layout: [H, T, D] per layer, keys rotated for the positions behind `after`.
 FORMAT_VERSION = 2
+# Of the numbers: counted up when the engine computes others for the same block. What computed a block (versions, CPU or
+# GPU) stands in its file and not in its key: backends agree within the rounding of the dtype, which the tests hold.
+ENGINE_VERSION = 1
 _CHUNK = 1 << 22
 _IRRELEVANT = set("_name_or_path name_or_path transformers_version torch_dtype dtype use_cache architectures".split())
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[tuple, str]] = WeakKeyDictionary()  # a pure memo, by model object
 
 
+@dataclass(frozen=True)
+class Identity:
+    """What a cached block is, in words that can be compared one by one; its key covers all of them."""
+
+    version: str  # of the format and the engine
+    model: str  # its fingerprint
+    dtype: str
+    block: str  # hash of its tokens
+    after: str  # number and hash of the blocks it was encoded behind
+    over: str  # number and hash of the neighbours it was computed over; "" where it was not
+    tokens: int
+    start: int  # position of its first token
+
+
+class Key(str):
+    """A store key, which still knows what it is made of; to dictionaries and files it is its text."""
+
+    __slots__ = ("identity",)
+    identity: Identity | None
+
+    def __new__(cls, text: str, identity: Identity | None = None) -> "Key":
+        key = super().__new__(cls, text)
+        key.identity = identity
+        return key
+
+
 def key_of(
     fingerprint: str, dtype: torch.dtype, block: Block, after: Sequence[Block] = (), over: Sequence[Block] | None = None
-) -> str:
+) -> Key:
     """Store key of a block that was encoded behind the blocks `after`.
 
     With `over`, the block was computed over the cached KV of `after` and of the blocks `over`, each of which had itself
     seen `after` only: another thing than having been encoded behind all of them.
     """
     # every block is a hash of one length, so no two chains read the same
-    parts = [str(FORMAT_VERSION), fingerprint, str(dtype), *(other.content for other in after), block.content]
+    parts = [version(), fingerprint, str(dtype), *(other.content for other in after), block.content]
     if over is not None:
         parts += ["over", *(other.content for other in over)]
-    return sha256(" ".join(parts).encode()).hexdigest()
+    start = sum(map(len, after)) + sum(map(len, over or ()))
+    behind = _chain(after), "" if over is None else _chain(over)
+    identity = Identity(version(), fingerprint, str(dtype), block.content, *behind, len(block), start)
+    return Key(sha256(" ".join(parts).encode()).hexdigest(), identity)
+
+
+def version() -> str:
+    """Return the versions that a key covers: of the format, and of the engine where it is not the first one."""
+    return str(FORMAT_VERSION) if ENGINE_VERSION == 1 else f"{FORMAT_VERSION}.{ENGINE_VERSION}"
+
+
+def _chain(blocks: Sequence[Block]) -> str:
+    if not blocks:
+        return "0"
+    return f"{len(blocks)} {sha256(' '.join(block.content for block in blocks).encode()).hexdigest()[:32]}"
 
 
 def fingerprint(model: PreTrainedModel) -> str:

@@ -1,40 +1,24 @@
 """Cached blocks in memory, within a budget of bytes; the least recently used ones go first."""
 
-from collections import OrderedDict
-from dataclasses import dataclass, replace
+from collections import Counter, OrderedDict, deque
 from threading import RLock
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.fetching import Store
+from workbench.store.misses import Index, Miss, Reason, likeliest, why
+from workbench.store.stats import Stats
 
-
-@dataclass(frozen=True)
-class Stats:
-    """Counters since the store was made; `bytes` and `entries` are what it holds now."""
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    rejected: int = 0  # entries larger than the whole budget: handed back to the caller, never kept
-    bytes: int = 0
-    entries: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of look-ups that found their block; 0 before the first."""
-        return self.hits / (self.hits + self.misses) if self.hits + self.misses else 0.0
-
-    def since(self, before: "Stats") -> "Stats":
-        """What was counted after `before`; bytes and entries as they are now."""
-        counts = ("hits", "misses", "evictions", "rejected")
-        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in counts})
+__all__ = ["MemoryStore", "Stats"]
+REMEMBERED = 1 << 16  # keys that were dropped and are remembered, to tell why they are missed
+RECENT = 256  # misses that are kept with all they say
 
 
 class MemoryStore:
     """Least-recently-used store of read-only KV; safe to use from several threads.
 
-    `behind`: a slower store that is asked for what this one lacks; what it has is a hit, and is kept here too.
+    `behind`: a slower store that is asked for what this one lacks; what it has is a hit, and is kept here too. What is
+    damaged there is replaced when it was made again. `recent` are the last misses, each with its reason.
     """
 
     def __init__(self, budget_bytes: int = 1 << 30, behind: Store | None = None):
@@ -43,6 +27,8 @@ class MemoryStore:
         self.budget_bytes, self.behind = budget_bytes, behind
         self._entries: OrderedDict[str, KV] = OrderedDict()
         self._lock = RLock()
+        self._index, self._reasons, self._dropped = Index(), Counter[str](), OrderedDict[str, Reason]()
+        self.recent: deque[Miss] = deque(maxlen=RECENT)
         self._hits = self._misses = self._evictions = self._rejected = self._bytes = 0
 
     def get(self, key: str) -> KV | None:
@@ -54,7 +40,8 @@ class MemoryStore:
             elif self.behind is not None and (kv := self.behind.get(key)) is not None:
                 self.put(key, kv)
             self._hits += kv is not None
-            self._misses += kv is None
+            if kv is None:
+                self._miss(key)
             return kv
 
     def put(self, key: str, kv: KV) -> None:
@@ -62,26 +49,56 @@ class MemoryStore:
         if kv.nbytes > self.budget_bytes:
             with self._lock:
                 self._rejected += 1
-                self._forget(key)
+                self._forget(key, "too large")
+                self._repair(key, kv)
             return
         kept = kv if kv.read_only else kv.clone().lock()
         with self._lock:
             self._forget(key)
             self._entries[key] = kept
+            self._index.add(key)
+            self._dropped.pop(key, None)
             self._bytes += kept.nbytes
             while self._bytes > self.budget_bytes:
-                self._forget(next(iter(self._entries)))
+                self._forget(next(iter(self._entries)), "evicted")
                 self._evictions += 1
+            self._repair(key, kept)
 
-    def _forget(self, key: str) -> None:
+    def why(self, key: str) -> Miss:
+        """Return why `get(key)` finds nothing, here and behind."""
+        with self._lock:
+            misses = [self._index.miss(key)]
+            if reason := self._dropped.get(key):
+                misses.append(Miss(key, reason, f"the budget is {self.budget_bytes / 1e6:,.1f} MB"))
+            if self.behind is not None:
+                misses.append(why(self.behind, key))
+        return likeliest(*misses)
+
+    def _miss(self, key: str) -> None:
+        miss = self.why(key)
+        self._misses += 1
+        self._reasons[miss.reason] += 1
+        self.recent.append(miss)
+
+    def _forget(self, key: str, reason: Reason | None = None) -> None:
         if (kv := self._entries.pop(key, None)) is not None:
             self._bytes -= kv.nbytes
+            self._index.remove(key)
+        if reason:
+            self._dropped[str(key)] = reason  # without what the key is made of
+            if len(self._dropped) > REMEMBERED:
+                self._dropped.popitem(last=False)
+
+    def _repair(self, key: str, kv: KV) -> None:
+        """Let the store behind replace what is damaged there."""
+        if repair := getattr(self.behind, "repair", None):
+            repair(key, kv)
 
     def clear(self) -> None:
         """Drop all entries; the counters stay."""
         with self._lock:
-            self._entries.clear()
-            self._bytes = 0
+            for key in list(self._entries):
+                self._forget(key, "evicted")
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -95,5 +112,17 @@ class MemoryStore:
 
     @property
     def stats(self) -> Stats:
+        """Counters since it was made; `unchecked` and `repaired` are those of the store behind."""
+        behind = getattr(self.behind, "stats", Stats())
         with self._lock:
-            return Stats(self._hits, self._misses, self._evictions, self._rejected, self._bytes, len(self._entries))
+            return Stats(
+                hits=self._hits,
+                misses=self._misses,
+                evictions=self._evictions,
+                rejected=self._rejected,
+                bytes=self._bytes,
+                entries=len(self._entries),
+                unchecked=behind.unchecked,
+                repaired=behind.repaired,
+                reasons=dict(self._reasons),
+            )

@@ -4,6 +4,7 @@ from collections.abc import Container
 
 from workbench.core.kv import KV
 from workbench.store.fetching import Store
+from workbench.store.misses import Miss, likeliest, why
 
 
 class ReadOnlyStore:
@@ -22,6 +23,10 @@ class ReadOnlyStore:
     def put(self, key: str, kv: KV) -> None:
         """Do nothing."""
 
+    def why(self, key: str) -> Miss:
+        """Return why `get(key)` finds nothing; of a key that is not shown, that it was never seen."""
+        return why(self.store, key) if self.keys is None or key in self.keys else Miss(key, "never seen")
+
 
 class RecordingStore:
     """Passes everything on to `store`; `stored` are the keys that were put."""
@@ -36,6 +41,10 @@ class RecordingStore:
     def put(self, key: str, kv: KV) -> None:
         self.stored.add(key)
         self.store.put(key, kv)
+
+    def why(self, key: str) -> Miss:
+        """Return why `get(key)` finds nothing."""
+        return why(self.store, key)
 
 
 class StagingStore:
@@ -52,3 +61,7 @@ class StagingStore:
 
     def put(self, key: str, kv: KV) -> None:
         self.staged[key] = kv
+
+    def why(self, key: str) -> Miss:
+        """Return why `get(key)` finds nothing, in none of the stores."""
+        return likeliest(Miss(key, "never seen"), *(why(store, key) for store in self.stores))

@@ -1,0 +1,127 @@
+"""Why a look-up found nothing: the blocks a store keeps of the same tokens say what is different."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal, get_args
+
+from workbench.store.keys import Identity, Key
+
+Reason = Literal[
+    "damaged",
+    "evicted",
+    "too large",
+    "other dtype",
+    "other model",
+    "other format version",
+    "other context before it",
+    "other neighbours",
+    "never seen",
+]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+MOST = 64  # blocks of the same tokens that are compared, at most
+_PARTS: dict[str, Reason] = {
+    "dtype": "other dtype",
+    "model": "other model",
+    "version": "other format version",
+    "after": "other context before it",
+    "over": "other neighbours",
+}
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A look-up that found nothing.
+
+    damaged                   what was kept cannot be read, or its checksum is wrong
+    evicted                   it was kept, and had to make room or was deleted
+    too large                 larger than the whole budget
+    other dtype, model, …     the same tokens are kept, but in another dtype, of other weights or another configuration,
+                              by an earlier format or engine, behind other blocks, or over other neighbours
+    never seen                none of these
+    """
+
+    key: str
+    reason: Reason
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
+
+class Index:
+    """The keys of a store by the tokens of their blocks."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, dict[Key, None]] = {}
+
+    def add(self, key: str) -> None:
+        """Count in a key; one that does not know what it is made of is passed over."""
+        if (identity := identity_of(key)) is not None:
+            assert isinstance(key, Key)
+            self._keys.setdefault(identity.block, {})[key] = None
+
+    def remove(self, key: str) -> None:
+        """Take a key out again."""
+        if (identity := identity_of(key)) is None:
+            return
+        keys = self._keys.get(identity.block, {})
+        keys.pop(key, None)  # type: ignore[call-overload]
+        if not keys:
+            self._keys.pop(identity.block, None)
+
+    def clear(self) -> None:
+        """Take all keys out."""
+        self._keys.clear()
+
+    def __iter__(self) -> Iterator[Identity]:
+        return (key.identity for keys in self._keys.values() for key in keys if key.identity is not None)
+
+    def miss(self, key: str) -> Miss:
+        """Compare `key`, which is not there, with the nearest of those that hold the same tokens."""
+        asked = identity_of(key)
+        if asked is None:
+            return Miss(key, "never seen")
+        kept = [identity_of(other) for other in islice(self._keys.get(asked.block, ()), MOST)]
+        others = [(_different(asked, one), one) for one in kept if one is not None]
+        if not others:
+            return Miss(key, "never seen")
+        names, one = min(others, key=lambda other: len(other[0]))
+        if not names:
+            return Miss(key, "never seen", "a block of the same description is kept under another key")
+        told = "; ".join(_told(name, asked, one) for name in names)
+        return Miss(key, _PARTS[names[0]], told)
+
+
+def identity_of(key: str) -> Identity | None:
+    """Return what a key is made of, where it knows."""
+    return key.identity if isinstance(key, Key) else None
+
+
+def why(store: Any, key: str) -> Miss:
+    """Return why `store` does not find `key`; of a store that cannot tell, that it was never seen."""
+    return store.why(key) if hasattr(store, "why") else Miss(key, "never seen")
+
+
+def likeliest(*misses: Miss) -> Miss:
+    """Return the miss that tells most: of a block that was there rather than of one that was never seen."""
+    return min(misses, key=lambda miss: REASONS.index(miss.reason))
+
+
+def _different(asked: Identity, kept: Identity) -> list[str]:
+    """Name the parts that differ. In another dtype, the fingerprint of the same model is another one."""
+    names = [name for name in _PARTS if getattr(asked, name) != getattr(kept, name)]
+    return [name for name in names if not (name == "model" and "dtype" in names)]
+
+
+def _told(name: str, asked: Identity, kept: Identity) -> str:
+    has, needed = (_short(name, getattr(one, name)) for one in (kept, asked))
+    what = {"after": "blocks before it", "over": "neighbours"}.get(name, name)
+    return f"{what}: kept {has}, asked {needed}"
+
+
+def _short(name: str, value: str) -> str:
+    if name in ("after", "over"):
+        count, _, chain = value.partition(" ")
+        return f"{count} ({chain[:8]})" if chain else "none"
+    return f"{value[:12]}…" if name == "model" and len(value) > 16 else value

@@ -1,0 +1,134 @@
+"""A folder of cached blocks read as a whole: what is damaged, and what there is."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.core.errors import BadInput
+from workbench.core.files import sync, writing
+from workbench.store import block_file, manifest
+from workbench.store.block_file import SUFFIX, Contents, Unusable
+
+Progress = Callable[[int, int], None]  # (files read, of how many)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A file, or a block of it, that is not served."""
+
+    file: str
+    block: str | None  # its key; None: the whole file
+    kind: str  # damaged; foreign: it holds no cached blocks; later: of a later version
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.file}{f', block {self.block}' if self.block else ''}: {self.kind}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class Scrub:
+    """What `verify` found. `removed` are the files that were deleted; blocks and bytes include the damaged ones."""
+
+    folder: str
+    files: int
+    blocks: int
+    bytes: int
+    unchecked: int  # blocks that could be read, of files without checksums
+    findings: tuple[Finding, ...]
+    removed: tuple[str, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is damaged."""
+        return not any(finding.kind == "damaged" for finding in self.findings)
+
+
+def verify(folder: Path, repair: bool = False, progress: Progress | None = None) -> Scrub:
+    """Read every file of a folder and verify every checksum; with `repair`, delete the files that are damaged.
+
+    What is deleted is encoded again by whoever asks for it, or by `workbench prepare`. Files of later versions, and
+    such as hold no cached blocks, are named and left alone. Raises BadInput for a folder of something else.
+    """
+    findings, counts, size = _of_manifest(folder), Counter[str](), 0
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
+    for done, path in enumerate(paths, 1):
+        found, known = _of_file(path)
+        findings += found
+        if known is not None:
+            counts["blocks"] += len(known.starts)
+            counts["unchecked"] += (known.checksums is None) * (len(known.starts) - len(found))
+            size += known.state[2]
+        if progress:
+            progress(done, len(paths))
+    damaged = {finding.file for finding in findings if finding.kind == "damaged"} - {manifest.MANIFEST}
+    if repair and damaged:
+        _remove(folder, damaged)
+    removed = tuple(sorted(damaged)) if repair else ()
+    whole = (str(folder), len(paths), counts["blocks"], size, counts["unchecked"])
+    return Scrub(*whole, tuple(findings), removed)
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Return what a folder holds, by its headers alone. Raises BadInput for a folder of something else."""
+    findings, files = _of_manifest(folder), []
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            with path.open("rb") as opened:
+                files.append(block_file.contents(opened))
+        except Unusable as problem:
+            findings.append(Finding(path.name, None, problem.kind, problem.detail))
+    identities = [identity for known in files for identity in known.identities.values()]
+    tokens = [known.tensors[f"{key}.k.0"].shape[1] for known in files for key in known.starts]
+    return {
+        "folder": str(folder),
+        "kind": {} if findings and findings[0].file == manifest.MANIFEST else manifest.read(folder),
+        "files": len(files),
+        "blocks": len(tokens),
+        "tokens": sum(tokens),
+        "bytes": sum(known.state[2] for known in files),
+        "unchecked": sum(len(known.starts) for known in files if known.checksums is None),
+        "models": sorted({identity.model for identity in identities}),
+        "dtypes": sorted({str(place.dtype) for known in files for place in known.tensors.values()}),
+        "made": [dict(each) for each in sorted({tuple(known.made.items()) for known in files if known.made})],
+        "set_aside": [vars(finding) for finding in findings],
+    }
+
+
+def _of_manifest(folder: Path) -> list[Finding]:
+    try:
+        manifest.read(folder)
+    except manifest.Damaged as problem:
+        return [Finding(manifest.MANIFEST, None, "damaged", f"{problem}; what names the model writes it anew")]
+    return []
+
+
+def _of_file(path: Path) -> tuple[list[Finding], Contents | None]:
+    findings: list[Finding] = []
+    known = None
+    try:
+        with path.open("rb", buffering=0) as opened:
+            known = block_file.contents(opened)
+            for key in known.blocks():
+                try:
+                    block_file.block(opened, key, known)
+                except Unusable as problem:
+                    findings.append(Finding(path.name, str(key), problem.kind, problem.detail))
+    except FileNotFoundError:
+        pass  # deleted since the folder was listed
+    except Unusable as problem:
+        findings.append(Finding(path.name, None, problem.kind, problem.detail))
+    except OSError as problem:
+        findings.append(Finding(path.name, None, "damaged", str(problem)))
+    return findings, known
+
+
+def _remove(folder: Path, names: set[str]) -> None:
+    try:
+        with writing(folder):
+            for name in names:
+                (folder / name).unlink(missing_ok=True)
+            sync(folder)
+    except BadInput as problem:
+        raise BadInput(f"damaged files of {folder} cannot be deleted: {problem.__cause__}") from None

@@ -1,0 +1,31 @@
+"""What a store counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters since the store was made; `bytes` and `entries` are what it holds now."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    rejected: int = 0  # entries larger than the whole budget: handed back to the caller, never kept
+    bytes: int = 0
+    entries: int = 0
+    unchecked: int = 0  # hits in files of earlier versions, which hold no checksums
+    repaired: int = 0  # damaged blocks that were replaced
+    reasons: Mapping[str, int] = field(default_factory=dict)  # misses by `misses.Reason`; they add up to `misses`
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of look-ups that found their block; 0 before the first."""
+        return self.hits / (self.hits + self.misses) if self.hits + self.misses else 0.0
+
+    def since(self, before: "Stats") -> "Stats":
+        """What was counted after `before`; bytes and entries as they are now."""
+        counts = ("hits", "misses", "evictions", "rejected", "unchecked", "repaired")
+        more = {reason: count - before.reasons.get(reason, 0) for reason, count in self.reasons.items()}
+        reasons = {reason: count for reason, count in more.items() if count}
+        return replace(self, **{name: getattr(self, name) - getattr(before, name) for name in counts}, reasons=reasons)
