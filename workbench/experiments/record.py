@@ -16,7 +16,7 @@ from workbench.metrics.answers import Score
 from workbench.metrics.fidelity import Quality
 from workbench.metrics.latency import Quantiles
 
-LATER = ("faithfulness", "rows_charged", "answered")  # records of earlier versions lack them
+LATER = ("faithfulness", "rows_charged", "answered", "misses")  # records of earlier versions lack them
 FIDELITY = frozenset(field.name for field in fields(Quality)) - {field.name for field in fields(Score)}
 
 
@@ -44,6 +44,7 @@ class Record(Quality):
     faithfulness: dict[str, Any] | None = None  # of the answers, `metrics.faithfulness.Faithfulness`, where judged
     rows_charged: float | None = None  # rows through all layers of every pass, those of the selector included
     answered: dict[str, Any] | None = None  # fidelity over the questions that full attention answers exactly
+    misses: dict[str, int] | None = None  # of the store, by reason (`store.misses.Miss`); None where none was asked
     note: str = ""  # what the model's folder says of it, e.g. that its weights are random
 
     def to_json(self) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class Trial(MethodConfig):
         begin = time.perf_counter()
         generations = self.answer(prompts, loaded, store, progress, method, watch)
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
+        looked_up = store.stats.since(before)
         ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
@@ -144,7 +145,8 @@ class Trial(MethodConfig):
             answered=fidelity.of_answered(rows, self.seed),
             ttft_s=ttft,
             prompt_tokens=_mean([len(prompt) for prompt in prompts]),
-            hit_rate=store.stats.since(before).hit_rate,
+            hit_rate=looked_up.hit_rate,
+            misses=dict(looked_up.reasons) if looked_up.hits + looked_up.misses else None,
             seconds=seconds,
             device=device_name(model.device),
             versions=versions() | data.versions(self.data),

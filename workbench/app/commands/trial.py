@@ -118,4 +118,7 @@ def _costs(result: Record) -> Table:
         table.add_row("faithfulness", f"{judged['mean']:.3f}", spread)
     if result.rows_reused:
         table.add_row("store hit rate", f"{result.hit_rate:.1%}", "[dim]while the questions were answered[/]")
+    if result.misses:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in result.misses.items())
+        table.add_row("store misses", str(sum(result.misses.values())), f"[dim]{reasons}[/]")
     return table

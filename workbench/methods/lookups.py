@@ -1,0 +1,104 @@
+"""What a data set would look up in a folder of cached blocks, and why it would not find it; nothing is computed."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from workbench import data, models
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.data import layouts
+from workbench.data.retrieval_corpus import Corpus
+from workbench.methods import prepare
+from workbench.methods.config import DataName, DeviceName, LayoutName, ModelName
+from workbench.methods.registry import found, is_whole
+from workbench.models.loading import Loaded
+from workbench.models.spec import prepare_model
+from workbench.store import FolderStore, Miss
+from workbench.store.misses import identity_of
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The look-ups of a data set: each block once."""
+
+    folder: str
+    prepare: str
+    hits: int
+    misses: tuple[tuple[Miss, str], ...]  # with what the block is called
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Misses by reason, the most frequent first."""
+        return dict(Counter[str](miss.reason for miss, _ in self.misses).most_common())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        misses = [{"block": label} | vars(miss) | {"key": str(miss.key)} for miss, label in self.misses]
+        counts = {"hits": self.hits, "misses": len(misses), "reasons": self.reasons}
+        return {"folder": self.folder, "prepare": self.prepare, **counts, "missed": misses}
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """What a trial with these options would look up in `folder`.
+
+    Raises BadInput for unknown names and broken files, as a trial does. A folder of another model or preparation is no
+    error here: its blocks miss, and say so.
+    """
+
+    folder: Path
+    model: ModelName
+    data: DataName = "lab"
+    prepare: Annotated[str | None, "Preparation; without it, that of the folder"] = None
+    samples: Annotated[int, "Questions, at most"] = 200
+    seed: Annotated[int, "Of lab: seed of the draw"] = 0
+    passages: Annotated[int | None, "Passages a question"] = None
+    device: DeviceName = "cpu"
+    dtype: Annotated[str | None, "float32, bfloat16 or float16"] = None
+    layout: LayoutName = None
+
+    def run(self, loaded: Loaded | None = None) -> Explained:
+        """Ask the folder for every block. `loaded` is the model where it is in memory already."""
+        layouts.check(self.layout)
+        if not is_whole(self.samples, 1):
+            raise BadInput(f"samples is {self.samples!r}: a whole number of at least 1 is needed")
+        store = FolderStore(self.folder)
+        spec = self.prepare or str(store.kind.get("preparation", "independent"))
+        policy_class, _ = found(prepare.__name__, spec, ("corpus",))
+        samples = data.load(self.data, self.samples, self.seed, self.passages, answered=False)
+        loaded = Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
+        model, tokenizer, layout = loaded.with_layout(self.layout)
+        prepare_model(model)
+        given: dict[str, Any] = {}
+        if hasattr(policy_class, "neighbours"):
+            texts = data.corpus(self.data, self.samples, self.seed, self.passages)
+            given["corpus"] = Corpus.of(texts, layout, tokenizer)
+        prompts = layout.prompts(samples, tokenizer)
+        policy = prepare.named(spec, **given)
+        asked = Asked(loaded.spec.empty(1))
+        policy(model, prompts, asked)
+        labels = {block.content: block.label for prompt in prompts for block in prompt.context}
+        misses = []
+        for key in asked.keys:
+            if store.get(key) is None:
+                identity = identity_of(key)
+                misses.append((store.why(key), labels.get(identity.block, "") if identity else ""))
+        return Explained(str(self.folder), spec, len(asked.keys) - len(misses), tuple(misses))
+
+
+class Asked:
+    """A store that notes what it is asked for and seems to have it, so that nothing is encoded."""
+
+    def __init__(self, kv: KV):
+        self.kv = kv.lock()
+        self.keys: dict[str, None] = {}
+
+    def get(self, key: str) -> KV:
+        """Note the key, and return KV that nobody reads."""
+        self.keys[key] = None
+        return self.kv
+
+    def put(self, key: str, kv: KV) -> None:
+        """Do nothing."""
