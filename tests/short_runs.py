@@ -49,7 +49,8 @@ TINY = {  # parameters that make a run short
         "dial": [0.5],
         "repeats": 1,
     },
+    "13_papers": {},
 }
 FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 6, "05_beyond_rag": 9}
 FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9, "10_sparse_quality": 8}
-FIGURES |= {"09_sparse_masks": 8, "11_latency": 8}
+FIGURES |= {"09_sparse_masks": 8, "11_latency": 8, "13_papers": 1}

@@ -100,6 +100,16 @@ def check_figures(executed: Path, least: int) -> None:
     assert executed.stat().st_size < 10_000_000
 
 
+def test_papers_judge_every_table_and_figure(tmp_path):
+    ended = notebook_run.execute(at("13_papers"), tmp_path, {"paper": "bfla"}, cell_timeout_s=200)
+    assert ended.ok, ended.message
+    metrics, folder = ended.metrics, tmp_path / "13_papers"
+    assert metrics["items"] == 46 == metrics["confirmed"] + metrics["contradicted"] + metrics["unreachable"]
+    assert set(pd.read_parquet(folder / "items.parquet").verdict) == {"confirmed", "contradicted", "unreachable"}
+    assert "../08_recompute_tradeoff/08_recompute_tradeoff.html#cell-id=" in (folder / "13_papers.html").read_text()
+    check_figures(folder / "13_papers.ipynb", FIGURES["13_papers"])
+
+
 def test_masks_show_the_readers_own_text_and_what_reuse_saves(folder, tmp_path):
     text = "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."
     metrics, tables = finished("01_masks", folder, tmp_path, text=text, question="Where is Ada Kelric?")

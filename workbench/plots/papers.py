@@ -74,10 +74,10 @@ def listing(judged: Sequence[Answer], *, paper: str = "all", verdict: str = "all
 def _row(answer: Answer, live: bool) -> dict[str, Any]:
     item = answer.item
     row = {"paper": item.paper, "title": PAPERS[item.paper], "name": item.name, "claim": item.claim}
-    row |= {"published": item.published, "findings": answer.findings, "in_part": answer.in_part}
-    row |= {"verdict": answer.verdict, "label": answer.label, "reason": answer.reason}
+    more: dict[str, Any] = {"published": item.published, "findings": answer.findings, "in_part": answer.in_part}
+    more |= {"verdict": answer.verdict, "label": answer.label, "reason": answer.reason}
     links = [(address(cell, live), f"notebook {cell[0][:2]}") for cell in answer.cells]
-    return {**row, "links": links}
+    return {**row, **more, "links": links}
 
 
 def verdicts(judged: Sequence[Answer]) -> go.Figure:
