@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -102,6 +103,19 @@ def held(real: Real, lab: Lab, claims: Sequence[Claim] = CLAIMS) -> list[Held]:
             one, other = pair[0], pair[1]
             answered.append(Held(claim, ours, real.gap(one, other), real.gap(one, other, "nll_extra")))
     return answered
+
+
+def records(answered: Sequence[Held]) -> list[dict[str, Any]]:
+    """Return the claims with both models' differences, for files; a loss of the lab is a share of wrong answers."""
+    return [
+        {"claim": each.claim.words, "source": each.claim.source}
+        | {
+            f"{name}{end}": getattr(gap, end.strip("_") or "mean")
+            for name, gap in (("lab", each.lab), ("kl", each.kl), ("likelihood", each.likelihood))
+            for end in ("", "_low", "_high")
+        }
+        for each in answered
+    ]
 
 
 def claims_table(real: Real, lab: Lab) -> go.Figure:

@@ -68,7 +68,7 @@ class Real:
     def sparse(self) -> pd.DataFrame:
         """The sparse prefills; none where they were not measured."""
         table = self.table
-        return table[(table.data == self.data) & (table.kind == "all") & (table.sparse != "none")]
+        return table[(table.data == self.data) & (table.kind == "all") & (table["sparse"] != "none")]
 
     @cached_property
     def kinds(self) -> list[str]:
@@ -101,6 +101,11 @@ class Real:
         own = self.questions[(self.questions.data == self.data) & (self.questions.passages == passages)]
         by_trial = {str(trial): rows.set_index("id") for trial, rows in own.groupby("trial", observed=True)}
         return {loss: {trial: rows[loss] for trial, rows in by_trial.items()} for loss in ("kl", "nll")}
+
+    def with_kinds(self) -> "Real | None":
+        """Return this data set, or else the one with the most questions, that has kinds; None where none has."""
+        sets = [self, *(self.on(name) for name in self.data_sets)]
+        return next((each for each in sets if each.kinds), None)
 
     def about(self, kind: str = "all") -> str:
         """Say how it was measured, for captions: the model with what it says of itself, questions, seed and device."""

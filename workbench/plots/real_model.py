@@ -195,7 +195,7 @@ def sparse(real: Real) -> go.Figure:
     row = rows.iloc[0]
     return planes(
         [plane("", points, "share of causal pairs kept", MEASURES["kl"].axis, percent=False)],
-        looks_of(rows.sparse),
+        looks_of(rows["sparse"]),
         title="Sparse prefill of real text",
         notice=sparse_sentence(rows),
         caption=f"{row.note} {real.data}: n = {row.n:,}, seed {row.seed:,}, {row.passages} passages; {row.device}. "
@@ -205,7 +205,7 @@ def sparse(real: Real) -> go.Figure:
 
 def sparse_sentence(rows: pd.DataFrame) -> str:
     """Set BFLA beside random tiles that keep no fewer pairs."""
-    names = rows.sparse.str.partition("(")[0]
+    names = rows["sparse"].str.partition("(")[0]
     bfla, drawn = rows[names == "bfla"].sort_values("kept_density"), rows[names == "random"].sort_values("kept_density")
     words = []
     for ours in bfla.to_dict("records"):

@@ -1,0 +1,326 @@
+"""Sentences and figures of a real model's results, on made-up losses and with their signs reversed."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from workbench.core.errors import BadInput
+from workbench.experiments import collected
+from workbench.experiments.collected import Group
+from workbench.methods.config import MethodConfig
+from workbench.metrics.paired import Difference
+from workbench.models import fetched
+from workbench.plots import real_beside_lab as beside
+from workbench.plots import real_choices as choices
+from workbench.plots import real_findings as findings
+from workbench.plots import real_live as here
+from workbench.plots import real_model as figures
+from workbench.plots.real_findings import Real
+
+BLOCK = MethodConfig(mode="block")
+HEAD = {"n": 8, "seed": 5, "passages": 10, "max_new_tokens": 32, "corpus": 99}
+HEAD |= {"device": "some GPU", "versions": {}, "note": "4-bit."}
+SYSTEM, TEN = "after_system", "with_neighbours(n=10, search=exact)"
+LOSSES = {  # preparation, selector → loss
+    ("independent", "none"): 0.5,
+    (SYSTEM, "none"): 0.4,
+    (TEN, "none"): 0.2,
+    (SYSTEM, "random"): 0.35,
+    (SYSTEM, "kv_deviation"): 0.1,
+    (SYSTEM, "query_guided"): 0.12,
+    (SYSTEM, "answer_guided"): 0.05,
+    (TEN, "kv_deviation"): 0.11,
+    (TEN, "query_guided"): 0.06,
+    (TEN, "answer_guided"): 0.04,
+}
+
+
+def config(prepare, select, ratio=0.15):
+    return replace(BLOCK, prepare=prepare, select=select, ratio=ratio)
+
+
+def rows(loss, kinds=("",), full_em=0.0, computed=20.0):
+    """Rows of eight questions around a loss; a kind's place in `kinds` adds to it."""
+    return [
+        {
+            "id": f"q{i}",
+            "kind": kinds[i % len(kinds)],
+            "nll": 2 + loss * (1 + i % 2 / 10),
+            "nll_full": 2.0,
+            "kl": loss * (1 + i % 2 / 10) * (1 + i % len(kinds)),
+            "kl_first": loss,
+            "kl_gold": loss,
+            "agree": 1 - loss / 2,
+            "agree_first": 1.0,
+            "full_em": full_em,
+            "full_f1": 0.1,
+            "rows": computed,
+            "flops": 1e9,
+        }
+        for i in range(8)
+    ]
+
+
+def real(losses=LOSSES, more=None, **of_rows):
+    """Results of made-up losses; `more` configurations by name → loss."""
+    configs = {f"{p}, {s}": config(p, s) for p, s in losses} | {"full": MethodConfig()}
+    by_name = {f"{p}, {s}": loss for (p, s), loss in losses.items()} | {"full": 0.0}
+    configs = {name.removesuffix(", none"): value for name, value in configs.items()}
+    by_name = {name.removesuffix(", none"): value for name, value in by_name.items()}
+    for name, (added, loss) in (more or {}).items():
+        configs[name], by_name[name] = added, loss
+    made = {name: rows(loss, computed=100.0 if name == "full" else 20.0, **of_rows) for name, loss in by_name.items()}
+    group = Group("tiny", "nq", "choices", HEAD, made, {})
+    return Real.of(collected.methods([group], configs), collected.questions([group]), "tiny")
+
+
+def swapped(one, other):
+    """The losses with two of them exchanged."""
+    return LOSSES | {one: LOSSES[other], other: LOSSES[one]}
+
+
+def test_selectors_are_set_beside_the_papers_order():
+    words = findings.selectors_sentence(real())
+    assert "KL of .126, CacheBlend's .105" in words and "contradicts FusionRAG's order" in words
+    assert words.endswith("Better than both: answer-guided .052.")
+    other = findings.selectors_sentence(real(swapped((SYSTEM, "query_guided"), (SYSTEM, "kv_deviation"))))
+    assert "as FusionRAG has it" in other and "contradicts" not in other
+    alike = findings.selectors_sentence(real(LOSSES | {(SYSTEM, "query_guided"): 0.1}))
+    assert "is not seen in" in alike
+    worst = findings.selectors_sentence(real(LOSSES | {(SYSTEM, "answer_guided"): 0.3}))
+    assert "Better than both" not in worst
+    assert findings.selectors_sentence(real({(SYSTEM, "none"): 0.4})) == ""
+
+
+def test_the_best_methods_are_named_without_those_that_read_everything_first():
+    assert findings.best_sentence(real()).startswith("Least KL: 10 neighbours + answer-guided, .042")
+    assert "90% of what Full Reuse loses won back" in findings.best_sentence(real())
+    other = swapped((TEN, "answer_guided"), (SYSTEM, "random"))
+    assert findings.best_sentence(real(other)).startswith("Least KL: Full Reuse + random")
+
+
+def test_preparation_is_set_beside_the_papers_gain():
+    selectors = ["none", "kv_deviation", "query_guided"]
+    words = findings.preparation_sentence(real(), TEN, selectors)
+    assert "KL falls for 2 of 3 (not for CacheBlend +.010" in words and "has a gain for every selector" in words
+    assert words.endswith("beside CacheBlend's: as the paper has it.")
+    lifted = findings.preparation_sentence(real(LOSSES | {(TEN, "kv_deviation"): 0.08}), TEN, selectors)
+    assert "falls for 3 of 3;" in lifted and "as in FusionRAG's figure 16" in lifted and "not for" not in lifted
+    turned = findings.preparation_sentence(real(swapped((TEN, "kv_deviation"), (TEN, "query_guided"))), TEN, selectors)
+    assert turned.endswith("beside CacheBlend's: against the paper.")
+    same = findings.preparation_sentence(real(LOSSES | {(TEN, "query_guided"): 0.11}), TEN, selectors)
+    assert same.endswith("not told apart.")
+
+
+def test_neighbours_are_set_beside_the_papers_rise():
+    points = [{"at": 0, "mean": 0.4}, {"at": 2, "mean": 0.1}, {"at": 10, "mean": 0.2}]
+    worse, open_ = Difference(8, 0.1, 0.05, 0.15), Difference(8, 0.1, -0.05, 0.15)
+    words = findings.neighbours_sentence(points, "kl", worse)
+    assert "the best n is 2" in words and "falls to n = 10 (+.100 [.050, .150])" in words and "contradicts" in words
+    assert "not told apart" in findings.neighbours_sentence(points, "kl", open_)
+    rising = [*points[:2], {"at": 10, "mean": 0.05}]
+    assert findings.neighbours_sentence(rising, "nll_extra").endswith("agrees with FusionRAG, where n = 10 is best.")
+
+
+def test_kinds_are_told_apart_by_their_intervals():
+    apart = figures.kinds_sentence(real(kinds=("bridge", "comparison")))
+    assert "loses most on comparison" in apart and "least on bridge" in apart and "intervals apart" in apart
+    assert "leaves: bridge .04" in apart and "comparison .08" in apart
+    words = figures.kinds_sentence(real(LOSSES | {(SYSTEM, "none"): 0.0}, kinds=("bridge", "comparison")))
+    assert "intervals overlap" in words
+    assert real(kinds=("a", "b")).with_kinds().kinds == ["a", "b"] and real().with_kinds() is None
+
+
+def test_exact_match_is_called_blind_where_full_attention_is_rarely_right():
+    assert "exact match tells nothing apart" in caption(figures.methods(real()))
+    assert "exact match tells nothing apart" not in caption(figures.methods(real(full_em=1.0)))
+
+
+def test_the_order_of_methods_is_compared_between_data_sets_and_models():
+    one, other = real(), real({choice: 1 - loss for choice, loss in LOSSES.items()})
+    turned = Real("tiny", "reversed", other.table.assign(data="reversed"), other.questions)
+    assert "-1.00 on reversed (10 methods)" in figures.order_sentence([one, turned])
+    assert figures.order_sentence([one]) == "There are results on nq alone."
+    assert "much alike: rank correlation 1.00" in beside.order_sentence([1, 2, 3], [2, 3, 4])
+    assert "not alike: rank correlation -1.00" in beside.order_sentence([1, 2, 3], [4, 3, 2])
+
+
+def gap(mean):
+    return Difference(8, mean, mean - 0.01, mean + 0.01)
+
+
+def test_claims_are_counted_and_papers_that_are_contradicted_named():
+    claim = beside.CLAIMS[0]
+    own = replace(claim, words="ours helps", source="")
+    differ = [beside.Held(claim, gap(0.1), gap(-0.1), gap(0)), beside.Held(own, gap(-0.1), gap(-0.1), gap(0))]
+    words = beside.claims_sentence(differ, "tiny")
+    assert "of 1 of 2 claims" in words and f"differ on: {claim.words} (lab no, real yes)" in words
+    assert "Against its paper" not in words
+    turned = beside.claims_sentence([beside.Held(claim, gap(0.1), gap(0.1), gap(0))], "tiny")
+    assert "of 1 of 1 claims" in turned and "differ" not in turned
+    assert turned.endswith(f"Against its paper on tiny: {claim.words} ({claim.source}).")
+    assert beside.claims_sentence([beside.Held(own, gap(0), gap(0.1), gap(0))], "tiny").count("Against") == 0
+
+
+def lab(better):
+    """A lab model whose trial of preparation is right on every question, or on none."""
+    trials = {"reuse": (SYSTEM, "none", 0.5), "ten": (TEN, "none", float(better))}
+    swept = pd.DataFrame(
+        [
+            {"trial": "full", "mode": "full", "prepare": "independent", "select": "none", "em": 1.0},
+            *({"trial": t, "mode": "block", "prepare": p, "select": s, "em": em} for t, (p, s, em) in trials.items()),
+        ]
+    ).assign(kind="all", ratio=0.15, model="lab-full", n=4, seed=1, passages=10)
+    swept = swept.assign(em_low=swept.em - 0.1, em_high=swept.em + 0.1)
+    return beside.Lab(swept, pd.DataFrame({"em reuse": [1, 0, 1, 0], "em ten": [int(better)] * 4}))
+
+
+def test_a_claim_is_asked_of_both_models_question_by_question():
+    (lifted,) = beside.held(real(), lab(better=True))
+    assert (lifted.lab.mean, beside.verdict(lifted.kl)) == (-0.5, "better")
+    (lowered,) = beside.held(real(swapped((SYSTEM, "none"), (TEN, "none"))), lab(better=False))
+    assert (lowered.lab.mean, beside.verdict(lowered.kl)) == (0.5, "worse")
+    assert beside.records([lifted])[0]["kl_high"] < 0
+    assert "+50.0 [" in cells(beside.claims_table(real(), lab(better=True)))
+    assert title(beside.order(real(), lab(better=True))) == "<b>The same methods on both models</b>"
+
+
+def text_of(figure, place):
+    return figure.layout.annotations[place].text
+
+
+def title(figure):
+    return text_of(figure, -3)
+
+
+def caption(figure):
+    return text_of(figure, -1).replace("<br>", " ")
+
+
+def cells(figure):
+    return str(figure.data[0].cells["values"])
+
+
+def test_figures_are_drawn_with_what_the_model_says_of_itself():
+    several = real(kinds=("bridge", "comparison"))
+    for figure in (figures.methods(several), figures.by_data(several), figures.by_kind(several)):
+        assert "4-bit." in caption(figure)
+    assert "4-bit. nq: n = 8, seed 5, 10 passages" in caption(choices.preparation_and_selection(several))
+    assert "best n is 10" in text_of(choices.neighbours(several), -2).replace("<br>", " ")
+
+
+def test_a_method_that_reads_everything_first_is_a_family_of_its_own():
+    row = {"rows": 20, "prepare": SYSTEM, "select": "none"}
+    assert figures.family(row, 100) == "reuse"
+    assert figures.family(row | {"prepare": TEN}, 100) == "prepare"
+    assert figures.family(row | {"select": "random"}, 100) == "select"
+    assert figures.family(row | {"select": "random", "prepare": TEN}, 100) == "both"
+    assert figures.family(row | {"select": "oracle", "rows": 115}, 100) == "whole"
+    assert len({(look.colour, look.symbol) for look in figures.FAMILIES.values()}) == 5
+    assert len({look.symbol for look in figures.FAMILIES.values()}) == 5, "told apart without colour"
+
+
+def test_ratios_are_drawn_once_they_are_measured():
+    assert not choices.has_ratios(real())
+    more = {"at 5%": (config(SYSTEM, "kv_deviation", 0.05), 0.3), "guided": (config(SYSTEM, "query_guided", 0.05), 0.2)}
+    both = real(more=more)
+    assert choices.has_ratios(both) and choices.tried(both) == ["kv_deviation", "query_guided"]
+    words = text_of(choices.by_ratio(both), -2).replace("<br>", " ")
+    assert words.startswith("Least KL at 5% question-guided (FusionRAG) (.210), 15% KV deviation (CacheBlend)")
+    assert "Full Reuse + KV deviation (CacheBlend) at 5%" in [
+        findings.name_of(r) for r in both.rows().to_dict("records")
+    ]
+
+
+def test_neighbours_by_another_embedder_have_a_name_and_no_place_on_the_line_of_the_first():
+    minilm = "with_neighbours(n=4, search=exact, embedder=minilm)"
+    both = real(more={"m": (config(minilm, "none"), 0.3)})
+    assert "4 neighbours by MiniLM" in [findings.name_of(r) for r in both.rows().to_dict("records")]
+    assert findings.neighbours_of(minilm) is None and findings.neighbours_of(TEN) == 10
+    assert list(choices.neighbours(both, ["none"]).data[-1].x) == [0, 10]
+
+
+def sparse_rows(bfla, drawn):
+    entries = [("bfla(block=64)", 0.2, bfla), ("random(share=0.3)", 0.3, drawn)]
+    records = [
+        {"trial": s, "sparse": s, "kept_density": d, "kl": kl, "kl_low": kl, "kl_high": kl} for s, d, kl in entries
+    ]
+    about = {"note": "4-bit.", "n": 8, "seed": 5, "passages": 40, "device": "some GPU", "kind": "all"}
+    return pd.DataFrame(records).assign(**about, data="nq", model="tiny", group="sparse")
+
+
+def test_bfla_is_set_beside_random_tiles_that_keep_more():
+    assert "20% .100, less than .200 of random" in figures.sparse_sentence(sparse_rows(0.1, 0.2))
+    assert "20% .300, no less than .200 of random" in figures.sparse_sentence(sparse_rows(0.3, 0.2))
+    alone = sparse_rows(0.1, 0.2).assign(kept_density=[0.4, 0.3])
+    assert figures.sparse_sentence(alone) == "No random tiles are as dense as BFLA's here."
+    drawn = figures.sparse(Real.of(sparse_rows(0.1, 0.2), pd.DataFrame({"model": []}), "tiny"))
+    assert "40 passages" in caption(drawn) and len(real().sparse) == 0
+
+
+@pytest.mark.parametrize("model, data, problem", [("none", "", "none of model 'none'"), ("tiny", "x", "there are nq")])
+def test_results_that_are_not_there_are_refused(model, data, problem):
+    found = real()
+    with pytest.raises(BadInput, match=problem):
+        Real.of(found.table, found.questions, model, data)
+
+
+def test_what_ships_has_its_seed_and_intervals():
+    shipped = Real.read()
+    row = shipped.rows().iloc[0]
+    assert (
+        row.n >= 500 and row.n == row.asked and "4-bit" in shipped.about() and f"seed {row.seed:,}" in shipped.about()
+    )
+    full = shipped.rows().set_index("trial").loc["full"]
+    assert full.kl == full.nll_extra == 0 and (shipped.rows().kl_low <= shipped.rows().kl_high).all()
+    exact = shipped.score("after_system")
+    assert exact["low"] < exact["mean"] < exact["high"]
+    ours = shipped.questions[(shipped.questions.data == shipped.data) & (shipped.questions.trial == "after_system")]
+    assert ours.kl.mean() == pytest.approx(exact["mean"], rel=1e-4), "both tables are of the same rows"
+
+
+def asked(method, loss, answers):
+    return [
+        row | {"method": method, "answer": answer}
+        for row, answer in zip(rows(loss)[: len(answers)], answers, strict=True)
+    ]
+
+
+def test_what_is_measured_here_names_the_nearest_and_the_farthest():
+    near, far = asked("near", 0.1, ["a", "b"]), asked("far", 0.5, ["a", "c"])
+    full = asked(here.FULL, 0.0, ["a", "b"])
+    words = text_of(here.measured_here([*full, *near, *far], about="tiny"), -2)
+    assert words.startswith("Nearest to full attention: near, KL .105; farthest: far, .525. 2 questions")
+    turned = [row | {"kl": 0.9} for row in near]
+    assert "Nearest to full attention: far" in text_of(here.measured_here([*full, *turned, *far], about="tiny"), -2)
+
+
+def test_answers_that_are_full_attentions_are_counted():
+    table = {
+        name: {str(i): {"answer": a} for i, a in enumerate(said)} for name, said in {here.FULL: "ab", "x": "ac"}.items()
+    }
+    assert here.same_sentence(table).endswith("of 2: x 1.")
+    assert here.same_sentence(
+        {here.FULL: table[here.FULL], "x": {"0": {"answer": "z"}, "1": {"answer": "z"}}}
+    ).endswith("of 2: none.")
+
+
+def test_fine_tuning_is_told_with_its_sign_and_its_cost():
+    was, now = {"kl": 0.3, "nll": 2.5}, {"kl": 0.1, "nll": 2.2}
+    before, after = (
+        {"independent blocks": was, here.FULL: {"nll": 2.0}},
+        {"independent blocks": now, here.FULL: {"nll": 2.1}},
+    )
+    words = here.tuned_sentence(before, after)
+    assert "lowers the KL of independent blocks: .300 before, .100 after" in words and "loses .100 nats" in words
+    turned = here.tuned_sentence(after, before)
+    assert "does not lower" in turned and "gains .100 nats" in turned
+    assert "nats a token" not in here.tuned_sentence(before | {here.FULL: {"nll": None}}, after)
+
+
+def test_a_model_that_is_not_fetched_is_told_with_the_command(monkeypatch, tmp_path):
+    monkeypatch.setenv(fetched.CACHE, str(tmp_path))
+    words = here.absent("smollm2")
+    assert "`workbench models get smollm2`" in words and words.endswith("committed results alone.")
+    assert here.absent("lab-full") == ""
