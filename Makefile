@@ -42,8 +42,9 @@ format: $(READY) ## repair style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-picture: report ## renew the picture in the README (needs Chromium)
-	$(BIN)/python docs/picture.py
+picture: $(READY) ## renew the picture in the README from the notebooks that it shows (needs Chromium)
+	$(BIN)/workbench report $$($(BIN)/python docs/picture.py --notebooks) --out runs/picture --jobs $(JOBS)
+	$(BIN)/python docs/picture.py runs/picture
 
 clean: ## remove the environment, caches and runs/
 	rm -rf $(VENV) runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

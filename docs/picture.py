@@ -1,6 +1,7 @@
-"""The picture in the README: figures of the report, as `make report` leaves them.
+"""The picture in the README: figures of a report. `make picture` runs the notebooks that it shows and draws it.
 
-python docs/picture.py [REPORT] [PICTURE]
+python docs/picture.py [REPORT] [PICTURE]       a folder that `workbench report` wrote, and the file to write
+python docs/picture.py --notebooks              the notebooks whose figures are shown
 """
 
 import sys
@@ -52,4 +53,7 @@ def main(report: Path = REPORT, picture: Path = PICTURE) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    if sys.argv[1:] == ["--notebooks"]:
+        print(*(f"notebooks/{name}.ipynb" for name in dict.fromkeys(name for name, _ in FIGURES)))
+    else:
+        main(*map(Path, sys.argv[1:]))
