@@ -15,6 +15,7 @@ from workbench.core.errors import BadInput
 
 Interval = tuple[float, float]
 Records = list[dict[str, Any]]  # rows of a table
+DRAWS = 1 << 16  # of resamples that are held at once
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -66,8 +67,10 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000, lev
     scores = np.asarray(values, dtype=float)
     if scores.size == 0:
         return math.nan, math.nan
-    rng = np.random.default_rng(seed)
-    means = [scores[rng.integers(0, scores.size, scores.size)].mean() for _ in range(resamples)]
+    rng, n = np.random.default_rng(seed), scores.size
+    at_once = max(1, DRAWS // n)
+    counts = [min(at_once, resamples - begun) for begun in range(0, resamples, at_once)]
+    means = np.concatenate([scores[rng.integers(0, n, (count, n))].mean(1) for count in counts])
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
