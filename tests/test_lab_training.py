@@ -201,14 +201,18 @@ def test_the_shipped_card_is_made_of_results_and_says_what_chose_the_model(monke
 )
 def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(arguments, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    monkeypatch.setattr(commands, "train_tokenizer", lambda: pytest.fail("a tokenizer was trained before the refusal"))
+    monkeypatch.setattr(
+        commands, "tokenizer_for", lambda corpus: pytest.fail("a tokenizer was trained before the refusal")
+    )
     result = CliRunner().invoke(app, ["lab", *(str(out) if a == "OUT" else a for a in arguments)])
     assert result.exit_code == 2 and "error: " in result.output
     assert not out.exists()
 
 
 def test_a_folder_of_another_recipe_is_refused_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "train_tokenizer", lambda: pytest.fail("a tokenizer was trained before the refusal"))
+    monkeypatch.setattr(
+        commands, "tokenizer_for", lambda corpus: pytest.fail("a tokenizer was trained before the refusal")
+    )
     state = tmp_path / "run" / "state"
     state.mkdir(parents=True)
     (state / "progress.json").write_text(json.dumps({"recipe": asdict(SMALL)}))
@@ -230,7 +234,7 @@ def test_the_corpus_command_writes_records_that_are_read_back(tmp_path):
 def test_one_of_many_processes_writes_the_model(main, whole, tokenizer, tmp_path, monkeypatch):
     out = tmp_path / "run"
     (out / "state").mkdir(parents=True)
-    monkeypatch.setattr(commands, "train_tokenizer", lambda: tokenizer)
+    monkeypatch.setattr(commands, "tokenizer_for", lambda corpus: tokenizer)
     monkeypatch.setattr(commands, "train", lambda *_, **__: deepcopy(whole))
     monkeypatch.setattr(commands, "finished", lambda *_: True)
     monkeypatch.setattr(commands, "PartialState", lambda: SimpleNamespace(is_main_process=main))

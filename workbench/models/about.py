@@ -13,6 +13,7 @@ from workbench.data import chat_template
 from workbench.data.layouts import RELEASED, Layout
 from workbench.models import adapters
 from workbench.models.checkpoints import (
+    SCALE,
     adapter_of,
     base_folder,
     check,
@@ -37,7 +38,8 @@ def describe(path: Path) -> dict[str, Any]:
     config, parameters = read_json(path / "config.json"), 0
     for shard in shards(path):
         with safe_open(shard, framework="pt") as weights:
-            parameters += sum(prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118
+            names = (key for key in weights.keys() if not key.endswith(SCALE))  # noqa: SIM118
+            parameters += sum(prod(weights.get_slice(key).get_shape()) for key in names)
     return {
         "type": config["model_type"],
         "parameters": parameters,

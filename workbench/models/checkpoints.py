@@ -17,6 +17,8 @@ from workbench.models.adapters import Adapter
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+COMPACT = "weights.int8.safetensors"  # written and read by `models.compact`
+SCALE = ".scale"  # ends the name of a matrix's scales there, [rows, 1] fp32
 
 
 def names() -> list[str]:
@@ -100,8 +102,9 @@ def adapter_of(path: Path) -> Adapter:
 
 
 def shards(path: Path) -> list[Path]:
-    if (path / WEIGHTS).is_file():
-        return [path / WEIGHTS]
+    for whole in (WEIGHTS, COMPACT):
+        if (path / whole).is_file():
+            return [path / whole]
     if not (path / INDEX).is_file():
         raise BadInput(f"{path} has no weights: {WEIGHTS} or {INDEX} with its shards is needed")
     index = read_json(path / INDEX).get("weight_map")

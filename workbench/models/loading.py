@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from workbench.core.errors import BadInput
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
-from workbench.models import adapters
+from workbench.models import adapters, compact
 from workbench.models.about import UNREADABLE, layout_of, tokenizer_of
 from workbench.models.allocator import keep_freed
 from workbench.models.checkpoints import adapter_of, base_folder, check, first_line, folder
@@ -58,12 +58,10 @@ def load(
     layout = layout_of(path, tokenizer) if layout is None else _chosen(layout, tokenizer)
     if number is None:
         number = torch.float32 if place.type == "cpu" else "auto"
-    options: dict[str, Any] = {"dtype": number, "local_files_only": True, "output_loading_info": True}
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(base, **options)
+        model, report = _weights(base, number)
     except UNREADABLE as problem:
         raise BadInput(f"{path} cannot be loaded as a causal language model: {first_line(problem)}") from problem
-    model, report = loaded
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
         raise BadInput(
@@ -74,6 +72,14 @@ def load(
     if place.type == "cpu":
         keep_freed()
     return Loaded(model.to(place).eval(), tokenizer, layout)
+
+
+def _weights(base: Path, dtype: Any) -> Any:
+    """The model with its weights, and which of them are missing or of the wrong shape."""
+    if (base / compact.COMPACT).is_file():
+        return compact.load(base, dtype)
+    options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    return AutoModelForCausalLM.from_pretrained(base, **options)
 
 
 def device_of(name: str) -> torch.device:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.core.files import folder_atomically
 from workbench.data.layouts import LAB
+from workbench.models.checkpoints import COMPACT
 from workbench.training import checkpoint
 from workbench.training.checkpoint import curve_table, exact_match, save_beside_weights, table
 from workbench.training.lab.config import PretrainConfig
@@ -61,7 +62,7 @@ def write_card(folder: Path, name: str | None = None) -> None:
         f"width {model['hidden_size']}, {model['num_attention_heads']} query and {model['num_key_value_heads']} KV "
         f"heads of {model['head_dim']}, vocabulary {model['vocab_size']}, tied embeddings, context "
         f"{model['max_position_embeddings']}",
-        f"Trained from nothing on the lab corpus with full attention: {training['steps']:,} steps in "
+        f"Trained from nothing on {_worlds(recipe)} with full attention: {training['steps']:,} steps in "
         f"{training['minutes']:.1f} minutes on {training['device']}, seed {recipe['seed']}",
         f"Recipe: {recipe['optimizer']}, learning rate {recipe['lr']}, weight decay {recipe['weight_decay']}, clip "
         f"{recipe['clip']}, {recipe['warmup']} warm-up steps, bf16 autocast; {training['stages']} curriculum stages, "
@@ -69,7 +70,7 @@ def write_card(folder: Path, name: str | None = None) -> None:
         f"zero over the second {recipe['decay']:.0%} of the plan; loss on answers plus {recipe['rest_weight']} times "
         "the loss on all other text",
         *([f"Provenance: {training['provenance']}"] if "provenance" in training else []),
-        "Prompt: the layout in `workbench.json`. Loads with plain `AutoModelForCausalLM.from_pretrained`.",
+        f"Prompt: the layout in `workbench.json`. {_loading(folder)}",
     ]
     scores, choice = (
         json.loads((folder / file).read_text()) if (folder / file).is_file() else {} for file in (SCORES, CHOICE)
@@ -84,6 +85,17 @@ def write_card(folder: Path, name: str | None = None) -> None:
         {"step": "step", "stage": "stage", "loss": "loss", "answers right": "answers_right"},
     )
     checkpoint.write_card(folder, name or folder.name, about, facts, sections)
+
+
+def _worlds(recipe: dict[str, Any]) -> str:
+    hard = recipe.get("corpus", "lab") == "lab-hard"
+    return "worlds of the corpora lab and lab-hard" if hard else "the lab corpus"
+
+
+def _loading(folder: Path) -> str:
+    if (folder / COMPACT).is_file():
+        return f"Weights in 8 bits with a scale a row (`{COMPACT}`): loads with `workbench.models.load`."
+    return "Loads with plain `AutoModelForCausalLM.from_pretrained`."
 
 
 def choice_of(seeds: dict[int, dict[str, Any]], held_out: dict[str, dict[str, Any]], chosen: int) -> dict[str, Any]:
@@ -147,10 +159,15 @@ def _rows(heading: str, about: str, by_name: dict[str, dict[str, Any]]) -> list[
     return table(heading, about, ["attention, context", *kinds], rows)
 
 
+def _of(scores: dict[str, Any]) -> str:
+    corpus = scores.get("data", "lab")
+    return "" if corpus == "lab" else f"of {corpus} "
+
+
 def _score_table(scores: dict[str, Any], heading: str) -> list[str]:
     about = (
-        f"Exact match on worlds never trained on: {scores['samples']:,} questions a row, seed {scores['seed']}, 95% "
-        f"interval in brackets; {scores['device']}."
+        f"Exact match on worlds {_of(scores)}never trained on: {scores['samples']:,} questions a row, seed "
+        f"{scores['seed']}, 95% interval in brackets; {scores['device']}."
     )
     recomputed = scores["recompute_all"]
     return [

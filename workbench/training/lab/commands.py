@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +17,12 @@ from workbench.core.files import write_text
 from workbench.data import lab
 from workbench.training.common import watched
 from workbench.training.lab import checkpoint
-from workbench.training.lab.config import PretrainConfig
-from workbench.training.lab.curriculum import STAGES
+from workbench.training.lab.config import RECIPES, PretrainConfig
+from workbench.training.lab.config import recipe as recipe_of
+from workbench.training.lab.curriculum import STAGES_OF
 from workbench.training.lab.evaluate import SEED, evaluate
-from workbench.training.lab.tokenizer import train_tokenizer
+from workbench.training.lab.ship import STORAGES, ship
+from workbench.training.lab.tokenizer import tokenizer_for
 from workbench.training.lab.train import check, finished, train
 
 LINE_EVERY = 500  # steps
@@ -46,20 +48,22 @@ def corpus(
 @app.command("train")
 def train_model(
     out: Annotated[Path, typer.Option(help="Folder of the run; run again with the same folder to go on")],
+    recipe: Annotated[str, typer.Option(help=f"Size and corpus: {', '.join(RECIPES)}")] = "lab",
     seed: Annotated[int, typer.Option(help="Of weights and data")] = 0,
     minutes: Annotated[float, typer.Option(help="Stop after this long, to go on later")] = float("inf"),
     workers: Annotated[int, typer.Option(help="Processes that draw training text")] = 8,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Recipe setting, e.g. lr=0.002")] = None,
 ) -> None:
     """Train a lab model from nothing; under `accelerate launch` on several GPUs. The model lands in OUT/model."""
-    config = _config(seed, settings or [])
+    config = _config(recipe, seed, settings or [])
     check(config, out, workers)  # before the tokenizer is trained
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
-    tokenizer, begin = train_tokenizer(), time.monotonic()
+    tokenizer, begin = tokenizer_for(config.corpus), time.monotonic()
     clock = out / "seconds"
     spent = float(clock.read_text()) if clock.is_file() else 0.0
     main = PartialState().is_main_process
-    with watched(main, LINE_EVERY, _postfix) as show:
+    stages = len(STAGES_OF[config.corpus])
+    with watched(main, LINE_EVERY, lambda row: _postfix(row, stages)) as show:
         model, progress = train(config, tokenizer, out, report=show, workers=workers, minutes=minutes)
     if not main:
         return
@@ -69,19 +73,19 @@ def train_model(
         device = next(model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
         size = sum(p.numel() for p in model.parameters())
-        facts = {"minutes": seconds / 60, "device": name, "parameters": size, "stages": len(STAGES)}
+        facts = {"minutes": seconds / 60, "device": name, "parameters": size, "stages": stages}
         checkpoint.save(out / "model", model, tokenizer, config, progress, facts)
         typer.echo(f"trained in {seconds / 60:.1f} minutes: {out / 'model'}")
     else:
-        where = f"step {progress.step:,}, stage {progress.stage} of {len(STAGES) - 1}"
+        where = f"step {progress.step:,}, stage {progress.stage} of {stages - 1}"
         typer.echo(f"stopped at {where}: run again to go on")
 
 
-def _postfix(row: dict) -> dict:
-    return {"stage": f"{row['stage']}/{len(STAGES) - 1}", "right": row["answers_right"], "loss": row["loss"]}
+def _postfix(row: dict, stages: int) -> dict:
+    return {"stage": f"{row['stage']}/{stages - 1}", "right": row["answers_right"], "loss": row["loss"]}
 
 
-def _config(seed: int, settings: list[str]) -> PretrainConfig:
+def _config(recipe: str, seed: int, settings: list[str]) -> PretrainConfig:
     kinds: dict[str, Any] = {field.name: field.type for field in fields(PretrainConfig)}
     values: dict[str, Any] = {}
     for setting in settings:
@@ -93,12 +97,13 @@ def _config(seed: int, settings: list[str]) -> PretrainConfig:
             values[name] = kinds[name](value)
         except ValueError:
             raise BadInput(f"recipe setting {name} is {value!r}; a number is needed") from None
-    return PretrainConfig(seed=seed, **values)
+    return replace(recipe_of(recipe, seed), **values)
 
 
 @app.command("evaluate")
 def evaluate_model(
     model: Annotated[str, typer.Option(help="Checkpoint folder or name")] = "lab-full",
+    data: Annotated[str, typer.Option(help="`lab`, `lab-hard` or one with switches: lab(hints=0)")] = "lab",
     samples: Annotated[int, typer.Option(help="Questions a measurement")] = 1000,
     seed: Annotated[int, typer.Option(help="Of the held-out worlds")] = SEED,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
@@ -110,11 +115,25 @@ def evaluate_model(
     if card and not (folder / checkpoint.TRAINING).is_file():
         about = "a card is written for models of `workbench lab train` only"
         raise BadInput(f"{folder} has no {checkpoint.TRAINING}: {about}")
-    scores = evaluate(model, samples, seed, device, typer.echo)
-    scores["command"] = f"workbench lab evaluate --model {model} --samples {samples} --seed {seed} --device {device}"
+    scores = evaluate(model, samples, seed, device, typer.echo, data)
+    of = "" if data == "lab" else f" --data '{data}'"
+    asked = f"--samples {samples} --seed {seed} --device {device}"
+    scores["command"] = f"workbench lab evaluate --model {model}{of} {asked}"
     text = json.dumps(scores, indent=1) + "\n"
     if out is not None:
         write_text(out, text)
     if card:
         write_text(folder / checkpoint.SCORES, text)
         checkpoint.write_card(folder)
+
+
+@app.command("ship")
+def ship_model(
+    model: Annotated[Path, typer.Option(help="Folder of a finished lab model")],
+    out: Annotated[Path, typer.Option(help="Folder to write, as data/models/NAME")],
+    storage: Annotated[str, typer.Option(help=f"Of the weights: {', '.join(STORAGES)}")] = "bfloat16",
+) -> None:
+    """Copy a finished lab model, its weights in 16 bits a number or in 8, as it lies in the repository."""
+    ship(model, out, storage)
+    size = sum(file.stat().st_size for file in out.iterdir())
+    typer.echo(f"{size / 1e6:.1f} MB in {out}")

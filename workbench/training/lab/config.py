@@ -1,10 +1,11 @@
 """The settings of the training of a lab model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import LlamaConfig
 
 from workbench.core.errors import BadInput
+from workbench.data.lab_style import NAMED
 
 OPTIMIZERS = ("muon", "adamw")
 
@@ -31,6 +32,7 @@ class PretrainConfig:
     optimizer: str = "muon"  # for the matrices of the layers, AdamW for the rest; or "adamw" for everything
     last: int = 4_000  # steps on the last stage
     decay: float = 0.5  # share of them over which the rate falls to zero
+    corpus: str = "lab"  # worlds it is trained on: those of "lab", or those of "lab" and "lab-hard" mixed
 
     def __post_init__(self) -> None:
         for name in ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "context", "warmup", "last"):
@@ -46,6 +48,8 @@ class PretrainConfig:
                 raise BadInput(f"recipe setting {name} is {value}: a multiple of {divisor} is needed, one part a head")
         if self.optimizer not in OPTIMIZERS:
             raise BadInput(f"unknown optimizer {self.optimizer!r}: allowed are {', '.join(OPTIMIZERS)}")
+        if self.corpus not in NAMED:
+            raise BadInput(f"unknown corpus {self.corpus!r}: allowed are {', '.join(NAMED)}")
 
     def model_config(self, vocab_size: int) -> LlamaConfig:
         """The model's configuration in Hugging Face format."""
@@ -64,3 +68,18 @@ class PretrainConfig:
             bos_token_id=1,
             eos_token_id=2,
         )
+
+
+_HARD = PretrainConfig(corpus="lab-hard", last=6_000)
+RECIPES = {
+    "lab": PretrainConfig(),  # 7.9 M parameters
+    "lab-hard-small": replace(_HARD, hidden=192, intermediate=512, layers=6, heads=6, kv_heads=3),  # 3.5 M
+    "lab-hard-large": replace(_HARD, hidden=320, intermediate=960, layers=8, lr=2.5e-3),  # 12 M
+}
+
+
+def recipe(name: str, seed: int = 0) -> PretrainConfig:
+    """The recipe of a name, with a seed. Raises BadInput for an unknown name."""
+    if name not in RECIPES:
+        raise BadInput(f"unknown recipe {name!r}: allowed are {', '.join(RECIPES)}")
+    return replace(RECIPES[name], seed=seed)

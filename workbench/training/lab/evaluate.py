@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench import data, models
+from workbench.data.lab_style import named
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import all_rows, prefill, prefill_many
@@ -23,17 +24,19 @@ def evaluate(
     seed: int = SEED,
     device: str = "cpu",
     report: Callable[[str], None] = lambda line: None,
+    corpus: str = "lab",
 ) -> dict[str, Any]:
-    """Score a model on held-out worlds; every score has n and a 95% interval.
+    """Score a model on held-out worlds of a lab corpus; every score has n and a 95% interval.
 
     It is scored under full attention over contexts of 1 to 40 passages, and over 10 passages with every block
     cached independently (positions re-encoded) and with naive positions. `recompute_all` is of the function of that
     name.
     """
+    named(corpus)  # refuses what is no lab corpus
     loaded = models.load(model, device, "float32")
-    base = Trial(model, samples=samples, seed=seed, passages=10, device=device, timed=1, batch=64)
+    base = Trial(model, data=corpus, samples=samples, seed=seed, passages=10, device=device, timed=1, batch=64)
     where = device_name(loaded.model.device)
-    by_name: dict[str, Any] = {"model": model, "samples": samples, "seed": seed, "device": where}
+    by_name: dict[str, Any] = {"model": model, "data": corpus, "samples": samples, "seed": seed, "device": where}
     trials = {f"full, {passages} passages": replace(base, passages=passages) for passages in LENGTHS}
     trials[INDEPENDENT] = replace(base, mode="block")
     trials["naive positions, 10 passages"] = replace(base, mode="block", positions="naive")
@@ -41,7 +44,7 @@ def evaluate(
         record = trial.run(loaded=loaded)
         by_name[name] = scores(record)
         report(f"{name}: exact match {record.em:.3f} over {record.n} questions")
-    return by_name | {"recompute_all": recompute_all(loaded, seed), "versions": versions()}
+    return by_name | {"recompute_all": recompute_all(loaded, seed, corpus=corpus), "versions": versions()}
 
 
 def scores(record: Record) -> dict[str, Any]:
@@ -49,14 +52,14 @@ def scores(record: Record) -> dict[str, Any]:
     return {row.pop("kind"): row for row in record.rows() if row.pop("mode")}
 
 
-def recompute_all(loaded: Loaded, seed: int, samples: int = 20) -> dict[str, float]:
+def recompute_all(loaded: Loaded, seed: int, samples: int = 20, corpus: str = "lab") -> dict[str, float]:
     """Compare logits of full attention with those over an assembled cache of which every token is recomputed.
 
     They must be the same: in `samples` prompts, how many are bit for bit, and the largest difference.
     """
     model, tokenizer, layout = loaded
     worst, same = 0.0, 0
-    for sample in data.load("lab", samples, seed, 10):
+    for sample in data.load(corpus, samples, seed, 10):
         prompt = layout.prompt(sample, tokenizer)
         request = all_rows(model, prompt.tokens)
         (full,) = (output.logits for output in prefill_many(model, [request]))

@@ -21,13 +21,13 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from workbench.core.determinism import deterministic
 from workbench.core.errors import BadInput
-from workbench.data.lab_world import KINDS
+from workbench.data.lab_questions import ALL_KINDS, KINDS, SEVERAL
 from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, Training, check_same, optimizers
 from workbench.training.lab.config import PretrainConfig
-from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Batch, Stage, draw
+from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES_OF, Batch, Stage, draw
 
 LEAD = 64  # most batches that are drawn ahead of their use
-SEEN_KINDS = (*KINDS, "recall", "years")
+SEEN_KINDS = (*KINDS, "recall", "years", SEVERAL)
 
 
 @dataclass
@@ -86,7 +86,7 @@ def train(
     config: PretrainConfig,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
-    stages: tuple[Stage, ...] = STAGES,
+    stages: tuple[Stage, ...] | None = None,
     report: Callable[[dict], None] = lambda row: None,
     save_every: int = 1000,
     workers: int = 0,
@@ -94,10 +94,12 @@ def train(
 ) -> tuple[LlamaForCausalLM, PretrainProgress]:
     """Train until the last stage is done or `minutes` are over; `out` holds the state to resume from.
 
+    `stages` are those of the config's corpus where they are not given.
     `report` gets a row of the curve every 20 steps. The same config gives the same weights on the same device, however
     many `workers` draw the text and wherever the run was interrupted. Raises BadInput for a folder of another config.
     """
     check(config, out, workers)
+    stages = stages or STAGES_OF[config.corpus]
     if save_every % READ_EVERY:
         raise BadInput(f"save_every is {save_every}: a multiple of {READ_EVERY} is needed")
     run = _start(config, tokenizer, out)
@@ -138,7 +140,7 @@ def check(config: PretrainConfig, out: Path, workers: int) -> None:
         raise BadInput(f"workers is {workers}: allowed are 0 to {LEAD}")
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
-    check_same(out, asdict(config))
+    check_same(out, asdict(config), {"corpus": "lab"})
 
 
 def _start(config: PretrainConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> Training:
@@ -156,9 +158,10 @@ def _draw(seed: int, tokenizer: PreTrainedTokenizerBase, stages: tuple[Stage, ..
     return draw(stages[at[0]], Random(f"lab train {seed} {at[1]}"), tokenizer)
 
 
-def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int = len(STAGES) - 1) -> bool:
+def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int | None = None) -> bool:
     """Return whether the last stage has had all its steps."""
-    return progress.stage == last_stage and progress.spent >= config.last
+    last = len(STAGES_OF[config.corpus]) - 1 if last_stage is None else last_stage
+    return progress.stage == last and progress.spent >= config.last
 
 
 def _read(
@@ -166,7 +169,7 @@ def _read(
 ) -> dict:
     """Add a row to the curve and return it; enter the next stage when the answers of this one are right."""
     answers = tally.take(run.accelerator)
-    right, seen = (sum(answers[kind][i] for kind in KINDS if kind in answers) for i in (0, 1))
+    right, seen = (sum(answers[kind][i] for kind in ALL_KINDS if kind in answers) for i in (0, 1))
     row = {
         "step": progress.step,
         "stage": progress.stage,

@@ -1,0 +1,65 @@
+"""Weights in 8 bits a number, half the size of bf16: shipped models stay small in the repository.
+
+A matrix is kept as int8 with one scale a row, the largest of its numbers over 127; all other weights as bf16. The file
+has a name of its own, so that nothing takes its numbers for weights: `models.load` reads it, `from_pretrained` finds
+no weights.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from workbench.models.checkpoints import COMPACT, SCALE
+
+LARGEST = 127
+
+
+def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Round matrices to int8, each row by its own scale, and everything else to bf16."""
+    packed: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.dim() != 2:
+            packed[name] = weight.bfloat16()
+            continue
+        exact = weight.float()
+        scale = (exact.abs().amax(1, keepdim=True) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+        packed[name], packed[name + SCALE] = (exact / scale).round().to(torch.int8), scale
+    return packed
+
+
+def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that `pack` rounded, in fp32: no number of a matrix is further off than half the scale of its row."""
+    names = [name for name in packed if not name.endswith(SCALE)]
+    exact = {name: packed[name].float() for name in names}
+    return {name: x * packed[name + SCALE] if name + SCALE in packed else x for name, x in exact.items()}
+
+
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """Write config and weights in 8 bits to a folder; weights that are tied are written once."""
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    once = {weight.data_ptr(): name for name, weight in reversed(model.state_dict().items())}
+    weights = {name: weight for name, weight in model.state_dict().items() if name in once.values()}
+    save_file({name: weight.contiguous() for name, weight in pack(weights).items()}, folder / COMPACT)
+
+
+def load(folder: Path, dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model of a folder and, as `from_pretrained` reports it, which weights are missing or of the wrong shape.
+
+    `dtype` "auto" is the config's own.
+    """
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
+    weights, own = unpack(load_file(folder / COMPACT)), model.state_dict()
+    misfits = {name for name, weight in weights.items() if name in own and own[name].shape != weight.shape}
+    with torch.no_grad():
+        for name in weights.keys() & own.keys() - misfits:
+            own[name].copy_(weights[name])
+    filled = {own[name].data_ptr() for name in weights.keys() & own.keys()}
+    missing = {name for name, weight in own.items() if weight.data_ptr() not in filled}
+    return model, {"missing_keys": missing, "mismatched_keys": misfits}
