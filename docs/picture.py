@@ -19,7 +19,7 @@ FIGURES = (  # two columns of two
     ("01_masks", "The prompt and its blocks"),
     ("01_masks", "Who sees whom"),
     ("03_reuse", "How well the model answers"),
-    ("03_reuse", "Time to the first token"),
+    ("03_reuse", "Operations to the first token"),
 )
 PAGE = """<!doctype html><meta charset="utf-8"><style>body {{ margin: 12px; width: 1990px; }}
 main {{ display: flex; flex-flow: column wrap; height: {height}px; gap: 6px 14px; align-content: flex-start; }}

@@ -1,0 +1,167 @@
+"""Writes notes.md, the notes on kernels: every number in it comes out of a committed report of this folder.
+
+    python data/benchmarks/notes.py         writes data/benchmarks/notes.md
+
+Bars and goals are set in BARS; predictions are the lines of predictions.md whose commit precedes the report's.
+"""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from workbench.core.files import write_text
+from workbench.experiments import bench_reports
+from workbench.experiments.results import FOLDER
+from workbench.metrics.latency import STAGES
+
+NOTES, PREDICTIONS = FOLDER / "notes.md", FOLDER / "predictions.md"
+OURS = "ours"
+TEXT = (FOLDER / "notes.text.md").read_text()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a kernel or a model is held to: so many times as fast as a baseline on one workload."""
+
+    report: str
+    work: str
+    against: str  # how the name of the baseline begins
+    bar: float
+    goal: float
+
+
+FULL_PREFILL, PREFIX = "transformers, full prefill", "transformers, ready prefix cache"
+BARS = (
+    Bar("q_sparse_attention", "15% of 32K rows + 50", "flex", 1.15, 1.4),
+    Bar("q_sparse_attention", "15% of 32K rows + 50", "flashinfer", 4.5, 5.5),
+    Bar("question_attention", "50 rows of 1 over 32K, moved", "flash", 2.5, 3.5),
+    Bar("question_attention", "50 rows of 1 over 128K, moved", "flash", 2.5, 3.5),
+    Bar("tile_attention", "dense, 32K", "flex", 1.05, 1.3),
+    Bar("choose_bfla", "choice and attention, 128K, tiles of 128", "flashinfer", 4.5, 6),
+    Bar("tile_attention", "15% of tiles, 128K", "flex", 1.1, 1.4),
+    Bar("choose_flash_prefill", "choice and attention, chunk of 1024, 25% of 128K pages", "cudnn", 2.8, 3.3),
+    Bar("choose_flash_prefill", "choice and attention, chunk of 1024, 10% of 128K pages", "cudnn", 5, 7.5),
+    Bar("question", "50-token question over 32K cached", FULL_PREFILL, 115, 175),
+    Bar("question", "50-token question over 32K cached", PREFIX, 5, 8),
+    Bar("recompute", "15% of 27K computed again", FULL_PREFILL, 4.5, 6),
+    Bar("prefill", "128K at once, BFLA at 15%", "transformers, dense", 2.5, 3.2),
+    Bar("prefill", "128K at once, BFLA at 15%", "ours, dense", 2.5, 3.2),
+    Bar("decode", "a token of each of 8 over 32K", "transformers", 3, 6),
+)
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines)
+
+
+def measured(rows: pd.DataFrame, bar: Bar) -> str:
+    """Return how many times as fast ours is as the fastest baseline of a bar; why not, where it was not measured.
+
+    Recomputed rows are held to their bar with the choice of them in the time.
+    """
+    timed = rows[(rows.report == bar.report) & (rows.work == bar.work) & rows.ms.notna()]
+    ours, others = timed[timed.who == OURS], timed[timed.who.str.startswith(bar.against)]
+    if ours.empty or others.empty:
+        return "not measured"
+    ratio = float(others.ms.min() / ours.ms.iloc[0])
+    if bar.report == "recompute" and "choice" not in ours["shape"].iloc[0]:
+        return f"not measured with the choice; random rows, no choice: {ratio:.3g}"
+    return f"{ratio:.3g}" if ratio >= bar.bar else f"**{ratio:.3g}**"
+
+
+def bars(rows: pd.DataFrame) -> str:
+    """Tabulate BARS; what is below its bar is set in bold."""
+    cells = [
+        [f"`{bar.report}`: {bar.work}", bar.against, f"{bar.bar:g}", f"{bar.goal:g}", measured(rows, bar)]
+        for bar in BARS
+    ]
+    return markdown(["work", "baseline", "bar", "goal", "measured"], cells)
+
+
+def floors(rows: pd.DataFrame) -> str:
+    """Tabulate what every workload cannot do without, and the floor that its report's ceilings set."""
+    cells = []
+    for (report, work), of_work in rows.groupby(["report", "work"], sort=False):
+        r = of_work.iloc[0]
+        counts = [f"{r.bytes / 1e9:.3f}", f"{r.flops / 1e12:,.4g}", f"{r.intensity:,.0f}", f"{r.floor_ms:,.4g}"]
+        cells.append([f"`{report}`: {work}", *counts])
+    return markdown(["work", "GB", "TFLOP", "FLOP/B", "floor, ms"], cells)
+
+
+def times(rows: pd.DataFrame) -> str:
+    """Tabulate the median of every candidate on every workload, its share of the roof, and what was predicted."""
+    cells = []
+    for r in rows.dropna(subset=["ms"]).itertuples():
+        share = f"{r.share:.0%}" if r.who.startswith(OURS) and not pd.isna(r.share) else ""
+        cells.append([f"`{r.report}`: {r.work}", r.who, predicted(r.report, r.work, r.who), f"{r.ms:,.4g}", share])
+    return markdown(["work", "who", "predicted, ms", "median, ms", "of the roof"], cells)
+
+
+def choices(rows: pd.DataFrame) -> str:
+    """Tabulate what a choice takes of the attention that it feeds."""
+    cells = []
+    for (report, work), of_work in rows.dropna(subset=["ms"]).groupby(["report", "work"], sort=False):
+        by = of_work.set_index("who").ms
+        if OURS in by and bench_reports.FEEDS in by:
+            cells.append([f"`{report}`: {work}", f"{by[OURS] / by[bench_reports.FEEDS]:.0%}"])
+    return markdown(["choice", "of the attention it feeds"], cells)
+
+
+def stages() -> str:
+    """Tabulate where the time of a prefill goes: stages.json, in milliseconds."""
+    kept = bench_reports.split()
+    cells = [[r["way"], f"{r['density']:.0%}", *(f"{r[name] * 1e3:,.1f}" for name in STAGES)] for r in kept["rows"]]
+    about = f"{kept['model']}, {kept['length']:,} tokens, {kept['device']}, medians of {kept['repeats']}, milliseconds."
+    return f"{about}\n\n{markdown(['method', 'of the pairs', *STAGES.values()], cells)}"
+
+
+def predicted(report: str, work: str, who: str) -> str:
+    """Return what predictions.md says of a candidate, where its commit precedes that of the report; else a dash."""
+    for line in PREDICTIONS.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        if cells[:3] == [report, work, who] and _precedes(line, bench_file(report)):
+            return cells[3]
+    return "–"
+
+
+def bench_file(report: str) -> Path:
+    """Return the file that a report came from; reports under an earlier name keep its file."""
+    return next(path for path in sorted(FOLDER.glob("*.json")) if bench_reports.bench.today(path.stem) == report)
+
+
+def _precedes(line: str, file: Path) -> bool:
+    """Return whether the first commit with a line in predictions.md is an ancestor of the last one of a file."""
+    added = _git("log", "--reverse", "--format=%H", f"-S{line}", "--", str(PREDICTIONS)).split()
+    last = _git("log", "-1", "--format=%H", "--", str(file)).strip()
+    return bool(added and last) and added[0] != last and last in _git("rev-list", f"{added[0]}..HEAD").split()
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False).stdout
+
+
+def notes() -> str:
+    """Return the notes: the text of notes.text.md with its tables in their places."""
+    reports = bench_reports.of_first_gpu(bench_reports.reports())
+    roof, rows = reports.roof(), reports.rows
+    parts = {
+        "gpu": f"{reports.gpu}; medians of what its reports measured: a matrix product {roof.product / 1e12:.0f} "
+        f"TFLOP/s, a device copy {roof.copy / 1e12:.2f} TB/s.",
+        "bars": bars(rows),
+        "floors": floors(rows),
+        "times": times(rows),
+        "choices": choices(rows),
+        "stages": stages(),
+    }
+    text = TEXT
+    for name, part in parts.items():
+        text = text.replace(f"{{{name}}}", part)
+    return text
+
+
+if __name__ == "__main__":
+    write_text(NOTES, notes())
