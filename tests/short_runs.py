@@ -41,6 +41,14 @@ TINY = {  # parameters that make a run short
         "frame": 8,
     },
     "10_sparse_quality": {"passages": 3, "samples": 1, "lengths": [128, 256], "repeats": 1},
+    "12_real_model": {
+        "data": "lab",
+        "passages": 3,
+        "samples": 2,
+        "neighbours": 1,
+        "selectors": ["first_k"],
+        "max_new_tokens": 2,
+    },
     "11_latency": {
         "lengths": [96, 128],
         "context": 128,
@@ -53,4 +61,4 @@ TINY = {  # parameters that make a run short
 }
 FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 6, "05_beyond_rag": 9}
 FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9, "10_sparse_quality": 8}
-FIGURES |= {"09_sparse_masks": 8, "11_latency": 8, "13_papers": 1}
+FIGURES |= {"09_sparse_masks": 8, "11_latency": 8, "12_real_model": 11, "13_papers": 1}

@@ -1,5 +1,6 @@
 """The shipped notebooks: how they are made, and what a run with tiny parameters leaves behind."""
 
+import json
 from pathlib import Path
 
 import forked
@@ -25,6 +26,7 @@ TABLES = {
     "09_sparse_masks": {"heads", "thresholds", "rules", "union", "long"},
     "10_sparse_quality": {"measured", "thresholds", "times", "crossover", "here"},
     "11_latency": {"ttft", "cached", "ratios", "cost", "stages", "kernels"},
+    "12_real_model": {"measured", "claims", "here"},
     "05_beyond_rag": {"icl", "icl_quality", "chat", "chat_quality", "game"},
 }
 
@@ -208,6 +210,32 @@ def test_latency_takes_times_here_and_shows_whatever_reports_there_are(folder, t
     assert len(list(html.figures(tmp_path / "11_latency" / "11_latency.ipynb"))) == 10
 
 
+def test_a_real_model_has_its_results_and_the_same_asked_here(folder, tmp_path):
+    metrics, tables = finished("12_real_model", folder, tmp_path)
+    assert metrics["measured"]["n"] >= 500 and metrics["live"] is True
+    assert metrics["kl"]["after_system"] > metrics["kl"]["after_system, answer_guided 15%"] > 0
+    assert set(metrics["claims"].values()) <= {"better", "worse", "not told apart"}
+    assert len(tables["here"].method.unique()) == 6 and (tables["here"].groupby("method").size() == 2).all()
+    assert {"kl_low", "kl_high", "seed", "n"} <= set(tables["measured"])
+
+
+def test_without_its_model_the_committed_results_are_shown_with_the_command_that_fetches_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    namespace: dict = {}
+    for cell in nbformat.read(at("12_real_model"), as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(cell.source, namespace)
+            namespace |= {"output": str(tmp_path)} if "parameters" in cell.metadata.get("tags", []) else {}
+    assert "is not fetched yet: `workbench models get smollm2` fetches it once" in namespace["absent"]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "metrics.json",
+        "measured.parquet",
+        "claims.parquet",
+        "_SUCCESS",
+    }
+    assert json.loads((tmp_path / "metrics.json").read_text())["live"] is False
+
+
 def test_critical_tokens_of_the_readers_own_text_move_with_the_ratio(folder, tmp_path):
     text = "Ada Kelric lives in Wilby.\n\nShe was born in Tamton.\n\nBen Orlo is a potter."
     given = {"text": text, "question": "Where is Ada Kelric?", "selectors": ["answer_guided", "first_k"]}
@@ -247,6 +275,7 @@ def test_sparse_masks_weigh_what_is_kept_and_what_is_dropped(folder, tmp_path):
         ("09_sparse_masks", {"overview": 2048}, "parameter overview is 2048"),
         ("10_sparse_quality", {"measure": "speed"}, "parameter measure is 'speed'"),
         ("10_sparse_quality", {"keep": 1.5}, "parameter keep is 1.5"),
+        ("12_real_model", {"ratio": 1.5}, "parameter ratio is 1.5"),
         ("11_latency", {"against": ["fa4"]}, "parameter against is 'fa4'"),
         ("11_latency", {"shares": [2]}, "parameter shares is 2"),
         ("05_beyond_rag", {"tables": 0}, "parameter tables is 0"),

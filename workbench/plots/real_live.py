@@ -92,26 +92,28 @@ def here_sentence(scored: Records) -> str:
 
 
 def answers(rows: Records, samples: Sequence[Sample], *, about: str) -> go.Figure:
-    """Draw what every method answers, a column a question; = marks an answer that is full attention's."""
+    """Draw what every method answers, question by question; = marks an answer that is full attention's."""
     by_method = {name: {row["id"]: row for row in own} for name, own in compare.by("method", rows).items()}
-    cells = []
-    for name, own in by_method.items():
-        said_by = [_marked(own[sample.id], by_method[FULL][sample.id], name) for sample in samples]
-        cells.append([name, *said_by])
+    cells: list[list[str]] = []
+    groups = []
+    for sample in samples:
+        groups.append(len(cells))
+        cells.append(["question", "", sample.question])
+        for name, own in by_method.items():
+            row, full = own[sample.id], by_method[FULL][sample.id]
+            same = "=" if name != FULL and row["answer"] == full["answer"] else ""
+            cells.append([name, same, " ".join(str(row["answer"]).split())])
+        cells.append(["expected", "", ", ".join(sample.answers) or "unknown"])
     return table(
-        ["method", *(sample.question for sample in samples)],
-        [*cells, ["expected", *(", ".join(sample.answers) or "unknown" for sample in samples)]],
-        widths=[1.6, *[3.2] * len(samples)],
-        words=1 + len(samples),
+        ["method", "", "answer"],
+        cells,
+        groups=groups,
+        widths=[3, 0.3, 6.7],
+        words=3,
         title="What each method answers",
         notice=same_sentence(by_method),
-        caption=f"{about}. Greedy decoding; = is full attention's answer, word for word. Long answers are cut.",
+        caption=f"{about}. Greedy decoding; = is full attention's answer, word for word.",
     )
-
-
-def _marked(row: Mapping[str, Any], full: Mapping[str, Any], name: str) -> str:
-    text = " ".join(str(row["answer"]).split())
-    return f"= {text}" if name != FULL and row["answer"] == full["answer"] else text
 
 
 def same_sentence(by_method: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
