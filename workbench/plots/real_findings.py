@@ -44,7 +44,7 @@ class Real:
     def of(cls, table: pd.DataFrame, questions: pd.DataFrame, model: str, data: str = "") -> "Real":
         """Take one model and data set out of both tables."""
         own = table[table.model == model]
-        known = sorted(own.data.unique(), key=lambda name: -own[own.data == name].n.max())
+        known = _by_questions(own) or list(own.data.unique())
         if not known or data not in ("", *known):
             have = ", ".join(known) or f"none of model {model!r}"
             raise BadInput(f"no results on data {data!r}: there are {have}")
@@ -52,8 +52,8 @@ class Real:
 
     @cached_property
     def data_sets(self) -> list[str]:
-        """Every data set of the model, the one with the most questions first."""
-        return sorted(self.table.data.unique(), key=lambda name: -self.table[self.table.data == name].n.max())
+        """Every data set on which reuse was measured, the one with the most questions first."""
+        return _by_questions(self.table)
 
     def on(self, data: str) -> "Real":
         """Return the same model on another data set."""
@@ -66,9 +66,10 @@ class Real:
 
     @cached_property
     def sparse(self) -> pd.DataFrame:
-        """The sparse prefills; none where they were not measured."""
-        table = self.table
-        return table[(table.data == self.data) & (table.kind == "all") & (table["sparse"] != "none")]
+        """The sparse prefills on this data set, or else on the first that has some; none where none was measured."""
+        rows = self.table[(self.table.kind == "all") & (self.table["sparse"] != "none")]
+        known = [self.data, *rows.data.unique()]
+        return rows[rows.data == next((name for name in known if (rows.data == name).any()), "")]
 
     @cached_property
     def kinds(self) -> list[str]:
@@ -114,6 +115,12 @@ class Real:
             f"{row.note} {self.data}: n = {row.n:,}, seed {row.seed:,}, {row.passages} passages; full attention's own "
             f"answers have {int(row.max_new_tokens)} tokens at most; {row.device}"
         )
+
+
+def _by_questions(table: pd.DataFrame) -> list[str]:
+    """Return the data sets on which reuse was measured, the one with the most questions first."""
+    asked = table[(table.group != "sparse") & (table.kind == "all")].groupby("data", sort=True).n.max()
+    return list(asked.sort_values(ascending=False, kind="stable").index)
 
 
 def neighbours_of(prepare: str) -> int | None:

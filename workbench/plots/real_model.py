@@ -198,7 +198,7 @@ def sparse(real: Real) -> go.Figure:
         looks_of(rows["sparse"]),
         title="Sparse prefill of real text",
         notice=sparse_sentence(rows),
-        caption=f"{row.note} {real.data}: n = {row.n:,}, seed {row.seed:,}, {row.passages} passages; {row.device}. "
+        caption=f"{row.note} {row.data}: n = {row.n:,}, seed {row.seed:,}, {row.passages} passages; {row.device}. "
         "Bars: bootstrap 95% intervals.",
     )
 
