@@ -15,7 +15,7 @@ and no signal, and the bytes that are checked are those that are handed out.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
@@ -85,7 +85,7 @@ def save(path: Path, blocks: Mapping[str, KV]) -> None:
         for name, x in zip(_names(key, len(kv.keys)), kv.tensors(), strict=True):
             tensors[name] = x.detach().cpu().contiguous()
     devices = {kv.keys[0].device.type for kv in blocks.values()}
-    identities = {key: asdict(key.identity) for key in blocks if isinstance(key, Key) and key.identity}
+    identities = {key: key.identity._asdict() for key in blocks if isinstance(key, Key) and key.identity}
     entries = {
         "starts": json.dumps({key: kv.start for key, kv in blocks.items()}),
         "layers": str(max((len(kv.keys) for kv in blocks.values()), default=0)),

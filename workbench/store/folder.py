@@ -7,7 +7,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,7 +134,7 @@ class FolderStore:
     def __contains__(self, key: str) -> bool:
         return key in self._files
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
     def _read(self, path: Path, key: str) -> KV | None:

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,8 +21,7 @@ _IRRELEVANT = set("_name_or_path name_or_path transformers_version torch_dtype d
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[tuple, str]] = WeakKeyDictionary()  # a pure memo, by model object
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """What a cached block is, in words that can be compared one by one; its key covers all of them."""
 
     version: str  # of the format and the engine

@@ -22,7 +22,7 @@ SHOWN = 20  # misses that are listed with all they say
 
 @app.callback()
 def _group() -> None:
-    """Look into a folder of cached blocks."""
+    """Look into a folder of cached blocks: verify, explain misses, statistics."""
 
 
 @app.command(epilog="Example: workbench store verify prepared --repair")
