@@ -12,22 +12,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from workbench import data, models
 from workbench.core.blocks import Prompt
-from workbench.core.plan import Plan
 from workbench.data.retrieval_corpus import Corpus, nearest
-from workbench.engine.assembly import assemble, empty
-from workbench.engine.attention_maps import logits, softmax
-from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.engine.assembly import assemble
 from workbench.experiments import results
 from workbench.experiments.record import device_name, versions
 from workbench.methods import prepare, select
 from workbench.metrics.answers import bootstrap
+from workbench.metrics.key_rankings import rankings
 from workbench.metrics.kv_deviation import context_gaps, full_attention_kv
 from workbench.metrics.selection import by_offset, chosen
+from workbench.metrics.tile_recall import dense_states
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
@@ -57,22 +55,9 @@ def later_half(values: Tensor, prompt: Prompt) -> float:
 
 
 def missed(loaded: Loaded, prompt: Prompt) -> float:
-    """Return the share of the keys largest by any query of the last WINDOW rows that are not largest by their mean.
-
-    Largest: the BUDGET of the keys before the window, a layer and head at a time (CompactAttention, figure 2a).
-    """
-    layers, end = tuple(range(loaded.spec.layers)), len(prompt)
-    request = PrefillRequest(prompt.tokens, Plan(torch.arange(end), return_queries=layers), empty(loaded.model, end))
-    (output,) = prefill_many(loaded.model, [request], logits_to_keep=1)
-    rows, shares = torch.arange(end - WINDOW, end), []
-    for layer in layers:
-        queries = output.queries[layer][:, -WINDOW:]
-        found = [x for _, x in logits(loaded.model, layer, queries, request.kv.keys[layer], rows)]
-        mass = softmax(torch.cat(found, 1))[..., : end - WINDOW]
-        count = round(BUDGET * mass.shape[-1])
-        by_mean, by_max = (x.topk(count).indices for x in (mass.mean(1), mass.amax(1)))
-        shares += [1 - len(set(a.tolist()) & set(b.tolist())) / count for a, b in zip(by_mean, by_max, strict=True)]
-    return float(np.mean(shares))
+    """Return what a ranking of keys by the mean misses, mean over layers and heads (CompactAttention, figure 2a)."""
+    ranked = rankings(dense_states(loaded.model, prompt.tokens), WINDOW)
+    return float(np.mean([one.missed(BUDGET) for one in ranked]))
 
 
 def together(samples: Sequence[data.Sample], prompts: Sequence[Prompt], corpus: Corpus, n: int) -> list[float]:
