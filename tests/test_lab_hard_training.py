@@ -17,7 +17,7 @@ from workbench.data import lab_hard_words
 from workbench.data.lab_style import HARD, PLAIN, Style
 from workbench.training.lab import checkpoint, commands, evaluate
 from workbench.training.lab.config import RECIPES, PretrainConfig, recipe
-from workbench.training.lab.curriculum import ANSWER, HARD_STAGES, STAGES, draw
+from workbench.training.lab.curriculum import ANSWER, HARD_STAGES, STAGES, STAGES_OF, Stage, draw
 from workbench.training.lab.ship import ship
 from workbench.training.lab.tokenizer import train_tokenizer
 from workbench.training.lab.train import PretrainProgress
@@ -124,3 +124,18 @@ def test_training_worlds_are_never_those_of_scored_seeds(tokenizer):
         tokenizer.decode(row) for i in range(2) for row in draw(stage, Random(f"lab train {i} 0"), tokenizer).tokens
     ]
     assert texts and not any(passage in text for passage in scored for text in texts)
+
+
+def test_a_recipe_is_trained_from_the_command_line_on_the_stages_of_its_corpus(tokenizer, tmp_path, monkeypatch):
+    easy = Style(facts=1, continued=0.0, asides=0.0)
+    stages = tuple(Stage((2, 2), easy, {"single-hop": 1.0}, 4, 2, most=20, others=(HARD,)) for _ in range(2))
+    monkeypatch.setitem(STAGES_OF, "lab-hard", stages)
+    monkeypatch.setattr(commands, "tokenizer_for", lambda corpus: tokenizer)
+    settings = {"hidden": 32, "intermediate": 48, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "last": 20}
+    given = " ".join(f"--set {name}={value}" for name, value in settings.items())
+    command = f"lab train --recipe lab-hard-large --seed 3 --workers 0 --out {tmp_path / 'run'} {given}"
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, done.output
+    record = json.loads((tmp_path / "run" / "model" / "training.json").read_text())
+    assert record["recipe"] | settings == record["recipe"] and record["recipe"]["corpus"] == "lab-hard"
+    assert (record["steps"], record["stages"], record["recipe"]["lr"]) == (40, 2, RECIPES["lab-hard-large"].lr)
