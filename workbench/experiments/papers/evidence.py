@@ -169,6 +169,12 @@ def times(report: str, begins: str = "", **shape: Any) -> dict[str, Mapping[str,
     return {}
 
 
+def chooser(report: str) -> str:
+    """Return whose choice of rows is in the times of a report; "" where they are drawn without a choice."""
+    works = results.read(report)["workloads"] if has(report, "json") else []
+    return next((str(work["shape"]["choice"]) for work in works if work["shape"].get("choice")), "")
+
+
 def faster(
     what: str, timed: Mapping[str, Mapping[str, Any]], than: str, bar: float, side: Side = "above", ours: str = "ours"
 ) -> Findings:
