@@ -17,6 +17,7 @@ from workbench.plots.real_model import FAMILIES, SHORT, TEN, family
 from workbench.plots.table import table
 
 Choice = tuple[str, str]  # preparation, selector
+REUSED, INDEPENDENT = (SYSTEM, "none"), ("independent", "none")
 MARKS = {"better": "yes", "worse": "no", "not told apart": "open"}
 
 
@@ -42,7 +43,7 @@ CLAIMS = (
     Claim("answer-guided over question-guided", (SYSTEM, "answer_guided"), (SYSTEM, "query_guided")),
     Claim("CacheBlend over random", (SYSTEM, "kv_deviation"), (SYSTEM, "random"), "CacheBlend"),
     Claim("first tokens over random", (SYSTEM, "first_k"), (SYSTEM, "random")),
-    Claim("Full Reuse over independent blocks", (SYSTEM, "none"), ("independent", "none")),
+    Claim("behind the system prompt over blocks alone", REUSED, INDEPENDENT),
 )
 
 
