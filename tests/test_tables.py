@@ -492,7 +492,7 @@ def test_places_are_by_offset_and_by_rank():
     both = [{**r, "name": name} for name in ("after_system", "with_neighbours") for r in records]
     mean = {"after_system": 1.0, "with_neighbours": 1.5}
     fig = deviation.where_it_sits(both, mean, layer=1, prompts=1, about="tiny")
-    assert "the last passage 1.0 times as the second" in texts(fig) and "the change is +50%" in texts(fig)
+    assert "the last passage 1.0 times as much as the second" in texts(fig) and "all tokens by +50%" in texts(fig)
 
 
 def test_causes_are_means_over_prompts_and_typical_ones_leave_the_first_layer_out(loaded):
@@ -506,7 +506,7 @@ def test_causes_are_means_over_prompts_and_typical_ones_leave_the_first_layer_ou
     keys = [r["mean"] for r in records if (r["cause"], r["part"], r["at"]) == ("context", "keys", 1)]
     assert typical["context"] == pytest.approx(np.mean(keys)) and typical["context"] > 0
     fig = deviation.what_causes_it(records, about="tiny")
-    assert f"Missing context leaves {typical['context']:.0%}" in texts(fig) and "2 prompts" in texts(fig)
+    assert f"missing context leaves {typical['context']:.0%}" in texts(fig) and "2 prompts" in texts(fig)
 
 
 def test_repairs_keep_selector_and_part_together():

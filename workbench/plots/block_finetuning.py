@@ -45,7 +45,7 @@ def comparison(measured: Mapping[str, Any]) -> go.Figure:
     return forest(
         results.rows(methods),
         title="Same prompts, read by several methods",
-        notice=f"Without fine-tuning {without}. After it {after}.",
+        notice=f"Without fine-tuning: {without}. After it: {after}.",
         caption=f"lab-full and lab-block on the lab corpus, n = {measured['samples']:,}, seed {measured['seed']:,}, 10 "
         "passages. Bars are 95% intervals (Wilson), differences paired by question (bootstrap). Red: not fine-tuned to "
         f"what it does, or without positions. {methods[FULL]['record']['device']}.",
@@ -176,8 +176,8 @@ def paper_accuracy(measured: Mapping[str, Any]) -> go.Figure:
         widths=[2.4, 1, 1.3, 1.1, 1.3, 1.1],
         title="Published and ours",
         notice=paper_agreement(measured["methods"]),
-        caption=f"Published: {TABLE_2['source']}. Ours: exact match in percent, n = {measured['samples']:,}, of a "
-        "model of 8 million parameters on invented facts.",
+        caption=f"Published: {TABLE_2['source']}. Ours: exact match in percent, n = {measured['samples']:,}, of the "
+        "small lab model on invented facts.",
     )
 
 
