@@ -41,7 +41,9 @@ def requests_on_cpu(kept: Mapping[str, Any]) -> go.Figure:
 def training_memory(kept: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     """Tabulate what `data/benchmarks/tune_memory.py` kept, by device."""
     masks = {"tiles": "BlockMask", "parts": "part by part", "dense": "dense"}
-    rows, groups, ratios = [], [], []
+    rows: list[list[str]] = []
+    groups: list[int] = []
+    ratios: list[tuple[float, str]] = []
     for device, of_device in kept.items():
         groups.append(len(rows))
         rows.append([device, "", "", ""])
