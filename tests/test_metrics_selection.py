@@ -73,10 +73,15 @@ def test_kv_deviation_prefers_later_blocks_and_starts():
 
 
 class Words(Letters):
-    bos_token_id = 0
+    bos_token, bos_token_id = "\0", 0
 
     def __call__(self, texts, add_special_tokens=False):
+        if isinstance(texts, str):
+            return {"input_ids": [ord(letter) for letter in texts]}
         return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+    def convert_ids_to_tokens(self, ids):
+        return [chr(i) for i in ids]
 
 
 def test_a_continued_passage_is_counted_once_and_found_by_the_passage_before_it():

@@ -73,8 +73,11 @@ def test_rows_of_scores_name_the_mode_and_the_kind(records):
 
 def test_a_trial_repeats_itself(folder, records):
     again = Trial(str(folder), mode="block", **QUESTIONS).run()
-    for name in ("em", "f1", "f1_low", "by_kind", "hit_rate", "flops", "trial"):
+    for name in ("em", "f1", "f1_low", "hit_rate", "flops", "trial"):
         assert getattr(again, name) == getattr(records["block"], name)
+    for kind, scores in records["block"].by_kind.items():
+        # rounding: full attention, which fidelity is measured against, may have been computed in another batch
+        assert asdict(again.by_kind[kind]) == pytest.approx(asdict(scores), abs=1e-6)
 
 
 def test_answers_do_not_depend_on_the_batch(folder, loaded):
@@ -241,7 +244,8 @@ def test_a_record_says_how_near_full_attention_the_predictions_are(records):
                 low, mean, high = (getattr(score, name + end) for end in ("_low", "", "_high"))
                 assert low - 1e-9 <= mean <= high + 1e-9
     full, block = records["full"], records["block"]
-    assert full.kl == full.kl_first == full.nll_extra == 0 and full.agree == full.agree_first == 1
+    assert (full.kl, full.kl_first, full.nll_extra) == pytest.approx((0, 0, 0), abs=1e-6)  # rounding
+    assert full.agree == full.agree_first == 1
     assert block.kl > 0 and block.compared == 6 == sum(score.compared for score in block.by_kind.values())
     assert block.answered == full.answered | {"compared": block.answered["compared"]}  # no question is answered
 

@@ -7,6 +7,6 @@
 #     STEPS=5 SAMPLES=4 GATE=/tmp/gate.safetensors bash data/benchmarks/seer_gate.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-"${PYTHON:-.venv/bin/python}" -m workbench sparse distill --model lab-full --data lab --passages 40 --seed 60000 \
+"${PYTHON:-.venv/bin/python}" -m workbench sparse distill --model lab-full --data lab --passages 40 --seed 70000 \
     --samples "${SAMPLES:-160}" --steps "${STEPS:-150}" --batch 2 --lr 1e-3 --device "${DEVICE:-cpu}" \
     --out "${GATE:-data/models/lab-full/seer_attention.safetensors}" --json
