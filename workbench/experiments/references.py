@@ -27,7 +27,7 @@ _KEPT: WeakKeyDictionary[PreTrainedModel, "Kept"] = WeakKeyDictionary()
 
 
 class Kept:
-    """References of one state of a model's weights, by prompt, gold answer and how long an answer may be."""
+    """References of one state of a model's weights, by batch: prompts, gold answers, how long an answer may be."""
 
     def __init__(self, fingerprint: str):
         self.fingerprint = fingerprint
@@ -77,24 +77,24 @@ class Watch:
         self.seconds += time.perf_counter() - begin
 
     def _known(self, batch: Sequence[int], answered: Answered) -> list[Reference]:
-        keys = {i: self._key(self.prompts[i], self.gold[i]) for i in batch}
-        known = {i: self.kept.references[keys[i]] for i in batch if keys[i] in self.kept.references}
-        missing = [i for i in batch if i not in known]
-        if not missing:
-            return [known[i] for i in batch]
+        """Return the references of a batch: all kept ones, or all computed now.
+
+        They are kept by the batch, not by the question alone: another batch rounds otherwise, and a record would depend
+        on what its process computed before.
+        """
+        together = tuple(self._key(self.prompts[i], self.gold[i]) for i in batch)
+        keys = [(together, place) for place in range(len(batch))]
+        if all(key in self.kept.references for key in keys):
+            return [self.kept.references[key] for key in keys]
         model, tokenizer, layout = self.loaded
-        gold = [self.gold[i] for i in missing]
-        options = (self.max_new_tokens, layout.stop)
+        gold, options = [self.gold[i] for i in batch], (self.max_new_tokens, layout.stop)
         if self.method == Full():  # it is the method that is watched
-            missing, gold = list(batch), [self.gold[i] for i in batch]
             made = fidelity.references(model, tokenizer, answered, gold, *options)
         else:
-            prompts = [self.prompts[i] for i in missing]
-            made = fidelity.reference(model, tokenizer, prompts, gold, *options)
-        for i, one in zip(missing, made, strict=True):
-            self.kept.put(keys[i], one)
-            known[i] = one
-        return [known[i] for i in batch]
+            made = fidelity.reference(model, tokenizer, [self.prompts[i] for i in batch], gold, *options)
+        for key, one in zip(keys, made, strict=True):
+            self.kept.put(key, one)
+        return made
 
     def _key(self, prompt: Prompt, gold: Tokens) -> object:
         blocks = tuple(block.content for block in prompt.blocks)
