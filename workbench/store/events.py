@@ -1,0 +1,155 @@
+"""What happened while requests were served: one flat table of events, for receipts, traces and figures.
+
+An `Event` is a row. Times are seconds on the recorder's clock, which begins at 0; `seconds` is 0 for what takes no time.
+
+    what      at: begin of the span, or the moment       request   key   tier   bytes   tokens   detail
+    --------- ------------------------------------------ --------- ----- ------ ------- -------- ---------------------
+    spans of a request (every one of them names its request; lane is the thread that was busy)
+    wait      from arrival, or from ready, to its turn   yes                                     "to load", "to run"
+    load      its blocks come to where the model reads   yes                    loaded  of them
+    encode    blocks that were missed are computed       yes                            of them
+    prefill   until its first token                      yes                            rows
+    decode    one step, or several, of its answer        yes                            generated
+    moments of a request
+    arrive, ready, first_token, finish                   yes
+    cancel, expire, fail, reject                         yes                                     why
+    spans of a block (from one tier to another, by promotion, demotion, prefetch)
+    read      out of a tier                              may be    yes   from   moved
+    write     into a tier                                may be    yes   into   moved
+    moments of a block
+    hit       it was found                               may be    yes   where  its size
+    miss      it was not found                           may be    yes                           reason: detail
+    evict     it had to make room                        no        yes   from   freed            heat
+    spans of the engine as a whole
+    run       one forward pass, whatever it computes     no                             rows     requests of the batch
+
+`lane` is "engine", "loader 0", "loader 1", …, "store" or "scheduler". A run is idle where no `run` covers the lane
+"engine". `to_rows` and `from_rows` are the JSON form, one flat object a row, empty fields left out.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from threading import Lock
+from typing import Any, Literal, get_args
+
+from workbench.core.errors import BadInput
+
+Span = Literal["wait", "load", "encode", "prefill", "decode", "read", "write", "run"]
+Moment = Literal[
+    "arrive", "ready", "first_token", "finish", "cancel", "expire", "fail", "reject", "hit", "miss", "evict"
+]
+What = Span | Moment
+SPANS: tuple[Span, ...] = get_args(Span)
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+Clock = Callable[[], float]  # seconds; never goes back
+
+
+@dataclass(frozen=True)
+class Event:
+    """One row of the table; see the head of this module."""
+
+    what: What
+    at: float
+    seconds: float = 0.0
+    lane: str = "store"
+    request: str = ""
+    key: str = ""
+    tier: str = ""
+    bytes: int = 0
+    tokens: int = 0
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.what not in SPANS and self.what not in MOMENTS:
+            raise BadInput(f"event {self.what!r}: it is one of {', '.join((*SPANS, *MOMENTS))}")
+
+    @property
+    def end(self) -> float:
+        return self.at + self.seconds
+
+
+class Events:
+    """Records events from several threads. `most` are kept; what comes later is counted in `dropped`."""
+
+    def __init__(self, clock: Clock = time.perf_counter, most: int = 1_000_000):
+        self.clock, self.most, self.dropped = clock, most, 0
+        self._begin, self._rows, self._lock = clock(), list[Event](), Lock()
+
+    def now(self) -> float:
+        """Return the seconds since the recorder was made."""
+        return self.clock() - self._begin
+
+    def add(self, what: What, at: float | None = None, **about: Any) -> Event:
+        """Add a moment that is now, or an event that began `at`. `about` are further fields of `Event`."""
+        event = Event(what, self.now() if at is None else at, **about)
+        with self._lock:
+            if len(self._rows) < self.most:
+                self._rows.append(event)
+            else:
+                self.dropped += 1
+        return event
+
+    @contextmanager
+    def span(self, what: Span, **about: Any) -> Iterator[dict[str, Any]]:
+        """Add a span that lasts as long as the block. Fields put into the dictionary that is yielded are added."""
+        at, later = self.now(), dict[str, Any]()
+        try:
+            yield later
+        finally:
+            self.add(what, at, seconds=self.now() - at, **{**about, **later})
+
+    def __iter__(self) -> Iterator[Event]:
+        with self._lock:
+            return iter(list(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def to_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return JSON objects, in the order of their begin; fields that say nothing are left out."""
+    first = ("what", "at", "lane")
+    ordered = sorted(events, key=lambda event: (event.at, event.end))
+    return [{k: v for k, v in asdict(event).items() if v or k in first} for event in ordered]
+
+
+def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Event]:
+    """Read what `to_rows` wrote. BadInput for a row that is no event."""
+    known = {field.name for field in fields(Event)}
+    events = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not {"what", "at"} <= set(row) <= known:
+            raise BadInput(
+                f"row {number} of the events has fields {sorted(row)}: allowed are {', '.join(sorted(known))}"
+            )
+        if not isinstance(row["at"], int | float) or not isinstance(row.get("seconds", 0.0), int | float):
+            raise BadInput(f"row {number} of the events is at {row['at']!r}: seconds are needed")
+        events.append(Event(**row))
+    return events
+
+
+def shifted(events: Iterable[Event], by: float) -> list[Event]:
+    """Return the events `by` seconds later: of several recorders on one clock."""
+    return [replace(event, at=event.at + by) for event in events]
+
+
+def busy(events: Iterable[Event], lane: str = "engine", what: Span = "run") -> float:
+    """Return the seconds in which a lane was busy; spans that overlap count once."""
+    spans = sorted((event.at, event.end) for event in events if event.what == what and event.lane == lane)
+    total, until = 0.0, float("-inf")
+    for begin, end in spans:
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def idle_share(events: Iterable[Event], lane: str = "engine") -> float:
+    """Return the share of the time from the first arrival to the last finish in which the engine ran nothing."""
+    listed = list(events)
+    begins = [event.at for event in listed if event.what == "arrive"]
+    ends = [event.at for event in listed if event.what in ("finish", "cancel", "expire", "fail")]
+    if not begins or not ends or max(ends) <= min(begins):
+        return 0.0
+    return 1 - busy(listed, lane) / (max(ends) - min(begins))
