@@ -1,6 +1,6 @@
 """What happened while requests were served: one flat table of events, for receipts, traces and figures.
 
-An `Event` is a row. Times are seconds on the recorder's clock, which begins at 0; `seconds` is 0 for what takes no time.
+An `Event` is a row. Times are seconds on the recorder's clock, which begins at 0; `seconds` is 0 for a moment.
 
     what      at: begin of the span, or the moment       request   key   tier   bytes   tokens   detail
     --------- ------------------------------------------ --------- ----- ------ ------- -------- ---------------------
@@ -30,7 +30,7 @@ An `Event` is a row. Times are seconds on the recorder's clock, which begins at 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from threading import Lock
 from typing import Any, Literal, get_args
 
@@ -128,11 +128,6 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Event]:
             raise BadInput(f"row {number} of the events is at {row['at']!r}: seconds are needed")
         events.append(Event(**row))
     return events
-
-
-def shifted(events: Iterable[Event], by: float) -> list[Event]:
-    """Return the events `by` seconds later: of several recorders on one clock."""
-    return [replace(event, at=event.at + by) for event in events]
 
 
 def busy(events: Iterable[Event], lane: str = "engine", what: Span = "run") -> float:

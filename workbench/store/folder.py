@@ -8,6 +8,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,6 +98,27 @@ class FolderStore:
         with writing(path):
             write_atomically(path, lambda partial: block_file.save(partial, blocks), self.durable)
         self._register(path)
+
+    def remove(self, key: str, why: str = "it was removed") -> None:
+        """Forget a block: delete its file, or write the file without it. A key that is not there is passed over."""
+        if (path := self._files.get(key)) is None:
+            return
+        others = [other for other, file in self._files.items() if file == path and other != key]
+        left = {other: kv for other in others if (kv := self._read(path, other)) is not None}
+        if left:
+            self.write(path.stem, left)
+        else:
+            with writing(path):
+                path.unlink(missing_ok=True)
+            self._contents.pop(path, None)
+        self._forget(key, why)
+
+    def size_of(self, key: str) -> int:
+        """Return the bytes of the keys and values of a block, 0 where it is not there."""
+        known = self._contents.get(self._files.get(key, Path()))
+        places = known.tensors.items() if known else ()
+        mine = [place for name, place in places if name.rsplit(".", 2)[0] == key]
+        return sum(prod(place.shape) * place.dtype.itemsize for place in mine)
 
     def why(self, key: str) -> Miss:
         """Return why `get(key)` finds nothing."""

@@ -9,6 +9,7 @@ from workbench.store.keys import Identity, Key
 
 Reason = Literal[
     "damaged",
+    "still loading",
     "evicted",
     "too large",
     "other dtype",
@@ -34,6 +35,7 @@ class Miss:
     """A look-up that found nothing.
 
     damaged                   what was kept cannot be read, or its checksum is wrong
+    still loading             it is on its way from a slower place, and was not waited for
     evicted                   it was kept, and had to make room or was deleted
     too large                 larger than the whole budget
     other dtype, model, …     the same tokens are kept, but in another dtype, of other weights or another configuration,
