@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.random_models import block_of, model_of
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.store import FolderStore, MemoryStore, block_file, fetch, fingerprint, key_of, scrub
+from workbench.store import FolderStore, MemoryStore, aside, block_file, fetch, file_header, fingerprint, key_of, scrub
 
 CLASSES = ("length", "tensor table", "metadata", "keys", "values")
 
@@ -130,7 +130,75 @@ def test_a_damaged_block_is_encoded_again_and_its_file_replaced_with_its_neighbo
     assert "the block is encoded again" in caplog.text
     again = FolderStore(tmp_path / "a")
     assert all(same(again.get(key), kv) for key, kv in zip(keys, found, strict=True)) and again.stats.misses == 0
-    assert [p.name for p in sorted((tmp_path / "a").iterdir())] == ["manifest.json", "shard.safetensors"]
+    assert {p.name for p in (tmp_path / "a").glob("*.*")} == {"manifest.json", "shard.safetensors"}
+    assert aside.reasons(tmp_path / "a") == {"shard.safetensors": "the checksum of the values of layer 1 is wrong"}
+    kept = tmp_path / "a" / "set_aside" / "shard.safetensors"
+    assert kept.read_bytes()[place] == whole[place] ^ 1, "the damaged file is still there to be looked at"
+
+
+def test_what_is_set_aside_under_one_name_stays_side_by_side_until_it_is_cleared(tmp_path):
+    store, path = FolderStore(tmp_path / "a", new=True), tmp_path / "a" / f"{key_for(1)}.safetensors"
+    for seed in (1, 2, 3):
+        path.write_bytes(bytes(seed))
+        assert FolderStore(tmp_path / "a").get(key_for(1)) is None
+        store = FolderStore(tmp_path / "a")
+        store.put(key_for(1), kv_of(1))
+        assert same(store.get(key_for(1)), kv_of(1))
+    assert sorted(aside.reasons(tmp_path / "a")) == [path.name, f"{path.name}.1", f"{path.name}.2"]
+    assert aside.clear(tmp_path / "a") > 6 and not aside.reasons(tmp_path / "a")
+    assert same(FolderStore(tmp_path / "a").get(key_for(1)), kv_of(1))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2])
+def test_values_that_are_no_numbers_are_never_kept(tmp_path, value, dtype):
+    kv = KV([x.to(dtype) for x in kv_of(1).keys], [x.to(dtype) for x in kv_of(1).values], 1)
+    store = FolderStore(tmp_path / "a", new=True)
+    store.put("key", kv)
+    kv.values[1][0, 2, 1] = value
+    with pytest.raises(BadInput, match="the values of layer 1 of block key hold NaN or infinity: such a block is not"):
+        store.put("key", kv)
+    assert store.get("key") is not None and len(list((tmp_path / "a").iterdir())) == 2
+
+
+def test_values_that_are_no_numbers_in_a_file_without_checksums_are_a_miss(tmp_path):
+    kv = kv_of(1)
+    kv.keys[0][0, 0, 0] = float("nan")
+    store = FolderStore(earlier_folder(tmp_path / "old", {key_for(1): kv, key_for(2): kv_of(2)}))
+    assert store.get(key_for(1)) is None and same(store.get(key_for(2)), kv_of(2))
+    assert store.why(key_for(1)).detail == "shard.safetensors: the keys of layer 0 hold NaN or infinity"
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_blocks_of_layers_of_several_widths_and_dtypes_are_read_as_they_were_written(tmp_path, mapped):
+    def drawn(layer: int, seed: int) -> torch.Tensor:
+        dtype = (torch.float32, torch.bfloat16, torch.float8_e4m3fn)[layer]
+        return torch.randn(1, 3, 2 + layer, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+    blocks = {f"b{i}": KV([drawn(n, i) for n in range(3)], [drawn(n, -i) for n in range(3)], i) for i in (1, 2)}
+    FolderStore(tmp_path / "a", new=True).write("shard", blocks)
+    store = FolderStore(tmp_path / "a", mapped=mapped)
+    for key, kv in blocks.items():
+        found = store.get(key)
+        pairs = zip(found.tensors(), kv.tensors(), strict=True)
+        assert all(a.dtype == b.dtype and torch.equal(a.float(), b.float()) for a, b in pairs)
+        assert found.start == kv.start and found.read_only
+
+
+def test_mapped_blocks_are_verified_as_copied_ones_and_writing_to_them_stays_in_this_process(tmp_path):
+    FolderStore(tmp_path / "a", new=True).write(
+        "shard", {name: kv_of(seed, 900) for seed, name in ((1, "a"), (2, "b"))}
+    )
+    path, store = tmp_path / "a" / "shard.safetensors", FolderStore(tmp_path / "a", mapped=True)
+    whole = path.read_bytes()
+    kv = store.get("a")
+    assert same(kv, kv_of(1, 900))
+    kv.keys[0][0, 0, 0] += 1
+    assert path.read_bytes() == whole and same(store.get("a"), kv_of(1, 900))
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert store.get("b") is None and "values of layer 1" in store.why("b").detail
+    path.write_bytes(whole[: len(whole) // 2])
+    assert store.get("a") is None and "and the file at" in store.why("a").detail
 
 
 def test_a_damaged_file_of_one_block_is_replaced_when_the_block_is_put(tmp_path):
@@ -234,7 +302,7 @@ def test_files_of_something_else_are_set_aside(tmp_path, tensors, metadata, kind
 
 def test_files_of_a_later_version_are_named_and_never_deleted(tmp_path, monkeypatch):
     store = FolderStore(tmp_path / "a", new=True)
-    monkeypatch.setattr(block_file, "FORMAT", 2)
+    monkeypatch.setattr(file_header, "FORMAT", 2)
     store.put(key_for(1), kv_of(1))
     monkeypatch.undo()
     store = FolderStore(tmp_path / "a")
@@ -274,11 +342,11 @@ def test_a_flipped_bit_of_a_manifest_serves_nothing_wrong(tmp_path):
 
 
 def test_blocks_can_be_verified_once_a_process(tmp_path, monkeypatch):
-    counted, checksum = [], block_file.checksum
+    counted, crc32 = [], block_file.crc32
     FolderStore(tmp_path / "a", new=True).put(key_for(1), kv_of(1))
     for verify, expected in (("always", 12), ("once", 4)):
         store = FolderStore(tmp_path / "a", verify=verify)
-        monkeypatch.setattr(block_file, "checksum", lambda *given: counted.append(1) or checksum(*given))
+        monkeypatch.setattr(block_file, "crc32", lambda *given: counted.append(1) or crc32(*given))
         counted.clear()
         assert all(same(store.get(key_for(1)), kv_of(1)) for _ in range(3))
         assert len(counted) == expected

@@ -7,94 +7,54 @@ checksums        {tensor: CRC-32 of its name, dtype, shape and bytes}
 made             versions and kind of device that computed the blocks
 header           CRC-32 of the other entries
 
-CRC-32 finds every flipped bit and every damaged run of up to 32 bits, and all but one of 2^32 other damages; zlib's is
-the fastest checksum of the standard library. Files are read, not mapped: a sector that cannot be read is then an error
-and no signal, and the bytes that are checked are those that are handed out.
+A block is read with one call where its tensors lie together, into memory of its own: the bytes that are checked are
+those that are handed out, and a sector that cannot be read is an error and no signal. Mapped, the pages of the file
+are checked and handed out themselves: for readers that copy them at once, as to a GPU.
 """
 
 import json
+import mmap
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
-from zlib import crc32
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
+from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.store.keys import Identity, Key
+from workbench.store import file_header
+from workbench.store.checksums import NAMES, crc32, of_tensor, raw_bytes
+from workbench.store.file_header import ALIGNED, Contents, Extent, State, Unusable, contents, state_of
+from workbench.store.keys import Key
 
-FORMAT = 1  # of the metadata; files without it are read, unchecked
+__all__ = ["SUFFIX", "Contents", "State", "Unusable", "block", "contents", "save", "state_of"]
 SUFFIX = ".safetensors"
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MARKS = (b'"starts":"{', b'"checksums":"{', b'"identities":"{')  # a damaged header of ours still has one of them
-State = tuple[int, int, int]  # by which a file that took another's place is told
-
-
-class Unusable(Exception):
-    """A file, or a block of it, that must not be served, and why."""
-
-    def __init__(self, detail: str, kind: Literal["damaged", "foreign", "later"] = "damaged"):
-        super().__init__(detail)
-        self.detail, self.kind = detail, kind
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a tensor lies in its file."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int  # bytes from the begin of the file
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What the header of a file says, after it was checked."""
-
-    starts: dict[str, int]
-    layers: int
-    tensors: dict[str, Place]
-    state: State
-    checksums: dict[str, int] | None = None  # None: of an earlier version, which wrote none
-    identities: dict[str, Identity] = field(default_factory=dict)
-    made: dict[str, str] = field(default_factory=dict)
-
-    def blocks(self) -> list[Key]:
-        """Return the keys of its blocks."""
-        return [Key(key, self.identities.get(key)) for key in self.starts]
+POPULATE_READ = 22  # of madvise, Linux 5.14: an error instead of a signal where a page cannot be read
 
 
 def save(path: Path, blocks: Mapping[str, KV]) -> None:
-    """Write blocks to a file."""
+    """Write blocks to a file. Raises BadInput, before anything is written, for values that are no numbers."""
     tensors: dict[str, Tensor] = {}
     for key, kv in blocks.items():
-        for name, x in zip(_names(key, len(kv.keys)), kv.tensors(), strict=True):
+        for name, x in zip(file_header.names(key, len(kv.keys)), kv.tensors(), strict=True):
+            if not finite(x):
+                raise BadInput(f"{short(name)} of block {key[:16]} hold NaN or infinity: such a block is not kept")
             tensors[name] = x.detach().cpu().contiguous()
     devices = {kv.keys[0].device.type for kv in blocks.values()}
     identities = {key: key.identity._asdict() for key in blocks if isinstance(key, Key) and key.identity}
     entries = {
         "starts": json.dumps({key: kv.start for key, kv in blocks.items()}),
         "layers": str(max((len(kv.keys) for kv in blocks.values()), default=0)),
-        "format": str(FORMAT),
+        "format": str(file_header.FORMAT),
         "identities": json.dumps(identities),
-        "checksums": json.dumps({name: checksum(name, x) for name, x in tensors.items()}),
-        "made": json.dumps(_versions() | {"device": ", ".join(sorted(devices))}),
+        "checksums": json.dumps({name: of_tensor(name, x) for name, x in tensors.items()}),
+        "made": json.dumps(versions() | {"device": ", ".join(sorted(devices))}),
     }
-    _write(path, entries | {"header": str(_of_entries(entries))}, tensors)
+    _write(path, entries | {"header": str(file_header.of_entries(entries))}, tensors)
 
 
 def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
@@ -107,147 +67,94 @@ def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]
         begin, end = end, end + x.nbytes
         header[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(len(text) + 8) % ALIGNED)
     with path.open("wb") as opened:
         opened.write(len(text).to_bytes(8, "little") + text)
         for x in widest_first.values():
-            opened.write(_bytes(x))
+            opened.write(raw_bytes(x))
 
 
-def checksum(name: str, x: Tensor) -> int:
-    """CRC-32 of a tensor on the CPU: of its name, dtype, shape and bytes."""
-    described = f"{name} {NAMES.get(x.dtype, x.dtype)} {list(x.shape)}"
-    return crc32(_bytes(x), crc32(described.encode()))
-
-
-def contents(opened: BinaryIO) -> Contents:
-    """Read and check the header of a file. Raises Unusable."""
-    try:
-        state = state_of(opened)
-        begin, header = _header(opened, state[2])
-        entries = header.pop("__metadata__", {})
-        checked = set(entries) != {"starts", "layers"}
-        if checked:
-            _check_entries(entries)
-        tensors = {name: _place(begin, tensor) for name, tensor in header.items()}
-        end = max((place.begin + _size(place) for place in tensors.values()), default=begin)
-        if end != state[2]:
-            raise Unusable(f"its tensors end at byte {end}, and the file at {state[2]}")
-        starts, layers = json.loads(entries["starts"]), int(entries["layers"])
-        if set(tensors) != {name for key in starts for name in _names(key, layers)}:
-            raise Unusable("its tensors are not those of its blocks")
-        if not checked:
-            return Contents({str(key): int(start) for key, start in starts.items()}, layers, tensors, state)
-        identities = {key: Identity(**each) for key, each in json.loads(entries["identities"]).items()}
-        made = json.loads(entries["made"])
-        return Contents(starts, layers, tensors, state, json.loads(entries["checksums"]), identities, made)
-    except OSError as problem:
-        raise Unusable(f"it cannot be read: {problem.strerror or problem}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError) as problem:
-        raise Unusable(f"its header is broken: {type(problem).__name__}: {str(problem)[:80]}") from None
-
-
-def block(opened: BinaryIO, key: str, known: Contents, check: bool = True) -> KV:
+def block(opened: BinaryIO, key: str, known: Contents, check: bool = True, mapped: bool = False) -> KV:
     """Read the block of `key`, whose header is `known`, with the checksum of every tensor. Raises Unusable."""
-    tensors = []
-    for name in _names(key, known.layers):
-        place = known.tensors[name]
-        x = torch.empty(place.shape, dtype=place.dtype)
-        try:
-            _read_into(opened, place.begin, x)
-        except OSError as problem:
-            raise Unusable(f"{_short(name)} cannot be read: {problem.strerror or problem}") from None
-        if check and known.checksums is not None and known.checksums.get(name) != checksum(name, x):
-            raise Unusable(f"the checksum of {_short(name)} is wrong")
-        tensors.append(x)
-    kv = KV(tensors[: known.layers], tensors[known.layers :], known.starts[key])
-    _check_shape(kv, key)
-    return kv.lock()
+    extent = known.extent(key)
+    try:
+        memory = _map(opened, extent) if mapped and extent.size and len(extent.runs) == 1 else _read(opened, extent)
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise Unusable(f"its bytes cannot be read: {reason}") from None
+    if check:
+        verify(memory, extent, known)
+    tensors = _tensors(memory, extent)
+    return KV(tensors[: known.layers], tensors[known.layers :], known.starts[key], read_only=True)
 
 
-def state_of(opened: BinaryIO) -> State:
-    """Tell a file from one that takes its place later: its number, time of writing and size."""
-    stat = os.fstat(opened.fileno())
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+def verify(memory: Tensor, extent: Extent, known: Contents) -> None:
+    """Hold the bytes of a block against its checksums; without any, against NaN and infinity. Raises Unusable."""
+    view = memory.numpy()
+    for i, (name, place, offset) in enumerate(zip(extent.names, extent.places, extent.offsets, strict=True)):
+        bytes_of = view[offset : offset + place.size]
+        if known.checksums is not None:
+            if known.checksums.get(name) != crc32(bytes_of, extent.seeds[i]):
+                raise Unusable(f"the checksum of {short(name)} is wrong")
+        elif not finite(memory[offset : offset + place.size].view(place.dtype)):
+            raise Unusable(f"{short(name)} hold NaN or infinity")
 
 
-def _header(opened: BinaryIO, size: int) -> tuple[int, dict[str, Any]]:
-    """Return the byte at which tensors begin, and the header."""
-    opened.seek(0)
-    length = int.from_bytes(opened.read(8), "little")
-    if length > size - 8:
-        raise Unusable(f"its header has {length} bytes, and the file {size}")
-    text = opened.read(length)
-    header = json.loads(text)
-    if not isinstance(header, dict):
-        raise Unusable("its header is no JSON object")
-    if not any(mark in text for mark in MARKS):
-        raise Unusable("it holds no cached blocks", "foreign")
-    return 8 + length, header
+def _read(opened: BinaryIO, extent: Extent) -> Tensor:
+    """Return the bytes of a block in memory of its own."""
+    memory = torch.empty(extent.size, dtype=torch.uint8)
+    view = memoryview(memory.numpy())
+    for run in extent.runs:
+        opened.seek(run.begin)
+        left = view[run.offset : run.offset + run.size]
+        while left:
+            if not (count := opened.readinto(left)):  # type: ignore[attr-defined]
+                raise OSError("the file ends before")
+            left = left[count:]
+    return memory
 
 
-def _check_entries(entries: Mapping[str, str]) -> None:
-    given = {name: text for name, text in entries.items() if name != "header"}
-    if entries.get("header") != str(_of_entries(given)):
-        raise Unusable("the checksum of its header is wrong")
-    if int(entries["format"]) > FORMAT:
-        raise Unusable(f"its format is {entries['format']}, and this version reads {FORMAT} and earlier", "later")
+def _map(opened: BinaryIO, extent: Extent) -> Tensor:
+    """Return the bytes of a block as pages of its file; what is written to them stays in this process."""
+    (run,) = extent.runs
+    page = run.begin - run.begin % mmap.ALLOCATIONGRANULARITY
+    if run.begin + run.size > os.fstat(opened.fileno()).st_size:
+        raise OSError("the file ends before")
+    pages = mmap.mmap(opened.fileno(), run.begin - page + run.size, access=mmap.ACCESS_COPY, offset=page)
+    try:
+        if hasattr(pages, "madvise"):
+            pages.madvise(POPULATE_READ)
+    except OSError as problem:
+        if problem.errno != 22:  # an earlier Linux does not know the advice
+            raise
+    return torch.frombuffer(pages, dtype=torch.uint8, offset=run.begin - page, count=run.size)
 
 
-def _of_entries(entries: Mapping[str, str]) -> int:
-    return crc32(json.dumps(sorted(entries.items())).encode())
+def _tensors(memory: Tensor, extent: Extent) -> list[Tensor]:
+    if extent.even:
+        first = extent.places[0]
+        return list(memory.view(first.dtype).view(len(extent.places), *first.shape).unbind())
+    parts = zip(extent.places, extent.offsets, strict=True)
+    return [memory[at : at + place.size].view(place.dtype).view(place.shape) for place, at in parts]
 
 
-def _place(begin: int, tensor: Mapping[str, Any]) -> Place:
-    first, last = tensor["data_offsets"]
-    place = Place(DTYPES[tensor["dtype"]], tuple(map(int, tensor["shape"])), begin + first)
-    if first < 0 or len(place.shape) != 3 or min(place.shape) < 0 or last - first != _size(place):
-        raise Unusable(f"a tensor of shape {list(place.shape)} has {last - first} bytes")
-    return place
+def finite(x: Tensor) -> bool:
+    """Return whether all values are numbers, in one pass and without a copy."""
+    if not x.numel():
+        return True
+    least, most = torch.aminmax(x if x.element_size() > 1 else x.float())
+    return bool(torch.isfinite(least) & torch.isfinite(most))
 
 
-def _size(place: Place) -> int:
-    return prod(place.shape) * place.dtype.itemsize
-
-
-def _check_shape(kv: KV, key: str) -> None:
-    """Hold the block against what its key says: all that tells of a wrong file without checksums."""
-    tokens, dtypes = {x.shape[1] for x in kv.tensors()}, {str(x.dtype) for x in kv.tensors()}
-    if len(tokens) > 1:
-        raise Unusable(f"its layers have {sorted(tokens)} tokens")
-    if not isinstance(key, Key) or key.identity is None:
-        return
-    found = {"tokens": len(kv), "start": kv.start, "dtype": ", ".join(sorted(dtypes))}
-    for name, value in found.items():
-        if value != (needed := getattr(key.identity, name)):
-            raise Unusable(f"its {name} is {value}, and its key says {needed}")
-
-
-def _read_into(opened: BinaryIO, begin: int, x: Tensor) -> None:
-    left = memoryview(_bytes(x))
-    opened.seek(begin)
-    while left:
-        if not (count := opened.readinto(left)):  # type: ignore[attr-defined]
-            raise OSError("the file ends before")
-        left = left[count:]
-
-
-def _bytes(x: Tensor) -> Any:
-    return x.view(-1).view(torch.uint8).numpy()
-
-
-def _names(key: str, layers: int) -> list[str]:
-    return [f"{key}.{part}.{layer}" for part in "kv" for layer in range(layers)]
-
-
-def _short(name: str) -> str:
+def short(name: str) -> str:
     """`keys of layer 3`, from the name of a tensor."""
     part, layer = name.split(".")[-2:]
     return f"the {'keys' if part == 'k' else 'values'} of layer {layer}"
 
 
 @cache
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that compute blocks."""
     found = {}
     for package in ("cached-block-workbench", "torch", "transformers"):
         try:

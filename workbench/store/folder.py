@@ -2,6 +2,8 @@
 
 <folder>/manifest.json      of which model, dtype and preparation the blocks are; a folder holds blocks of one kind only
          *.safetensors      each the keys and values of some blocks; whole or not there
+         set_aside/         damaged files that were replaced, each with its reason
+         evicted.jsonl      blocks that `gc` has deleted, when and why
 """
 
 import logging
@@ -15,7 +17,7 @@ from typing import Any, Literal
 from workbench.core.errors import BadInput
 from workbench.core.files import remove_leftovers, write_atomically, writing
 from workbench.core.kv import KV
-from workbench.store import block_file, manifest
+from workbench.store import aside, block_file, manifest
 from workbench.store.block_file import SUFFIX, Contents, Unusable
 from workbench.store.misses import Index, Miss
 from workbench.store.stats import Stats
@@ -32,9 +34,12 @@ class FolderStore:
     new       a folder that is not there is made
     durable   what `put` has written outlasts a crash of the machine (file and folder are fsynced)
     verify    checksums are verified at every read ("always"), or once a process and block ("once")
+    mapped    what is handed out are pages of the file, and not a copy: faster, for those who copy it at once. Nobody
+              may write into the file meanwhile; stores replace files and never write into them
 
-    A file or block that is damaged is a miss that says so; the block is replaced when it is put again. Files of earlier
-    versions have no checksums: they are read, and counted as unchecked. Several processes may share a folder.
+    A file or block that is damaged is a miss that says so; when the block is put again, the file is set aside and
+    replaced. Files of earlier versions have no checksums: they are read, and counted as unchecked. Several processes
+    may share a folder.
     Raises BadInput for a folder of another kind, naming what differs, for one that is none, and where it cannot write.
     """
 
@@ -45,16 +50,18 @@ class FolderStore:
         new: bool = False,
         durable: bool = True,
         verify: Literal["always", "once"] = "always",
+        mapped: bool = False,
     ):
         if verify not in ("always", "once"):
             raise BadInput(f"verify is {verify!r}: allowed are always, once")
-        self.folder, self.durable, self.verify = Path(folder), durable, verify
+        self.folder, self.durable, self.verify, self.mapped = Path(folder), durable, verify, mapped
         self.kind = manifest.opened(self.folder, kind, new, durable)
         self.set_aside: dict[Path, Unusable] = {}  # files of which nothing can be read
         self._files: dict[str, Path] = {}
         self._contents: dict[Path, Contents] = {}
         self._damaged: dict[str, tuple[Path, str]] = {}
         self._gone: dict[str, str] = {}
+        self._notes: tuple[int, Mapping[str, str]] = (0, {})
         self._verified: set[tuple[str, block_file.State]] = set()
         self._index, self._counts, self._reasons = Index(), Counter[str](), Counter[str]()
         for suffix in (SUFFIX, manifest.MANIFEST):
@@ -95,6 +102,8 @@ class FolderStore:
         if not NAME.fullmatch(name):
             raise BadInput(f"{name!r} is no name for a file of blocks: letters, digits, '_', '-' and '.' are allowed")
         path = self.folder / f"{name}{SUFFIX}"
+        if problem := self._problem(path):
+            aside.keep(path, problem)
         with writing(path):
             write_atomically(path, lambda partial: block_file.save(partial, blocks), self.durable)
         self._register(path)
@@ -125,8 +134,8 @@ class FolderStore:
         if key in self._damaged:
             path, detail = self._damaged[key]
             return Miss(key, "damaged", f"{path.name}: {detail}")
-        if key in self._gone:
-            return Miss(key, "evicted", self._gone[key])
+        if gone := self._gone.get(key) or self._evicted().get(key):
+            return Miss(key, "evicted", gone)
         if (later := self.set_aside.get(self.folder / f"{key}{SUFFIX}")) and later.kind == "later":
             return Miss(key, "other format version", later.detail)
         miss = self._index.miss(key)
@@ -168,7 +177,7 @@ class FolderStore:
                 if key not in known.starts:
                     self._forget(key, f"{path.name} holds it no longer")
                     return None
-                kv = block_file.block(opened, key, known, check=(key, state) not in self._verified)
+                kv = block_file.block(opened, key, known, (key, state) not in self._verified, self.mapped)
         except FileNotFoundError:
             self._forget(key, f"{path.name} was deleted")
         except (Unusable, OSError) as problem:
@@ -181,6 +190,22 @@ class FolderStore:
                 self._verified.add((key, state))
             return kv
         return None
+
+    def _problem(self, path: Path) -> str:
+        """Return what is wrong with a file, as far as is known; "" of one that is whole or not there."""
+        if path in self.set_aside:
+            return self.set_aside[path].detail
+        return "; ".join(sorted({detail for file, detail in self._damaged.values() if file == path}))
+
+    def _evicted(self) -> Mapping[str, str]:
+        """Return what `gc` has noted, read again where it was written since."""
+        try:
+            written = (self.folder / aside.EVICTED).stat().st_mtime_ns
+        except OSError:
+            return {}
+        if written != self._notes[0]:
+            self._notes = written, aside.evicted(self.folder)
+        return self._notes[1]
 
     def _found(self, key: str) -> Path | None:
         """The file of a key that another process has put, or put right, since this one looked."""
