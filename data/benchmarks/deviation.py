@@ -1,13 +1,16 @@
 """Where cached keys and values deviate from full attention, what preparation removes, and which tokens are chosen.
 
     python data/benchmarks/deviation.py --samples 200
+    python data/benchmarks/deviation.py --model smollm2 --data nq=nq-test.jsonl --samples 500 --device cuda
 
 writes deviation.json: figures 3, 7 and 8 of FusionRAG and figure 2a of CompactAttention on lab questions, a number each
-with n and a 95% bootstrap interval over questions. Squared deviation (FusionRAG, equation 7) of the second layer, of
-tokens behind the system prompt; blocks are cached behind the system prompt (`after_system`), or behind ten neighbours.
+with n and a 95% bootstrap interval over questions; of another model or file, deviation-MODEL-NAME.json. Squared
+deviation (FusionRAG, equation 7) of the second layer, of tokens behind the system prompt; blocks are cached behind the
+system prompt (`after_system`), or behind ten neighbours.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +19,9 @@ from torch import Tensor
 
 from workbench import data, models
 from workbench.core.blocks import Prompt
+from workbench.core.files import write_text
 from workbench.data.retrieval_corpus import Corpus, nearest
 from workbench.engine.assembly import assemble
-from workbench.experiments import results
 from workbench.experiments.record import device_name, versions
 from workbench.methods import prepare, select
 from workbench.metrics.answers import bootstrap
@@ -29,8 +32,9 @@ from workbench.metrics.tile_recall import dense_states
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
-OUT = Path(__file__).with_name("deviation.json")
+HERE = Path(__file__).parent
 MODEL, DATA, SEED, PASSAGES = "lab-full", "lab", 60_000, 10
+TOGETHER = 50  # questions whose KV are held at once
 LAYER, RATIO, BUDGET, WINDOW, NEIGHBOURS = 1, 0.15, 0.25, 64, 10
 SELECTORS = {"CacheBlend": "kv_deviation", "query-guided": "query_guided"}
 
@@ -69,12 +73,19 @@ def together(samples: Sequence[data.Sample], prompts: Sequence[Prompt], corpus: 
     return shares
 
 
-def measure(samples: int, device: str) -> dict:
-    """Measure everything on `samples` questions."""
-    loaded = models.load(MODEL, device)
-    asked = data.load(DATA, samples, SEED, PASSAGES)
+def measure(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus) -> dict[str, dict[str, float]]:
+    """Measure everything on questions, some at a time."""
+    numbers: dict[str, list[float]] = {}
+    for at in range(0, len(asked), TOGETHER):
+        for name, values in _some(loaded, asked[at : at + TOGETHER], corpus, ranked=at == 0).items():
+            numbers.setdefault(name, []).extend(values)
+        print(f"{min(at + TOGETHER, len(asked))} of {len(asked)} questions", flush=True)
+    return {name: entry(values) for name, values in numbers.items()}
+
+
+def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: bool) -> dict[str, list[float]]:
+    """Return a number a question of everything; rankings of keys where `ranked`."""
     prompts = loaded.layout.prompts(asked, loaded.tokenizer)
-    corpus = Corpus.of(asked, loaded.layout, loaded.tokenizer)
     store, truths = MemoryStore(1 << 34), [full_attention_kv(loaded.model, prompt) for prompt in prompts]
     specs = {"reuse": "after_system", "prepared": f"with_neighbours(n={NEIGHBOURS}, search=exact)"}
     kvs, gaps = {}, {}
@@ -85,12 +96,12 @@ def measure(samples: int, device: str) -> dict:
     documents = {n: [g[p.starts[1] :] for g, p in zip(of, prompts, strict=True)] for n, of in gaps.items()}
     heads = by_offset(gaps["reuse"], prompts)
     pairs = list(zip(documents["reuse"], documents["prepared"], strict=True))
-    found = {
+    numbers = {
         "left_outside_15_percent": [outside(gap) for gap in documents["reuse"]],
         "change_by_preparation": [float(after.sum() / before.sum()) - 1 for before, after in pairs],
         "first_tenth_over_mean": list(heads[:, 0] / heads.mean(1)),
         "later_half_over_mean": [later_half(g, p) for g, p in zip(gaps["reuse"], prompts, strict=True)],
-        "missed_by_mean_ranking": [missed(loaded, prompt) for prompt in prompts[:50]],
+        "missed_by_mean_ranking": [missed(loaded, prompt) for prompt in prompts] if ranked else [],
         "together_2": together(asked, prompts, corpus, 2),
         "together_10": together(asked, prompts, corpus, 10),
     }
@@ -98,22 +109,33 @@ def measure(samples: int, device: str) -> dict:
         rows = select.named(spec).rows(loaded.model, prompts, kvs["reuse"], RATIO)
         masks = [chosen(each, prompt) for each, prompt in zip(rows, prompts, strict=True)]
         places = by_offset(masks, prompts)
-        found[f"{name}: first tenth"] = list(places[:, 0] / places.sum(1))
-        found[f"{name}: later half"] = [later_half(m, p) for m, p in zip(masks, prompts, strict=True)]
-    return {name: entry(values) for name, values in found.items()} | {"device": device_name(loaded.model.device)}
+        numbers[f"{name}: first tenth"] = list(places[:, 0] / places.sum(1))
+        numbers[f"{name}: later half"] = [later_half(m, p) for m, p in zip(masks, prompts, strict=True)]
+    return numbers
 
 
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--data", default=DATA, help="`lab`, or NAME=FILE")
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=HERE)
     args = parser.parse_args()
-    found = measure(args.samples, args.device)
-    about = {"model": MODEL, "data": DATA, "seed": SEED, "passages": PASSAGES, "ratio": RATIO, "layer": LAYER}
-    about |= {"budget": BUDGET, "window": WINDOW, "neighbours": NEIGHBOURS, "device": found.pop("device")}
-    results.write_json(OUT, {**about, "versions": versions(), "measured": found})
-    print(*(f"{name}: {x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for name, x in found.items()), sep="\n")
+    data_name, _, file = args.data.partition("=")
+    drawn = (file or data_name, args.samples, SEED, PASSAGES)
+    loaded = models.load(args.model, args.device)
+    corpus = Corpus.of(data.corpus(*drawn), loaded.layout, loaded.tokenizer)
+    measured = measure(loaded, data.load(*drawn), corpus)
+    model = Path(args.model).name
+    about = {"model": model, "data": data_name, "seed": SEED, "passages": PASSAGES, "ratio": RATIO, "layer": LAYER}
+    about |= {"budget": BUDGET, "window": WINDOW, "neighbours": NEIGHBOURS}
+    about |= {"device": device_name(loaded.model.device)}
+    default = (args.model, args.data) == (MODEL, DATA)
+    name = "deviation.json" if default else f"deviation-{model}-{data_name}.json"
+    write_text(args.out / name, json.dumps({**about, "versions": versions(), "measured": measured}, indent=1) + "\n")
+    print(*(f"{name}: {x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for name, x in measured.items()), sep="\n")
 
 
 if __name__ == "__main__":

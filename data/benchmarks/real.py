@@ -35,7 +35,7 @@ from workbench.data import Sample
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments import fidelity
 from workbench.experiments.record import device_name, versions
-from workbench.methods import Method
+from workbench.methods import Method, seer_gate
 from workbench.methods.config import MethodConfig
 from workbench.metrics import sparsity
 from workbench.models.loading import Loaded
@@ -54,6 +54,8 @@ SELECTORS = (
 WHOLE = ("oracle", "inter_attention")  # they compute the whole context to score it
 
 
+Configs = dict[str, MethodConfig]
+
 BLOCK = MethodConfig(mode="block")
 BFLA = "bfla(block={}, tile=64, flat={}, mass={})"
 SPARSE = (  # spec, and rows of a chunk
@@ -66,6 +68,9 @@ SPARSE = (  # spec, and rows of a chunk
     *((f"random(block=64, share={share}, local=8)", None) for share in (0.05, 0.1, 0.2, 0.4)),
     *((f"oracle(mass={mass})", None) for mass in (0.8, 0.95)),
 )
+SEER = tuple(
+    f"seer_attention(threshold={share})" for share in (0.05, 0.02, 0.01, 0.005, 0.002)
+)  # where there is a gate
 
 
 def choices(minilm: str | None) -> dict[str, MethodConfig]:
@@ -100,8 +105,20 @@ def sparse(minilm: str | None) -> dict[str, MethodConfig]:
     """Return sparse prefills, at once or in chunks."""
     return {"full": MethodConfig()} | {
         spec + (f" in chunks of {chunk}" if chunk else ""): MethodConfig(sparse=spec, chunk=chunk)
-        for spec, chunk in SPARSE
+        for spec, chunk in (*SPARSE, *((spec, None) for spec in SEER))
     }
+
+
+def gated(configs: Mapping[str, MethodConfig], loaded: Loaded, name: str, samples: Sequence[Sample]) -> Configs:
+    """Return the methods without SeerAttention's where its gate is not beside the model's weights; it may not have been
+    distilled on these samples."""
+    gate = models.folder(str(loaded.model.config.name_or_path)) / seer_gate.FILE
+    if not gate.is_file():
+        print(f"no SeerAttention: there is no {gate}", flush=True)
+        return {spec: config for spec, config in configs.items() if spec not in SEER}
+    prompts = loaded.layout.prompts(samples, loaded.tokenizer)
+    seer_gate.check_unseen(gate, name, SEED, range(len(samples)), (prompt.tokens for prompt in prompts))
+    return dict(configs)
 
 
 def few(minilm: str | None) -> dict[str, MethodConfig]:
@@ -203,12 +220,13 @@ def measure(args: argparse.Namespace) -> None:
         }
         print(json.dumps(head), flush=True)
         write_text(path.with_suffix(".head"), json.dumps(head) + "\n")
-        made = dict(methods(configs, corpus, loaded))
+        here = gated(configs, loaded, file or name, samples) if args.group == "sparse" else configs
+        made = dict(methods(here, corpus, loaded))
         own = samples[number::parts]
         options = {"answers": args.answers, "max_new_tokens": TOKENS, "tokens": args.tokens}
         options |= {"batch": args.batch or batch_of(own, loaded), "go_on": pace.of(path.stem)}
         if args.group == "sparse" and number == 0:
-            kept(path.with_suffix(".kept"), loaded, samples[: args.kept], configs, about)
+            kept(path.with_suffix(".kept"), loaded, samples[: args.kept], here, about)
         begin = time.monotonic()
         fidelity.measure_into(path, loaded, own, made, about=about, **options)
         if pace.stopped:
