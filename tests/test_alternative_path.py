@@ -1,4 +1,4 @@
-"""Alternative Path: the same tokens and the same preparation or `moved`, one copy of a chunk, a prefix cache in order."""
+"""Alternative Path serves the same tokens and preparation, or `moved`; one copy of a chunk; in order, a prefix cache."""
 
 import pytest
 import torch

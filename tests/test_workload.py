@@ -1,0 +1,190 @@
+"""Simulated requests and caches: what is drawn, what is found, what it takes, and from where on what is faster."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.core.errors import BadInput
+from workbench.experiments import break_even, paper_workload, results
+from workbench.experiments.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE, Setting
+from workbench.experiments.simulated_caches import (
+    BlockCache,
+    PathCache,
+    PrefixCache,
+    ReorderedPrefixCache,
+    beside_prefix,
+    counted,
+    replay,
+)
+from workbench.experiments.ttft_model import TtftModel, fitted
+from workbench.experiments.workload import Workload
+
+SMALL = Workload(queries=60, passages=(2, 4), knowledge=30, uploads=20)
+REQUESTS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), max_size=12)
+MODEL = TtftModel(start=1.0, row=0.1, pair=1e-6)
+
+
+def found(cache, requests, prepared=()):
+    return [[hit for _, hit in served] for served in replay(cache, requests, prepared)]
+
+
+def test_requests_have_the_shares_that_were_asked_for_and_no_passage_twice():
+    drawn = Workload(queries=400).requests(1)
+    assert all(5 <= len(request) == len(set(request)) <= 10 for request in drawn)
+    numbers = np.concatenate(drawn)
+    known, shared = (numbers < 1_000).mean(), ((numbers >= 1_000) & (numbers < 2_000)).mean()
+    assert known == pytest.approx(0.6, abs=0.03) and shared == pytest.approx(0.3, abs=0.03)
+    once = numbers[numbers >= 2_000]
+    assert len(set(once)) == len(once), "unique passages are asked for once"
+    assert drawn == Workload(queries=400).requests(1) != Workload(queries=400).requests(2)
+
+
+def test_orders_are_of_the_same_passages():
+    fixed, scored, shuffled = (replace(SMALL, order=order).requests() for order in ("fixed", "relevance", "shuffled"))
+    assert fixed == [sorted(request) for request in scored] == [sorted(request) for request in shuffled]
+    assert scored != shuffled
+
+
+def test_repeated_requests_are_those_of_before():
+    drawn = replace(SMALL, repeats=0.8).requests()
+    assert len({tuple(request) for request in drawn}) < len(drawn) / 2
+
+
+@given(REQUESTS)
+def test_a_block_cache_finds_what_alternative_path_finds(requests):
+    assert found(BlockCache(), requests) == found(PathCache(), requests)
+
+
+@given(REQUESTS)
+def test_a_prefix_cache_finds_the_longest_beginning_that_was_asked_for(requests):
+    seen = set()
+    for request, hits in zip(requests, found(PrefixCache(), requests), strict=True):
+        assert hits == [tuple(request[: at + 1]) in seen for at in range(len(request))]
+        seen |= {tuple(request[: at + 1]) for at in range(len(request))}
+
+
+@given(REQUESTS, st.integers(1, 6))
+def test_budgets_hold_and_drop_the_end_of_a_prefix_before_its_beginning(requests, budget):
+    for cache in (PrefixCache(budget), ReorderedPrefixCache(budget), BlockCache(budget)):
+        for request in requests:
+            served = cache.serve(request)
+            assert len(cache) <= budget and sorted(p for p, _ in served) == sorted(request)
+            if not isinstance(cache, BlockCache):
+                hits = [hit for _, hit in served]
+                assert hits == sorted(hits, reverse=True), "nothing is found behind what is not"
+
+
+@given(REQUESTS)
+def test_reordering_changes_nothing_where_a_request_has_one_passage(requests):
+    alone = [[passage] for request in requests for passage in request]
+    assert found(ReorderedPrefixCache(), alone) == found(PrefixCache(), alone)
+
+
+def test_reordering_finds_shuffled_passages_again():
+    shuffled = [[1, 2, 3], [3, 1, 2], [2, 3, 1]]
+    assert sum(map(sum, found(PrefixCache(), shuffled))) == 0
+    assert sum(map(sum, found(ReorderedPrefixCache(), shuffled))) == 6
+
+
+def test_what_is_computed_again_and_kept_is_counted_against_a_prefix_cache():
+    requests, prepared = [[1, 2], [2, 1], [1, 2]], [1]
+    plain, path = PrefixCache(), PathCache()
+    prefix = counted(replay(plain, requests, prepared), len(plain), prepared)
+    block = counted(replay(path, requests, prepared), len(path), prepared)
+    assert prefix == {"lookups": 6, "hits": 3, "hit_rate": 0.5, "computed": 3, "recomputed": 2, "kept": 4}
+    assert block["recomputed"] == 0 and block["computed"] == 1 and block["kept"] == 2
+    saved = {"storage_saved": 0.5, "redundant_removed": 1.0, "computation_saved": 1 - 1 / 3}
+    assert beside_prefix(block, prefix) == pytest.approx(saved)
+
+
+def test_the_papers_workload_has_a_row_a_cache_and_intervals_over_seeds():
+    rows = [row for seed in range(2) for row in paper_workload.replayed(SMALL, seed)]
+    assert len(rows) == 2 * len(paper_workload.CACHES)
+    summary = paper_workload.summary(rows)
+    path, prefix = (summary[name] for name in (paper_workload.PATH, paper_workload.UNBOUNDED))
+    assert path["hit_rate"][0] > prefix["hit_rate"][0] and path["redundant_removed"] == (1, 1, 1)
+    low, high = path["hit_rate"][1:]
+    assert low < path["hit_rate"][0] < high
+
+
+def test_committed_settings_differ_from_the_default_in_one_field():
+    kept = results.read("workload")
+    varied = paper_workload.variations(kept["rows"], kept["default"])
+    assert len(varied[("", "")]) == kept["seeds"] * len(paper_workload.CACHES)
+    assert sum(map(len, varied.values())) == len(kept["rows"]) and ("zipf", "0.0") in varied
+
+
+def test_times_are_fitted_to_the_shipped_reports_within_a_fifth():
+    model = fitted()
+    assert min(model.start, model.row, model.pair) > 0 and model.gpu and model.worst < 0.2
+    assert model.prefix(5120, 0, 50) == model.blocks(5120, 0, 50, 0.0, 512), "all found: the question alone"
+    assert model.prefix(0, 5120, 50) > model.blocks(5120, 0, 50, 0.15, 512) > model.blocks(5120, 0, 50, 0.0, 512)
+
+
+def test_too_few_measured_times_are_refused():
+    with pytest.raises(BadInput, match="0 times in no reports: three numbers need at least 3"):
+        fitted({})
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0, 1), st.integers(1, 500))
+def test_a_request_never_takes_less_when_less_is_found(share, question):
+    tokens = 4096.0
+    for ratio in (0.0, 0.15):
+        times = [float(MODEL.blocks(tokens * s, tokens * (1 - s), question, ratio, 512)) for s in (share, share * 0.9)]
+        assert times[0] <= times[1] + 1e-9
+    prefix = [float(MODEL.prefix(tokens * s, tokens * (1 - s), question)) for s in (share, share * 0.9)]
+    assert prefix[0] <= prefix[1] + 1e-9
+
+
+def test_the_grid_has_a_row_a_method_and_seed():
+    frame = break_even.grid(MODEL, [1.0], ["fixed"], [50], [50, 100], [0.0, 0.5], range(1))
+    assert len(frame) == 2 * 2 * len(break_even.METHODS) and set(frame.method) == set(break_even.METHODS)
+    assert frame.hit_rate.between(0, 1).all()
+    line = break_even.curve(break_even.chosen(frame, question=50, repeats=0.0), "zipf", "ttft_ms")
+    assert [record["name"] for record in line] == list(break_even.METHODS)
+    with pytest.raises(BadInput, match="no rows with pool=7"):
+        break_even.chosen(frame, pool=7)
+
+
+@pytest.mark.parametrize(("gaps", "where"), [([2, 1, -1], 1.5), ([-1, -2, -3], 0.0), ([1, 1, 1], None)])
+def test_a_crossing_lies_between_two_points(gaps, where):
+    rows = [{"zipf": float(z), "method": PREFIX, "ttft_ms": 5.0 + gap} for z, gap in enumerate(gaps)]
+    rows += [{"zipf": float(z), "method": REUSE, "ttft_ms": 5.0} for z in range(len(gaps))]
+    assert break_even.crossing(pd.DataFrame(rows), PREFIX, REUSE) == where
+
+
+def test_the_committed_break_even_compares_all_methods_on_the_same_requests():
+    frame = results.table("break_even")
+    counts = frame.groupby(["zipf", "order", "pool", "question", "repeats"]).size()
+    assert (counts == counts.iloc[0]).all()
+    reuse, recomputed = (frame[frame.method == name] for name in (REUSE, RECOMPUTED))
+    assert (reuse.hit_rate.to_numpy() == recomputed.hit_rate.to_numpy()).all()
+    assert (reuse.ttft_ms.to_numpy() < recomputed.ttft_ms.to_numpy()).all() and REORDERED in set(frame.method)
+    assert json.dumps(sorted(set(frame.order))) == '["fixed", "relevance", "shuffled"]'
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"order": "random"}, "order is 'random': allowed are fixed, relevance, shuffled"),
+        ({"queries": 0}, "queries is 0"),
+        ({"passages": (3, 2)}, "passages 3 to 2"),
+        ({"shares": (0.9, 0.3)}, "shares"),
+        ({"repeats": -0.1}, "repeats -0.1"),
+        ({"uploads": 0}, "a share of 0.3 is of uploads, and there are none"),
+    ],
+)
+def test_a_wrong_workload_is_one_sentence(fields, sentence):
+    with pytest.raises(BadInput, match=sentence.replace("(", r"\(")):
+        replace(SMALL, **fields)
+
+
+def test_a_wrong_setting_is_one_sentence():
+    with pytest.raises(BadInput, match="budget is 0: at least 1 is needed"):
+        Setting(budget=0)

@@ -1,0 +1,98 @@
+"""Simulated requests over passages: which passages a request asks for, and in which order. No model, no text.
+
+A passage is a number. FusionRAG (section 5.3.3) simulates 1,000 queries whose passages lie in the knowledge base
+(60%), are uploaded and shared (30%) or unique (10%). It does not say how many passages a query has, how many there are,
+and how often which is asked for: these are fields of `Workload`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from workbench.core.errors import BadInput
+
+Order = Literal["fixed", "relevance", "shuffled"]
+Requests = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests, and where their passages come from.
+
+    queries      how many
+    passages     of a request: the fewest and the most, drawn uniformly
+    knowledge, uploads      passages of the knowledge base, and shared ones that users bring
+    shares       of knowledge base and uploads among the passages asked for; the rest is asked for once
+    zipf         a passage of popularity rank r is drawn with weight r ** -zipf, without replacement in a request
+    order        of passages in a prompt: "fixed" by their number, which says nothing of popularity; "relevance" by the
+                 score they are drawn by; or "shuffled"
+    repeats      share of requests that ask for exactly the passages of an earlier one, in its order
+    """
+
+    queries: int = 1_000
+    passages: tuple[int, int] = (5, 10)
+    knowledge: int = 1_000
+    uploads: int = 1_000
+    shares: tuple[float, float] = (0.6, 0.3)
+    zipf: float = 1.0
+    order: Order = "relevance"
+    repeats: float = 0.0
+
+    def __post_init__(self) -> None:
+        fewest, most = self.passages
+        if self.order not in get_args(Order):
+            raise BadInput(f"order is {self.order!r}: allowed are {', '.join(get_args(Order))}")
+        if self.queries < 1 or not 1 <= fewest <= most <= min(self.knowledge, self.uploads or self.knowledge):
+            raise BadInput(
+                f"queries is {self.queries} and passages {fewest} to {most}, of {self.knowledge} and {self.uploads}: "
+                "at least 1 each, and no more than there are"
+            )
+        if min(*self.shares, self.repeats, self.zipf) < 0 or sum(self.shares) > 1 + 1e-9 or self.repeats > 1:
+            raise BadInput(f"shares {self.shares}, repeats {self.repeats}, zipf {self.zipf}: shares lie from 0 to 1")
+        if self.shares[1] and not self.uploads:
+            raise BadInput(f"a share of {self.shares[1]} is of uploads, and there are none")
+
+    @property
+    def prepared(self) -> range:
+        """Passages that are encoded before the first request."""
+        return range(self.knowledge)
+
+    def requests(self, seed: int = 0) -> Requests:
+        """Draw the passages of every request. Passages asked for once have numbers from knowledge + uploads on."""
+        draw = np.random.default_rng(seed)
+        base, shared = (_Pool(size, self.zipf, draw) for size in (self.knowledge, self.uploads))
+        fresh, listed = self.knowledge + self.uploads, Requests()
+        for _ in range(self.queries):
+            if listed and draw.random() < self.repeats:
+                listed.append(listed[draw.integers(len(listed))])
+                continue
+            count = int(draw.integers(self.passages[0], self.passages[1] + 1))
+            *known, once = draw.multinomial(count, [*self.shares, max(0.0, 1 - sum(self.shares))])
+            numbers, scores = base.drawn(int(known[0]))
+            more, more_scores = shared.drawn(int(known[1]))
+            own = np.arange(fresh, fresh + once)
+            fresh += once
+            numbers = np.concatenate((numbers, more + self.knowledge, own))
+            scores = np.concatenate((scores, more_scores, draw.gumbel(size=once)))
+            listed.append(numbers[self._places(numbers, scores, draw)].tolist())
+        return listed
+
+    def _places(self, numbers: np.ndarray, scores: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+        keys = {"fixed": numbers, "relevance": -scores, "shuffled": draw.random(len(numbers))}
+        return np.argsort(keys[self.order], kind="stable")
+
+
+class _Pool:
+    """Passages of which a few are drawn at a time: ∝ weight, without replacement (the Gumbel top-k trick)."""
+
+    def __init__(self, size: int, zipf: float, draw: np.random.Generator):
+        self.weights, self.draw = -zipf * np.log(draw.permutation(size) + 1.0), draw
+
+    def drawn(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return `count` numbers and their scores."""
+        if not count:
+            return np.zeros(0, dtype=int), np.zeros(0)
+        scores = self.weights + self.draw.gumbel(size=len(self.weights))
+        taken = np.argpartition(-scores, count - 1)[:count]
+        return taken, scores[taken]
