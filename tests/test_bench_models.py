@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
-from workbench.experiments.bench import operations, recompute, whole_model
+from workbench.experiments.bench import chunked, operations, recompute, whole_model
 from workbench.experiments.bench.operations import OPERATIONS
 from workbench.experiments.bench.timing import Roof
 from workbench.experiments.bench.whole_model import LLAMA, Scene, build
@@ -34,6 +34,8 @@ def scene():
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_every_candidate_can_be_carried_out(scene, name, monkeypatch):
     monkeypatch.setattr(operations, "CONTEXTS", (8, 4))
+    monkeypatch.setattr(operations, "PROMPTS", (16, 4))
+    monkeypatch.setattr(recompute, "SHARES", (0.0,))
     for work, candidates in OPERATIONS[name](scene):
         assert candidates[0].name == "ours" and work.flops > 0 and work.bytes > 0
         for candidate in candidates:
@@ -46,7 +48,7 @@ def test_every_candidate_can_be_carried_out(scene, name, monkeypatch):
 
 
 def test_recomputed_rows_are_chosen_within_the_time_and_random_ones_are_called_so(scene):
-    ((work, candidates),) = OPERATIONS["recompute"](scene)
+    (work, candidates), *_ = OPERATIONS["recompute"](scene)
     for candidate in candidates:
         candidate.runs = 2
     found = whole_model.measured(work, candidates, Roof(1e9, 1e9))
@@ -70,6 +72,51 @@ def test_the_rows_that_are_chosen_over_pages_are_those_of_the_selector(scene, ch
     (wanted,) = choice.rows(scene.model, [prompt], [kv], tokens=online.count)
     assert torch.equal(online.rows(choice), wanted) and online.blocks[0].start == 0
     assert not torch.equal(online.rows(None), wanted) and len(online.rows(None)) == len(wanted)
+
+
+def test_shares_of_recomputed_rows_are_timed_with_and_without_loading(scene):
+    for work, candidates in OPERATIONS["recompute"](scene):
+        share = work.shape["recomputed"]
+        assert work.name == f"{share:.0%} of 27K computed again" and ("choice" in work.shape) == bool(share)
+        assert recompute.LOADED in [candidate.name for candidate in candidates]
+
+
+def test_a_context_that_is_loaded_from_the_host_is_the_one_that_was_encoded(scene):
+    online = recompute.Online(scene, whole_model.Candidate("ours", None))
+    assert online.host
+    token = online.in_place(None)
+    for tensor in (*online.pool.keys, *online.pool.values):
+        tensor.zero_()
+    assert online.loaded(None) == token
+    assert online.candidate.facts["loaded_gb"] > 0
+
+
+def test_every_method_is_prefilled_in_chunks_and_every_length_is_reported(monkeypatch):
+    scene = Scene(build(TINY), [], unit=64)
+    for name, value in {"LENGTHS": (2, 3), "HALVINGS": 3, "RUNS": 1}.items():
+        monkeypatch.setattr(chunked, name, value)
+    found = {entry["name"]: entry for entry in chunked.entries(scene, Roof(1e9, 1e9))}
+    assert [entry["shape"]["tokens"] for entry in found.values()] == [128, 192]
+    for entry in found.values():
+        json.dumps(entry)
+        rows = {row["who"]: row for row in entry["contestants"]}
+        assert list(rows) == [method.name for method in chunked.methods(64)]
+        assert not [row["problem"] for row in rows.values() if "problem" in row]
+        assert rows["ours, dense"]["density"] == 1 > rows["xattention"]["density"]
+        assert rows["ours"]["ratio"] == 1
+
+
+def test_tokens_in_a_copy_give_what_a_mask_over_all_of_them_gives(scene):
+    method = chunked.methods(64)[-1]
+    queries, keys, values = (torch.randn(heads, tokens, 16) for heads, tokens in ((4, 32), (2, 96), (2, 96)))
+    rows = torch.arange(64, 96)
+    tiles = method.sparse(queries, keys, rows)
+    seen = tiles.visible(32, 96) & (torch.arange(96) <= rows[:, None])
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        queries[None], keys[None], values[None], seen[None], enable_gqa=True
+    )
+    ours = method.backend(queries, keys, values, rows, None, tiles, None)
+    assert torch.allclose(ours, exact[0], atol=1e-5)
 
 
 def test_rows_recomputed_in_place_and_over_a_copy_give_the_same_token(scene):

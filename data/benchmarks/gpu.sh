@@ -2,7 +2,8 @@
 # All results of one GPU: every kernel compared with its reference, then timed beside its baselines, then whole models beside stock
 # transformers, and where a prefill spends its time. What a folder holds of the same GPU stays where it is not measured again; results of another GPU are replaced.
 #     bash data/benchmarks/gpu.sh       leaves data/benchmarks/OP.json for every OP that is measured
-# OPS names some of them (kernels, question, recompute, prefill, decode, stages), AGAINST the baselines (all: FlashInfer too, where it
+# OPS names some of them (kernels, chunk_kernels, chunk_choices, chunk_attention, question, recompute, prefill, chunked,
+# decode, stages), AGAINST the baselines (all: FlashInfer too, where it
 # is installed), CHECK=no leaves the references out, OUT is another folder. Where one fails, the others still run.
 #     OPS="tile_attention prefill" CHECK=no OUT=/tmp/results bash data/benchmarks/gpu.sh
 set -euo pipefail

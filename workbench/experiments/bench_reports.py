@@ -32,7 +32,8 @@ def reports(folder: str | Path | None = None) -> dict[str, Report]:
     place = Path(FOLDER if folder is None else folder)
     if not place.is_dir():
         raise BadInput(f"{place} is no folder of reports: `workbench bench OP --out FOLDER` fills one")
-    contents = {bench.today(path.stem): read_json(path) for path in sorted(place.glob("*.json"))}
+    paths = (path for path in sorted(place.glob("*.json")) if path.stem not in bench.CHUNKS)  # `plots.chunks` reads them
+    contents = {bench.today(path.stem): read_json(path) for path in paths}
     first = [*bench.names(), *MODELS]
     ordered = sorted(contents, key=lambda name: (first.index(name) if name in first else len(first), name))
     needed = {"card", "copy_tbps", "product_tflops", "workloads"}

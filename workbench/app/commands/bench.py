@@ -20,7 +20,8 @@ from workbench.experiments.bench.check import check as verdicts
 app = typer.Typer(add_completion=False)
 CHECK = typer.Option("--check", help="Compare the kernel with its reference; take no times")
 OUT, AGAINST = Path("data/benchmarks"), "flash,cudnn,flex"
-KERNEL = f"Name of a kernel, `all`; of whole models {', '.join(bench.MODELS)}, `models`"
+CHUNKS, MODELS = ", ".join(bench.CHUNKS), ", ".join(bench.MODELS)
+KERNEL = f"Name of a kernel, `all`; of chunks {CHUNKS}; of whole models {MODELS}, `models`"
 
 
 @app.command(epilog="Example: workbench bench question_attention --against flash,cudnn,flex")
@@ -35,10 +36,10 @@ def bench_command(
 ) -> None:
     """Time the kernels beside their baselines on this GPU, or check them."""
     chosen = {"all": bench.names(), "models": list(bench.MODELS)}.get(kernel, [bench.today(kernel)])
-    if not set(chosen) <= {*bench.names(), *bench.MODELS}:
+    if not set(chosen) <= {*bench.names(), *bench.CHUNKS, *bench.MODELS}:
         raise BadInput(
-            f"there is no kernel {kernel!r}: it is one of {', '.join(bench.names())}, or all; "
-            f"of whole models {', '.join(bench.MODELS)}, or models are measured"
+            f"there is no kernel {kernel!r}: it is one of {', '.join((*bench.names(), *bench.CHUNKS))}, or all; "
+            f"of whole models {MODELS}, or models are measured"
         )
     if check and not set(chosen) <= set(bench.names()):
         raise BadInput(f"--check holds kernels to their references, and {kernel!r} is none")

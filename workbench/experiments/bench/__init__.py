@@ -12,7 +12,8 @@ from typing import Any
 from workbench import kernels
 from workbench.core.errors import BadInput
 
-MODELS = ("question", "recompute", "prefill", "decode")  # of whole models: `operations`
+MODELS = ("question", "recompute", "prefill", "chunked", "decode")  # of whole models: `operations`
+CHUNKS = ("chunk_kernels", "chunk_choices", "chunk_attention")  # several kernels and methods: `chunk_attention`
 
 
 ALIASES = {"page_attention": "page_list_attention"}  # kernels of earlier versions, as reports and commands name them

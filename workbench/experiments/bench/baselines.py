@@ -42,6 +42,21 @@ def torchs(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> 
     return call
 
 
+def masked(q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Call:
+    """PyTorch's memory-efficient attention, the mask `position of the key <= rows[i]` made beforehand; it knows no
+    shared heads, so keys and values are repeated beforehand too."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(group, 1) for x in (k, v))
+    seen = torch.arange(k.shape[2], device=q.device) <= rows[:, None]
+    bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, float("-inf"))
+
+    def call() -> Tensor:
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            return scaled_dot_product_attention(q, keys, values, bias)
+
+    return call
+
+
 @cache
 def _flex() -> Any:
     return torch.compile(import_module("torch.nn.attention.flex_attention").flex_attention, dynamic=False)

@@ -2,26 +2,21 @@
 
 question    time to the first token of a 50-token question over 4K to 64K tokens of cached blocks that are shifted
 recompute   27K tokens of cached blocks, 15% of them chosen and recomputed, and the question: `bench.recompute`
-prefill     128K tokens at once: the tiles that BFLA keeps, beside all of them
+prefill     2K to 128K tokens at once: the tiles that BFLA keeps, beside all of them
+chunked     16K to 128K tokens in chunks of 1,024 rows under every method: `bench.chunked`
 decode      one token of each of eight answers over a shared context of 32K tokens
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from workbench.core.errors import BadInput
-from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
-from workbench.core.tiles import Tiles
 from workbench.engine.compile import fused
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.forward import all_rows, prefill_many
-from workbench.experiments.bench import stock
+from workbench.experiments.bench import chunked, stock
+from workbench.experiments.bench.density import Counted
 from workbench.experiments.bench.pools import BLOCK, describe, filled, token_of
 from workbench.experiments.bench.recompute import QUESTION, recompute
 from workbench.experiments.bench.run import gpu_facts
@@ -33,6 +28,7 @@ from workbench.methods.sparse.bfla import Bfla
 DENSITY = 0.15  # of the causal tiles that BFLA keeps
 DEEP = 8  # layers by which the density is set
 CONTEXTS = (32, 4, 8, 16, 64)  # units under the question; variants of ours are timed on the first
+PROMPTS = (128, 2, 4, 8, 16, 32, 64)  # units that are prefilled at once
 
 
 def paged(scene: Scene, context: int, question: int, graphs: bool, compiled: bool, candidate: Candidate) -> Sample:
@@ -69,31 +65,6 @@ def question(scene: Scene) -> Iterator[Comparison]:
             Candidate("transformers, full prefill", partial(stock.whole, scene, context + count, ""), 4),
         ]
         yield Workload(name, shape, scene.flops(count, pairs), scene.bytes(context)), candidates
-
-
-@dataclass
-class Counted:
-    """A sparse method that counts the tiles it keeps, on the device."""
-
-    over: Any
-    counts: list[Tensor] = field(default_factory=list)  # [2] of a call: kept and causal tiles
-
-    @property
-    def size(self) -> int:
-        return int(self.over.size)
-
-    def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
-        tiles: Tiles = self.over(queries, keys, rows, site)
-        causal = Grid(rows.to(keys.device), keys.shape[1], self.size).causal.sum() * len(queries)
-        self.counts.append(torch.stack((tiles.kept.sum(), causal)))
-        return tiles
-
-    @property
-    def density(self) -> float:
-        """Return the share of the causal tiles that was kept, and begin to count afresh."""
-        kept, causal = torch.stack(self.counts).sum(0).tolist()
-        self.counts = []
-        return kept / causal
 
 
 def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
@@ -140,20 +111,24 @@ def long(scene: Scene, tokens: int, sparse: Bfla | None, compiled: bool, candida
 
 
 def whole_prompt(scene: Scene) -> Iterator[Comparison]:
-    tokens, block = 128 * scene.unit, min(256, scene.unit)
-    shape = {"tokens": tokens, "block": block, "tile": block // 2, "flat": block // 4}
-    method = Bfla(block=block, tile=block // 2, flat=block // 4)
-    flops = scene.flops(tokens, DENSITY * tokens * (tokens + 1) / 2)
-    candidates = [
-        Candidate("ours", partial(long, scene, tokens, method, True), 2),
-        Candidate("ours, layers not fused", partial(long, scene, tokens, method, False), 1, warmed=True),
-        Candidate("ours, dense", partial(long, scene, tokens, None, True), 1),
-    ]
-    for name in stock.BACKENDS:
-        if name in scene.against:
-            whole = partial(stock.whole, scene, tokens, name)
-            candidates.append(Candidate(f"transformers, dense ({name})", whole, 1, warmed=True))
-    yield Workload("128K at once, BFLA at 15%", shape, flops, scene.bytes(tokens)), candidates
+    """Prefill 128K tokens at once, then shorter prompts: from some length on, BFLA is slower than dense attention."""
+    for length in PROMPTS:
+        tokens, block = length * scene.unit, min(256, scene.unit)
+        shape = {"tokens": tokens, "block": block, "tile": block // 2, "flat": block // 4}
+        method = Bfla(block=block, tile=block // 2, flat=block // 4)
+        flops = scene.flops(tokens, DENSITY * tokens * (tokens + 1) / 2)
+        longest = length == PROMPTS[0]
+        runs = 1 if longest else max(2, min(20, 64 // length))
+        candidates = [Candidate("ours", partial(long, scene, tokens, method, True), max(2, runs))]
+        if longest:
+            candidates.append(Candidate("ours, layers not fused", partial(long, scene, tokens, method, False), 1, True))
+        candidates.append(Candidate("ours, dense", partial(long, scene, tokens, None, True), runs))
+        for name in stock.BACKENDS:
+            if name in scene.against:
+                whole = partial(stock.whole, scene, tokens, name)
+                candidates.append(Candidate(f"transformers, dense ({name})", whole, runs, warmed=longest))
+        name = f"{length}K at once, BFLA at 15%" if longest else f"{length}K tokens at once, BFLA at 15% or its least"
+        yield Workload(name, shape, flops, scene.bytes(tokens)), candidates
 
 
 def decode(scene: Scene) -> Iterator[Comparison]:
@@ -198,6 +173,9 @@ def run(name: str, against: list[str], only: str = "") -> Iterator[dict[str, Any
     ceiling = roof()
     yield gpu_facts() | {"kernel": name, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
     scene = Scene(build(), against)
+    if name == "chunked":
+        yield from (entry for entry in chunked.entries(scene, ceiling) if only in entry["name"])
+        return
     for work, candidates in OPERATIONS[name](scene):
         if only in work.name:
             yield measured(work, candidates, ceiling)

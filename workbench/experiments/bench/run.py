@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from workbench.core.errors import BadInput
-from workbench.experiments.bench import choices, named, workloads
+from workbench.experiments.bench import CHUNKS, choices, chunk_attention, named, workloads
 from workbench.experiments.bench.timing import Roof, Time, measure, roof
 from workbench.experiments.bench.variants import variants
 from workbench.experiments.bench.workloads import Workload
 from workbench.experiments.record import version_of
 
-WORKLOADS = {**workloads.WORKLOADS, **choices.WORKLOADS}
+WORKLOADS = {**workloads.WORKLOADS, **choices.WORKLOADS, **chunk_attention.COMPARISONS}
 LIBRARIES = ("torch", "triton", "transformers", "flashinfer-python")
 DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -33,7 +33,8 @@ def run(kernel: str, against: list[str], tuning: bool = False, only: str = "") -
 
     BadInput where there is no GPU, no such kernel, or nothing is measured of it.
     """
-    named(kernel)
+    if kernel not in CHUNKS:
+        named(kernel)
     if not torch.cuda.is_available():
         raise BadInput("kernels are timed on a GPU, and there is none here: --check works on a CPU")
     if kernel not in WORKLOADS:
