@@ -6,6 +6,8 @@ from workbench.store.keys import FORMAT_VERSION, Identity, Key, fingerprint, key
 from workbench.store.memory import MemoryStore
 from workbench.store.misses import Miss
 from workbench.store.stats import Stats
+from workbench.store.tiered import TieredStore
+from workbench.store.tiers import HostTier, StoreTier
 
 __all__ = ["FORMAT_VERSION", "FolderStore", "Identity", "Key", "MemoryStore", "Miss", "Stats", "Store"]
-__all__ += ["collect", "fetch", "fingerprint", "key_of"]
+__all__ += ["HostTier", "StoreTier", "TieredStore", "collect", "fetch", "fingerprint", "key_of"]

@@ -18,15 +18,21 @@ class PackedKV(KV):
     layers: tuple[tuple[int, int], ...] = ()
 
 
-def pack(kv: KV, pinned: bool = False) -> PackedKV:
-    """Copy KV into one run of bytes on the host; with `pinned`, in page-locked memory (where there is a GPU)."""
+def layers_of(kv: KV) -> tuple[tuple[int, int], ...]:
+    """Return where the layers of a packed copy begin and end, in bytes; the last end is its size."""
     layers, end = [], 0
     for k, v in zip(kv.keys, kv.values, strict=True):
         begin = -(-end // ALIGNED) * ALIGNED
         end = begin + k.nbytes + v.nbytes
         layers.append((begin, end))
-    flat = torch.empty(end, dtype=torch.uint8, pin_memory=pinned and torch.cuda.is_available())
-    packed = within(flat, tuple(layers), kv)
+    return tuple(layers)
+
+
+def pack(kv: KV, pinned: bool = False) -> PackedKV:
+    """Copy KV into one run of bytes on the host; with `pinned`, in page-locked memory (where there is a GPU)."""
+    layers = layers_of(kv)
+    flat = torch.empty(layers[-1][1], dtype=torch.uint8, pin_memory=pinned and torch.cuda.is_available())
+    packed = within(flat, layers, kv)
     for mine, theirs in zip(packed.tensors(), kv.tensors(), strict=True):
         mine.copy_(theirs)
     return packed

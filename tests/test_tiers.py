@@ -1,0 +1,381 @@
+"""Tiers: hot blocks above, cold ones below, never over a budget, and what is read is what was written."""
+
+from threading import Event as Signal
+from threading import Thread
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.random_models import block_of, model_of
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.engine.encoding import encode
+from workbench.store import FolderStore, MemoryStore, fetch, key_of
+from workbench.store.events import Events
+from workbench.store.heat import Heat
+from workbench.store.packed import PackedKV, pack
+from workbench.store.quantized import quantize, size_in_bytes
+from workbench.store.tiered import TieredStore
+from workbench.store.tiers import HostTier, StoreTier
+
+KEYS = "abcdefgh"
+
+
+def kv_of(tokens: int, fill: float = 0.0) -> KV:
+    """16 bytes a token."""
+    return KV([torch.full((1, tokens, 2), float(fill))], [torch.full((1, tokens, 2), -float(fill))])
+
+
+class Shelf:
+    """A store that removes blocks."""
+
+    def __init__(self):
+        self.held, self.broken = {}, False
+
+    def get(self, key):
+        return self.held.get(key)
+
+    def put(self, key, kv):
+        if self.broken:
+            raise OSError("no space left on device")
+        self.held[key] = kv
+
+    def remove(self, key):
+        del self.held[key]
+
+    def __iter__(self):
+        return iter(list(self.held))
+
+
+def two(host: int, disk: int | None = None, **options) -> TieredStore:
+    return TieredStore([HostTier(host), StoreTier(Shelf(), disk)], **options)
+
+
+class Model(RuleBasedStateMachine):
+    """Three tiers against a dictionary of what was written."""
+
+    @initialize(host=st.integers(3, 12), disk=st.integers(3, 20), last=st.one_of(st.none(), st.integers(3, 20)))
+    def begin(self, host, disk, last):
+        self.budgets = [16 * host, 16 * disk, last and 16 * last]
+        names = ("host", "disk", "remote")
+        shelves = [StoreTier(Shelf(), budget, name) for name, budget in zip(names[1:], self.budgets[1:], strict=True)]
+        self.store, self.written = TieredStore([HostTier(self.budgets[0]), *shelves]), {}
+        self.pins = []
+
+    @rule(key=st.sampled_from(KEYS), tokens=st.integers(1, 22), fill=st.integers(1, 9))
+    def put(self, key, tokens, fill):
+        if key in self.pins:
+            return
+        if all(budget and 16 * tokens > budget for budget in self.budgets):
+            with pytest.raises(BadInput, match="larger than every budget"):
+                self.store.put(key, kv_of(tokens, fill))
+            return
+        self.store.put(key, kv_of(tokens, fill))
+        self.written[key] = tokens, float(fill)
+        assert key in self.store, "what was just written fits somewhere"
+
+    @rule(key=st.sampled_from(KEYS))
+    def get(self, key):
+        there, kv = self.store.where(key), self.store.get(key)
+        assert (kv is not None) == (there is not None)
+        if kv is None:
+            reason = self.store.recent[-1].reason
+            assert reason == ("evicted" if key in self.written else "never seen")
+            return
+        assert kv.read_only and (len(kv), float(kv.keys[0][0, 0, 0])) == self.written[key]
+        assert bool((kv.values[0] == -self.written[key][1]).all())
+
+    @rule(key=st.sampled_from(KEYS))
+    def pin(self, key):
+        if self.store.pin(key):
+            self.pins.append(key)
+
+    @rule()
+    def unpin(self):
+        if self.pins:
+            self.store.unpin(self.pins.pop())
+
+    @rule()
+    def flush(self):
+        self.store.flush()
+
+    @invariant()
+    def holds(self):
+        if not hasattr(self, "store"):
+            return
+        for tier, budget in zip(self.store.tiers, self.budgets, strict=True):
+            assert budget is None or tier.bytes <= budget
+            assert tier.bytes == sum(16 * self.written[key][0] for key in tier)
+        assert all(key in self.store.tiers[0] for key in self.pins), "pinned blocks stay in the first tier"
+        if self.budgets[2] is None:
+            assert set(self.written) == {key for key in KEYS if key in self.store}, "nothing is lost without need"
+        for tier in self.store.tiers[1:]:
+            assert sorted(tier) == sorted(tier.store.held)
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=60, stateful_step_count=25)
+
+
+def test_the_coldest_block_moves_down_and_comes_back_up():
+    store = two(48, events=Events())
+    for key in "ab":
+        store.put(key, kv_of(1))
+    store.get("a")
+    store.put("c", kv_of(1))
+    store.put("d", kv_of(1))
+    assert [store.where(key) for key in "abcd"] == ["host", "disk", "host", "host"], "b was used least"
+    found = store.find("b")
+    assert found.tier == "disk" and store.where("b") == "host"
+    assert [(row["hits"], row["read"], row["evictions"]) for row in store.by_tier()] == [(1, 16, 2), (1, 16, 0)]
+    kinds = [event.what for event in store.events]
+    assert kinds.count("evict") == 2 and kinds.count("write") == 2 and kinds.count("read") == 1
+    assert store.stats.hits == 2 and store.stats.entries == 4
+
+
+def test_frequency_counts_and_what_was_hot_long_ago_cools_down():
+    heat = Heat()
+    heat.add("old")
+    for _ in range(5):
+        heat.use("old")
+    evicted = []
+    for number in range(20):  # each used twice
+        heat.add(f"{number}")
+        heat.use(f"{number}")
+        if len(heat) > 3:
+            key = next(iter(heat.coldest()))
+            heat.remove(key, evicted=True)
+            evicted.append(key)
+    assert evicted[0] == "0" and "old" in evicted and heat.of("old") == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("aur"), st.sampled_from(KEYS)), max_size=60))
+def test_the_coldest_come_first_and_their_books_do_not_grow(steps):
+    heat, there = Heat(), set()
+    for what, key in steps:
+        if what == "a":
+            heat.add(key)
+            there.add(key)
+        elif what == "u":
+            heat.use(key)
+        else:
+            heat.remove(key)
+            there.discard(key)
+        order = list(heat.coldest())
+        assert sorted(order) == sorted(there) and [heat.of(k) for k in order] == sorted(heat.of(k) for k in there)
+    assert len(heat._heap) <= 64 + 2 * len(heat) + 1
+
+
+def test_a_block_that_left_the_last_tier_says_when_and_why():
+    store = two(16, 16, clock=lambda: 0.0)
+    for key in "abc":
+        store.put(key, kv_of(1))
+    assert store.get("a") is None
+    assert str(store.recent[-1]) == "evicted: 1970-01-01 00:00:00 UTC, to make room in disk (16 bytes)"
+    assert store.stats.reasons == {"evicted": 1}
+
+
+def test_a_disk_that_is_full_costs_an_encoding_and_no_answer():
+    store = two(16)
+    store.tiers[1].store.broken = True
+    for key in "ab":
+        store.put(key, kv_of(1))
+    assert store.get("b") is not None and store.get("a") is None
+    assert "no space left" in store.recent[-1].detail
+
+
+@pytest.mark.parametrize("budget", [0, -1])
+def test_a_budget_is_positive(budget):
+    with pytest.raises(BadInput, match=f"budget of host is {budget} bytes"):
+        HostTier(budget)
+
+
+def test_a_budget_smaller_than_a_block_is_one_clear_error_and_nothing_is_written():
+    store = two(16, 32)
+    with pytest.raises(BadInput, match=r"a block of 48 bytes is larger than every budget \(host 16, disk 32 bytes\)"):
+        store.put("a", kv_of(3))
+    store.put("b", kv_of(2))
+    assert store.where("a") is None and store.where("b") == "disk"
+
+
+def test_a_folder_that_holds_more_than_its_budget_is_refused_and_left_alone():
+    shelf = Shelf()
+    shelf.put("a", kv_of(2))
+    with pytest.raises(BadInput, match="disk holds 32 bytes of blocks already"):
+        StoreTier(shelf, 16)
+    with pytest.raises(BadInput, match="removes no blocks"):
+        StoreTier(MemoryStore(), 16)
+    assert list(shelf) == ["a"]
+
+
+@pytest.mark.parametrize("options", [{"write": "never"}, {"loaders": 0}])
+def test_options_are_checked(options):
+    with pytest.raises(BadInput, match=next(iter(options))):
+        two(16, **options)
+    with pytest.raises(BadInput, match="each with its own name"):
+        TieredStore([HostTier(1), HostTier(1)])
+
+
+class Slow(Shelf):
+    """Reads wait until they are let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads, self.begun, self.go = 0, Signal(), Signal()
+
+    def get(self, key):
+        self.reads += 1
+        self.begun.set()
+        assert self.go.wait(10)
+        return super().get(key)
+
+
+def test_a_block_on_its_way_is_read_once_and_missed_by_those_who_do_not_wait():
+    shelf = Slow()
+    shelf.held["a"], shelf.held["b"] = kv_of(1, 3), kv_of(2)
+    store = TieredStore([HostTier(64), StoreTier(shelf, name="remote")])
+    (first,) = store.prefetch(["a"])
+    assert shelf.begun.wait(10)
+    assert store.find("a", wait=False) is None and store.recent[-1].reason == "still loading"
+    got = []
+    other = Thread(target=lambda: got.append(store.get("a")))
+    other.start()
+    store.put("c", kv_of(1))
+    assert store.get("c") is not None, "a hit in memory waits for no read"
+    shelf.go.set()
+    other.join(10)
+    assert first.result(10).tier == "remote" and len(got[0]) == 1 and shelf.reads == 1
+    assert store.where("a") == "host"
+    store.close()
+
+
+def test_a_read_that_fails_fails_those_who_asked_and_nobody_later():
+    class Failing(Shelf):
+        def get(self, key):
+            raise TimeoutError("the remote is silent")
+
+    store = TieredStore([HostTier(64), StoreTier(Failing(), name="remote")])
+    with pytest.raises(TimeoutError):
+        store.get("a")
+    store.put("a", kv_of(1))
+    assert store.get("a") is not None
+
+
+def test_what_is_written_through_lies_in_every_tier():
+    store = two(64, write="through")
+    store.put("a", kv_of(1))
+    assert [list(tier) for tier in store.tiers] == [["a"], ["a"]]
+
+
+def test_threads_keep_the_books():
+    store = two(64, 96)
+
+    def work(seed):
+        draw = torch.Generator().manual_seed(seed)
+        for _ in range(150):
+            key = KEYS[int(torch.randint(8, (1,), generator=draw))]
+            if (kv := store.get(key)) is None:
+                store.put(key, kv_of(1, KEYS.index(key) + 1))
+            else:
+                assert float(kv.keys[0][0, 0, 0]) == KEYS.index(key) + 1
+
+    threads = [Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for tier in store.tiers:
+        assert tier.bytes == 16 * len(tier) <= tier.budget_bytes
+    assert store.stats.hits + store.stats.misses == 600
+    assert not store.chain._moving and not store._loading
+
+
+def test_a_folder_is_a_tier_whose_files_come_and_go(tmp_path):
+    model, blocks = model_of(), [block_of(4, seed) for seed in range(3)]
+    kvs = [encode(model, block).lock() for block in blocks]
+    keys = [key_of("m", torch.float32, block) for block in blocks]
+    size = kvs[0].nbytes
+
+    def opened():
+        return StoreTier(FolderStore(tmp_path / "blocks", {"model": "m"}, new=True), 2 * size)
+
+    store = TieredStore([HostTier(size), opened()])
+    for key, kv in zip(keys, kvs, strict=True):
+        store.put(key, kv)
+    assert [store.where(key) for key in keys] == ["disk", "disk", "host"] and store.flush() == 1
+    assert [store.where(key) for key in keys] == [None, "disk", "host"], "the coldest made room"
+    assert store.why(keys[0]).reason == "evicted"
+    assert len(list((tmp_path / "blocks").glob("*.safetensors"))) == 2
+    again = TieredStore([HostTier(size), opened()])
+    found = again.find(keys[2])
+    assert found.tier == "disk" and torch.equal(found.kv.keys[1], kvs[2].keys[1])
+    other = key_of("m", torch.bfloat16, blocks[2])
+    assert again.get(other) is None and again.recent[-1].reason == "other dtype"
+
+
+def test_a_file_of_several_blocks_is_written_without_the_one_that_is_removed(tmp_path):
+    folder = FolderStore(tmp_path / "blocks", {"model": "m"}, new=True)
+    folder.write("many", {"a": kv_of(2, 1), "b": kv_of(3, 2)})
+    assert folder.size_of("b") == 48 and folder.size_of("x") == 0
+    folder.remove("a")
+    folder.remove("a")
+    assert folder.get("a") is None and folder.why("a").reason == "evicted" and len(folder.get("b")) == 3
+    folder.remove("b")
+    assert not list((tmp_path / "blocks").glob("*.safetensors")) and len(folder) == 0
+
+
+def test_blocks_are_fetched_through_tiers_as_through_memory():
+    model, blocks = model_of(), [block_of(5), block_of(7, 1)]
+    store, size = two(1 << 20), 0
+    for expected in (0, 2):
+        kvs = fetch(model, blocks, store)
+        size = sum(kv.nbytes for kv in kvs)
+        assert store.stats.hits == expected
+    assert store.bytes == size
+
+
+@given(st.integers(1, 9), st.integers(0, 5), st.floats(1e-6, 1e6))
+def test_eight_bits_lose_at_most_half_a_step(tokens, seed, scale):
+    torch.manual_seed(seed)
+    kv = KV([torch.randn(2, tokens, 4) * scale], [torch.randn(2, tokens, 4) * scale], start=3)
+    rounded = quantize(kv)
+    back = rounded.restore()
+    for mine, theirs, over in ((back.keys[0], kv.keys[0], 1), (back.values[0], kv.values[0], 2)):
+        step = theirs.abs().amax(over, keepdim=True) / 127
+        assert bool(((mine - theirs).abs() <= step * 0.501).all())
+    assert back.read_only and back.start == 3 and rounded.nbytes == size_in_bytes(kv)
+
+
+def test_a_tier_of_eight_bits_holds_more_blocks():
+    kv = encode(model_of(), block_of(64)).lock()
+    plain, rounded = HostTier(kv.nbytes), HostTier(kv.nbytes, storage="int8")
+    assert rounded.needs(kv) < 0.4 * plain.needs(kv) == 0.4 * kv.nbytes
+    store = TieredStore([rounded])
+    store.put("a", kv)
+    store.put("b", kv)
+    assert len(rounded) == 2 and rounded.bytes == 2 * rounded.needs(kv)
+    torch.testing.assert_close(store.get("a").keys[0], kv.keys[0], atol=0.05 * float(kv.keys[0].abs().max()), rtol=0)
+    broken = kv.clone()
+    broken.keys[0][0, 0, 0] = float("nan")
+    with pytest.raises(BadInput, match="not finite"):
+        store.put("c", broken)
+    with pytest.raises(BadInput, match="storage is 'int4'"):
+        HostTier(storage="int4")
+    with pytest.raises(BadInput, match="not page-locked"):
+        HostTier(storage="int8", pinned=True)
+
+
+def test_packed_blocks_are_the_same_numbers_in_one_run_of_bytes():
+    kv = encode(model_of(), block_of(7))
+    packed = pack(kv)
+    begin, end = packed.layers[1]
+    assert packed.flat[begin:end].data_ptr() == packed.keys[1].data_ptr()
+    assert all(torch.equal(a, b) for a, b in zip(packed.tensors(), kv.tensors(), strict=True))
+    tier = HostTier(1 << 20, pinned=True)
+    held = tier.made(kv)
+    tier.keep("a", held)
+    assert isinstance(held, PackedKV) and held.read_only and tier.made(held) is held
+    assert tier.bytes == held.flat.nbytes >= kv.nbytes
