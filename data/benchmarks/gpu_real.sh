@@ -8,6 +8,7 @@
 # JOBS     what is measured, NAME:GROUP:PASSAGES:SAMPLES, in this order; FEW the same for the tuned model. "": nothing
 # TUNE     minutes of training of each run, 0: none; it takes HELD, TRAIN, EXCLUDE and all else of smollm2_block.sh
 # MINUTES  of the whole; PER_GPU processes share a GPU (measuring is bound by the host: 6 keep 16 cores busy)
+# MINILM   vectors of the passages (real.py measure --minilm), for neighbours by MiniLM
 # PARTS    into how many a job is cut; the same when it goes on
 # OUT      rows/, logs/, adapters and curves, as they come; real.tgz has them all, every two minutes and at the end
 set -euo pipefail
@@ -22,20 +23,23 @@ command -v "$PYTHON" >/dev/null || PYTHON=python3
 read -r found cards < <("$PYTHON" -c 'import torch; n = torch.cuda.device_count(); print("cuda" if n else "cpu", max(1, n))')
 export PYTHON MODEL=${MODEL:-smollm2} DEVICE=${DEVICE:-$found} GPUS=${GPUS:-$cards} PARTS=${PARTS:-15}
 jobs=${JOBS-nq:ratios:10:500 hotpotqa:ratios:10:500 nq:sparse:40:200 manuals:choices:10:500}
+export CARDS=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((GPUS - 1)))} PER_GPU=${PER_GPU:-6}
 few=${FEW-nq:few:10:500 hotpotqa:few:10:500 manuals:few:10:500}
-tune=${TUNE:-6} workers=$((GPUS * ${PER_GPU:-6}))
+tune=${TUNE:-6} workers=$((GPUS * PER_GPU))
 export END=$(($(date +%s) + 60 * ${MINUTES:-27}))
 : >"$OUT/left"
 
 unit() { # MODEL JOB PART: measures what is missing of a part of a job, as long as there is time
-    local name group passages samples left file what log
+    local name group passages samples left file what log cards
+    IFS=, read -ra cards <<<"$CARDS"
     IFS=: read -r name group passages samples <<<"$2"
     left=$((END - $(date +%s) - 15)) what="$(basename "$1") $2, part $3"
     [ "$left" -gt 30 ] || { echo "not begun: $what" | tee -a "$OUT/left"; return 0; }
     for file in "$FILES/$name.jsonl" "$FILES/$name-test.jsonl"; do [ -f "$file" ] && break; done
     log=$OUT/logs/$(basename "$1")-$name-$group-$3.log
-    CUDA_VISIBLE_DEVICES=$((SLOT % GPUS)) "$PYTHON" data/benchmarks/real.py measure --model "$1" --device "$DEVICE" \
+    CUDA_VISIBLE_DEVICES=${cards[SLOT % GPUS]} "$PYTHON" data/benchmarks/real.py measure --model "$1" --device "$DEVICE" \
         --group "$group" --passages "$passages" --samples "$samples" --part "$3/$PARTS" --out "$OUT/rows" \
+        --beside "$PER_GPU" ${MINILM:+--minilm "$MINILM"} \
         --minutes "$((left / 60)).$((left % 60 * 10 / 60))" "$name=$file" >>"$log" 2>&1 ||
         { echo "failed: $what (see logs)" | tee -a "$OUT/left"; return 0; }
     if tail -n 1 "$log" | grep -q "minutes are over"; then echo "not finished: $what" | tee -a "$OUT/left"; fi

@@ -27,6 +27,7 @@ read -ra sizes <<<"${SIZES:-lab-hard-small lab-hard-large}"
 read -ra preparations <<<"${PREPARE:-independent after_system behind_document}"
 read -ra settings <<<"${SET:-}"
 gpus=$("$python" -c 'import torch; print(max(1, torch.cuda.device_count()))')
+IFS=, read -ra cards <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((gpus - 1)))}"
 mkdir -p "$out" "$runs"
 
 side_by_side() { # the command for every "SIZE SEED" of the list $todo, so many at once as the GPUs take
@@ -34,7 +35,7 @@ side_by_side() { # the command for every "SIZE SEED" of the list $todo, so many 
     for one in "${todo[@]}"; do
         while [ "$(jobs -rp | wc -l)" -ge "$most" ]; do wait -n || true; done
         # shellcheck disable=SC2086
-        CUDA_VISIBLE_DEVICES=$((at % gpus)) "$1" $one || echo "$1 $one failed: run this again" >&2 &
+        CUDA_VISIBLE_DEVICES=${cards[at % gpus]} "$1" $one || echo "$1 $one failed: run this again" >&2 &
         at=$((at + 1))
     done
     wait

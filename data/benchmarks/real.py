@@ -227,12 +227,14 @@ def measure(args: argparse.Namespace) -> None:
         options |= {"batch": args.batch or batch_of(own, loaded), "go_on": pace.of(path.stem)}
         if args.group == "sparse" and number == 0:
             kept(path.with_suffix(".kept"), loaded, samples[: args.kept], here, about)
-        begin = time.monotonic()
-        fidelity.measure_into(path, loaded, own, made, about=about, **options)
+        begin, there = time.time(), len(fidelity.read(path))
+        rows = fidelity.measure_into(path, loaded, own, made, about=about, **options)
+        head |= {"begun": begin, "ended": time.time(), "made": len(rows) - there, "beside": args.beside}
+        write_text(path.with_suffix(".head"), json.dumps(head) + "\n")
         if pace.stopped:
             print(f"{path.stem}: {args.minutes:g} minutes are over; it goes on with the same command", flush=True)
             return
-        print(f"{path.stem}: all {len(own)} questions, {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"{path.stem}: all {len(own)} questions, {time.time() - begin:.0f} s", flush=True)
 
 
 def batch_of(samples: Sequence[Sample], loaded: Loaded) -> int:
@@ -296,6 +298,7 @@ def main() -> None:
     measuring.add_argument("--minutes", type=float, default=math.inf, help="stop before a batch that would take longer")
     measuring.add_argument("--tokens", type=int, default=fidelity.TOKENS)
     measuring.add_argument("--part", default="0/1", help="this process's share, as 0/4")
+    measuring.add_argument("--beside", type=int, default=1, help="processes that share the GPU, kept beside the times")
     measuring.add_argument("--minilm", help="file of vectors (`embedders.save`), for neighbours by MiniLM")
     measuring.add_argument("--group", choices=GROUPS, default="choices")
     measuring.add_argument("--passages", type=int, default=10)

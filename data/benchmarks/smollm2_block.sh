@@ -24,6 +24,7 @@ command -v "$python" >/dev/null || python=python3
 runs=(${RUNS:-block naive})
 device=${DEVICE:-$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")')}
 gpus=$("$python" -c 'import torch; print(max(1, torch.cuda.device_count()))')
+IFS=, read -ra cards <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((gpus - 1)))}"
 mkdir -p runs
 files=() excluded=()
 for file in $TRAIN; do files+=("$(cd "$here" && realpath "$file")"); done
@@ -55,7 +56,7 @@ jobs=()
 trap '[ ${#jobs[@]} -eq 0 ] || kill -TERM "${jobs[@]}" 2>/dev/null || true' TERM INT # each saves its adapter
 for i in "${!runs[@]}"; do
     [ -f "runs/smollm2-${runs[i]}/model/config.json" ] && continue
-    (CUDA_VISIBLE_DEVICES=$((i % gpus)) learn "${runs[i]}") > >(trap '' TERM INT; exec sed -u "s/^/[${runs[i]}] /") 2>&1 &
+    (CUDA_VISIBLE_DEVICES=${cards[i % gpus]} learn "${runs[i]}") > >(trap '' TERM INT; exec sed -u "s/^/[${runs[i]}] /") 2>&1 &
     jobs+=($!)
 done
 for job in ${jobs[@]+"${jobs[@]}"}; do # one that fails does not stop the other
