@@ -4,7 +4,7 @@ In every layer a request writes its fresh keys and values to its own KV and atte
 by torch with masks that are kept from layer to layer.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,10 +40,18 @@ class PlannedRequest:
     """A plan carried out on one KV: lives for one forward pass and keeps its masks from layer to layer.
 
     kept   how many of the last rows get logits; in the last layer the others only write their keys and values
+    wait   is called with the number of a layer before its cached keys and values are read: they may still be on the way
     """
 
-    def __init__(self, plan: Plan, kv: KV, device: torch.device, kept: int | None = None):
-        self.plan, self.kv, self.num_layers = plan, kv, plan.num_layers
+    def __init__(
+        self,
+        plan: Plan,
+        kv: KV,
+        device: torch.device,
+        kept: int | None = None,
+        wait: Callable[[int], None] | None = None,
+    ):
+        self.plan, self.kv, self.num_layers, self.wait = plan, kv, plan.num_layers, wait
         self._tail: PlannedRequest | None = None
         if kept and kept < len(plan.rows) and not (plan.sparse or plan.backend or plan.num_layers):
             self._tail = PlannedRequest(replace(plan, rows=plan.rows[-kept:], return_queries=()), kv, device)
@@ -56,6 +64,8 @@ class PlannedRequest:
 
     def attend(self, x: LayerInput) -> Tensor | None:
         """Write the fresh keys and values, then attend: [Hq, R, D], None where the output is not needed."""
+        if self.wait is not None:
+            self.wait(x.layer)
         self._write(self.kv.keys[x.layer], x.k)
         self._write(self.kv.values[x.layer], x.v)
         if x.layer in self.plan.return_queries:

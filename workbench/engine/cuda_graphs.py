@@ -7,7 +7,7 @@ CUDA, and for large batches, whose kernels run longer than they take to start, t
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -68,32 +68,46 @@ class Runner:
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor]) -> Tensor:
+    def prefill(
+        self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor], wait: Callable[[int], None] | None = None
+    ) -> Tensor:
         """Compute the logits [B, V] after the last token of every request.
 
         `tokens[i]` [R] are those of the rows that are computed now: at first the recomputed tokens of the context, then
-        the question.
+        the question. `wait(layer)` is called before cached pages of a layer are read, which may be on the way; such a
+        step is not captured.
         """
-        return self._prefill(prompts, tokens)[0]
+        return self._prefill(prompts, tokens, wait=wait)[0]
 
     @torch.no_grad()
     def prefill_queries(
-        self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor], layers: tuple[int, ...]
+        self,
+        prompts: Sequence[PagedPrompt],
+        tokens: Sequence[Tensor],
+        layers: tuple[int, ...],
+        wait: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Compute what `prefill` does, and the queries [B, Hq, R, D] of `layers`, R the most tokens of a request.
 
         Rows behind a request's own tokens are padding. The next call writes over the queries.
         """
-        logits, batch = self._prefill(prompts, tokens, layers)
+        logits, batch = self._prefill(prompts, tokens, layers, wait)
         most = max(map(len, tokens))
         return logits, {layer: x[: len(prompts), :, :most] for layer, x in batch.queries.items()}
 
     def _prefill(
-        self, prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor], layers: tuple[int, ...] = ()
+        self,
+        prompts: Sequence[PagedPrompt],
+        tokens: Sequence[Tensor],
+        layers: tuple[int, ...] = (),
+        wait: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, StaticBatch]:
         _check(prompts, tokens)
-        ready = self._ready(Bucket.of(prompts, max(map(len, tokens)), queries=layers))
+        bucket = Bucket.of(prompts, max(map(len, tokens)), queries=layers)
+        prepare_model(self.model)  # if the model was switched to another attention in between
+        ready = self._ready(bucket) if wait is None else Captured(StaticBatch(self.model, self.pool, bucket))
         batch = ready.batch
+        batch.wait = wait
         batch.clear(common(prompts, max(map(len, tokens))))
         for i, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True)):
             batch.put(i, prompt, len(ids))

@@ -54,12 +54,12 @@ def decode(
         raise BadInput("two requests share one KV: each request of a batch appends to its own (KV.clone)")
     context = spec_for(model, kvs=kvs).context
     requests = [
-        _Request(kv, rule, torch.Generator().manual_seed(number))
+        DecodeRequest(kv, rule, torch.Generator().manual_seed(number))
         for kv, rule, number in zip(kvs, rules, seeds, strict=True)
     ]
-    choose = _Choice(temperature, top_p)
-    watch = _Stop(stops, tokenizer)
-    eos = eos_ids(model, tokenizer) | _special(stops, tokenizer)
+    choose = TokenChoice(temperature, top_p)
+    watch = StopStrings(stops, tokenizer)
+    eos = eos_ids(model, tokenizer) | special_ids(stops, tokenizer)
     return _stream(model, requests, list(logits), max_new_tokens, choose, watch, context, eos)
 
 
@@ -81,7 +81,7 @@ def eos_ids(model: PreTrainedModel, tokenizer: Any = None) -> frozenset[int]:
     return frozenset(found)
 
 
-def _special(stops: Sequence[str], tokenizer: Any) -> frozenset[int]:
+def special_ids(stops: Sequence[str], tokenizer: Any) -> frozenset[int]:
     """Ids of the stop strings that are special tokens: they end a request, and no text would show them."""
     known: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     ids = [known[stop] for stop in stops if stop in known]
@@ -96,7 +96,9 @@ def text_of(tokenizer: Any, tokens: Sequence[int], stop: str | Sequence[str] = (
 
 
 @dataclass
-class _Request:
+class DecodeRequest:
+    """A request while it is decoded: its KV, the rule of its rows, its draws, and the tokens of its answer."""
+
     kv: KV
     sees: Sees
     random: torch.Generator
@@ -105,7 +107,9 @@ class _Request:
 
 
 @dataclass(frozen=True)
-class _Choice:
+class TokenChoice:
+    """Greedy, or drawn from a nucleus."""
+
     temperature: float
     top_p: float
 
@@ -120,7 +124,9 @@ class _Choice:
 
 
 @dataclass(frozen=True)
-class _Stop:
+class StopStrings:
+    """Strings that end an answer."""
+
     stops: tuple[str, ...]
     tokenizer: Any
 
@@ -135,11 +141,11 @@ class _Stop:
 
 def _stream(
     model: PreTrainedModel,
-    requests: list[_Request],
+    requests: list[DecodeRequest],
     logits: list[torch.Tensor],
     count: int,
-    choose: _Choice,
-    watch: _Stop,
+    choose: TokenChoice,
+    watch: StopStrings,
     context: int | None,
     eos: frozenset[int],
 ) -> Iterator[Tokens]:
@@ -147,7 +153,7 @@ def _stream(
     for left in reversed(range(count)):
         step: Tokens = []
         for request, row in zip(requests, latest, strict=True):
-            step.append(None if request.ended or row is None else _next(request, row, choose, watch, eos))
+            step.append(None if request.ended or row is None else next_token(request, row, choose, watch, eos))
         if all(token is None for token in step):
             return
         yield step
@@ -156,11 +162,13 @@ def _stream(
             return
         latest = [None] * len(requests)
         reserve = left if context is None else min(left, context - min(len(requests[i].kv) for i in live))
-        for i, row in zip(live, _forward(model, [requests[i] for i in live], reserve), strict=True):
+        for i, row in zip(live, forward_step(model, [requests[i] for i in live], reserve), strict=True):
             latest[i] = row
 
 
-def _next(request: _Request, row: torch.Tensor, choose: _Choice, watch: _Stop, eos: frozenset[int]) -> int | None:
+def next_token(
+    request: DecodeRequest, row: torch.Tensor, choose: TokenChoice, watch: StopStrings, eos: frozenset[int]
+) -> int | None:
     token = choose(row if row.ndim == 1 else row[-1], request.random)
     if token in eos:
         request.ended = True
@@ -170,7 +178,7 @@ def _next(request: _Request, row: torch.Tensor, choose: _Choice, watch: _Stop, e
     return token
 
 
-def _forward(model: PreTrainedModel, requests: list[_Request], reserve: int) -> list[torch.Tensor]:
+def forward_step(model: PreTrainedModel, requests: list[DecodeRequest], reserve: int) -> list[torch.Tensor]:
     """Logits [1, V] after the last token of every request; its KV is appended in place."""
     parts = []
     for request in requests:

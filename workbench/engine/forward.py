@@ -1,6 +1,6 @@
 """Prefill: compute the rows that a plan asks for, of one request or of many packed into one forward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from workbench.engine.assembly import empty
 from workbench.engine.attention import PlannedRequest
 from workbench.models.seam import StopForward
 from workbench.models.spec import ModelSpec, spec_for
+
+Wait = Callable[[int], None]  # (layer): returns when its cached keys and values are there
 
 
 @dataclass(frozen=True)
@@ -58,24 +60,36 @@ def prefill(model: PreTrainedModel, tokens: Tensor, plan: Plan, kv: KV, logits_t
 
 
 def prefill_many(
-    model: PreTrainedModel, requests: Sequence[PrefillRequest], logits_to_keep: int = 0
+    model: PreTrainedModel,
+    requests: Sequence[PrefillRequest],
+    logits_to_keep: int = 0,
+    waits: Sequence[Wait | None] = (),
 ) -> list[PrefillOutput]:
-    """Prefill requests of different lengths, caches and plans in one forward pass, packed without padding."""
+    """Prefill requests of different lengths, caches and plans in one forward pass, packed without padding.
+
+    `waits[i](layer)` is called before request i reads its cached keys and values of a layer, which may be on the way.
+    """
     spec = spec_for(model, (request.tokens for request in requests), (request.kv for request in requests))
     for request in requests:
         _check(spec, request)
     rows = [request.tokens[request.plan.rows.to(request.tokens.device)] for request in requests]
-    return run(model, [(ids, r.plan, r.kv) for ids, r in zip(rows, requests, strict=True)], logits_to_keep)
+    return run(model, [(ids, r.plan, r.kv) for ids, r in zip(rows, requests, strict=True)], logits_to_keep, waits)
 
 
 @torch.no_grad()
 def run(
-    model: PreTrainedModel, rows: Sequence[tuple[Tensor, Plan, KV]], logits_to_keep: int = 0
+    model: PreTrainedModel,
+    rows: Sequence[tuple[Tensor, Plan, KV]],
+    logits_to_keep: int = 0,
+    waits: Sequence[Wait | None] = (),
 ) -> list[PrefillOutput]:
     """Run the packed forward pass itself: (token ids [R] of the rows, plan, kv) of every request, not checked."""
     if not rows:
         return []
-    requests = [PlannedRequest(plan, kv, model.device, logits_to_keep) for _, plan, kv in rows]
+    requests = [
+        PlannedRequest(plan, kv, model.device, logits_to_keep, wait)
+        for (_, plan, kv), wait in zip(rows, waits or [None] * len(rows), strict=True)
+    ]
     lengths = [len(request.rows) for request in requests]
     kept = [min(logits_to_keep, n) if logits_to_keep else n for n in lengths]
     ends = torch.tensor(lengths).cumsum(0).tolist()

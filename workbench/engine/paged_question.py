@@ -5,7 +5,7 @@ then weighed layer by layer: copied out of their pages, rerotated to where their
 of `attention_maps.from_question` over an assembled cache; they stay on the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,17 +54,23 @@ class Places:
 
 @torch.no_grad()
 def from_question(
-    runner: Runner, context: Sequence[Cached], question: Tensor, layers: Layers = "last", last: int | None = None
+    runner: Runner,
+    context: Sequence[Cached],
+    question: Tensor,
+    layers: Layers = "last",
+    last: int | None = None,
+    wait: Callable[[int], None] | None = None,
 ) -> Tensor:
     """[T] fp32: attention that each context token gets from the question, softmax within each block apart.
 
     `context`: the blocks in reading order; `question` [R]: token ids. Summed over `layers`, heads and the `last`
-    question tokens (None: all). The pool is left as it was; it needs room for the question.
+    question tokens (None: all). The pool is left as it was; it needs room for the question. `wait` is that of
+    `Runner.prefill`.
     """
     pool, chosen = runner.pool, tuple(layers_of(runner.model, layers))
     prompt = pool.open(context, len(question))
     try:
-        _, queries = runner.prefill_queries([prompt], [question], chosen)
+        _, queries = runner.prefill_queries([prompt], [question], chosen, wait)
     finally:
         pool.close(prompt)
     places = Places.of(pool, context)

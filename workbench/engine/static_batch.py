@@ -5,7 +5,7 @@ times a power of two. More than 1,024 rows are not padded: such a batch is used 
 nothing and writes to the pool's scratch page.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,6 +91,7 @@ class StaticBatch:
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket):
         self.model, self.pool, self.bucket = model, pool, bucket
         self.skip = 0  # pages that the present requests have in common
+        self.wait: Callable[[int], None] | None = None  # called with a layer before its cached pages are read
         self.queries: dict[int, Tensor] = {}
         batch, rows, reserve = bucket.batch, bucket.rows, bucket.reserve
         self.shapes: dict[str, tuple[int, ...]] = {
@@ -177,6 +178,8 @@ class StaticBatch:
 
     def attend(self, x: LayerInput) -> Tensor | None:
         """Attend with q [Hq, B · R, D] over the pages; fresh keys and values go to the requests' own slots."""
+        if self.wait is not None:
+            self.wait(x.layer)
         keys, values = self.pool.keys[x.layer], self.pool.values[x.layer]
         keys.index_copy_(1, self.slots, x.k)
         values.index_copy_(1, self.slots, x.v)
