@@ -17,8 +17,9 @@ from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
+from workbench.methods.receipts import Receipt, WatchedStore, receipts_of, timed
 from workbench.models.spec import spec_for
-from workbench.store import Store
+from workbench.store import MemoryStore, Store
 
 MODES: dict[str, Method] = {"full": Full(), "block": Reuse(), "superposition": Superposition()}
 
@@ -33,6 +34,7 @@ class Generation:
     rows_reused: int
     ttft: float = field(compare=False)  # seconds from the call to the first tokens of its batch
     passes: tuple[Pass, ...] = field(repr=False)  # all that was computed up to the first token
+    receipt: Receipt | None = field(default=None, repr=False, compare=False)  # blocks reused, missed and why, times
 
 
 def generate(
@@ -83,16 +85,29 @@ def answer(
     check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
     context, longest = spec_for(model, (prompt.tokens for prompt in prompts)).context, max(map(len, prompts), default=0)
     reserve = min(max_new_tokens, context - longest) if context else max_new_tokens
+    watched = WatchedStore(MemoryStore(1 << 62) if store is None else store)
     begin = perf_counter()
-    ready = method.begin(model, prompts, store, reserve)
+    ready = method.begin(model, prompts, watched, reserve)
+    begun = perf_counter()
     logits = finish(model, ready)
     stream = decode_ready(model, tokenizer, ready, logits, max_new_tokens, **options)
     steps = list(islice(stream, 1))
-    ttft = perf_counter() - begin
+    first = perf_counter()
     tokens = by_request([*steps, *stream], len(prompts))
+    seconds = watched.seconds | {"prefill": first - begun, "decode": perf_counter() - first}
+    seconds["place"] = begun - begin - sum(watched.seconds.values())
+    receipts = receipts_of(prompts, ready, watched.lookups, getattr(method, "positions", "re-encoded"))
     generations = [
-        Generation(tuple(said), text_of(tokenizer, said, stop), r.computed, r.reused, ttft, r.passes)
-        for said, r in zip(tokens, ready, strict=True)
+        Generation(
+            tuple(said),
+            text_of(tokenizer, said, stop),
+            r.computed,
+            r.reused,
+            first - begin,
+            r.passes,
+            timed(one, seconds),
+        )
+        for said, r, one in zip(tokens, ready, receipts, strict=True)
     ]
     return Answered(generations, ready, logits)
 

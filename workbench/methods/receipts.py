@@ -1,0 +1,242 @@
+"""The receipt of a request: which blocks were reused, from where, which were missed and why, and how long it took."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from html import escape
+from time import perf_counter
+from typing import Any, Literal
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.methods import ReadyRequest
+from workbench.store import Store
+from workbench.store.misses import Miss, identity_of, why
+
+Status = Literal["reused", "encoded", "computed"]
+STAGES = ("wait", "load", "encode", "store", "place", "prefill", "decode")
+
+
+@dataclass(frozen=True)
+class BlockReceipt:
+    """What became of one context block.
+
+    status      "reused": its keys and values were found; "encoded": they were not, and were made and kept;
+                "computed": nothing was looked up, its tokens went through the model within the prompt
+    tier, bytes where it was found, and what was read there
+    shift       positions by which its keys were rerotated
+    recomputed  its tokens that were computed again over the prompt
+    reason      why it was not found
+    """
+
+    label: str
+    tokens: int
+    status: Status
+    tier: str = ""
+    bytes: int = 0
+    shift: int = 0
+    recomputed: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one request took.
+
+    question   tokens of its question, which are always computed
+    seconds    by stage, of the whole batch it was computed in: wait (until its turn), load (blocks are read), encode
+               (missed blocks are computed), store (and kept), place (chosen and put in place), prefill (until the first
+               token), decode (the others). On a GPU a stage ends when its work was given to the device
+    batch      requests that were computed together
+    also       look-ups of blocks that are not of this prompt, such as neighbours, by batch
+    """
+
+    blocks: tuple[BlockReceipt, ...]
+    question: int
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    batch: int = 1
+    also: int = 0
+
+    def count(self, status: Status) -> int:
+        """Return how many blocks have this status."""
+        return sum(block.status == status for block in self.blocks)
+
+    @property
+    def shifted(self) -> int:
+        """Reused blocks whose keys were rerotated."""
+        return sum(block.status != "computed" and block.shift != 0 for block in self.blocks)
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens of cached blocks that were computed again."""
+        return sum(block.recomputed for block in self.blocks)
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Bytes that were read, by tier."""
+        read = Counter[str]()
+        for block in self.blocks:
+            if block.tier:
+                read[block.tier] += block.bytes
+        return dict(read)
+
+    @property
+    def misses(self) -> dict[str, int]:
+        """Blocks that were not found, by reason."""
+        return dict(Counter(block.reason.partition(":")[0] for block in self.blocks if block.reason).most_common())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `from_json` reads them back. Fields of a block that say nothing are left out."""
+        blocks = [{k: v for k, v in asdict(b).items() if v or k in ("label", "tokens", "status")} for b in self.blocks]
+        return asdict(self) | {"blocks": blocks, "seconds": dict(self.seconds)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Receipt":
+        """Read what `to_json` wrote. Raises BadInput for anything else."""
+        try:
+            blocks = tuple(BlockReceipt(**block) for block in values["blocks"])
+            return cls(**{**values, "blocks": blocks})
+        except (TypeError, KeyError) as problem:
+            raise BadInput(f"this is no receipt: {problem}") from None
+
+    def __str__(self) -> str:
+        read = ", ".join(f"{size / 1e6:,.1f} MB from {tier}" for tier, size in self.bytes.items()) or "nothing read"
+        missed = ", ".join(f"{count} {reason}" for reason, count in self.misses.items())
+        parts = [
+            f"{self.count('reused')} of {len(self.blocks)} blocks reused ({self.shifted} shifted)",
+            *([f"{self.count('encoded')} encoded ({missed})"] if self.count("encoded") else []),
+            *([f"{self.count('computed')} computed"] if self.count("computed") else []),
+            f"{self.recomputed} tokens recomputed, {self.question} of the question",
+            read,
+            ", ".join(f"{stage} {self.seconds[stage] * 1e3:.1f} ms" for stage in STAGES if stage in self.seconds),
+        ]
+        return "; ".join(part for part in parts if part)
+
+    def _repr_html_(self) -> str:
+        columns = ("label", "tokens", "status", "tier", "bytes", "shift", "recomputed", "reason")
+        head = "".join(f"<th>{name}</th>" for name in columns)
+        rows = (
+            "".join(f"<td>{escape(str(getattr(block, name) or ''))}</td>" for name in columns) for block in self.blocks
+        )
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<p>{escape(str(self))}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One look-up of a store: a hit has a `tier`, a miss has a `miss`."""
+
+    key: str
+    tier: str = ""
+    bytes: int = 0
+    miss: Miss | None = None
+
+
+class WatchedStore:
+    """Passes everything on to `store`, and notes what is looked up and how long that takes.
+
+    `seconds` has the stages load, encode (from the last look-up to the first block that is put) and store.
+    """
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.lookups: list[Lookup] = []
+        self.seconds = Counter[str]()
+        self._last = perf_counter()
+
+    def get(self, key: str) -> KV | None:
+        """Return what the store has under `key`, and note it."""
+        begin = perf_counter()
+        near = key in self.store if hasattr(self.store, "__contains__") else True
+        if hasattr(self.store, "find"):
+            found = self.store.find(key)
+            kv, tier = (None, "") if found is None else (found.kv, found.tier)
+        else:
+            kv = self.store.get(key)
+            tier = _tier(self.store, near)
+        self.seconds["load"] += perf_counter() - begin
+        if kv is None:
+            self.lookups.append(Lookup(key, miss=why(self.store, key)))
+        else:
+            self.lookups.append(Lookup(key, tier, kv.nbytes))
+        self._last = perf_counter()
+        return kv
+
+    def put(self, key: str, kv: KV) -> None:
+        """Keep a block; the time since the last look-up went into computing it."""
+        begin = perf_counter()
+        self.seconds["encode"] += begin - self._last
+        self.store.put(key, kv)
+        self._last = perf_counter()
+        self.seconds["store"] += self._last - begin
+
+    def why(self, key: str) -> Miss:
+        """Return why `get(key)` finds nothing."""
+        return why(self.store, key)
+
+
+def receipts_of(
+    prompts: Sequence[Prompt], ready: Sequence[ReadyRequest], lookups: Sequence[Lookup], positions: str = "re-encoded"
+) -> list[Receipt]:
+    """Return the receipt of every request of a batch, without its times, from what was looked up for it.
+
+    A block that several requests of a batch ask for is looked up once for each, in their order.
+    """
+    by_block: dict[str, dict[str, list[Lookup]]] = {}
+    for lookup in lookups:
+        if (identity := identity_of(lookup.key)) is not None:
+            by_block.setdefault(identity.block, {}).setdefault(lookup.key, []).append(lookup)
+    contents = {block.content for prompt in prompts for block in prompt.context}
+    final = {content: _final(keys) for content, keys in by_block.items() if content in contents}
+    chosen = {content: list(by_block[content][key]) for content, key in final.items()}
+    also = len(lookups) - sum(map(len, chosen.values()))
+    made = []
+    for prompt, request in zip(prompts, ready, strict=True):
+        rows = request.request.plan.rows if len(request.request.tokens) == len(prompt) else prompt.question
+        counts = prompt.block_of[rows].bincount(minlength=len(prompt.blocks)).tolist()
+        blocks = []
+        for block, start, count in zip(prompt.context, prompt.starts, counts, strict=False):
+            listed = chosen.get(block.content, [])
+            lookup = (listed.pop(0) if len(listed) > 1 else listed[0]) if listed else None
+            blocks.append(_of_block(block.label, len(block), start, count, lookup, positions))
+        made.append(Receipt(tuple(blocks), len(prompt.question), batch=len(prompts), also=also))
+    return made
+
+
+def timed(receipt: Receipt, seconds: Mapping[str, float]) -> Receipt:
+    """Return a receipt with the seconds of its stages; stages that took none are left out."""
+    return replace(receipt, seconds={stage: seconds[stage] for stage in STAGES if seconds.get(stage)})
+
+
+def _final(keys: Mapping[str, list[Lookup]]) -> str:
+    """Return the key of a block as its prompts need it: the one that is made of most.
+
+    A preparation over neighbours also looks up the block as it was cached before.
+    """
+
+    def made_of(key: str) -> tuple[bool, int]:
+        identity = identity_of(key)
+        assert identity is not None
+        return bool(identity.over), identity.start
+
+    return max(keys, key=made_of)
+
+
+def _of_block(
+    label: str, tokens: int, start: int, recomputed: int, lookup: Lookup | None, positions: str
+) -> BlockReceipt:
+    if lookup is None:
+        return BlockReceipt(label, tokens, "computed")
+    identity = identity_of(lookup.key)
+    shift = start - identity.start if identity and positions == "re-encoded" else 0
+    if lookup.miss is not None:
+        return BlockReceipt(label, tokens, "encoded", shift=shift, recomputed=recomputed, reason=str(lookup.miss))
+    return BlockReceipt(label, tokens, "reused", lookup.tier, lookup.bytes, shift, recomputed)
+
+
+def _tier(store: Any, near: bool) -> str:
+    """Name the place of a hit in a store without tiers: memory, or the folder, itself or behind it."""
+    if hasattr(store, "folder") or (not near and getattr(store, "behind", None) is not None):
+        return "disk"
+    return "host"
