@@ -4,6 +4,8 @@ starts, layers   {key: position of its first token}, and how many layers; earlie
 format           of the file
 identities       {key: what the block is}, of keys that know (`keys.Identity`)
 checksums        {tensor: CRC-32 of its name, dtype, shape and bytes}
+wholes           {key: CRC-32 of all bytes of the block}, where they lie together: what a hit is verified by
+table            length and CRC-32 of the text that says where tensors lie, the rest of the header
 made             versions and kind of device that computed the blocks
 header           CRC-32 of the other entries
 
@@ -15,24 +17,27 @@ are checked and handed out themselves: for readers that copy them at once, as to
 import json
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store import file_header
-from workbench.store.checksums import NAMES, crc32, of_tensor, raw_bytes
+from workbench.store.checksums import NAMES, crc32, of_tensor, raw_bytes, seed_of
 from workbench.store.file_header import ALIGNED, Contents, Extent, State, Unusable, contents, state_of
 from workbench.store.keys import Key
 
 __all__ = ["SUFFIX", "Contents", "State", "Unusable", "block", "contents", "save", "state_of"]
 SUFFIX = ".safetensors"
+Memory = np.ndarray[Any, np.dtype[np.uint8]]
+PIECE = 1 << 20  # bytes that are read at once
 POPULATE_READ = 22  # of madvise, Linux 5.14: an error instead of a signal where a page cannot be read
 
 
@@ -46,27 +51,42 @@ def save(path: Path, blocks: Mapping[str, KV]) -> None:
             tensors[name] = x.detach().cpu().contiguous()
     devices = {kv.keys[0].device.type for kv in blocks.values()}
     identities = {key: key.identity._asdict() for key in blocks if isinstance(key, Key) and key.identity}
+    layers = max((len(kv.keys) for kv in blocks.values()), default=0)
     entries = {
         "starts": json.dumps({key: kv.start for key, kv in blocks.items()}),
-        "layers": str(max((len(kv.keys) for kv in blocks.values()), default=0)),
+        "layers": str(layers),
         "format": str(file_header.FORMAT),
         "identities": json.dumps(identities),
         "checksums": json.dumps({name: of_tensor(name, x) for name, x in tensors.items()}),
         "made": json.dumps(versions() | {"device": ", ".join(sorted(devices))}),
     }
-    _write(path, entries | {"header": str(file_header.of_entries(entries))}, tensors)
+    if len({x.dtype for x in tensors.values()}) == 1:
+        runs = {key: [tensors[name] for name in file_header.names(key, layers)] for key in blocks}
+        entries["wholes"] = json.dumps({key: _of_run(run) for key, run in runs.items()})
+    _write(path, entries, tensors)
+
+
+def _of_run(tensors: Sequence[Tensor]) -> int:
+    """CRC-32 of the bytes of tensors that are written one after another."""
+    crc = 0
+    for x in tensors:
+        crc = crc32(raw_bytes(x), crc)
+    return crc
 
 
 def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file under the very name that is given: `save_file` writes to another name first, which it
     leaves behind where the process is killed."""
-    header: dict[str, Any] = {"__metadata__": entries}
+    places: dict[str, Any] = {}
     end = 0
     widest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so all are aligned
     for name, x in widest_first.items():
         begin, end = end, end + x.nbytes
-        header[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
+        places[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
+    table = json.dumps(places, separators=(",", ":"))[1:].encode()
+    entries = {**entries, "table": file_header.table_checksum(table)}
+    entries = {**entries, "header": str(file_header.of_entries(entries))}
+    text = b'{"__metadata__":' + json.dumps(entries, separators=(",", ":")).encode() + (b"," if places else b"") + table
     text += b" " * (-(len(text) + 8) % ALIGNED)
     with path.open("wb") as opened:
         opened.write(len(text).to_bytes(8, "little") + text)
@@ -77,44 +97,56 @@ def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]
 def block(opened: BinaryIO, key: str, known: Contents, check: bool = True, mapped: bool = False) -> KV:
     """Read the block of `key`, whose header is `known`, with the checksum of every tensor. Raises Unusable."""
     extent = known.extent(key)
+    crc = None
     try:
-        memory = _map(opened, extent) if mapped and extent.size and len(extent.runs) == 1 else _read(opened, extent)
+        if mapped and extent.size and len(extent.runs) == 1:
+            memory = _map(opened, extent)
+            crc = crc32(memory) if check and extent.crc is not None else None
+        else:
+            memory, crc = _read(opened, extent, check and extent.crc is not None)
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise Unusable(f"its bytes cannot be read: {reason}") from None
-    if check:
+    if check and (crc is None or crc != extent.crc):
         verify(memory, extent, known)
-    tensors = _tensors(memory, extent)
+        if crc is not None:
+            raise Unusable("the checksum of the block is wrong")
+    tensors = tensors_of(memory, extent)
     return KV(tensors[: known.layers], tensors[known.layers :], known.starts[key], read_only=True)
 
 
-def verify(memory: Tensor, extent: Extent, known: Contents) -> None:
-    """Hold the bytes of a block against its checksums; without any, against NaN and infinity. Raises Unusable."""
-    view = memory.numpy()
-    for i, (name, place, offset) in enumerate(zip(extent.names, extent.places, extent.offsets, strict=True)):
-        bytes_of = view[offset : offset + place.size]
+def verify(memory: Memory, extent: Extent, known: Contents) -> None:
+    """Hold every tensor of a block against its checksum; without any, against NaN and infinity. Raises Unusable."""
+    for name, place, offset in zip(extent.names, extent.places, extent.offsets, strict=True):
         if known.checksums is not None:
-            if known.checksums.get(name) != crc32(bytes_of, extent.seeds[i]):
+            part = memory[offset : offset + place.size]
+            if known.checksums.get(name) != crc32(part, seed_of(name, place.dtype, place.shape)):
                 raise Unusable(f"the checksum of {short(name)} is wrong")
-        elif not finite(memory[offset : offset + place.size].view(place.dtype)):
+    for name, x in zip(extent.names, tensors_of(memory, extent) if known.checksums is None else (), strict=False):
+        if not finite(x):
             raise Unusable(f"{short(name)} hold NaN or infinity")
 
 
-def _read(opened: BinaryIO, extent: Extent) -> Tensor:
-    """Return the bytes of a block in memory of its own."""
-    memory = torch.empty(extent.size, dtype=torch.uint8)
-    view = memoryview(memory.numpy())
+def _read(opened: BinaryIO, extent: Extent, check: bool) -> tuple[Memory, int | None]:
+    """Return the bytes of a block in memory of its own, and their CRC-32 if `check`.
+
+    Each piece is checked while it is in the processor's cache; NumPy asks for large pages, torch does not.
+    """
+    array = np.empty(extent.size, dtype=np.uint8)
+    view, crc = memoryview(array), 0
     for run in extent.runs:
         opened.seek(run.begin)
-        left = view[run.offset : run.offset + run.size]
-        while left:
-            if not (count := opened.readinto(left)):  # type: ignore[attr-defined]
+        at, end = run.offset, run.offset + run.size
+        while at < end:
+            piece = view[at : min(end, at + PIECE)]
+            if not (count := opened.readinto(piece)):  # type: ignore[attr-defined]
                 raise OSError("the file ends before")
-            left = left[count:]
-    return memory
+            crc = crc32(piece[:count], crc) if check else 0
+            at += count
+    return array, crc if check else None
 
 
-def _map(opened: BinaryIO, extent: Extent) -> Tensor:
+def _map(opened: BinaryIO, extent: Extent) -> Memory:
     """Return the bytes of a block as pages of its file; what is written to them stays in this process."""
     (run,) = extent.runs
     page = run.begin - run.begin % mmap.ALLOCATIONGRANULARITY
@@ -127,15 +159,16 @@ def _map(opened: BinaryIO, extent: Extent) -> Tensor:
     except OSError as problem:
         if problem.errno != 22:  # an earlier Linux does not know the advice
             raise
-    return torch.frombuffer(pages, dtype=torch.uint8, offset=run.begin - page, count=run.size)
+    return np.frombuffer(pages, dtype=np.uint8, offset=run.begin - page, count=run.size)
 
 
-def _tensors(memory: Tensor, extent: Extent) -> list[Tensor]:
-    if extent.even:
+def tensors_of(memory: Memory, extent: Extent) -> list[Tensor]:
+    """Return the tensors of a block, as views of its memory."""
+    if extent.even and extent.size:
         first = extent.places[0]
-        return list(memory.view(first.dtype).view(len(extent.places), *first.shape).unbind())
-    parts = zip(extent.places, extent.offsets, strict=True)
-    return [memory[at : at + place.size].view(place.dtype).view(place.shape) for place, at in parts]
+        return list(torch.frombuffer(memory, dtype=first.dtype).view(len(extent.places), *first.shape).unbind())
+    parts, whole = zip(extent.places, extent.offsets, strict=True), torch.from_numpy(memory)
+    return [whole[at : at + place.size].view(place.dtype).view(place.shape) for place, at in parts]
 
 
 def finite(x: Tensor) -> bool:

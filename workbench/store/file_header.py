@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Literal
 
 import torch
 
-from workbench.store.checksums import DTYPES, crc32, seed_of
+from workbench.store.checksums import DTYPES, crc32
 from workbench.store.keys import Identity, Key
 
 FORMAT = 1  # of the metadata; files without it are read, unchecked
@@ -57,7 +57,7 @@ class Extent:
     places: tuple[Place, ...]
     offsets: tuple[int, ...]
     runs: tuple[Run, ...]
-    seeds: tuple[int, ...]  # with which the checksums of the tensors begin
+    crc: int | None  # of all its bytes; None: tensor by tensor only
     tokens: tuple[int, ...]  # of its layers, each number once
     dtypes: str
     even: bool  # all tensors have one dtype and shape, and lie one after another
@@ -79,6 +79,7 @@ class Contents:
     checksums: dict[str, int] | None = None  # None: of an earlier version, which wrote none
     identities: dict[str, Identity] = field(default_factory=dict)
     made: dict[str, str] = field(default_factory=dict)
+    wholes: dict[str, int] = field(default_factory=dict)  # checksums of blocks whose tensors lie together
     _extents: dict[str, Extent] = field(default_factory=dict, repr=False, compare=False)
 
     def blocks(self) -> list[Key]:
@@ -88,9 +89,9 @@ class Contents:
     def extent(self, key: str) -> Extent:
         """Return how the block of `key` is read. Raises Unusable where it is not what its key says."""
         if (extent := self._extents.get(key)) is None:
-            extent = _extent(tuple(names(key, self.layers)), self.tensors)
-            self._extents[str(key)] = extent
-        _check_shape(extent, key, self.starts[key])
+            extent = _extent(tuple(names(key, self.layers)), self.tensors, self.wholes.get(key))
+            _check_shape(extent, key, self.starts[key])
+            self._extents[key] = extent
         return extent
 
 
@@ -98,11 +99,11 @@ def contents(opened: BinaryIO, state: State | None = None) -> Contents:
     """Read and check the header of a file; one that is no file of this machine needs its `state`. Raises Unusable."""
     try:
         state = state or state_of(opened)
-        begin, header = _header(opened, state[2])
+        begin, header, text = _header(opened, state[2])
         entries = header.pop("__metadata__", {})
         checked = set(entries) != {"starts", "layers"}
         if checked:
-            _check_entries(entries)
+            _check_entries(entries, text)
         tensors = {name: _place(begin, tensor) for name, tensor in header.items()}
         end = max((place.begin + place.size for place in tensors.values()), default=begin)
         if end != state[2]:
@@ -113,8 +114,8 @@ def contents(opened: BinaryIO, state: State | None = None) -> Contents:
         if not checked:
             return Contents({str(key): int(start) for key, start in starts.items()}, layers, tensors, state)
         identities = {key: Identity(**each) for key, each in json.loads(entries["identities"]).items()}
-        made = json.loads(entries["made"])
-        return Contents(starts, layers, tensors, state, json.loads(entries["checksums"]), identities, made)
+        made, wholes = json.loads(entries["made"]), json.loads(entries.get("wholes", "{}"))
+        return Contents(starts, layers, tensors, state, json.loads(entries["checksums"]), identities, made, wholes)
     except OSError as problem:
         raise Unusable(f"it cannot be read: {problem.strerror or problem}") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError) as problem:
@@ -137,8 +138,13 @@ def of_entries(entries: Mapping[str, str]) -> int:
     return crc32(json.dumps(sorted(entries.items())).encode())
 
 
-def _header(opened: BinaryIO, size: int) -> tuple[int, dict[str, Any]]:
-    """Return the byte at which tensors begin, and the header."""
+def table_checksum(table: bytes) -> str:
+    """Return what the entry `table` says of the text of the tensors' places, which ends the header."""
+    return f"{len(table)} {crc32(table)}"
+
+
+def _header(opened: BinaryIO, size: int) -> tuple[int, dict[str, Any], bytes]:
+    """Return the byte at which tensors begin, the header, and its text."""
     opened.seek(0)
     length = int.from_bytes(opened.read(8), "little")
     if length > size - 8:
@@ -149,15 +155,19 @@ def _header(opened: BinaryIO, size: int) -> tuple[int, dict[str, Any]]:
         raise Unusable("its header is no JSON object")
     if not any(mark in text for mark in MARKS):
         raise Unusable("it holds no cached blocks", "foreign")
-    return 8 + length, header
+    return 8 + length, header, text
 
 
-def _check_entries(entries: Mapping[str, str]) -> None:
+def _check_entries(entries: Mapping[str, str], text: bytes) -> None:
     given = {name: text for name, text in entries.items() if name != "header"}
     if entries.get("header") != str(of_entries(given)):
         raise Unusable("the checksum of its header is wrong")
     if int(entries["format"]) > FORMAT:
         raise Unusable(f"its format is {entries['format']}, and this version reads {FORMAT} and earlier", "later")
+    if "table" in entries:  # absent in earlier files, whose tensors' checksums cover their places
+        length = int(entries["table"].split()[0])
+        if entries["table"] != table_checksum(text.rstrip(b" ")[-length:]):
+            raise Unusable("the checksum of its tensors' places is wrong")
 
 
 def _place(begin: int, tensor: Mapping[str, Any]) -> Place:
@@ -168,7 +178,7 @@ def _place(begin: int, tensor: Mapping[str, Any]) -> Place:
     return place
 
 
-def _extent(called: tuple[str, ...], tensors: Mapping[str, Place]) -> Extent:
+def _extent(called: tuple[str, ...], tensors: Mapping[str, Place], crc: int | None) -> Extent:
     places = tuple(tensors[name] for name in called)
     offsets: dict[int, int] = {}
     runs: list[Run] = []
@@ -180,13 +190,12 @@ def _extent(called: tuple[str, ...], tensors: Mapping[str, Place]) -> Extent:
             end = runs[-1].offset + runs[-1].size if runs else 0
             runs.append(Run(place.begin, end + -end % ALIGNED, place.size))
         offsets[place.begin] = runs[-1].offset + place.begin - runs[-1].begin
-    seeds = tuple(seed_of(name, place.dtype, place.shape) for name, place in zip(called, places, strict=True))
     at = tuple(offsets[place.begin] for place in places)
     tokens = tuple(sorted({place.shape[1] for place in places}))
     dtypes = ", ".join(sorted({str(place.dtype) for place in places}))
     alike = len({(place.dtype, place.shape) for place in places}) == 1
     even = alike and at == tuple(i * places[0].size for i in range(len(places)))
-    return Extent(called, places, at, tuple(runs), seeds, tokens, dtypes, even)
+    return Extent(called, places, at, tuple(runs), crc if len(runs) == 1 else None, tokens, dtypes, even)
 
 
 def _check_shape(extent: Extent, key: str, start: int) -> None:

@@ -170,7 +170,7 @@ class FolderStore:
 
     def _read(self, path: Path, key: str) -> KV | None:
         try:
-            with path.open("rb", buffering=0) as opened:
+            with open(path, "rb", buffering=0) as opened:
                 known, state = self._contents[path], block_file.state_of(opened)
                 if known.state != state:  # another process has replaced the file
                     known = self._contents[path] = block_file.contents(opened)
