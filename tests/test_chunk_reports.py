@@ -1,0 +1,107 @@
+"""Reports on chunked prefill read back: figures 1 and 5 of CompactAttention, tables 1 and 2 of BFLA."""
+
+import json
+
+import pytest
+
+from workbench.experiments import chunk_reports, results
+from workbench.plots import bfla_lengths, chunks
+
+
+def one(who, ms, **facts):
+    return {"who": who, "ms": ms, "p5": ms * 0.98, "p95": ms * 1.02, "runs": 20, **facts}
+
+
+def write(folder, name, *works):
+    listed = [{"name": f"{i}", "shape": shape, "contestants": who} for i, (shape, who) in enumerate(works)]
+    (folder / f"{name}.json").write_text(json.dumps({"card": "NVIDIA H200", "workloads": listed}))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def sparsity(folder, chunk):
+    shape = {"keys": 65536, "density": 0.1}
+    dense = [one("ours, dense", 60), one("cudnn, dense", 56), one("flash, dense", 110)]
+    slices = [one("ours, dense", 1.2), one("flashinfer, dense", 0.9), one("ours", chunk)]
+    union = one("ours, pages of a union", 0.15)
+    pairs = ({"rows": 65536}, [one("ours", 7), *dense]), ({"rows": 1024}, [*slices, union])
+    write(folder, "chunk_kernels", *((shape | rows, who) for rows, who in pairs))
+
+
+def searches(folder, factor):
+    names = {"flash_prefill": 1, "xattention": 4, "seer_attention": 2}
+    for_each = [one(f"{name}, {way}", ms * by) for name, ms in names.items() for way, by in ways(factor)]
+    write(folder, "chunk_choices", *(({"tokens": n}, for_each) for n in (65536, 131072)))
+
+
+def ways(factor):
+    return (("one pass", 1), ("in chunks", factor), *[("in chunks, means kept", factor * 0.6)])
+
+
+def lengths(folder, rises):
+    for name, key, dense in (("chunk_attention", "keys", "cudnn, dense"), ("chunked", "tokens", "ours, dense")):
+        works = []
+        for at, ms in ((16384, 10.0), (131072, 40.0)):
+            faster = 3.0 if (at > 16384) == rises else 1.2
+            methods = [one("ours", ms / faster, density=0.25), one("xattention", ms * 1.1), one(dense, ms)]
+            works.append(({key: at}, [*methods, {"who": "quoka", "problem": "no memory"}]))
+        write(folder, name, *works)
+
+
+def prefill(folder, short):
+    works = [({"tokens": n}, [one("ours", ms, density=0.3), one("ours, dense", 10.0)]) for n, ms in short.items()]
+    write(folder, "prefill", *works)
+
+
+def notice(fig):
+    return " ".join(note.text for note in fig.layout.annotations).replace("<br>", " ")
+
+
+def test_figures_say_in_a_line_what_is_not_measured_yet(folder):
+    assert chunks.equal_sparsity() is None is chunks.summed_choices()
+    assert chunks.speedups() is None is bfla_lengths.bfla_by_length()
+    said = chunks.absent("chunk_attention", "chunked")
+    assert said.count("\n") == 0 and "workbench bench chunk_attention" in said and "workbench bench chunked" in said
+    prefill(folder, {2048: 11.0})
+    assert chunks.absent("prefill") == ""
+
+
+@pytest.mark.parametrize(("chunk", "words"), [(0.3, "as the paper prints"), (0.09, "against the paper")])
+def test_equal_sparsity_is_compared_with_the_fastest_dense_baseline(folder, chunk, words):
+    sparsity(folder, chunk)
+    rows = chunk_reports.equal_sparsity()
+    assert [row["against"] for row in rows] == ["cudnn, dense", *["flashinfer, dense"] * 2]
+    assert rows[0]["mean"] == pytest.approx(8) and rows[1]["mean"] == pytest.approx(0.9 / chunk)
+    assert words in notice(chunks.equal_sparsity())
+
+
+@pytest.mark.parametrize(("factor", "words"), [(3, "as the paper prints"), (0.9, "against the paper")])
+def test_choices_summed_over_chunks_stand_beside_one_pass(folder, factor, words):
+    searches(folder, factor)
+    rows = chunks.grown(chunk_reports.searches())
+    assert {row["name"]: round(row["mean"], 3) for row in rows} == dict.fromkeys(
+        ("flash_prefill", "xattention", "seer_attention"), factor
+    )
+    assert words in notice(chunks.summed_choices())
+
+
+@pytest.mark.parametrize(("rises", "words"), [(True, "rises with the length"), (False, "does not rise")])
+def test_speedups_stand_beside_the_published_ones(folder, rises, words):
+    lengths(folder, rises)
+    fig = chunks.speedups()
+    assert words in notice(fig) and ("above the printed" if rises else "below the printed") in notice(fig)
+    rings = [tuple(trace.y) for trace in fig.data if (trace.name or "").startswith("published")]
+    assert rings == [(2.72,), (1.96,)]
+    assert "QUOKA" not in [trace.name for trace in fig.data]
+
+
+def test_bfla_says_where_it_is_slower_than_dense_attention(folder):
+    prefill(folder, {2048: 11.0, 131072: 4.0})
+    said = notice(bfla_lengths.bfla_by_length())
+    assert "slower than dense attention at 2K" in said and "faster at 128K" in said and "Not measured: 4K" in said
+    prefill(folder, {2048: 9.0})
+    assert "slower nowhere" in notice(bfla_lengths.bfla_by_length())
