@@ -1,6 +1,5 @@
 """FusionRAG's simulated workload (section 5.3.3): storage, redundant computation and hits of caches.
 
-
 rows = replayed(Workload(), seed=0)
 summary(rows)
 """
