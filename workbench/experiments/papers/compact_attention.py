@@ -1,14 +1,22 @@
 """CompactAttention."""
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from workbench.experiments import chunk_reports
 from workbench.experiments.bench_reports import BOTH
 from workbench.experiments.papers import structure
 from workbench.experiments.papers.evidence import faster, gap, measured, sparse_right, sparse_specs, times
-from workbench.experiments.papers.verdicts import Findings, Item
+from workbench.experiments.papers.verdicts import Finding, Findings, Item, Side
 from workbench.metrics.published_numbers import COMPACT_TEXT
 
 CLOSE = 0.02  # "close to dense attention": the text gives no number
 SPEEDUP, WHOLE = COMPACT_TEXT["attention_speedup"], COMPACT_TEXT["end_to_end_speedup"]
+UNION = "compact(over=flash_prefill)"
 TASKS = {"multi-key": "multi-key needles", "common": "common words"}
+FIGURE_1 = {"chunk_kernels": "1b, one pass against a chunk at the same sparsity", "chunk_choices": "1c, summed choices"}
+FIGURE_5 = {"chunk_attention": "attention at lengths below 128K", "chunked": "the whole prefill in chunks"}
 
 
 def attention() -> Findings:
@@ -19,6 +27,61 @@ def attention() -> Findings:
         what = f"chunk of 1,024 over 128K, {share:.0%} of the pages, choice included, against cuDNN's dense"
         found += faster(what, times("choose_flash_prefill", begins=name), "cudnn, dense", SPEEDUP)
     return found
+
+
+def timed(what: str, row: Mapping[str, Any], bar: float, side: Side = "above") -> Finding:
+    """Return a ratio {mean, low, high, runs} of two times beside its bar."""
+    return Finding(what, row["mean"], row["low"], row["high"], row["runs"], "shape", side, bar, "x")
+
+
+def sparsity() -> Findings:
+    """Compare what the same sparsity gives a kernel in a chunk and in one pass (figure 1b)."""
+    rows = {row["whole"]: row for row in chunk_reports.equal_sparsity() if row["name"] == "ours"}
+    if set(rows) != {True, False}:
+        return []
+    return [timed("block-sparse kernel in a chunk over dense, below one pass", rows[False], rows[True]["low"], "below")]
+
+
+def searches() -> Findings:
+    """Compare choices summed over the chunks of the longest prompt with one pass over it (figure 1c)."""
+    rows, found = chunk_reports.searches(), []
+    longest = max((row["at"] for row in rows), default=0)
+    of = {(row["name"], row["way"]): row for row in rows if row["at"] == longest}
+    for (name, way), row in of.items():
+        if way == "in chunks" and (name, "one pass") in of:
+            what = f"choices of {name} summed over the chunks of {longest:,} tokens, over one pass"
+            found.append(timed(what, chunk_reports.ratio(row, of[name, "one pass"]), 1.0))
+    return found
+
+
+def by_length(rows: Sequence[Mapping[str, Any]], what: str, printed: float) -> Findings:
+    """Compare the union at 128K with the printed speed-up, and with the shortest prompt (figure 5)."""
+    own = [row for row in rows if row["name"] == UNION]
+    if len(own) < 2:
+        return []
+    grows = f"{what} at {own[-1]['at']:,} tokens, above that at {own[0]['at']:,}"
+    return [
+        timed(f"{what} at {own[-1]['at']:,} tokens", own[-1], printed),
+        timed(grows, own[-1], own[0]["high"]),
+    ]
+
+
+def speedups() -> Findings:
+    """Read attention and whole prefill in chunks over dense, by length."""
+    found = by_length(chunk_reports.attention(), "attention of the last chunk over dense", SPEEDUP)
+    found += by_length(chunk_reports.whole_prefill(), "the whole prompt in chunks over dense", WHOLE)
+    return found or attention()
+
+
+def unmeasured(reports: Mapping[str, str]) -> str:
+    """Name the parts whose report is not committed: report → what it would say."""
+    absent = [reports[name] for name in chunk_reports.missing(list(reports))]
+    return f"not measured yet: {'; '.join(absent)}" if absent else ""
+
+
+def lacking(reports: Mapping[str, str]) -> Callable[[], str]:
+    """Return the function that names what is not measured."""
+    return partial(unmeasured, reports)
 
 
 def accuracy() -> Findings:
@@ -51,8 +114,8 @@ def items() -> list[Item]:
             "compact-fig-1",
             "Paged attention over a union of blocks is faster than dense attention under chunked prefill, and as good.",
             f"{SPEEDUP}× at 128K; kernels at {COMPACT_TEXT['kernel_sparsity']:.0%} sparsity: ideal 10×",
-            lambda: attention() + accuracy(),
-            "1b and 1c (one pass against chunks at equal sparsity; cumulative search) are not measured on a GPU",
+            lambda: attention() + accuracy() + sparsity() + searches(),
+            lacking(FIGURE_1),
         ),
         Item(
             "compact-fig-2",
@@ -74,7 +137,7 @@ def items() -> list[Item]:
             "compact-fig-5",
             "Attention and the whole chunked prefill get faster the longer the context.",
             f"128K: attention {SPEEDUP}×, end to end {WHOLE}×",
-            attention,
-            "lengths below 128K and the whole prefill in chunks are not measured",
+            speedups,
+            lacking(FIGURE_5),
         ),
     ]

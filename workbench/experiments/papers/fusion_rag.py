@@ -7,17 +7,15 @@ from workbench.experiments.papers import structure
 from workbench.experiments.papers.evidence import (
     FULL,
     Method,
-    chooser,
     counted,
-    faster,
     fusion_gap,
     measured,
     real_gap,
     real_recovered,
     recovered,
-    times,
     trial,
 )
+from workbench.experiments.papers.fusion_rag_times import latency, recomputation, unmeasured
 from workbench.experiments.papers.verdicts import Findings, Item, item_of, leading
 from workbench.metrics.published_numbers import FUSION_RAG, FUSION_RAG_TABLE_2
 
@@ -118,20 +116,6 @@ def neighbours() -> Findings:
     return [*better(ten, one, "10 neighbours against 1"), beyond]
 
 
-def kernel(bar: float) -> Findings:
-    """Compare attention of 15% of 32K rows with dense attention."""
-    what = "15% of 32K rows against dense FlashAttention-3"
-    return faster(what, times("q_sparse_attention", begins="15% of 32K"), "flashinfer, dense", bar)
-
-
-@cache
-def recomputation(bar: float) -> Findings:
-    """Compare 15% of 27K tokens recomputed with stock full prefill."""
-    rows = f"{chooser('recompute')} rows" if chooser("recompute") else "rows drawn at random"
-    what = f"15% of 27K recomputed ({rows}) against stock full prefill"
-    return faster(what, times("recompute"), "transformers", bar)
-
-
 def components() -> Findings:
     """Measure what each component adds: selector, preparation, kernel."""
     f1 = FUSION_RAG["f1"]
@@ -140,17 +124,6 @@ def components() -> Findings:
         *recovers(share, GUIDED, "query-guided at 15%"),
         *better(FUSION, GUIDED, "preparation on top"),
         *recomputation(1 / (1 - FUSION_RAG["ttft_reduced_by_kernel"])),
-    ]
-
-
-def latency() -> Findings:
-    """Compare times to the first token, and the kernel."""
-    (reuse, _), (again, _) = FUSION_RAG["reuse_faster_than_full"], FUSION_RAG["faster_than_full"]
-    cached = times("question", context=32768)
-    return [
-        *faster("question over 32K cached against stock full prefill", cached, "transformers, full", reuse),
-        *recomputation(again),
-        *kernel(FUSION_RAG["operator_faster"]),
     ]
 
 
@@ -230,8 +203,7 @@ def items() -> list[Item]:
             "Reuse and recomputation of 15% bring the first token sooner, and the kernel is faster than dense.",
             f"{best[0]}–{best[1]}× at 15% of 27K; kernel {FUSION_RAG['operator_faster']}×",
             latency,
-            "loading from host memory, ratios other than 15%, and SDPA with a mask "
-            f"({FUSION_RAG['operator_faster_than_sdpa']}×)",
+            unmeasured,
         ),
         item(
             "fig-15",
