@@ -1,6 +1,6 @@
 """Assemble a prompt from cached blocks: their keys re-encoded for where they stand now, its question unwritten."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -45,6 +45,39 @@ def assemble(
     else:
         keys = [_joined([block.keys[layer] for block in blocks], capacity, spec.dtype) for layer in range(spec.layers)]
     return KV.within(keys, values, len(prompt))
+
+
+def assembly_of(
+    model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions = "re-encoded", reserve: int = 0
+) -> tuple[KV, Callable[[int], None]]:
+    """Return the KV that `assemble` would return, unwritten, and the function that puts one layer of blocks in place.
+
+    For a prefill that begins before all layers are there (`prefill_many`, `waits`).
+    """
+    check_positions(positions)
+    spec = spec_for(model, [prompt.tokens])
+    _check_cached(spec, prompt, cached)
+    kv, end = spec.empty(len(prompt), reserve), prompt.starts[-1]
+    shifts = torch.tensor([start - block.start for start, block in zip(prompt.starts, cached, strict=False)])
+    lengths = torch.tensor([len(block) for block in cached])
+    turned = positions == "re-encoded" and bool(shifts.any())
+    tables: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def place(layer: int) -> None:
+        table = spec.inv_freq[layer]
+        keys, values = (
+            torch.cat([x.to(spec.device, spec.dtype) for x in part], 1)
+            for part in ([block.keys[layer] for block in cached], [block.values[layer] for block in cached])
+        )
+        if turned:
+            if id(table) not in tables:
+                cos, sin = (x.repeat_interleave(lengths.to(x.device), 0) for x in cos_sin(shifts, table, spec.device))
+                tables[id(table)] = cos, sin
+            keys = rotate_by(keys, *tables[id(table)], spec.pairing)
+        kv.keys[layer][:, :end] = keys
+        kv.values[layer][:, :end] = values
+
+    return kv, place
 
 
 def check_positions(positions: str) -> None:

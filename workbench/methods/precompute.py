@@ -7,43 +7,36 @@
 """
 
 import json
-import multiprocessing
-import shutil
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from workbench import data, models
-from workbench.core.blocks import Block, Prompt
+from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
 from workbench.data import layouts
 from workbench.data.retrieval_corpus import Corpus
-from workbench.methods import prepare, registry
+from workbench.methods import prepare, registry, shards
 from workbench.methods.config import DataName, DeviceName, LayoutName, ModelName
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
+from workbench.methods.shards import UNPREPARED, PrepareStage, ShardMaker
 from workbench.models.loading import Loaded
 from workbench.models.spec import prepare_model
-from workbench.store import FolderStore, MemoryStore, fingerprint
-from workbench.store.manifest import MANIFEST
-from workbench.store.views import StagingStore
+from workbench.store import FolderStore, fingerprint
+from workbench.store.keys import vocabulary
+from workbench.store.manifest import TOKENIZER
+from workbench.store.places import Where, forget, is_begun, is_url, note, opened, within
+from workbench.store.remote import RemoteStore
 
 Progress = Callable[[int, int], None]  # (passages done, of how many)
-Shard = tuple[str, tuple[Block, ...]]  # name of a file, and the passages it holds
-Made = tuple[float, float, int]  # (begin, end, passages) of a shard
-UNPREPARED, SUCCESS = "unprepared", "_SUCCESS"
+SUCCESS, ASKED = "_SUCCESS", "prepared.json"
 
 
 @dataclass(frozen=True)
@@ -62,19 +55,6 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class PrepareStage:
-    """Shards that are prepared by one policy, all before the next stage begins."""
-
-    policy: Prepare
-    folder: Path
-    shards: list[Shard]
-
-    @property
-    def passages(self) -> list[Block]:
-        return [block for _, blocks in self.shards for block in blocks]
-
-
-@dataclass(frozen=True)
 class Preparation:
     """All passages of a data set, prepared by one policy and kept in the folder `out`.
 
@@ -84,7 +64,7 @@ class Preparation:
     """
 
     model: ModelName
-    out: Annotated[Path, "Folder for the cached passages; run again to go on after an interruption"]
+    out: Annotated[Path | str, "Folder or URL for the cached passages; run again to go on after an interruption"]
     data: DataName = "lab"
     prepare: Annotated[str, "independent, after_system or with_neighbours; options in brackets"] = "with_neighbours"
     samples: Annotated[int | None, "Of lab: how many questions to take the passages of"] = None
@@ -95,6 +75,9 @@ class Preparation:
     workers: Annotated[int, "Processes; with --device cuda, dealt out over the GPUs"] = 1
     shard: int = 64
     layout: LayoutName = None
+    cluster: Annotated[
+        str | None, "Address of a Dask scheduler, or `local`: one of --workers processes is begun here"
+    ] = None
 
     def __post_init__(self) -> None:
         layouts.check(self.layout)
@@ -102,6 +85,8 @@ class Preparation:
         for name in ("workers", "shard"):
             if not registry.is_whole(value := getattr(self, name), 1):
                 raise BadInput(f"{name} is {value!r}: a whole number of at least 1 is needed")
+        if not is_url(self.out):
+            object.__setattr__(self, "out", Path(self.out))
 
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Prepared:
         """Prepare what the folder lacks. `loaded` is the model where it is in memory already."""
@@ -113,12 +98,12 @@ class Preparation:
         first = layout.prompts(samples[:1], tokenizer)[0]
         system = first.context[: len(first.context) - len(samples[0].ctxs)]
         policy = prepare.named(self.prepare, corpus=corpus, system=len(system))
-        FolderStore(self.out, kind_of(model, policy), new=True)  # refuses a folder of another kind
-        (self.out / SUCCESS).unlink(missing_ok=True)
-        stages = self._stages(model, policy, corpus)
+        opened(self.out, kind_of(model, policy, tokenizer), new=True)  # refuses a store of another kind
+        forget(self.out, SUCCESS)
+        stages = self._stages(model, policy, corpus, tokenizer)
         made = len(stages[-1].passages) if stages else 0
         for stage in stages:
-            if system and not FolderStore(stage.folder).has_file("system"):
+            if system and not opened(stage.folder).has_file("system"):
                 ShardMaker(model, stage.policy, stage.folder, system).make(("system", ()))
         total, done, seconds = sum(len(stage.passages) for stage in stages), 0, 0.0
         with self._makers(model, system, stages) as make:
@@ -131,126 +116,77 @@ class Preparation:
                 seconds += end - begin
         return self._finish(policy, corpus, made, seconds)
 
-    def _stages(self, model: PreTrainedModel, policy: Prepare, corpus: Corpus) -> list[PrepareStage]:
+    def _stages(self, model: PreTrainedModel, policy: Prepare, corpus: Corpus, tokenizer: Any) -> list[PrepareStage]:
         """Return what is left to do: no stage where all shards are written. A shard with a damaged header is not."""
-        cuts = range(0, len(corpus), self.shard)
-        shards = [(f"passages-{i // self.shard:06d}", corpus.blocks[i : i + self.shard]) for i in cuts]
-        policies = [(policy, self.out)]
+        runs = [corpus.blocks[i : i + self.shard] for i in range(0, len(corpus), self.shard)]
+        policies: list[tuple[Prepare, Where]] = [(policy, self.out)]
         if isinstance(policy, WithNeighbours) and policy.n:
-            policies.insert(0, (AfterSystem(policy.system), self.out / UNPREPARED))
+            policies.insert(0, (AfterSystem(policy.system), within(self.out, UNPREPARED)))
         stages = []
         for each, folder in policies:
-            store = FolderStore(folder) if (folder / MANIFEST).is_file() else None
-            missing = [shard for shard in shards if store is None or not store.has_file(shard[0])]
+            store = opened(folder) if is_begun(folder) else None
+            numbered = getattr(each, "corpus", None) is not None or folder != self.out
+            named = [(_shard_name(i, run, numbered), run) for i, run in enumerate(runs)]
+            missing = [shard for i, shard in enumerate(named) if store is None or not _is_written(store, i, shard)]
             stages.append(PrepareStage(each, folder, missing))
         if not stages[-1].shards:
             return []
         for stage in stages[:-1]:
-            FolderStore(stage.folder, kind_of(model, stage.policy), new=True)
+            opened(stage.folder, kind_of(model, stage.policy, tokenizer), new=True)
         return [stage for stage in stages if stage.shards]
 
     @contextmanager
     def _makers(
         self, model: PreTrainedModel, system: tuple[Block, ...], stages: list[PrepareStage]
-    ) -> Iterator[Callable[[PrepareStage], Iterator[Made]]]:
-        """Yield a function that prepares a stage: in this process, or in `workers` others that load the model once."""
-
-        def here(stage: PrepareStage) -> Iterator[Made]:
-            return map(ShardMaker(model, stage.policy, stage.folder, system).make, stage.shards)
-
-        if self.workers == 1 or all(len(stage.shards) == 1 for stage in stages):
-            yield here
-            return
-        context = multiprocessing.get_context("spawn")
-        places = context.SimpleQueue()
-        for i in range(self.workers):
-            places.put(f"cuda:{i % torch.cuda.device_count()}" if self.device == "cuda" else self.device)
-        policies = {stage.folder: stage.policy for stage in stages}
+    ) -> Iterator[shards.Make]:
+        """Yield a function that prepares a stage: here, in `workers` other processes, or on a cluster."""
         named = (self.model, self.dtype, self.layout)
-        given = (places, named, max(1, torch.get_num_threads() // self.workers), policies, system)
-        with ProcessPoolExecutor(self.workers, context, _begin, given) as pool:
-
-            def there(stage: PrepareStage) -> Iterator[Made]:
-                futures = [pool.submit(_next, stage.folder, shard) for shard in stage.shards]
-                try:
-                    yield from (future.result() for future in as_completed(futures))
-                except BrokenProcessPool:
-                    raise RuntimeError(
-                        "a worker process ended, perhaps for lack of memory; what is written stays: run again to go on"
-                    ) from None
-                finally:
-                    for future in futures:
-                        future.cancel()
-
-            yield there
+        if self.cluster is not None and stages:
+            given = (self.cluster, self.workers, self.device, named, system, fingerprint(model))
+            with shards.cluster(*given) as make:
+                yield make
+        elif self.workers == 1 or all(len(stage.shards) == 1 for stage in stages):
+            yield shards.here(model, system)
+        else:
+            with shards.processes(self.workers, self.device, named, stages, system) as make:
+                yield make
 
     def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float) -> Prepared:
-        shutil.rmtree(self.out / UNPREPARED, ignore_errors=True)
-        tokens, size = sum(map(len, corpus.blocks)), FolderStore(self.out).bytes
+        forget(self.out, UNPREPARED)
+        tokens, size = sum(map(len, corpus.blocks)), opened(self.out).bytes
         speed = made / seconds if made else 0.0
         whole = (len(corpus), made, tokens, size, seconds, speed, self.workers)
         prepared = Prepared(str(self.out), registry.spec_of(policy), *whole)
         asked = asdict(self) | {"out": str(self.out)}
         found = json.dumps({"asked": asked, "found": asdict(prepared)}, indent=1)
-        write_text(self.out / "prepared.json", found, durable=True)
-        write_text(self.out / SUCCESS, "", durable=True)
+        note(self.out, ASKED, found)
+        note(self.out, SUCCESS, "")
         return prepared
 
 
-def kind_of(model: PreTrainedModel, policy: Prepare) -> dict[str, Any]:
-    """What the blocks of a folder have in common: `FolderStore(folder, kind_of(model, policy))` refuses other ones."""
+def _shard_name(number: int, blocks: tuple[Block, ...], numbered: bool) -> str:
+    """Return the name of a shard: its number in the one corpus of its folder, else what it holds."""
+    if numbered:
+        return f"passages-{number:06d}"
+    return f"passages-{sha256(''.join(block.content for block in blocks).encode()).hexdigest()[:16]}"
+
+
+def _is_written(store: FolderStore | RemoteStore, number: int, shard: shards.Shard) -> bool:
+    """Return whether a shard is there, also under its number, as earlier versions named all."""
+    name, blocks = shard
+    if store.has_file(name) or isinstance(store, RemoteStore):
+        return store.has_file(name)
+    held = {key.identity.block for key in store.blocks_of(f"passages-{number:06d}") if key.identity}
+    return bool(held) and held >= {block.content for block in blocks}
+
+
+def kind_of(model: PreTrainedModel, policy: Prepare, tokenizer: Any = None) -> dict[str, Any]:
+    """What the blocks of a store have in common: `FolderStore(folder, kind_of(model, policy))` refuses other ones."""
     corpus = getattr(policy, "corpus", None)
-    return {
+    words = {} if tokenizer is None else {TOKENIZER: vocabulary(tokenizer)}
+    return words | {
         "model": fingerprint(model),
         "dtype": str(model.dtype),
         "preparation": registry.spec_of(policy),
         "corpus": corpus.key if corpus is not None else "any",
     }
-
-
-class ShardMaker:
-    """Prepares shards in one process, with its model and its folders."""
-
-    def __init__(self, model: PreTrainedModel, policy: Prepare, folder: Path, system: tuple[Block, ...]):
-        self.model, self.policy, self.system = model, policy, system
-        self.out, below = FolderStore(folder), folder / UNPREPARED
-        self.below = [MemoryStore(behind=FolderStore(below))] if below.is_dir() else []
-
-    def make(self, shard: Shard) -> Made:
-        """Prepare the passages of one shard and write them."""
-        begin = time.monotonic()
-        name, blocks = shard
-        store = StagingStore(self.out, *self.below) if blocks else StagingStore()
-        last = (blocks or self.system)[0]  # stands for a question, which is not cached
-        self.policy(self.model, [Prompt((*self.system, *blocks, last))], store)
-        self.out.write(name, store.staged)
-        return begin, time.monotonic(), len(blocks)
-
-
-_GIVEN: list[Any] = []  # of a worker process: its model, the policy of every folder and the system block
-
-
-def _begin(
-    places: Any,
-    named: tuple[str, str | None, str | None],
-    threads: int,
-    policies: dict[Path, Prepare],
-    system: tuple[Block, ...],
-) -> None:
-    """Load the model of a worker process; `named` are its name, dtype and layout."""
-    name, dtype, layout = named
-    torch.set_num_threads(threads)
-    logging.disable_progress_bar()
-    model, _, _ = models.load(name, places.get(), dtype, layout)
-    prepare_model(model)
-    _GIVEN[:] = [model, policies, system]
-
-
-@cache
-def _maker(folder: Path) -> ShardMaker:
-    model, policies, system = _GIVEN
-    return ShardMaker(model, policies[folder], folder, system)
-
-
-def _next(folder: Path, shard: Shard) -> Made:
-    return _maker(folder).make(shard)

@@ -163,6 +163,10 @@ class WatchedStore:
         self._last = perf_counter()
         return kv
 
+    def resume(self) -> None:
+        """Begin to take the time now: what went before was no work on blocks."""
+        self._last = perf_counter()
+
     def put(self, key: str, kv: KV) -> None:
         """Keep a block; the time since the last look-up went into computing it."""
         begin = perf_counter()

@@ -58,9 +58,10 @@ class Reuse:
         if self.select:
             chosen = self.select.rows(model, prompts, kvs, self.ratio)
             rows = [torch.cat(both) for both in zip(chosen, rows, strict=True)]
-        return [self._start(model, *request) for request in zip(prompts, kvs, rows, strict=True)]
+        return [self.start(model, *request) for request in zip(prompts, kvs, rows, strict=True)]
 
-    def _start(self, model: PreTrainedModel, prompt: Prompt, kv: KV, rows: torch.Tensor) -> ReadyRequest:
+    def start(self, model: PreTrainedModel, prompt: Prompt, kv: KV, rows: torch.Tensor) -> ReadyRequest:
+        """Return the request that computes `rows` over a KV in which the blocks are in place."""
         scoring = self.select.passes(model, prompt) if self.select else ()
         passes = (*scoring, Pass(rows.tolist(), len(prompt), forward=1))
         plan = Plan(rows, sparse=self.sparse.ready(model) if self.sparse else None)

@@ -1,0 +1,266 @@
+"""The scheduler: answers of every mode, the order of what happens, and requests that end otherwise."""
+
+from threading import Barrier, Thread
+
+import pytest
+
+from tests.random_models import VOCABULARY, Letters, block_of, model_of
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.methods.generation import generate
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.select.first_k import FirstK
+from workbench.methods.serving import MODES, Busy, NoRoom, Scheduler
+from workbench.methods.serving.contiguous import ContiguousEngine
+from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
+from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore
+from workbench.store.events import Events, busy, idle_share
+
+MODEL = model_of()
+BLOCKS = [Block(block_of(n, n).tokens, f"passage {n}") for n in (6, 4, 9, 5)]
+ORDERS = [(0, 1, 2), (2, 0), (3, 3, 1), (1,), (0, 1, 2), (2, 3)]
+PROMPTS = [Prompt((*(BLOCKS[i] for i in order), block_of(3 + n, 60 + n))) for n, order in enumerate(ORDERS)]
+
+
+def one_by_one(method, count=5, **options):
+    store = MemoryStore()
+    return [
+        generate(MODEL, Letters(), [prompt], method, store, max_new_tokens=count, **options)[0] for prompt in PROMPTS
+    ]
+
+
+def served(mode, method="block", store=None, count=5, batch=3, **options):
+    engine = ContiguousEngine(MODEL, Letters(), MemoryStore() if store is None else store, method, **options)
+    scheduler = Scheduler(engine, mode, batch=batch)
+    tickets = scheduler.run(PROMPTS, count)
+    scheduler.close()
+    return tickets, scheduler
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "method",
+    ["block", "full", Reuse(prepare=AfterSystem(), select=FirstK(), ratio=0.5), Reuse(positions="naive")],
+    ids=str,
+)
+def test_answers_are_those_of_generate_one_by_one(mode, method):
+    store, expected = MemoryStore(), one_by_one(method)
+    for _ in range(2):  # cold, warm
+        tickets, _ = served(mode, method, store)
+        assert [ticket.result(0) for ticket in tickets] == expected
+    if method != "full":
+        assert all(block.status == "reused" for ticket in tickets for block in ticket.generation.receipt.blocks)
+
+
+def test_draws_and_stop_strings_are_those_of_generate():
+    options = {"temperature": 1.5, "top_p": 0.9, "seed": 3}
+    stop = one_by_one("block", 8, **options)[0].text[3]
+    tickets, _ = served("request", count=8, stop=stop, **options)
+    assert [ticket.result(0) for ticket in tickets] == one_by_one("block", 8, stop=stop, **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_blocks_come_from_a_folder_through_tiers(mode, tmp_path):
+    folder = FolderStore(tmp_path / "blocks", new=True)
+    served(mode, store=TieredStore([HostTier(1 << 20), StoreTier(folder)], write="through"))
+    tickets, scheduler = served(mode, store=TieredStore([HostTier(1 << 20), StoreTier(folder)]))
+    assert [ticket.result(0) for ticket in tickets] == one_by_one("block")
+    receipts = [ticket.generation.receipt for ticket in tickets]
+    assert {tier for receipt in receipts for tier in receipt.bytes} == {"disk", "host"}
+    assert {"wait", "load", "prefill", "decode"} <= set(receipts[0].seconds)
+    loads = [event for event in scheduler.events if event.what == "load"]
+    lanes = {event.lane for event in loads}
+    assert len(loads) == len(PROMPTS) and sum(event.bytes for event in loads) > 0
+    assert lanes == {"engine"} if mode == "sync" else lanes <= {"loader 0", "loader 1"}
+
+
+def simulated(mode, loads, prefill=2.0, decode=0.5, count=1, loaders=2, batch=8, layers=4, engine=None, **options):
+    """Serve one request for each of `loads`, the seconds that its blocks take to load."""
+    clock = SimulatedClock()
+    events = Events(clock)
+    by_name = {f"{i}": seconds for i, seconds in enumerate(loads)}
+    held = SimulatedLoaders(loaders, lambda ticket: by_name[ticket.name], clock, events, layers)
+    engine = SimulatedEngine(clock, lambda ticket: prefill, decode, layers, engine)
+    scheduler = Scheduler(engine, mode, held, batch, events=events, **options)
+    tickets = [scheduler.submit(PROMPTS[i % len(PROMPTS)], count) for i in range(len(loads))]
+    return scheduler, tickets, engine
+
+
+def finished(mode, loads, **options):
+    scheduler, tickets, _ = simulated(mode, loads, **options)
+    scheduler.run()
+    return [ticket.ended for ticket in tickets], list(scheduler.events)
+
+
+def test_loads_and_prefills_overlap_where_they_are_asynchronous():
+    """Figure 11: while the blocks of the second request are loaded, the first one is computed."""
+    sync, together = finished("sync", [3.0, 3.0]), finished("request", [3.0, 3.0], loaders=1)
+    assert sync[0] == [10.0, 10.0], "both loads, then both prefills"
+    assert together[0] == [5.0, 8.0], "the second load runs during the first prefill"
+    assert busy(sync[1]) == busy(together[1]) == 4.0
+    assert idle_share(sync[1]) == pytest.approx(0.6) and idle_share(together[1]) == pytest.approx(0.5)
+
+
+def test_layers_that_arrive_one_by_one_are_computed_as_they_come():
+    (request,), _ = finished("request", [4.0])
+    (layer,), events = finished("layer", [4.0])
+    assert request == 6.0 and layer == 4.5, "the last layer is computed when it has arrived"
+    assert [event.what for event in events if event.what in ("ready", "first_token")] == ["first_token"]
+    assert busy(events) == 2.0, "the engine is idle while it waits for a layer"
+
+
+def test_slow_storage_makes_layers_and_requests_alike():
+    """Where loading takes much longer than computing, the two converge (section 4.2)."""
+    (request,), _ = finished("request", [100.0])
+    (layer,), _ = finished("layer", [100.0])
+    assert (request - layer) / request < 0.02
+
+
+def test_requests_end_in_the_order_in_which_their_blocks_arrive():
+    ended, events = finished("request", [9.0, 1.0, 4.0], loaders=3)
+    assert sorted(range(3), key=ended.__getitem__) == [1, 2, 0]
+    order = [event.request for event in events if event.what == "finish"]
+    assert order == ["1", "2", "0"]
+
+
+def test_a_request_joins_those_that_are_decoded():
+    _, events = finished("request", [1.0, 4.0], count=6)
+    runs = [event.detail for event in events if event.what == "run"]
+    assert runs.index("prefill: 1") > runs.index("decode: 0") and any(run.startswith("decode: 0, 1") for run in runs)
+
+
+@pytest.mark.parametrize("mode", ["request", "layer", "sync"])
+def test_a_loader_that_fails_fails_its_request_only(mode):
+    class Failing(SimulatedEngine):
+        def load(self, ticket, arrived=None):
+            if ticket.name == "1":
+                raise OSError("the disk is gone")
+            return {"bytes": 7}
+
+    scheduler, tickets, engine = simulated(mode, [1.0, 1.0, 1.0])
+    scheduler.engine = scheduler.queues.engine = Failing(**vars(engine))
+    scheduler.run()
+    assert [ticket.state for ticket in tickets] == ["finished", "failed", "finished"]
+    with pytest.raises(OSError, match="disk is gone"):
+        tickets[1].result(0)
+    assert sorted(scheduler.queues.engine.released) == ["0", "1", "2"]
+    assert [event.detail for event in scheduler.events if event.what == "fail"] == ["the disk is gone"]
+
+
+def test_a_prefill_that_fails_over_several_requests_is_made_for_each_alone():
+    class Failing(SimulatedEngine):
+        def prefill(self, tickets, waits):
+            if any(ticket.name == "1" for ticket in tickets):
+                raise RuntimeError("a damaged request")
+            return super().prefill(tickets, waits)
+
+    scheduler, tickets, engine = simulated("request", [1.0, 1.0, 1.0], loaders=3)
+    scheduler.engine = Failing(**vars(engine))
+    scheduler.run()
+    assert [ticket.state for ticket in tickets] == ["finished", "failed", "finished"]
+
+
+@pytest.mark.parametrize("steps, count", [(0, 1), (1, 1), (3, 99)], ids=["waiting", "loading", "running"])
+def test_a_request_is_cancelled_wherever_it_is(steps, count):
+    scheduler, tickets, engine = simulated("request", [1.0, 1.0], count=count, loaders=2)
+    for _ in range(steps):
+        scheduler.step()
+    tickets[0].cancel()
+    if count > 1:
+        scheduler.step()
+        tickets[1].cancel()
+    scheduler.run()
+    assert tickets[0].state == "cancelled" and tickets[1].state == ("finished" if count == 1 else "cancelled")
+    with pytest.raises(TimeoutError, match="request 0 was cancelled"):
+        tickets[0].result(0)
+    assert engine.released.count("0") == 1
+
+
+def test_a_deadline_ends_a_request_and_no_other():
+    scheduler, tickets, _ = simulated("request", [50.0, 1.0])
+    late = scheduler.submit(PROMPTS[0], 1, deadline=10.0, name="0")
+    scheduler.run()
+    assert late.state == "expired" and [ticket.state for ticket in tickets] == ["finished", "finished"]
+    assert [event.at for event in scheduler.events if event.what == "expire"] == [pytest.approx(10.0)]
+    with pytest.raises(BadInput, match="deadline is 0"):
+        scheduler.submit(PROMPTS[0], deadline=0)
+
+
+def test_a_queue_that_is_full_takes_no_more():
+    scheduler, tickets, _ = simulated("request", [1.0, 1.0], waiting=2)
+    with pytest.raises(Busy, match="2 requests are waiting"):
+        scheduler.submit(PROMPTS[0], 1, block=False)
+    assert [event.what for event in scheduler.events][-1] == "reject"
+    scheduler.run()
+    assert [ticket.state for ticket in tickets] == ["finished", "finished"]
+    assert len(scheduler.run([])) == 0
+
+
+def test_no_more_requests_are_loaded_than_may_be():
+    scheduler, _, _ = simulated("request", [1.0] * 9, loading=2, loaders=9)
+    most = 0
+    while scheduler._left():
+        scheduler.step()
+        most = max(most, len(scheduler.queues.loading) + len(scheduler.queues.ready))
+    assert most == 2
+
+
+def test_a_request_without_room_waits_until_another_has_ended():
+    class Small(SimulatedEngine):
+        def load(self, ticket, arrived=None):
+            if ticket.name == "2" or len(self.held) > 1:
+                raise NoRoom("2 requests at most")
+            self.held.add(ticket.name)
+            return {}
+
+        def release(self, ticket):
+            super().release(ticket)
+            self.held.discard(ticket.name)
+
+    scheduler, tickets, engine = simulated("request", [1.0] * 5, loaders=5)
+    scheduler.engine = scheduler.queues.engine = small = Small(**vars(engine))
+    small.held = set()
+    scheduler.run()
+    assert [ticket.state for ticket in tickets] == ["finished", "finished", "failed", "finished", "finished"]
+    with pytest.raises(BadInput, match="request 2 finds no room: 2 requests at most"):
+        tickets[2].result(0)
+    assert not small.held
+
+
+def test_threads_submit_and_wait_while_another_serves():
+    engine = ContiguousEngine(MODEL, Letters(), MemoryStore(), "block")
+    scheduler = Scheduler(engine, "request", batch=2, waiting=2)
+    server = Thread(target=scheduler.serve)
+    server.start()
+    answers, barrier = {}, Barrier(3)
+
+    def ask(which):
+        barrier.wait(10)
+        for i in range(which, len(PROMPTS), 3):
+            answers[i] = scheduler.submit(PROMPTS[i], 5, timeout=30).result(30)
+
+    threads = [Thread(target=ask, args=(which,)) for which in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    scheduler.close()
+    server.join(30)
+    assert not server.is_alive()
+    assert [answers[i] for i in range(len(PROMPTS))] == one_by_one("block")
+    with pytest.raises(BadInput, match="closed"):
+        scheduler.submit(PROMPTS[0])
+
+
+def test_what_cannot_be_computed_is_refused_when_it_is_submitted():
+    engine = ContiguousEngine(MODEL, Letters(), MemoryStore())
+    scheduler = Scheduler(engine)
+    with pytest.raises(BadInput, match="vocabulary"):
+        scheduler.submit(Prompt((Block((VOCABULARY + 1,)), BLOCKS[0])))
+    with pytest.raises(BadInput, match="max_new_tokens 0"):
+        scheduler.submit(PROMPTS[0], 0)
+    scheduler.close()
+    for options in ({"mode": "fast"}, {"batch": 0}, {"loading": 0}, {"waiting": 0}, {"loaders": 0}):
+        with pytest.raises(BadInput, match=next(iter(options))):
+            Scheduler(engine, **options)

@@ -1,0 +1,18 @@
+"""Requests, loaders and engine side by side: FusionRAG's asynchronous scheduler (section 4.2), with its baselines.
+
+    store → loaders (threads) → engine (one thread) → answers
+              ↑                     ↑
+              scheduler: which request is loaded, which is computed
+
+    sync      the engine loads the blocks of the requests of its next batch itself, one after the other, and computes
+              nothing meanwhile (the paper's baseline, figure 11a)
+    request   a request enters the run queue when all its blocks have arrived (the paper's, figure 11b)
+    layer     a request may enter it when the first layer of its blocks has arrived; its prefill waits for each layer
+
+All times are on the clock of the events that are recorded (`workbench.store.events`).
+"""
+
+from workbench.methods.serving.scheduler import MODES, Busy, Scheduler
+from workbench.methods.serving.tickets import Engine, NoRoom, Ticket
+
+__all__ = ["MODES", "Busy", "Engine", "NoRoom", "Scheduler", "Ticket"]

@@ -1,0 +1,220 @@
+"""The engine of any method: every request has a contiguous KV of its own. What a CPU uses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.engine.assembly import assembly_of
+from workbench.engine.chunked import prefill_chunked_many
+from workbench.engine.decoding import (
+    DecodeRequest,
+    StopStrings,
+    TokenChoice,
+    check_options,
+    eos_ids,
+    forward_step,
+    next_token,
+    special_ids,
+    text_of,
+)
+from workbench.engine.forward import PrefillOutput, prefill_many
+from workbench.methods import Method, ReadyRequest
+from workbench.methods.generation import Generation, method_of
+from workbench.methods.lookups import Asked
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.receipts import Lookup, WatchedStore, receipts_of, timed
+from workbench.methods.serving.tickets import Arrived, Ticket, Wait
+from workbench.models.spec import spec_for
+from workbench.store import Store
+
+
+class LoadedStore(WatchedStore):
+    """The blocks of one request, read by its loader beforehand; the engine finds them without waiting."""
+
+    def __init__(self, store: Store):
+        super().__init__(store)
+        self.loaded: dict[str, KV] = {}
+
+    def load(self, key: str) -> KV | None:
+        """Read a block, once."""
+        if key not in self.loaded and (kv := super().get(key)) is not None:
+            self.loaded[key] = kv
+        return self.loaded.get(key)
+
+    def get(self, key: str) -> KV | None:
+        """Return a block that was loaded, or one that somebody has put since."""
+        if (kv := self.loaded.get(key)) is not None:
+            return kv
+        missed = [lookup for lookup in self.lookups if lookup.key == key]
+        if missed and not (hasattr(self.store, "__contains__") and key in self.store):
+            return None
+        if (kv := super().get(key)) is not None and missed:
+            self.lookups.remove(missed[0])
+        return kv
+
+    @property
+    def read(self) -> list[Lookup]:
+        """The look-ups that found something."""
+        return [lookup for lookup in self.lookups if lookup.miss is None]
+
+
+@dataclass
+class Held:
+    """What is kept for one request. `placed` is its KV where blocks come layer by layer."""
+
+    store: LoadedStore
+    placed: KV | None = None
+    ready: ReadyRequest | None = None
+    decoding: DecodeRequest | None = None
+    encoding: float = 0.0  # seconds
+
+
+@dataclass
+class ContiguousEngine:
+    """Computes requests by `method` over blocks of `store`; the other options are those of `generate`.
+
+    Answers are those of `generate`. With layers that arrive one by one, a request whose blocks are all there and of
+    which no token is recomputed is put in place by its loader, layer by layer; others when all has arrived.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    store: Store
+    method: Method | str = field(default_factory=Reuse)
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: str | Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        check_options(1, self.temperature, self.top_p, stops, self.tokenizer)
+        self.method = self._method = method_of(self.method)
+        self._choose, self._stops = TokenChoice(self.temperature, self.top_p), StopStrings(stops, self.tokenizer)
+        self._eos = eos_ids(self.model, self.tokenizer) | special_ids(stops, self.tokenizer)
+        self._spec = spec_for(self.model)
+
+    def check(self, ticket: Ticket) -> None:
+        """Raise BadInput for a prompt that is no prompt of this model."""
+        self._spec.check_tokens(ticket.prompt.tokens)
+        for block in ticket.prompt.context:
+            self._spec.check_block(len(block))
+
+    def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
+        """Read the blocks that the method will look up."""
+        held = ticket.held = Held(LoadedStore(self.store))
+        if isinstance(self._method, Reuse):
+            asked = Asked(self._spec.empty(1))
+            self._method.prepare(self.model, [ticket.prompt], asked)
+            for key in asked.keys:
+                if ticket.cancelled:
+                    break
+                held.store.load(key)
+            if arrived is not None and len(asked.keys) == len(held.store.loaded) and self._by_layer(ticket):
+                self._place(ticket, held, arrived)
+        read = held.store.read
+        tiers = sorted({lookup.tier for lookup in read})
+        return {"bytes": sum(lookup.bytes for lookup in read), "tier": ", ".join(tiers)}
+
+    def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
+        """Compute the first tokens, packed into one forward pass."""
+        for ticket in tickets:
+            ticket.tokens.clear()
+            self._begin(ticket, ticket.held)
+        logits = self._finished([ticket.held.ready for ticket in tickets], waits)
+        ended = []
+        for ticket, row in zip(tickets, logits, strict=True):
+            ready = ticket.held.ready
+            random = torch.Generator().manual_seed(self.seed)
+            ticket.held.decoding = DecodeRequest(ready.request.kv, ready.request.plan.sees, random)
+            ended.append(self._take(ticket, row))
+        return ended
+
+    def decode(self, tickets: Sequence[Ticket]) -> list[bool]:
+        """Compute one more token of every request."""
+        rows = forward_step(self.model, [t.held.decoding for t in tickets], max(t.max_new_tokens for t in tickets))
+        return [self._take(ticket, row) for ticket, row in zip(tickets, rows, strict=True)]
+
+    def finish(self, ticket: Ticket) -> Generation:
+        """Return the answer, with its receipt."""
+        held: Held = ticket.held
+        assert held.ready is not None
+        positions = getattr(self._method, "positions", "re-encoded")
+        (receipt,) = receipts_of([ticket.prompt], [held.ready], held.store.lookups, positions)
+        seconds = ticket.seconds | {"encode": held.encoding}
+        seconds["prefill"] = max(0.0, seconds.get("prefill", 0.0) - held.encoding)
+        text = text_of(self.tokenizer, ticket.tokens, self.stop)
+        ttft = (ticket.first or 0.0) - ticket.arrived
+        counts = held.ready.computed, held.ready.reused
+        return Generation(tuple(ticket.tokens), text, *counts, ttft, held.ready.passes, timed(receipt, seconds))
+
+    def release(self, ticket: Ticket) -> None:
+        """Let go of a request's KV."""
+        ticket.held = None
+
+    def _by_layer(self, ticket: Ticket) -> bool:
+        simple = isinstance(self._method, Reuse) and not (self._method.select or self._method.sparse)
+        return simple and self._method.chunk is None and not ticket.cancelled  # type: ignore[attr-defined]
+
+    def _place(self, ticket: Ticket, held: Held, arrived: Arrived) -> None:
+        """Put the blocks of a request in place, one layer after the other."""
+        assert isinstance(self._method, Reuse)
+        (cached,) = self._method.prepare(self.model, [ticket.prompt], _Silent(held.store.loaded))
+        reserve = self._reserve(ticket)
+        kv, place = assembly_of(self.model, ticket.prompt, cached, self._method.positions, reserve)
+        held.placed = kv
+        for layer in range(self._spec.layers):
+            place(layer)
+            arrived(layer)
+
+    def _begin(self, ticket: Ticket, held: Held) -> None:
+        if held.placed is not None:
+            assert isinstance(self._method, Reuse)
+            held.ready = self._method.start(self.model, ticket.prompt, held.placed, ticket.prompt.question)
+            return
+        begin, before = perf_counter(), held.store.seconds["encode"]
+        held.store.resume()
+        (held.ready,) = self._method.begin(self.model, [ticket.prompt], held.store, self._reserve(ticket))
+        held.encoding = min(perf_counter() - begin, held.store.seconds["encode"] - before)
+
+    def _finished(self, ready: Sequence[ReadyRequest], waits: Sequence[Wait | None]) -> list[Tensor]:
+        """Run the last forward pass: logits [V] behind the prompt of every request."""
+        requests, chunk = [each.request for each in ready], ready[0].chunk
+        outputs: Sequence[PrefillOutput]
+        if chunk:
+            outputs = prefill_chunked_many(self.model, requests, chunk, 1)
+        else:
+            outputs = prefill_many(self.model, requests, 1, waits)
+        return [output.logits[-1] for output in outputs if output.logits is not None]
+
+    def _take(self, ticket: Ticket, row: Tensor) -> bool:
+        """Choose the next token; return whether the answer has ended."""
+        request = ticket.held.decoding
+        if (token := next_token(request, row, self._choose, self._stops, self._eos)) is not None:
+            ticket.tokens.append(token)
+        whole = self._spec.context is not None and len(request.kv) >= self._spec.context
+        return bool(request.ended or len(ticket.tokens) >= ticket.max_new_tokens or whole)
+
+    def _reserve(self, ticket: Ticket) -> int:
+        context = self._spec.context
+        return ticket.max_new_tokens if context is None else min(ticket.max_new_tokens, context - len(ticket.prompt))
+
+
+class _Silent:
+    """Blocks that are all there; nothing is noted."""
+
+    def __init__(self, loaded: dict[str, KV]):
+        self.loaded = loaded
+
+    def get(self, key: str) -> KV | None:
+        return self.loaded.get(key)
+
+    def put(self, key: str, kv: KV) -> None:
+        raise BadInput(f"block {key} was there, and is not any more")

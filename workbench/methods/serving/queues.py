@@ -1,0 +1,92 @@
+"""The requests of a scheduler by what they wait for, and their way from one queue to the next."""
+
+from collections import deque
+from collections.abc import Iterator
+
+from workbench.core.errors import BadInput
+from workbench.methods.serving.tickets import Engine, NoRoom, State, Ticket
+from workbench.store.events import Events, What
+
+ENDS: dict[What, State] = {"cancel": "cancelled", "expire": "expired", "fail": "failed"}
+
+
+class Queues:
+    """waiting → loading → (begun: its first layer is there) → ready → running → ended.
+
+    full   a request found no room; another must end before one is loaded
+    """
+
+    def __init__(self, engine: Engine, events: Events):
+        self.engine, self.events, self.full = engine, events, False
+        self.waiting = deque[Ticket]()
+        self.loading, self.begun, self.ready, self.running = (list[Ticket]() for _ in range(4))
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """Yield all that have not ended, each once."""
+        return iter({id(t): t for t in (*self.waiting, *self.loading, *self.ready, *self.running)}.values())
+
+    @property
+    def active(self) -> bool:
+        """Whether some hold what others may wait for."""
+        return bool(self.loading or self.ready or self.running)
+
+    def drop(self, ticket: Ticket, *queues: deque[Ticket] | list[Ticket]) -> None:
+        """Take a request out of some queues."""
+        for queue in queues:
+            if ticket in queue:
+                queue.remove(ticket)
+
+    def turn(self, ticket: Ticket, state: State, what: str) -> None:
+        """Note that it is a request's turn, "to load" or "to run", and how long it has waited for it."""
+        now = self.events.now()
+        ticket.seconds["wait"] = ticket.seconds.get("wait", 0.0) + now - ticket.since
+        about = {"seconds": now - ticket.since, "lane": "scheduler", "detail": what}
+        self.events.add("wait", ticket.since, request=ticket.name, **about)
+        ticket.state, ticket.since = state, now
+
+    def arrived(self, ticket: Ticket) -> None:
+        """Note that the blocks of a request are there."""
+        now = self.events.now()
+        ticket.seconds["load"] = now - ticket.since
+        ticket.state, ticket.since = "ready", now
+        self.events.add("ready", now, lane="scheduler", request=ticket.name)
+        self.ready.append(ticket)
+
+    def put_back(self, ticket: Ticket, problem: NoRoom) -> None:
+        """Let a request wait until another ends; where there is none, it never finds room."""
+        if not self.active:
+            self.end(ticket, "fail", BadInput(f"request {ticket.name} finds no room: {problem}"))
+            return
+        self.full = True
+        ticket.state, ticket.since = "waiting", self.events.now()
+        self.waiting.appendleft(ticket)
+
+    def first_token(self, ticket: Ticket, at: float, now: float) -> None:
+        """Note that a request has its first token, by a step that began `at`."""
+        ticket.first = ticket.since = now
+        ticket.seconds["prefill"] = now - at
+        self.events.add("prefill", at, seconds=now - at, lane="engine", request=ticket.name)
+        self.events.add("first_token", now, lane="engine", request=ticket.name)
+
+    def finish(self, ticket: Ticket) -> None:
+        """Note that a request has its answer."""
+        ticket.ended = self.events.now()
+        ticket.seconds["decode"] = ticket.ended - ticket.since
+        about = {"seconds": ticket.seconds["decode"], "lane": "engine", "tokens": len(ticket.tokens)}
+        self.events.add("decode", ticket.since, request=ticket.name, **about)
+        self.events.add("finish", ticket.ended, lane="scheduler", request=ticket.name, tokens=len(ticket.tokens))
+        ticket.generation = self.engine.finish(ticket)
+        self._ended(ticket, "finished")
+
+    def end(self, ticket: Ticket, how: What, problem: BaseException) -> None:
+        """Let a request end without an answer: by "cancel", "expire" or "fail"."""
+        ticket.ended, ticket.error = self.events.now(), problem
+        self.events.add(how, ticket.ended, lane="scheduler", request=ticket.name, detail=str(problem))
+        self.drop(ticket, self.waiting, self.begun, self.ready, self.running)
+        self._ended(ticket, ENDS[how])
+
+    def _ended(self, ticket: Ticket, state: State) -> None:
+        if ticket not in self.loading:  # else its loader still writes: it is released when that is done
+            self.engine.release(ticket)
+        self.full, ticket.state = False, state
+        ticket.done.set()

@@ -1,0 +1,168 @@
+"""Serving on a clock that only moves when something takes time: for tests, and for timelines of other machines."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count as count_from
+from typing import Any
+
+from workbench.core.errors import BadInput
+from workbench.methods.generation import Generation
+from workbench.methods.serving.loaders import Job, Report
+from workbench.methods.serving.tickets import Arrivals, Arrived, Engine, Ticket, Wait
+from workbench.store.events import Events
+
+Seconds = Callable[[Ticket], float]
+
+
+@dataclass
+class SimulatedClock:
+    """Seconds since the beginning; `Events(clock)` records on it."""
+
+    seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def until(self, moment: float) -> None:
+        """Let time pass until a moment, unless it has gone by."""
+        self.seconds = max(self.seconds, moment)
+
+
+class SimulatedLoaders:
+    """`count` loaders, each of which takes `seconds` for a request; its layers arrive at equal distances.
+
+    The job itself is done at once, and reported when its time has passed.
+    """
+
+    def __init__(self, count: int, seconds: Seconds, clock: SimulatedClock, events: Events, layers: int = 1):
+        if count < 1 or layers < 1:
+            raise BadInput(f"{count} loaders of {layers} layers: at least 1 of each is needed")
+        self.seconds, self.clock, self.events, self.layers = seconds, clock, events, layers
+        self._free = [0.0] * count
+        self._due: list[tuple[float, int, Report]] = []
+        self._numbers = count_from()
+
+    def start(self, ticket: Ticket, job: Job, by_layer: bool) -> None:
+        """Begin to load when a loader is free."""
+        lane = min(range(len(self._free)), key=self._free.__getitem__)
+        begin = max(self.events.now(), self._free[lane])
+        end = self._free[lane] = begin + self.seconds(ticket)
+        if by_layer:
+            ticket.arrivals = _Timed(
+                self.clock, [begin + (end - begin) * (i + 1) / self.layers for i in range(self.layers)]
+            )
+        problem: BaseException | None = None
+        about: dict[str, Any] = {}
+        try:
+            about = job(ticket, ticket.arrivals.add if by_layer else None)
+            ticket.arrivals.add(self.layers)
+        except BaseException as raised:
+            problem = raised
+            ticket.arrivals.fail(raised)
+        self.events.add("load", begin, seconds=end - begin, lane=f"loader {lane}", request=ticket.name, **about)
+        if by_layer and problem is None:
+            self._report(begin + (end - begin) / self.layers, Report(ticket, "begun"))
+        self._report(end, Report(ticket, "failed" if problem else "done", problem))
+
+    def inline(self, ticket: Ticket, job: Job) -> None:
+        """Load while the engine waits."""
+        begin = self.events.now()
+        try:
+            about = job(ticket, None)
+        finally:
+            self.clock.until(begin + self.seconds(ticket))
+        seconds = self.events.now() - begin
+        self.events.add("load", begin, seconds=seconds, lane="engine", request=ticket.name, **about)
+
+    def poll(self) -> list[Report]:
+        """Return what is due."""
+        now = self.events.now()
+        due = sorted((entry for entry in self._due if entry[0] <= now), key=lambda entry: entry[:2])
+        self._due = [entry for entry in self._due if entry[0] > now]
+        return [report for _, _, report in due]
+
+    def wait(self, until: float | None) -> None:
+        """Let time pass until something is due."""
+        moments = [moment for moment, _, _ in self._due] + ([] if until is None else [until])
+        if moments:
+            self.clock.until(min(moments))
+
+    def wake(self) -> None:
+        """Do nothing: nobody waits."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _report(self, moment: float, report: Report) -> None:
+        self._due.append((moment, next(self._numbers), report))
+
+
+class _Timed(Arrivals):
+    """Layers that arrive at certain moments of a simulated clock."""
+
+    def __init__(self, clock: SimulatedClock, moments: list[float]):
+        super().__init__()
+        self._clock, self._moments = clock, moments
+
+    def wait(self, layer: int) -> None:
+        """Let time pass until a layer is there."""
+        super().wait(layer)
+        self._clock.until(self._moments[layer])
+
+
+@dataclass
+class SimulatedEngine:
+    """An engine whose work takes time on a simulated clock: `engine`, where its answers are wanted, does it.
+
+    prefill, decode   seconds of a first token, and of one more token of any number of requests
+    tokens            of every answer, where there is no `engine`
+    """
+
+    clock: SimulatedClock
+    prefill_seconds: Seconds
+    decode_seconds: float = 0.0
+    layers: int = 1
+    engine: Engine | None = None
+    released: list[str] = field(default_factory=list)
+
+    def check(self, ticket: Ticket) -> None:
+        """Take any request."""
+        if self.engine:
+            self.engine.check(ticket)
+
+    def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
+        """Load by the engine, if any."""
+        return self.engine.load(ticket, arrived) if self.engine else {}
+
+    def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
+        """Let the time of all prefills pass, layer by layer where layers are waited for."""
+        for ticket, wait in zip(tickets, waits, strict=True):
+            for layer in range(self.layers):
+                if wait is not None:
+                    wait(layer)
+                self.clock.seconds += self.prefill_seconds(ticket) / self.layers
+        if self.engine:
+            return self.engine.prefill(tickets, waits)
+        return self._more(tickets)
+
+    def decode(self, tickets: Sequence[Ticket]) -> list[bool]:
+        """Let the time of one step pass."""
+        self.clock.seconds += self.decode_seconds
+        return self.engine.decode(tickets) if self.engine else self._more(tickets)
+
+    def finish(self, ticket: Ticket) -> Generation:
+        """Return the engine's answer, or tokens 0, 1, …."""
+        if self.engine:
+            return self.engine.finish(ticket)
+        return Generation(tuple(ticket.tokens), "", 0, 0, (ticket.first or 0.0) - ticket.arrived, ())
+
+    def release(self, ticket: Ticket) -> None:
+        """Note who is released."""
+        self.released.append(ticket.name)
+        if self.engine:
+            self.engine.release(ticket)
+
+    def _more(self, tickets: Sequence[Ticket]) -> list[bool]:
+        for ticket in tickets:
+            ticket.tokens.append(len(ticket.tokens))
+        return [len(ticket.tokens) >= ticket.max_new_tokens for ticket in tickets]
