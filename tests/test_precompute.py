@@ -21,7 +21,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.trial import Trial
-from workbench.methods import precompute, prepare
+from workbench.methods import prepare, shards
 from workbench.methods.precompute import Preparation, kind_of
 from workbench.store import FolderStore, MemoryStore, fetch
 
@@ -176,8 +176,8 @@ def test_an_interruption_among_the_unprepared_is_taken_up_too(whole, folder, loa
 
 
 def test_workers_make_what_one_process_makes(whole, folder, loaded, tmp_path, monkeypatch):
-    pool = precompute.ProcessPoolExecutor
-    monkeypatch.setattr(precompute, "ProcessPoolExecutor", lambda workers, *given: pool(1, *given))  # one starts faster
+    pool = shards.ProcessPoolExecutor
+    monkeypatch.setattr(shards, "ProcessPoolExecutor", lambda workers, *given: pool(1, *given))  # one starts faster
     found = Preparation(str(folder), tmp_path / "out", workers=2, **DATA).run(loaded=loaded)
     assert (found.made, found.workers) == (whole.passages, 2)
     same(held(found.folder), held(whole.folder))
@@ -236,7 +236,7 @@ def test_a_worker_process_that_dies_is_reported(folder, loaded, tmp_path, monkey
         def dies(self):
             raise BrokenProcessPool
 
-    monkeypatch.setattr(precompute, "ProcessPoolExecutor", Broken)
+    monkeypatch.setattr(shards, "ProcessPoolExecutor", Broken)
     with pytest.raises(RuntimeError, match="a worker process ended"):
         Preparation(str(folder), tmp_path / "out", workers=2, **DATA).run(loaded=loaded)
     assert not (tmp_path / "out" / "_SUCCESS").exists()

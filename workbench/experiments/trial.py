@@ -33,7 +33,8 @@ from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
 from workbench.metrics.latency import measure
 from workbench.metrics.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
-from workbench.store import FolderStore, MemoryStore
+from workbench.store import MemoryStore
+from workbench.store.places import opened
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
@@ -118,7 +119,7 @@ class Trial(MethodConfig):
         if store is None:
             folder = None
             if self.prepared is not None and isinstance(method, Reuse):
-                folder = FolderStore(self.prepared, kind_of(model, method.prepare))
+                folder = opened(self.prepared, kind_of(model, method.prepare, tokenizer))
             store = MemoryStore(int(self.store_gib * 2**30), behind=folder)
         before = store.stats
         watch = Watch(loaded, samples, prompts, method, self.max_new_tokens) if self.fidelity else None

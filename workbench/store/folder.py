@@ -7,10 +7,8 @@
 """
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,11 +17,12 @@ from workbench.core.files import remove_leftovers, write_atomically, writing
 from workbench.core.kv import KV
 from workbench.store import aside, block_file, manifest
 from workbench.store.block_file import SUFFIX, Contents, Unusable
+from workbench.store.keys import Key
 from workbench.store.misses import Index, Miss
+from workbench.store.names import NAME
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
-NAME = re.compile(r"\w[\w.-]{0,199}")  # of a file, without its ending
 
 
 class FolderStore:
@@ -125,9 +124,7 @@ class FolderStore:
     def size_of(self, key: str) -> int:
         """Return the bytes of the keys and values of a block, 0 where it is not there."""
         known = self._contents.get(self._files.get(key, Path()))
-        places = known.tensors.items() if known else ()
-        mine = [place for name, place in places if name.rsplit(".", 2)[0] == key]
-        return sum(prod(place.shape) * place.dtype.itemsize for place in mine)
+        return sum(place.size for place in known.extent(key).places) if known else 0
 
     def why(self, key: str) -> Miss:
         """Return why `get(key)` finds nothing."""
@@ -158,6 +155,11 @@ class FolderStore:
     def has_file(self, name: str) -> bool:
         """Return whether the file `<name>.safetensors` is there, with a header that is whole."""
         return self.folder / f"{name}{SUFFIX}" in self._contents
+
+    def blocks_of(self, name: str) -> list[Key]:
+        """Return the keys of the blocks in the file `<name>.safetensors`; none where it is not there."""
+        known = self._contents.get(self.folder / f"{name}{SUFFIX}")
+        return known.blocks() if known else []
 
     def __len__(self) -> int:
         return len(self._files)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -86,6 +86,13 @@ def fingerprint(model: PreTrainedModel) -> str:
     if known is None or known[0] != state:
         known = _KNOWN[model] = (state, _digest(model))
     return known[1]
+
+
+def vocabulary(tokenizer: Any) -> str:
+    """Hash of how a tokenizer cuts text: its whole pipeline where it tells, else its vocabulary."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    text = fast.to_str() if fast is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    return sha256(text.encode()).hexdigest()
 
 
 def _states(module: torch.nn.Module) -> Iterator[tuple]:

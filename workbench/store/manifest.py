@@ -11,10 +11,11 @@ from zlib import crc32
 from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.files import sync, write_text, writing
+from workbench.store.block_file import versions
 from workbench.store.keys import FORMAT_VERSION
 
 log = logging.getLogger(__name__)
-MANIFEST, CHECKSUM = "manifest.json", "checksum"
+MANIFEST, CHECKSUM, MADE, TOKENIZER = "manifest.json", "checksum", "made", "tokenizer"
 
 
 class Damaged(ValueError):
@@ -40,27 +41,53 @@ def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: boo
             _write(folder, there, durable)
         except BadInput as refused:
             log.warning("%s", refused)
+    return agreed(folder, there, kind)
+
+
+def agreed(place: Path | str, there: dict[str, Any], kind: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a manifest says of the blocks of a place, which must be `kind`. Raises BadInput naming what differs.
+
+    Manifests of earlier versions do not name the tokenizer; token ids say themselves what is kept.
+    """
     wanted = there if kind is None else {"format": FORMAT_VERSION, **kind}
     for name in {**there, **wanted}:
+        if name == MADE or (name == TOKENIZER and (name not in there or name not in wanted)):
+            continue
         has, needed = (renamed.spec(x) if isinstance(x, str) else x for x in (there.get(name), wanted.get(name)))
         if has != needed:
-            raise BadInput(f"{folder} holds blocks of another {name}: {_short(has)}, and not {_short(needed)}")
-    return there
+            raise BadInput(f"{place} holds blocks of another {name}: {_short(has)}, and not {_short(needed)}")
+    return {name: value for name, value in there.items() if name != MADE}
 
 
 def read(folder: Path) -> dict[str, Any]:
     """Return what the manifest says. Raises BadInput where there is none, and Damaged."""
     try:
-        there = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return parsed((folder / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"{folder} is no folder of cached blocks: it has no {MANIFEST}") from None
-    except (OSError, ValueError, RecursionError) as problem:
+    except PermissionError as problem:
+        raise BadInput(f"{folder / MANIFEST} cannot be read: {problem.strerror}") from None
+    except OSError as problem:
+        raise Damaged(str(problem)) from None
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """Return what the bytes of a manifest say. Raises Damaged."""
+    try:
+        there = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as problem:
         raise Damaged(str(problem)) from None
     if not isinstance(there, dict):
         raise Damaged("it is no JSON object")
     if there.pop(CHECKSUM, None) not in (None, _checksum(there)):
         raise Damaged("its checksum is wrong")
     return there
+
+
+def text(kind: Mapping[str, Any]) -> str:
+    """Return a manifest of blocks of `kind`, with the versions of what has begun it."""
+    whole = {"format": FORMAT_VERSION, **kind, MADE: versions()}
+    return json.dumps({**whole, CHECKSUM: _checksum(whole)}, indent=1)
 
 
 def _begin(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
@@ -70,7 +97,7 @@ def _begin(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if durable:
             sync(folder.parent)
-    _write(folder, {"format": FORMAT_VERSION, **kind}, durable)
+    _write(folder, kind, durable)
 
 
 def _is_leftover(path: Path) -> bool:
@@ -80,7 +107,7 @@ def _is_leftover(path: Path) -> bool:
 
 def _write(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
     with writing(folder / MANIFEST):
-        write_text(folder / MANIFEST, json.dumps({**kind, CHECKSUM: _checksum(kind)}, indent=1), durable)
+        write_text(folder / MANIFEST, text(kind), durable)
 
 
 def _checksum(kind: Mapping[str, Any]) -> int:

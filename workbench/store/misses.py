@@ -9,6 +9,7 @@ from workbench.store.keys import Identity, Key
 
 Reason = Literal[
     "damaged",
+    "unreachable",
     "still loading",
     "evicted",
     "too large",
@@ -35,6 +36,7 @@ class Miss:
     """A look-up that found nothing.
 
     damaged                   what was kept cannot be read, or its checksum is wrong
+    unreachable               the place where it would be did not answer in time, or failed
     still loading             it is on its way from a slower place, and was not waited for
     evicted                   it was kept, and had to make room or was deleted
     too large                 larger than the whole budget

@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog="Example: workbench prepare --data questions.json --prepare with_neighbours --n 10 --out prepared")
-@taking(of_fields(Preparation, defaults={"model": "lab-full"}))
+@taking(of_fields(Preparation, defaults={"model": "lab-full"}, text=["out"]))
 def prepare(
     *,
     n: Annotated[int | None, typer.Option(help="Similar passages that a passage is prepared with")] = None,

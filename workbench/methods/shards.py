@@ -1,0 +1,194 @@
+"""Shards of a corpus carried out: in this process, in worker processes, or on a Dask cluster."""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from workbench import models
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.methods.prepare import Prepare
+from workbench.models.spec import prepare_model
+from workbench.store import MemoryStore, fingerprint
+from workbench.store.places import Where, is_begun, opened, within
+from workbench.store.views import StagingStore
+
+Shard = tuple[str, tuple[Block, ...]]  # name of a file, and the passages it holds
+Made = tuple[float, float, int]  # (begin, end, passages) of a shard
+UNPREPARED = "unprepared"
+RETRIES = 5  # of a shard whose Dask worker died
+
+
+@dataclass(frozen=True)
+class PrepareStage:
+    """Shards that are prepared by one policy, all before the next stage begins."""
+
+    policy: Prepare
+    folder: Where
+    shards: list[Shard]
+
+    @property
+    def passages(self) -> list[Block]:
+        return [block for _, blocks in self.shards for block in blocks]
+
+
+Make = Callable[[PrepareStage], Iterator[Made]]
+
+
+class ShardMaker:
+    """Prepares shards in one process, with its model and its stores."""
+
+    def __init__(self, model: PreTrainedModel, policy: Prepare, folder: Where, system: tuple[Block, ...]):
+        self.model, self.policy, self.system = model, policy, system
+        self.out, below = opened(folder), within(folder, UNPREPARED)
+        self.below = [MemoryStore(behind=opened(below))] if is_begun(below) else []
+
+    def make(self, shard: Shard) -> Made:
+        """Prepare the passages of one shard and write them."""
+        begin = time.monotonic()
+        name, blocks = shard
+        store = StagingStore(self.out, *self.below) if blocks else StagingStore()
+        last = (blocks or self.system)[0]  # stands for a question, which is not cached
+        self.policy(self.model, [Prompt((*self.system, *blocks, last))], store)
+        self.out.write(name, store.staged)
+        return begin, time.monotonic(), len(blocks)
+
+
+def here(model: PreTrainedModel, system: tuple[Block, ...]) -> Make:
+    """Return a function that prepares a stage in this process."""
+    return lambda stage: map(ShardMaker(model, stage.policy, stage.folder, system).make, stage.shards)
+
+
+Named = tuple[str, str | None, str | None]  # of a model: its name, dtype and layout
+
+
+@contextmanager
+def processes(
+    workers: int, device: str, named: Named, stages: Sequence[PrepareStage], system: tuple[Block, ...]
+) -> Iterator[Make]:
+    """Yield a function that prepares a stage in worker processes, each of which loads the model once."""
+    context = multiprocessing.get_context("spawn")
+    places = context.SimpleQueue()
+    for i in range(workers):
+        places.put(_device(device, i))
+    policies = {stage.folder: stage.policy for stage in stages}
+    given = (places, named, max(1, torch.get_num_threads() // workers), policies, system)
+    with ProcessPoolExecutor(workers, context, _begin, given) as pool:
+
+        def there(stage: PrepareStage) -> Iterator[Made]:
+            futures = [pool.submit(_next, stage.folder, shard) for shard in stage.shards]
+            try:
+                yield from (future.result() for future in as_completed(futures))
+            except BrokenProcessPool:
+                raise RuntimeError(
+                    "a worker process ended, perhaps for lack of memory; what is written stays: run again to go on"
+                ) from None
+            finally:
+                for future in futures:
+                    future.cancel()
+
+        yield there
+
+
+@contextmanager
+def cluster(
+    address: str, workers: int, device: str, named: Named, system: tuple[Block, ...], model: str
+) -> Iterator[Make]:
+    """Yield a function that prepares a stage on a Dask cluster; `local` begins one of `workers` processes here.
+
+    A worker that dies is replaced, and its shard prepared by another. `model` is the fingerprint that every worker's
+    model must have. Raises BadInput without Dask, and for a cluster that does not answer.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise BadInput("a cluster needs Dask: pip install 'cached-block-workbench[cluster]'") from None
+    if address == "local":
+        made = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+    else:
+        made = None
+    try:
+        client = distributed.Client(made or address, timeout=10, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as problem:
+        raise BadInput(f"no Dask scheduler answers at {address!r}: {problem}") from None
+    threads = max(1, torch.get_num_threads() // workers) if made else None
+
+    def there(stage: PrepareStage) -> Iterator[Made]:
+        shared = (named, device, threads, stage.folder, stage.policy, system, model)
+        begin = time.monotonic()  # clocks of other machines say other times
+        futures = [client.submit(_on_cluster, shared, shard, pure=False, retries=RETRIES) for shard in stage.shards]
+        try:
+            for future in distributed.as_completed(futures):
+                yield begin, time.monotonic(), future.result()[2]
+        except distributed.KilledWorker as problem:
+            raise RuntimeError(
+                f"workers ended again and again, perhaps for lack of memory; what is written stays: {problem}"
+            ) from None
+        finally:
+            client.cancel(futures)
+
+    try:
+        yield there
+    finally:
+        client.close()
+        if made is not None:
+            made.close()
+
+
+def _device(device: str, number: int) -> str:
+    return f"cuda:{number % torch.cuda.device_count()}" if device == "cuda" else device
+
+
+_GIVEN: list[Any] = []  # of a worker process: its model, the policy of every folder and the system block
+
+
+def _begin(places: Any, named: Named, threads: int, policies: dict[Where, Prepare], system: tuple[Block, ...]) -> None:
+    """Load the model of a worker process."""
+    _GIVEN[:] = [_loaded(named, places.get(), threads), policies, system]
+
+
+@cache
+def _loaded(named: Named, device: str, threads: int | None) -> PreTrainedModel:
+    name, dtype, layout = named
+    if threads:
+        torch.set_num_threads(threads)
+    logging.disable_progress_bar()
+    model, _, _ = models.load(name, device, dtype, layout)
+    prepare_model(model)
+    return model
+
+
+@cache
+def _maker(folder: Where) -> ShardMaker:
+    model, policies, system = _GIVEN
+    return ShardMaker(model, policies[folder], folder, system)
+
+
+def _next(folder: Where, shard: Shard) -> Made:
+    return _maker(folder).make(shard)
+
+
+def _on_cluster(shared: tuple, shard: Shard) -> Made:
+    """Prepare a shard in a Dask worker, which may have died over it before."""
+    named, device, threads, folder, policy, system, wanted = shared
+    number = abs(hash(_worker_name())) if device == "cuda" else 0
+    model = _loaded(named, _device(device, number), threads)
+    if fingerprint(model) != wanted:
+        raise BadInput(f"a worker's model {named[0]!r} has other weights than the one here")
+    return ShardMaker(model, policy, folder, system).make(shard)
+
+
+def _worker_name() -> str:
+    from distributed import get_worker
+
+    return str(get_worker().name)

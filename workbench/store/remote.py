@@ -1,0 +1,257 @@
+"""Cached blocks at any URL that fsspec knows: memory://, file://, s3://, gs://, sftp://, …
+
+<url>/manifest.json        of which model, dtype and preparation the blocks are
+      <key>.safetensors    one block each, with its checksums
+      <name>.written       the blocks that were written together, listed after all of them were
+
+A remote that stalls, fails or gives half of a block is a miss with its reason, within `deadline` seconds; after a stall
+it is not asked again for `pause` seconds.
+"""
+
+import io
+import logging
+import tempfile
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.store import block_file, manifest
+from workbench.store.block_file import SUFFIX, Unusable
+from workbench.store.keys import Key
+from workbench.store.misses import Miss
+from workbench.store.names import NAME
+from workbench.store.stats import Stats
+
+log = logging.getLogger(__name__)
+DEADLINE, PAUSE, WRITING = 10.0, 30.0, 300.0  # seconds: of a look-up, after a stall, of a write
+REMEMBERED = 1 << 16  # misses whose reason is remembered
+WRITTEN = ".written"
+Answer = TypeVar("Answer")
+
+
+class Unreachable(Exception):
+    """A remote that stalls or fails."""
+
+
+class RemoteStore:
+    """A store behind a URL; what it hands out is in memory (CPU) and read-only.
+
+    `kind` and `new` as of `FolderStore`. Raises BadInput for an unknown scheme, one whose package is not installed, a
+    place that cannot be reached or must not be read, and blocks of another kind.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        kind: Mapping[str, Any] | None = None,
+        new: bool = False,
+        deadline: float = DEADLINE,
+        pause: float = PAUSE,
+    ):
+        if not deadline > 0:
+            raise BadInput(f"deadline is {deadline}: a positive number of seconds is needed")
+        self.url, self.deadline, self.pause = url.rstrip("/"), deadline, pause
+        self.fs, self.root = file_system(url)
+        self._counts, self._reasons, self._lock = Counter[str](), Counter[str](), Lock()
+        self._why: OrderedDict[str, Miss] = OrderedDict()
+        self._silent_until, self._bytes = 0.0, 0
+        self.kind = self._opened(kind, new)
+
+    def get(self, key: str) -> KV | None:
+        """The KV under `key`, fetched and verified, or None."""
+        begin, missed = time.monotonic(), None
+        try:
+            kv = self._fetched(key)
+        except FileNotFoundError:
+            missed = Miss(key, "never seen")
+        except Unusable as problem:
+            missed = Miss(key, "other format version" if problem.kind == "later" else "damaged", problem.detail)
+        except Unreachable as problem:
+            missed = Miss(key, "unreachable", f"{problem}, after {time.monotonic() - begin:.1f} s")
+        with self._lock:
+            self._counts["hits" if missed is None else "misses"] += 1
+            if missed is None:
+                self._why.pop(key, None)
+                return kv
+            self._reasons[missed.reason] += 1
+            self._why[str(key)] = missed
+            if len(self._why) > REMEMBERED:
+                self._why.popitem(last=False)
+        if missed.reason != "never seen":
+            log.warning("%s: %s", self.url, missed)
+        return None
+
+    def put(self, key: str, kv: KV) -> None:
+        """Keep `kv` under `key`. Raises BadInput where it cannot be written."""
+        path = self._path(key)
+        with tempfile.TemporaryDirectory() as folder:
+            block_file.save(Path(folder, "block"), {key: kv})
+            data = Path(folder, "block").read_bytes()
+        self._write(path, data)
+        self._bytes += len(data)
+        self._why.pop(key, None)
+
+    def repair(self, key: str, kv: KV) -> None:
+        """Put `kv` where the block under `key` is damaged; else, and where it cannot be written, do nothing."""
+        if (miss := self._why.get(key)) is None or miss.reason != "damaged":
+            return
+        try:
+            self.put(key, kv)
+            self._counts["repaired"] += 1
+        except BadInput as problem:
+            log.warning("a damaged block is not replaced: %s", problem)
+
+    def write(self, name: str, blocks: Mapping[str, KV]) -> None:
+        """Keep many blocks, and note under `name` that all are written."""
+        path = self._path(name, WRITTEN)
+        for key, kv in blocks.items():
+            self.put(key, kv)
+        self._write(path, "".join(f"{key}\n" for key in blocks).encode())
+
+    def has_file(self, name: str) -> bool:
+        """Return whether `write(name, …)` has ended."""
+        return self._asked("look for", lambda: bool(self.fs.exists(self._path(name, WRITTEN))))
+
+    def why(self, key: str) -> Miss:
+        """Return why the last `get(key)` found nothing."""
+        return self._why.get(key) or Miss(key, "never seen")
+
+    @property
+    def stats(self) -> Stats:
+        """Counters since it was opened; bytes and entries are those that were put."""
+        return Stats(**self._counts, reasons=dict(self._reasons), bytes=self._bytes)
+
+    @property
+    def bytes(self) -> int:
+        """Size of its blocks."""
+        return sum(self.listed().values())
+
+    def listed(self) -> dict[str, int]:
+        """Return its keys, and the size of each."""
+        found = self._asked("list", lambda: self.fs.ls(self.root, detail=True, refresh=True))
+        names = {str(each["name"]).rstrip("/").rpartition("/")[2]: int(each.get("size") or 0) for each in found}
+        return {name.removesuffix(SUFFIX): size for name, size in sorted(names.items()) if name.endswith(SUFFIX)}
+
+    def __len__(self) -> int:
+        return len(self.listed())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.listed())
+
+    def __contains__(self, key: str) -> bool:
+        try:
+            return bool(self._within("look", self.deadline, lambda: self.fs.exists(self._path(key))))
+        except Unreachable:
+            return False
+
+    def remove(self, key: str, why: str = "it was removed") -> None:
+        """Delete a block; one that is not there is passed over."""
+        if key in self:
+            self._asked("delete", lambda: self.fs.rm_file(self._path(key)))
+            self._why[str(key)] = Miss(key, "evicted", why)
+
+    def read(self, key: str) -> KV:
+        """Return a verified block. Raises FileNotFoundError, Unusable and Unreachable."""
+        return self._fetched(key)
+
+    def _fetched(self, key: str) -> KV:
+        if not NAME.fullmatch(key):
+            raise FileNotFoundError(key)
+        path = self._path(key)
+        data = self._within("give a block", self.deadline, lambda: self.fs.cat_file(path))
+        opened = io.BytesIO(data)
+        known = block_file.contents(opened, (0, 0, len(data)))
+        if key not in known.starts:
+            raise Unusable("it holds another block")
+        identity = getattr(key, "identity", None) or known.identities.get(key)
+        return block_file.block(opened, Key(key, identity), known)
+
+    def _path(self, name: str, suffix: str = SUFFIX) -> str:
+        if not NAME.fullmatch(name):
+            raise BadInput(f"{name!r} is no name for a block: letters, digits, '_', '-' and '.' are allowed")
+        return f"{self.root}/{name}{suffix}"
+
+    def _opened(self, kind: Mapping[str, Any] | None, new: bool) -> dict[str, Any]:
+        path = f"{self.root}/{manifest.MANIFEST}"
+        try:
+            there = manifest.parsed(self._asked("be read", lambda: self.fs.cat_file(path)))
+        except manifest.Damaged as problem:
+            if kind is None:
+                raise BadInput(f"{self.url}/{manifest.MANIFEST} is corrupt: {problem}") from None
+            there = self._begun(path, kind)
+        except FileNotFoundError:
+            if not new:
+                raise BadInput(f"{self.url} is no store of cached blocks: it has no {manifest.MANIFEST}") from None
+            there = self._begun(path, kind or {})
+        return manifest.agreed(self.url, there, kind)
+
+    def _begun(self, path: str, kind: Mapping[str, Any]) -> dict[str, Any]:
+        self._write(path, manifest.text(kind).encode())
+        return manifest.parsed(manifest.text(kind).encode())
+
+    def _write(self, path: str, data: bytes) -> None:
+        def written() -> None:
+            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self.fs.pipe_file(path, data)
+
+        try:
+            self._within("take a block", WRITING, written)
+        except (Unreachable, FileNotFoundError) as problem:
+            raise BadInput(f"{self.url} cannot be written: {problem}") from None
+
+    def _asked(self, what: str, ask: Callable[[], Answer]) -> Answer:
+        """Ask the remote for what nothing can go on without. Raises BadInput."""
+        try:
+            return self._within(what, self.deadline, ask)
+        except Unreachable as problem:
+            raise BadInput(f"{self.url} cannot be reached: {problem}") from None
+
+    def _within(self, what: str, seconds: float, ask: Callable[[], Answer]) -> Answer:
+        """Ask the remote. Raises Unreachable where it fails or does not answer in time, and FileNotFoundError."""
+        if time.monotonic() < self._silent_until:
+            raise Unreachable("it did not answer a moment ago")
+        given: list[Answer] = []
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                given.append(ask())
+            except BaseException as problem:
+                failed.append(problem)
+
+        thread = Thread(target=work, daemon=True, name=f"ask {self.url}")
+        thread.start()
+        thread.join(seconds)
+        if given:
+            return given[0]
+        if not failed:
+            self._silent_until = time.monotonic() + self.pause
+            raise Unreachable(f"it did not {what} in {seconds:g} s")
+        if isinstance(failed[0], FileNotFoundError):
+            raise failed[0]
+        reason = getattr(failed[0], "strerror", None) or str(failed[0]) or type(failed[0]).__name__
+        raise Unreachable(f"{type(failed[0]).__name__}: {' '.join(str(reason).split())[:200]}") from None
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path on it. Raises BadInput."""
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    known = sorted(set(fsspec.available_protocols()))
+    if scheme not in known:
+        raise BadInput(f"unknown scheme {scheme!r} of {url!r}: allowed are {', '.join(known)}, or a folder")
+    try:
+        fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    except ImportError as problem:
+        raise BadInput(f"{scheme}:// needs a package that is not installed: {problem}") from None
+    except (ValueError, OSError, TypeError) as problem:
+        raise BadInput(f"{url!r} cannot be opened: {problem}") from None
+    if not str(root).strip("/"):
+        raise BadInput(f"{url!r} names no place below {scheme}://")
+    return fs, str(root).rstrip("/")
