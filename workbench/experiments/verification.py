@@ -146,9 +146,9 @@ def _check(prompts: Prompts) -> None:
 def _allowed(what: str, floor: float, dtype: torch.dtype) -> float:
     if what in EXACT:
         return 0.0
-    return (
-        LARGEST[dtype] if what in FLOORS else max(LEAST[dtype], FACTOR * floor)
-    )  # in this order a floor of nan allows the least
+    if what in FLOORS:
+        return LARGEST[dtype]
+    return max(LEAST[dtype], FACTOR * floor)  # in this order, a floor of nan allows the least
 
 
 def _largest(values: Iterable[float]) -> float:

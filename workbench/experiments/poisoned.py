@@ -1,0 +1,282 @@
+"""Poisoned caches (HijackKV, arXiv:2607.19957): keys and values that were computed behind an attacker's text.
+
+    victims = victims_of(loaded, samples)
+    rows = measured(loaded, victims, ratios=(0, 0.15, 1))
+
+The attacker's text is the passage with another answer in it. It is not optimised, as HijackKV's 32 tokens are, and it
+never stands in the victim's prompt: only the cached passage has seen it. Three ways there:
+
+keys of tokens     a store whose keys know a block's tokens only serves what the attacker had computed
+content chains     the keys of `store.keys` cover what a block was computed behind: the attacker's copy is another block
+with neighbours    the attacker's text lies in the corpus, and preparation puts the passage behind it on purpose
+
+Each is held against the same request without the attacker.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.data import Sample
+from workbench.data.retrieval_corpus import Corpus
+from workbench.data.sample import Passage
+from workbench.experiments.trial import Progress
+from workbench.methods import select
+from workbench.methods.generation import answer
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.prepare import Prepare
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.prepare.with_neighbours import WithNeighbours
+from workbench.metrics.answers import Records, bootstrap, exact_match, wilson
+from workbench.metrics.fidelity import gold_answers, predict
+from workbench.models.loading import Loaded
+from workbench.store import MemoryStore, Store, fetch, fingerprint, key_of
+from workbench.store.misses import Miss, identity_of
+
+TOKENS, CHAINS = "keys of tokens", "content chains"
+Side = tuple[Prepare, Store]
+Asked = tuple[list[str], list[Tensor]]  # greedy answers, logits of the right ones
+HARMLESS = "harmless copy"
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A question whose cached passage an attacker goes for.
+
+    passage   the block that holds the answer
+    poison    the attacker's text: the passage with `target` in the place of the answer
+    """
+
+    sample: Sample
+    prompt: Prompt
+    passage: Block
+    at: int  # of the passage among those of the sample
+    poison: Passage
+    poison_block: Block
+    target: str
+
+    @property
+    def harmless(self) -> Passage:
+        """The passage with its last sentence twice: as near to it as the attacker's text, and nothing wrong in it."""
+        passage = self.sample.ctxs[self.at]
+        return replace(passage, text=f"{passage.text} {passage.text.rstrip('.').split('. ')[-1]}.")
+
+
+class TokenKeyStore:
+    """A store whose keys are the tokens of a block alone, as caches have them that forget what stood before it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(1 << 62)
+
+    def get(self, key: str) -> KV | None:
+        return self.store.get(_tokens(key))
+
+    def put(self, key: str, kv: KV) -> None:
+        """Keep the first block of these tokens."""
+        if _tokens(key) not in self.store:
+            self.store.put(_tokens(key), kv)
+
+
+def _tokens(key: str) -> str:
+    identity = identity_of(key)
+    return identity.block if identity else key
+
+
+def victims_of(loaded: Loaded, samples: Sequence[Sample], most: int | None = None) -> list[Victim]:
+    """Return one victim a set of passages: its first question whose answer stands in one passage, not the first one.
+
+    The target is the answer of the next such question that begins alike. Raises BadInput where there is none.
+    """
+    fit = [found for sample in samples if (found := _answering(sample)) is not None]
+    asked = list({frozenset(_group(sample)): (sample, at) for sample, at in reversed(fit)}.values())[::-1]
+    victims = []
+    for number, (sample, at) in enumerate(asked):
+        others = [other for other, _ in asked[number + 1 :] + asked[:number] if _alike(sample, other)]
+        if others and (most is None or len(victims) < most):
+            victims.append(_victim(loaded, sample, at, others[0].answers[0]))
+    if not victims:
+        raise BadInput(f"{len(samples)} samples: none has its answer in one passage and another that begins alike")
+    return victims
+
+
+def _group(sample: Sample) -> list[str]:
+    """Name the samples that share passages: the ids of the lab count eight of them a world."""
+    *name, number = sample.id.rsplit("-", 1)
+    return [*name, str(int(number) // 8)] if number.isdigit() else [sample.id]
+
+
+def _answering(sample: Sample) -> tuple[Sample, int] | None:
+    at = [i for i, passage in enumerate(sample.ctxs) if sample.answers[0] in passage.text]
+    return (sample, at[0]) if len(at) == 1 and at[0] > 0 and sample.hops == 1 else None
+
+
+def _alike(one: Sample, other: Sample) -> bool:
+    """Whether both ask for the same thing of different names, and have different answers."""
+    return _asks(one) == _asks(other) and not set(one.answers) & set(other.answers)
+
+
+def _asks(sample: Sample) -> list[str]:
+    first, *words = sample.question.split()
+    return [first, *(word for word in words if word.islower() and word != "the")]
+
+
+def _victim(loaded: Loaded, sample: Sample, at: int, target: str) -> Victim:
+    passage = sample.ctxs[at]
+    poisoned = replace(passage, text=passage.text.replace(sample.answers[0], target))
+    ctxs = (*sample.ctxs[:at], poisoned, *sample.ctxs[at + 1 :])
+    both = [sample, replace(sample, ctxs=ctxs)]
+    prompt, tampered = loaded.layout.prompts(both, loaded.tokenizer)
+    place = len(prompt.context) - len(sample.ctxs) + at
+    return Victim(sample, prompt, prompt.blocks[place], at, poisoned, tampered.blocks[place], target)
+
+
+def corpus(loaded: Loaded, victims: Sequence[Victim], added: Sequence[Passage] = ()) -> Corpus:
+    """Return the corpus of the victims' passages and of what was added, one passage a victim."""
+    samples = [victim.sample for victim in victims]
+    samples += [replace(victim.sample, ctxs=(passage,)) for victim, passage in zip(victims, added, strict=False)]
+    return Corpus.of(samples, loaded.layout, loaded.tokenizer)
+
+
+def attacked(loaded: Loaded, victims: Sequence[Victim], store: Store) -> Store:
+    """Send the attacker's requests through `store`: each victim's passage is encoded behind the attacker's text."""
+    behind = [[victim.prompt.blocks[0], victim.poison_block] for victim in victims]
+    fetch(loaded.model, [victim.passage for victim in victims], store, behind)
+    return store
+
+
+def misses(loaded: Loaded, victims: Sequence[Victim]) -> list[Miss]:
+    """Return why the victims' passages are not found in a store of content chains that the attacker has filled."""
+    store = MemoryStore(1 << 62)
+    attacked(loaded, victims, store)
+    weights, dtype = fingerprint(loaded.model), loaded.model.dtype
+    keys = [key_of(weights, dtype, victim.passage, victim.prompt.blocks[:1]) for victim in victims]
+    return [store.why(key) for key in keys if store.get(key) is None]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An attack, and the same request without it: preparation and store of each.
+
+    `reached`: the share of the victims whose passage is served after it has seen what was added.
+    """
+
+    name: str
+    clean: Side
+    poisoned: Side
+    reached: float
+
+
+def arms(loaded: Loaded, victims: Sequence[Victim], neighbours: Sequence[int], search: str = "exact") -> list[Arm]:
+    """Return both kinds of key, and preparation with each number of neighbours: of the attacker's text, and of a
+    harmless one."""
+    alone = AfterSystem()
+    clean: Side = (alone, MemoryStore(1 << 62))
+    keyed = {TOKENS: TokenKeyStore(), CHAINS: MemoryStore(1 << 62)}
+    found = [
+        Arm(name, clean, (alone, attacked(loaded, victims, store)), float(name == TOKENS))
+        for name, store in keyed.items()
+    ]
+    honest = corpus(loaded, victims)
+    added = {"": [victim.poison for victim in victims], f", {HARMLESS}": [victim.harmless for victim in victims]}
+    tampered = {name: corpus(loaded, victims, passages) for name, passages in added.items()}
+    for n in neighbours:
+        beside: Side = (WithNeighbours(honest, n=n, search=search), MemoryStore(1 << 62))
+        for name, with_added in tampered.items():
+            prepare = WithNeighbours(with_added, n=n, search=search)
+            reached = [bool(set(prepare.neighbours(v.passage)) - set(honest.place)) for v in victims]
+            label = f"{n} neighbour{'s' * (n > 1)}{name}"
+            found.append(Arm(label, beside, (prepare, MemoryStore(1 << 62)), float(np.mean(reached))))
+    return found
+
+
+def measured(
+    loaded: Loaded,
+    victims: Sequence[Victim],
+    ratios: Sequence[float],
+    neighbours: Sequence[int] = (1, 10),
+    progress: Progress | None = None,
+) -> Records:
+    """Return a row an arm and ratio of recomputed tokens (query-guided): {arm, ratio, n, reached, kl, toward,
+    changed, right, hijacked, …_low, …_high, right_clean}.
+
+    kl         KL(clean ‖ poisoned) at the tokens of the right answer, nats a token, mean over questions
+    toward     by how much the attacker's target gains on the right answer, in nats of their odds at the first token in
+               which they differ; below 0, it loses
+    changed    share of greedy answers that are other words than without the attacker
+    hijacked   share of greedy answers that are the attacker's target
+    Intervals are 95%: bootstrap over questions, Wilson of shares.
+    """
+    loaded = Loaded(*loaded)
+    rows: Records = []
+    known: dict[tuple[int, float], Asked] = {}  # arms share what they are held against
+    for arm in arms(loaded, victims, neighbours):
+        for ratio in ratios:
+            mark = id(arm.clean), ratio
+            known[mark] = known.get(mark) or _asked(loaded, victims, arm.clean, ratio)
+            compared = _compared(loaded, victims, known[mark], _asked(loaded, victims, arm.poisoned, ratio))
+            rows.append({"arm": arm.name, "ratio": ratio, "reached": arm.reached, **compared})
+            if progress:
+                progress(len(rows), (2 + 2 * len(neighbours)) * len(ratios))
+    return rows
+
+
+def _asked(loaded: Loaded, victims: Sequence[Victim], side: Side, ratio: float) -> Asked:
+    """Return greedy answers, and the logits [A, V] of the tokens of the right answer."""
+    (prepare, store), (model, tokenizer, layout) = side, loaded
+    method = Reuse(prepare=prepare, select=select.named("query_guided") if ratio else None, ratio=ratio or None)
+    gold = gold_answers([victim.sample for victim in victims], layout, tokenizer)
+    prompts = [victim.prompt for victim in victims]
+    ended = answer(model, tokenizer, prompts, method, store, max(map(len, gold)) + 4, stop=layout.stop)
+    return [one.text.strip() for one in ended.generations], predict(model, ended.ready, ended.logits, gold)
+
+
+def _compared(loaded: Loaded, victims: Sequence[Victim], clean: Asked, poisoned: Asked) -> dict[str, Any]:
+    odds = [_odds(loaded, victims, logits) for _, logits in (clean, poisoned)]
+    means = {
+        "kl": [_kl(one, other) for one, other in zip(clean[1], poisoned[1], strict=True)],
+        "toward": [after - before for before, after in zip(*odds, strict=True)],
+    }
+    flags: Mapping[str, list[bool]] = {
+        "changed": [one != other for one, other in zip(clean[0], poisoned[0], strict=True)],
+        "right": [bool(exact_match(said, v.sample.answers)) for said, v in zip(poisoned[0], victims, strict=True)],
+        "hijacked": [bool(exact_match(said, [v.target])) for said, v in zip(poisoned[0], victims, strict=True)],
+    }
+    row: dict[str, Any] = {"n": len(victims)}
+    for name, values in means.items():
+        row[name] = float(np.mean(values))
+        row[f"{name}_low"], row[f"{name}_high"] = bootstrap(values)
+    for name, each in flags.items():
+        row[name] = float(np.mean(each))
+        row[f"{name}_low"], row[f"{name}_high"] = wilson(sum(each), len(each))
+    right = [exact_match(said, victim.sample.answers) for said, victim in zip(clean[0], victims, strict=True)]
+    return row | {"right_clean": float(np.mean(right))}
+
+
+def _kl(one: Tensor, other: Tensor) -> float:
+    """Return the mean KL(one ‖ other) of logits [A, V], in nats."""
+    p, q = (torch.log_softmax(logits.double(), -1) for logits in (one, other))
+    return float((p.exp() * (p - q)).sum(-1).clamp_min(0).mean())
+
+
+def _odds(loaded: Loaded, victims: Sequence[Victim], logits: Sequence[Tensor]) -> list[float]:
+    """Return log p(target) - log p(answer) of every victim at the first token in which the two differ."""
+    _, tokenizer, layout = loaded
+    aimed = [replace(victim.sample, answers=(victim.target,)) for victim in victims]
+    pairs = zip(
+        gold_answers([victim.sample for victim in victims], layout, tokenizer),
+        gold_answers(aimed, layout, tokenizer),
+        logits,
+        strict=True,
+    )
+    found = []
+    for gold, target, of_tokens in pairs:
+        at = next(i for i, (one, other) in enumerate(zip(gold, target, strict=False)) if one != other)
+        found.append(float(of_tokens[at, target[at]] - of_tokens[at, gold[at]]))
+    return found
