@@ -4,7 +4,7 @@ from pathlib import Path
 from random import Random
 
 from workbench.core.errors import BadInput
-from workbench.data import assets, contexts, files, lab, lab_style, manual_pages, manuals, needles
+from workbench.data import assets, contexts, files, lab, lab_style, manual_pages, manuals, needles, passage_files
 from workbench.data.sample import Passage, Sample
 
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
@@ -73,9 +73,11 @@ def corpus(
     name_or_path: str | Path, samples: int | None = None, seed: int = 0, passages: int | None = None
 ) -> list[Sample]:
     """The samples whose passages make the corpus that `load` draws from: all of a file and of `manuals`, of a generated
-    corpus those drawn."""
+    corpus those drawn; of a file of passages without questions (`passage_files`), one sample with all of them."""
     if str(name_or_path) in manuals.PARTS:
         return [manuals.whole(str(name_or_path))]
+    if (whole := passage_files.read(name_or_path)) is not None:
+        return [whole]
     drawn = is_generated(str(name_or_path))
     return load(name_or_path, samples, seed, passages) if drawn else load(name_or_path, answered=False)
 

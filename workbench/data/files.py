@@ -44,6 +44,11 @@ def read(path: str | Path, answered: bool = True) -> list[Sample]:
     return samples
 
 
+def records(path: Path) -> list[Any]:
+    """All records of a file as they stand. Raises BadInput for a file that cannot be read."""
+    return [record for _, _, record in _records(path)]
+
+
 def _records(path: Path) -> Iterator[tuple[str, int, Any]]:
     text = _text(path)
     if ".jsonl" not in path.name:

@@ -190,7 +190,7 @@ def _try(
 ) -> str:
     trial = case.trial
     try:
-        store = _kept(keep_gib) if keep_gib and not trial.prepared else None
+        store = _kept(keep_gib) if keep_gib and not (trial.prepared or trial.store) else None
         record, rows = trial.run_each(progress, loaded or _load(*_loads(trial)), store)
     except BadInput as problem:
         return _fail(case, folder, str(problem), "")

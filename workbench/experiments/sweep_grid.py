@@ -76,5 +76,6 @@ def _files(trial: Trial) -> list[list[Any]]:
         paths = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())
     except BadInput:
         paths = []  # a model that is in memory only
-    paths += [path for path in map(Path, filter(None, (trial.data, trial.prepared, trial.layout))) if path.exists()]
+    named = (trial.data, trial.prepared, trial.store, trial.layout)
+    paths += [path for path in map(Path, filter(None, named)) if path.exists()]
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]

@@ -33,12 +33,13 @@ from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
 from workbench.metrics.latency import measure
 from workbench.metrics.sparsity import measure as measure_sparsity
 from workbench.models.loading import Loaded
-from workbench.store import MemoryStore
+from workbench.store import MemoryStore, Store
 from workbench.store.places import opened
+from workbench.store.views import KeepingStore
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
-LATER = ("faithfulness", "fidelity", "layout")  # fields that earlier versions lack
+LATER = ("faithfulness", "fidelity", "layout", "store")  # fields that earlier versions lack
 SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
 
 
@@ -62,6 +63,9 @@ class Trial(MethodConfig):
     max_new_tokens: Annotated[int, "Most tokens of an answer"] = 32
     timed: Annotated[int, "Requests whose time to first token is measured, one at a time"] = 20
     store_gib: float = 2.0
+    store: Annotated[
+        str | None, "Take cached passages from this folder or URL (`workbench store encode`), and keep what it lacks"
+    ] = None
     faithfulness: Annotated[
         str | None, "Judge of the share of claims that passages support: lab (its own questions) or a model"
     ] = None
@@ -77,6 +81,8 @@ class Trial(MethodConfig):
             raise BadInput(f"passages is {self.passages!r}: a whole number of at least 1 is needed, or none")
         if not isinstance(self.store_gib, int | float) or not 0 < self.store_gib < float("inf"):
             raise BadInput(f"store_gib is {self.store_gib!r}: a positive number is needed")
+        if self.store is not None and (self.mode != "block" or self.prepared is not None):
+            raise BadInput(f"store {self.store!r} is for mode block, and stands for prepared: give one of them")
         if not isinstance(self.fidelity, bool):
             raise BadInput(f"fidelity is {self.fidelity!r}: it is True or False")
         if self.faithfulness is not None:
@@ -117,10 +123,11 @@ class Trial(MethodConfig):
         _check_context(loaded.spec.context, samples, prompts)
         method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
         if store is None:
-            folder = None
-            if self.prepared is not None and isinstance(method, Reuse):
-                folder = opened(self.prepared, kind_of(model, method.prepare, tokenizer))
-            store = MemoryStore(int(self.store_gib * 2**30), behind=folder)
+            behind: Store | None = None
+            if isinstance(method, Reuse) and (place := self.store or self.prepared):
+                behind = opened(place, kind_of(model, method.prepare, tokenizer), new=bool(self.store))
+                behind = KeepingStore(behind) if self.store else behind
+            store = MemoryStore(int(self.store_gib * 2**30), behind=behind)
         before = store.stats
         watch = Watch(loaded, samples, prompts, method, self.max_new_tokens) if self.fidelity else None
         begin = time.perf_counter()

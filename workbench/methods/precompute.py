@@ -9,7 +9,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,8 +32,8 @@ from workbench.models.spec import prepare_model
 from workbench.store import FolderStore, fingerprint
 from workbench.store.keys import vocabulary
 from workbench.store.manifest import TOKENIZER
-from workbench.store.places import Where, forget, is_begun, is_url, note, opened, within
-from workbench.store.remote import RemoteStore
+from workbench.store.places import Where, forget, is_begun, is_url, note, opened, read_note, within
+from workbench.store.remote import RemoteStore, file_system
 
 Progress = Callable[[int, int], None]  # (passages done, of how many)
 SUCCESS, ASKED = "_SUCCESS", "prepared.json"
@@ -85,12 +85,16 @@ class Preparation:
         for name in ("workers", "shard"):
             if not registry.is_whole(value := getattr(self, name), 1):
                 raise BadInput(f"{name} is {value!r}: a whole number of at least 1 is needed")
-        if not is_url(self.out):
+        if is_url(self.out):
+            file_system(str(self.out))  # refuses what it does not know
+        else:
             object.__setattr__(self, "out", Path(self.out))
 
     def run(self, progress: Progress | None = None, loaded: Loaded | None = None) -> Prepared:
         """Prepare what the folder lacks. `loaded` is the model where it is in memory already."""
         samples = data.corpus(self.data, self.samples, self.seed, self.passages)
+        if not any(passage.text.strip() for sample in samples for passage in sample.ctxs):
+            raise BadInput(f"{self.data} holds no text")
         loaded = Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
         model, tokenizer, layout = loaded.with_layout(self.layout)
         prepare_model(model)
@@ -158,10 +162,27 @@ class Preparation:
         whole = (len(corpus), made, tokens, size, seconds, speed, self.workers)
         prepared = Prepared(str(self.out), registry.spec_of(policy), *whole)
         asked = asdict(self) | {"out": str(self.out)}
-        found = json.dumps({"asked": asked, "found": asdict(prepared)}, indent=1)
-        note(self.out, ASKED, found)
+        before = [each for each in asked_before(self.out) if each["data"] != self.data]
+        found = {"asked": asked, "before": before, "found": asdict(prepared)}
+        note(self.out, ASKED, json.dumps(found, indent=1))
         note(self.out, SUCCESS, "")
         return prepared
+
+
+def asked_before(place: Where) -> list[dict[str, Any]]:
+    """Return what was prepared into a place, as `prepared.json` says; nothing where it does not."""
+    try:
+        found = json.loads(read_note(place, ASKED) or "{}")
+        return [dict(each) for each in (*found.get("before", ()), found["asked"])]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def again(place: Where, progress: Progress | None = None) -> list[Prepared]:
+    """Prepare anew what a place lacks of all that was prepared into it. Raises BadInput."""
+    known = {field.name for field in fields(Preparation)}
+    asked = [{name: value for name, value in each.items() if name in known} for each in asked_before(place)]
+    return [Preparation(**each | {"out": place, "cluster": None}).run(progress) for each in asked]
 
 
 def _shard_name(number: int, blocks: tuple[Block, ...], numbered: bool) -> str:

@@ -7,22 +7,27 @@
 """
 
 import logging
+import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from workbench.core.errors import BadInput
 from workbench.core.files import remove_leftovers, write_atomically, writing
 from workbench.core.kv import KV
 from workbench.store import aside, block_file, manifest
 from workbench.store.block_file import SUFFIX, Contents, Unusable
+from workbench.store.file_header import quietly
 from workbench.store.keys import Key
 from workbench.store.misses import Index, Miss
 from workbench.store.names import NAME
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
+NOTED = 60  # seconds between two notes that a file was used
 
 
 class FolderStore:
@@ -60,6 +65,7 @@ class FolderStore:
         self._contents: dict[Path, Contents] = {}
         self._damaged: dict[str, tuple[Path, str]] = {}
         self._gone: dict[str, str] = {}
+        self._noted: dict[Path, float] = {}
         self._notes: tuple[int, Mapping[str, str]] = (0, {})
         self._verified: set[tuple[str, block_file.State]] = set()
         self._index, self._counts, self._reasons = Index(), Counter[str](), Counter[str]()
@@ -156,6 +162,10 @@ class FolderStore:
         """Return whether the file `<name>.safetensors` is there, with a header that is whole."""
         return self.folder / f"{name}{SUFFIX}" in self._contents
 
+    def file_of(self, key: str) -> Path:
+        """Return the file in which a block lies. Raises KeyError."""
+        return self._files[key]
+
     def blocks_of(self, name: str) -> list[Key]:
         """Return the keys of the blocks in the file `<name>.safetensors`; none where it is not there."""
         known = self._contents.get(self.folder / f"{name}{SUFFIX}")
@@ -172,7 +182,7 @@ class FolderStore:
 
     def _read(self, path: Path, key: str) -> KV | None:
         try:
-            with open(path, "rb", buffering=0) as opened:
+            with quietly(path) as opened:
                 known, state = self._contents[path], block_file.state_of(opened)
                 if known.state != state:  # another process has replaced the file
                     known = self._contents[path] = block_file.contents(opened)
@@ -180,6 +190,7 @@ class FolderStore:
                     self._forget(key, f"{path.name} holds it no longer")
                     return None
                 kv = block_file.block(opened, key, known, (key, state) not in self._verified, self.mapped)
+                self._used(path, opened, state)
         except FileNotFoundError:
             self._forget(key, f"{path.name} was deleted")
         except (Unusable, OSError) as problem:
@@ -192,6 +203,15 @@ class FolderStore:
                 self._verified.add((key, state))
             return kv
         return None
+
+    def _used(self, path: Path, opened: BinaryIO, state: block_file.State) -> None:
+        """Note in the file when it was used last, at most once a minute; `collect_garbage` goes by it."""
+        now = time.monotonic()
+        if now - self._noted.get(path, float("-inf")) < NOTED:
+            return
+        self._noted[path] = now
+        with suppress(OSError, NotImplementedError, TypeError):  # read-only, or a system that cannot
+            os.utime(opened.fileno(), ns=(time.time_ns(), state[1]))
 
     def _problem(self, path: Path) -> str:
         """Return what is wrong with a file, as far as is known; "" of one that is whole or not there."""
@@ -222,7 +242,7 @@ class FolderStore:
 
     def _register(self, path: Path) -> None:
         try:
-            with path.open("rb") as opened:
+            with quietly(path) as opened:
                 known = block_file.contents(opened)
         except FileNotFoundError:
             return

@@ -20,9 +20,19 @@ def is_url(place: Where) -> bool:
     return isinstance(place, str) and "://" in place
 
 
+def place_of(text: str) -> Where:
+    """Return the place that a text names."""
+    return text if is_url(text) else Path(text)
+
+
 def opened(place: Where, kind: Mapping[str, Any] | None = None, new: bool = False) -> FolderStore | RemoteStore:
     """Open the store at a place. Raises BadInput, as `FolderStore` and `RemoteStore` do."""
     return RemoteStore(str(place), kind, new) if is_url(place) else FolderStore(place, kind, new)
+
+
+def preparation_of(place: Where) -> str | None:
+    """Return what the blocks at a place were prepared with, None where no store has been begun there."""
+    return opened(place).kind.get("preparation") if is_begun(place) else None
 
 
 def within(place: Where, name: str) -> Where:
@@ -50,6 +60,17 @@ def note(place: Where, name: str, text: str) -> None:
         fs.pipe_file(f"{root}/{name}", text.encode())
     except OSError as problem:
         raise BadInput(f"{place} cannot be written: {problem}") from None
+
+
+def read_note(place: Where, name: str) -> str | None:
+    """Return a text file beside the blocks, None where it cannot be read."""
+    try:
+        if not is_url(place):
+            return (Path(place) / name).read_text(encoding="utf-8")
+        fs, root = file_system(str(place))
+        return bytes(fs.cat_file(f"{root}/{name}")).decode()
+    except (OSError, ValueError):
+        return None
 
 
 def forget(place: Where, name: str) -> None:

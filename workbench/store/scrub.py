@@ -1,15 +1,17 @@
-"""A folder of cached blocks read as a whole: what is damaged, and what there is."""
+"""A store of cached blocks read as a whole: what is damaged, and what there is."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.core.files import sync, writing
-from workbench.store import block_file, manifest
+from workbench.store import aside, block_file, manifest
 from workbench.store.block_file import SUFFIX, Contents, Unusable
+from workbench.store.file_header import quietly
+from workbench.store.remote import RemoteStore, Unreachable
 
 Progress = Callable[[int, int], None]  # (files read, of how many)
 
@@ -29,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Scrub:
-    """What `verify` found. `removed` are the files that were deleted; blocks and bytes include the damaged ones."""
+    """What `verify` found. `removed` are the files that were set aside; blocks and bytes include the damaged ones."""
 
     folder: str
     files: int
@@ -46,10 +48,10 @@ class Scrub:
 
 
 def verify(folder: Path, repair: bool = False, progress: Progress | None = None) -> Scrub:
-    """Read every file of a folder and verify every checksum; with `repair`, delete the files that are damaged.
+    """Read every file of a folder and verify every checksum; with `repair`, set the files aside that are damaged.
 
-    What is deleted is encoded again by whoever asks for it, or by `workbench prepare`. Files of later versions, and
-    such as hold no cached blocks, are named and left alone. Raises BadInput for a folder of something else.
+    Their blocks are encoded again by whoever asks for them, or by `workbench store encode`. Files of later versions,
+    and such as hold no cached blocks, are named and left alone. Raises BadInput for a folder of something else.
     """
     findings, counts, size = _of_manifest(folder), Counter[str](), 0
     paths = sorted(folder.glob(f"*{SUFFIX}"))
@@ -64,7 +66,7 @@ def verify(folder: Path, repair: bool = False, progress: Progress | None = None)
             progress(done, len(paths))
     damaged = {finding.file for finding in findings if finding.kind == "damaged"} - {manifest.MANIFEST}
     if repair and damaged:
-        _remove(folder, damaged)
+        _set_aside(folder, {finding.file: finding.detail for finding in findings if finding.file in damaged})
     removed = tuple(sorted(damaged)) if repair else ()
     whole = (str(folder), len(paths), counts["blocks"], size, counts["unchecked"])
     return Scrub(*whole, tuple(findings), removed)
@@ -75,7 +77,7 @@ def describe(folder: Path) -> dict[str, Any]:
     findings, files = _of_manifest(folder), []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            with path.open("rb") as opened:
+            with quietly(path) as opened:
                 files.append(block_file.contents(opened))
         except Unusable as problem:
             findings.append(Finding(path.name, None, problem.kind, problem.detail))
@@ -96,6 +98,36 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
+def verify_remote(url: str, repair: bool = False, progress: Progress | None = None) -> Scrub:
+    """Fetch every block of a remote store and verify every checksum; with `repair`, delete those that are damaged.
+
+    Raises BadInput for a place that is none or cannot be reached.
+    """
+    store = RemoteStore(url)
+    listed, findings, unchecked = store.listed(), list[Finding](), 0
+    for done, key in enumerate(listed, 1):
+        try:
+            store.read(key)
+        except Unusable as problem:
+            findings.append(Finding(f"{key}{SUFFIX}", key, problem.kind, problem.detail))
+        except (Unreachable, FileNotFoundError) as problem:
+            raise BadInput(f"{url} cannot be verified: {problem}") from None
+        if progress:
+            progress(done, len(listed))
+    damaged = tuple(finding.file for finding in findings if finding.kind == "damaged") if repair else ()
+    for name in damaged:
+        store.remove(name.removesuffix(SUFFIX), "it was damaged")
+    return Scrub(url, len(listed), len(listed), sum(listed.values()), unchecked, tuple(findings), damaged)
+
+
+def describe_remote(url: str) -> dict[str, Any]:
+    """Return what a remote store holds, by its names alone. Raises BadInput."""
+    store = RemoteStore(url)
+    listed = store.listed()
+    counts = {"files": len(listed), "blocks": len(listed), "tokens": None, "bytes": sum(listed.values())}
+    return {"folder": url, "kind": store.kind, **counts, "unchecked": 0, "made": [], "set_aside": []}
+
+
 def _of_manifest(folder: Path) -> list[Finding]:
     try:
         manifest.read(folder)
@@ -108,7 +140,7 @@ def _of_file(path: Path) -> tuple[list[Finding], Contents | None]:
     findings: list[Finding] = []
     known = None
     try:
-        with path.open("rb", buffering=0) as opened:
+        with quietly(path) as opened:
             known = block_file.contents(opened)
             for key in known.blocks():
                 try:
@@ -124,11 +156,12 @@ def _of_file(path: Path) -> tuple[list[Finding], Contents | None]:
     return findings, known
 
 
-def _remove(folder: Path, names: set[str]) -> None:
+def _set_aside(folder: Path, reasons: Mapping[str, str]) -> None:
     try:
         with writing(folder):
-            for name in names:
+            for name, reason in reasons.items():
+                aside.keep(folder / name, reason)
                 (folder / name).unlink(missing_ok=True)
             sync(folder)
     except BadInput as problem:
-        raise BadInput(f"damaged files of {folder} cannot be deleted: {problem.__cause__}") from None
+        raise BadInput(f"damaged files of {folder} cannot be set aside: {problem.__cause__}") from None

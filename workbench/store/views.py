@@ -1,10 +1,16 @@
 """Stores in front of other stores: they hide, record or hold back what passes through them."""
 
+import logging
 from collections.abc import Container
+from typing import Any
 
+from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.fetching import Store
 from workbench.store.misses import Miss, likeliest, why
+from workbench.store.stats import Stats
+
+log = logging.getLogger(__name__)
 
 
 class ReadOnlyStore:
@@ -41,6 +47,41 @@ class RecordingStore:
     def put(self, key: str, kv: KV) -> None:
         self.stored.add(key)
         self.store.put(key, kv)
+
+    def why(self, key: str) -> Miss:
+        """Return why `get(key)` finds nothing."""
+        return why(self.store, key)
+
+
+class KeepingStore:
+    """Passes everything on to `store`, behind a `MemoryStore` that hands down what it was given, to be kept there.
+
+    What cannot be written is a warning and no error: it is computed again by the next one who asks.
+    """
+
+    def __init__(self, store: Any):
+        self.store = store
+
+    def get(self, key: str) -> KV | None:
+        return self.store.get(key)
+
+    def put(self, key: str, kv: KV) -> None:
+        self.store.put(key, kv)
+
+    def repair(self, key: str, kv: KV) -> None:
+        """Keep `kv` where the store does not hold it, or holds it damaged."""
+        self.store.repair(key, kv)
+        if key in self.store:
+            return
+        try:
+            self.store.put(key, kv)
+        except BadInput as problem:
+            log.warning("a block is not kept: %s", problem)
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of the store."""
+        return self.store.stats
 
     def why(self, key: str) -> Miss:
         """Return why `get(key)` finds nothing."""

@@ -32,10 +32,10 @@ def prepare(
         given["prepare"] = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
     with progress("preparing") as advance:
         prepared = Preparation(**given).run(advance)
-    show(as_json, json.dumps(asdict(prepared)), _report(prepared))
+    show(as_json, json.dumps(asdict(prepared)), report(prepared))
 
 
-def _report(prepared: Prepared) -> str:
+def report(prepared: Prepared) -> str:
     speed = f", {prepared.passages_per_second:.1f} passages per second" if prepared.made else ""
     size = f"{prepared.passages} passages, {prepared.tokens} tokens, {prepared.bytes / 1e6:.1f} MB"
     made = f"{prepared.made} made in {prepared.seconds:.1f} s{speed}; {prepared.passages - prepared.made} were there"

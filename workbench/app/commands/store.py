@@ -1,7 +1,9 @@
-"""`workbench store`: what a folder of cached blocks holds, whether it is whole, and why look-ups miss."""
+"""`workbench store`: stores of cached blocks filled, verified, repaired, kept within a budget and carried over."""
 
 import json
 from dataclasses import asdict
+from importlib.util import find_spec
+from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,40 +12,122 @@ from rich.console import Group
 from rich.table import Table
 
 from workbench.app.commands.options import AsJson, of_fields, taking
+from workbench.app.commands.prepare import report as prepared_report
 from workbench.app.commands.text import plain, progress, show
+from workbench.methods import precompute
 from workbench.methods.lookups import Explained, Lookups
-from workbench.store import scrub
+from workbench.methods.precompute import Preparation
+from workbench.store import scrub, transfer
+from workbench.store.collection import bytes_of, collect_garbage
+from workbench.store.places import is_url, place_of
 from workbench.store.scrub import Scrub
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(help="Folder of cached blocks, as `workbench prepare` fills them")]
+Folder = Annotated[Path, typer.Argument(help="Folder of cached blocks, as `workbench store encode` fills them")]
+Place = Annotated[str, typer.Argument(help="Folder or URL of cached blocks, as `workbench store encode` fills them")]
+Archive = Annotated[Path, typer.Argument(help="Archive: .tar, or .tar.zst")]
+CORPUS = "Name of a data set or a file of questions, whose passages are encoded"
 SHOWN = 20  # misses that are listed with all they say
+
+
+def wanted(option: Parameter) -> bool:
+    """Return whether `encode` takes an option of `Preparation` as it is."""
+    return option.name not in ("out", "data")
 
 
 @app.callback()
 def _group() -> None:
-    """Look into a folder of cached blocks: verify, explain misses, statistics."""
+    """Fill a store of cached blocks, look into it, keep it whole and within its budget."""
 
 
-@app.command(epilog="Example: workbench store verify prepared --repair")
+@app.command(epilog="Example: workbench store encode manual.md --model smollm2 --to s3://bucket/manual --workers 4")
+@taking(
+    [option for option in of_fields(Preparation, {"model": "lab-full", "prepare": "independent"}) if wanted(option)]
+)
+def encode(
+    corpus: Annotated[str, typer.Argument(help=f"{CORPUS}, or a file of passages: text, Markdown, {{title, text}}")],
+    *,
+    to: Annotated[str, typer.Option(help="Folder or URL (memory://, file://, s3://, …); run again to go on")],
+    as_json: AsJson = False,
+    **given: Any,
+) -> None:
+    """Encode a corpus into a store, once; with several workers, over a Dask cluster where Dask is installed."""
+    if given["workers"] > 1 and given["cluster"] is None and find_spec("distributed") is not None:
+        given["cluster"] = "local"
+    with progress("encoding") as advance:
+        prepared = Preparation(data=corpus, out=to, **given).run(advance)
+    show(as_json, json.dumps(asdict(prepared)), prepared_report(prepared))
+
+
+@app.command(epilog="Example: workbench store verify prepared")
 def verify(
-    folder: Folder,
-    repair: Annotated[bool, typer.Option("--repair", help="Delete damaged files, to be encoded again")] = False,
+    folder: Place,
+    repair: Annotated[bool, typer.Option("--repair", help="Set damaged files aside, to be encoded again")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every block and verify its checksums; exit code 1, and a line for each, where some are damaged."""
-    with progress("verifying") as advance:
-        found = scrub.verify(folder, repair, advance)
-    show(as_json, json.dumps(asdict(found) | {"whole": found.whole}), _verified(found))
+    found = _scrubbed(folder, repair)
+    show(as_json, json.dumps(asdict(found) | {"whole": found.whole}), _verified(found), wrap=False)
     if not found.whole:
         raise typer.Exit(1)
 
 
+@app.command(epilog="Example: workbench store repair prepared")
+def repair(
+    folder: Place,
+    encode_again: Annotated[bool, typer.Option("--encode/--no-encode", help="Encode what is missing then")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Set damaged files aside, and encode again what `store encode` or `prepare` had put there."""
+    found = _scrubbed(folder, True)
+    made = 0
+    if encode_again:
+        with progress("encoding") as advance:
+            made = sum(prepared.made for prepared in precompute.again(place_of(folder), advance))
+    left = _scrubbed(folder, False)
+    whole = asdict(left) | {"whole": left.whole, "repaired": list(found.removed), "made": made}
+    told = [f"set aside: {plain(name)}" for name in found.removed] + [f"{made} passages encoded again"]
+    show(as_json, json.dumps(whole), "\n".join([*told, _verified(left)]), wrap=False)
+    if not left.whole:
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example: workbench store stats prepared --json")
-def stats(folder: Folder, as_json: AsJson = False) -> None:
-    """Tell what a folder holds, by the headers of its files."""
-    found = scrub.describe(folder)
+def stats(folder: Place, as_json: AsJson = False) -> None:
+    """Tell what a store holds, by the headers of its files."""
+    found = scrub.describe_remote(folder) if is_url(folder) else scrub.describe(Path(folder))
     show(as_json, json.dumps(found), _described(found))
+
+
+app.command("stat", help="The same as `stats`.", epilog="Example: workbench store stat prepared")(stats)
+
+
+@app.command(epilog="Example: workbench store gc prepared --budget 10GB")
+def gc(
+    folder: Folder,
+    budget: Annotated[str, typer.Option(help="Bytes that may stay, as 10GB or 512MiB")],
+    as_json: AsJson = False,
+) -> None:
+    """Delete what was set aside, then the files that were read longest ago, until the rest fits the budget."""
+    found = collect_garbage(folder, bytes_of(budget))
+    size = f"{found.before / 1e6:.1f} MB before, {found.after / 1e6:.1f} MB now"
+    told = f"[bold]{plain(found.folder)}[/]: {found.blocks} blocks in {found.files} files deleted; {size}"
+    show(as_json, json.dumps(asdict(found)), told)
+
+
+@app.command(epilog="Example: workbench store export prepared prepared.tar.zst")
+def export(folder: Folder, archive: Archive, as_json: AsJson = False) -> None:
+    """Write a folder into one archive, after its checksums were verified."""
+    with progress("exporting") as advance:
+        found = transfer.pack(folder, archive, advance)
+    show(as_json, json.dumps(asdict(found)), _transferred(found, found.archive))
+
+
+@app.command("import", epilog="Example: workbench store import prepared.tar.zst prepared")
+def import_command(archive: Archive, folder: Folder, as_json: AsJson = False) -> None:
+    """Make a new folder of an archive, after its checksums were verified."""
+    found = transfer.unpack(archive, folder)
+    show(as_json, json.dumps(asdict(found)), _transferred(found, found.folder))
 
 
 @app.command(epilog="Example: workbench store explain prepared --model lab-full --data questions.json")
@@ -54,9 +138,20 @@ def explain(folder: Folder, *, as_json: AsJson = False, **given: Any) -> None:
     show(as_json, json.dumps(found.to_json()), _explained(found))
 
 
+def _scrubbed(folder: str, repair: bool) -> Scrub:
+    with progress("verifying") as advance:
+        if is_url(folder):
+            return scrub.verify_remote(folder, repair, advance)
+        return scrub.verify(Path(folder), repair, advance)
+
+
+def _transferred(found: transfer.Transferred, where: str) -> str:
+    return f"[bold]{plain(where)}[/]: {found.blocks} blocks in {found.files} files, {found.bytes / 1e6:.1f} MB"
+
+
 def _verified(found: Scrub) -> str:
     lines = [plain(str(finding)) for finding in found.findings]
-    lines += [f"deleted: {plain(name)}" for name in found.removed]
+    lines += [f"set aside: {plain(name)}" for name in found.removed]
     if found.unchecked:
         lines.append(f"[dim]{found.unchecked} blocks of earlier versions have no checksums[/]")
     state = "whole" if found.whole else "damaged"

@@ -24,12 +24,12 @@ def with_interval(row: Mapping[str, Any], score: str) -> str:
     return f"{row[score]:.3f} [dim]{row[score + '_low']:.3f}–{row[score + '_high']:.3f}[/]"
 
 
-def show(as_json: bool, line: str, report: RenderableType) -> None:
-    """Print the line of JSON or the report for people."""
+def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) -> None:
+    """Print the line of JSON or the report for people; without `wrap`, a long line stays one line."""
     if as_json:
         print(line)
     else:
-        Console(highlight=False).print(report)
+        Console(highlight=False).print(report, soft_wrap=not wrap)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from workbench.experiments.trial import Trial
 from workbench.methods.config import MethodConfig
 from workbench.methods.presets import METHODS, options, tiles
 from workbench.metrics import latency
+from workbench.store.places import place_of, preparation_of
 
 METHOD = "Method"  # panel of `--help`
 PUBLISHED = f"A published method by name; the options below change it. {', '.join(METHODS)}"
@@ -47,6 +48,8 @@ def trial(
 ) -> None:
     """Answer questions with one method and report quality, time to first token and cost."""
     given["sparse"] = tiles(given["sparse"], sparse_args)
+    if given["store"] and method is None and given["prepare"] is None:
+        given["prepare"] = preparation_of(place_of(given["store"]))
     planned = Trial(**options(method, {name: value for name, value in given.items() if value is not None}))
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise BadInput(f"--out {str(out)!r}: a file in a folder that exists is needed")

@@ -1,0 +1,272 @@
+"""`workbench store`: filled, verified, repaired, kept within a budget, carried over; and trials over what it holds."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests import tiny
+from workbench.app import cli
+from workbench.core.errors import BadInput
+from workbench.methods.precompute import Preparation
+from workbench.store import FolderStore, aside
+from workbench.store.collection import bytes_of, collect_garbage
+
+PASSAGES = [
+    {"title": f"Title {i}", "text": f"The door of house {i} is painted in colour number {i}."} for i in range(9)
+]
+QUESTIONS = [
+    {"question": f"Which colour has the door of house {i}?", "answers": [str(i)], "ctxs": PASSAGES[i : i + 3]}
+    for i in range(6)
+]
+
+
+def run(*words: object) -> tuple[int, str]:
+    ended = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
+    return ended.exit_code, ended.stdout + ended.stderr
+
+
+def said(*words: object) -> dict:
+    code, text = run(*words, "--json")
+    assert code == 0, text
+    return json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A file of questions, one of their passages alone and one of plain text."""
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "questions.json").write_text(json.dumps(QUESTIONS))
+    (folder / "passages.jsonl").write_text("".join(json.dumps(each) + "\n" for each in PASSAGES))
+    (folder / "text.md").write_text("\n\n".join(each["text"] for each in PASSAGES))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoded(folder, files, tmp_path_factory):
+    """A store of the questions' passages, and what the command said."""
+    to = tmp_path_factory.mktemp("store") / "kept"
+    return to, said("store", "encode", files / "questions.json", "--model", folder, "--to", to)
+
+
+@pytest.fixture
+def kept(encoded, tmp_path):
+    """A copy of the store, for a test to spoil."""
+    return Path(shutil.copytree(encoded[0], tmp_path / "kept"))
+
+
+def damage(store: Path) -> Path:
+    path = max(store.glob("passages-*.safetensors"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
+    return path
+
+
+def trial(folder, files, *words: object) -> dict:
+    about = ("--samples", 6, "--timed", 1, "--max-new-tokens", 3, "--no-fidelity")
+    return said("trial", "--model", folder, "--data", files / "questions.json", *about, *words)
+
+
+def test_a_trial_finds_all_that_was_encoded_and_answers_as_without_a_store(encoded, folder, files):
+    to, told = encoded
+    assert (told["passages"], told["made"], told["prepare"]) == (8, 8, "independent")
+    with_store = trial(folder, files, "--store", to)
+    without = trial(folder, files, "--mode", "block")
+    assert with_store["hit_rate"] == 1 and not with_store.get("misses")
+    assert with_store["em"] == without["em"] and with_store["f1"] == without["f1"]
+
+
+def test_encoding_again_makes_nothing_and_another_corpus_is_added(kept, folder, files):
+    again = said("store", "encode", files / "questions.json", "--model", folder, "--to", kept)
+    assert (again["made"], again["passages"]) == (0, 8)
+    before = len(FolderStore(kept))
+    added = said("store", "encode", files / "passages.jsonl", "--model", folder, "--to", kept)
+    assert added["passages"] == 9 and len(FolderStore(kept)) == before + 1, "eight of its nine passages were there"
+    text = said("store", "encode", files / "text.md", "--model", folder, "--to", kept)
+    assert text["passages"] == 9 and len(FolderStore(kept)) == before + 10
+
+
+def test_verify_says_which_block_is_damaged_and_repair_encodes_it_again(kept, folder, files):
+    assert run("store", "verify", kept)[0] == 0
+    blocks = {key: FolderStore(kept).get(key) for key in FolderStore(kept)}
+    path = damage(kept)
+    code, text = run("store", "verify", kept)
+    assert code == 1 and text.count("damaged: the checksum of") == 1 and text.startswith(path.name)
+    code, text = run("store", "repair", kept)
+    assert code == 0 and "8 passages encoded again" in text and "whole" in text
+    assert list(aside.reasons(kept)) == [path.name]
+    again = {key: FolderStore(kept).get(key) for key in FolderStore(kept)}
+    assert again.keys() == blocks.keys() and all(len(again[key]) == len(blocks[key]) for key in again)
+    assert trial(folder, files, "--store", kept)["hit_rate"] == 1
+
+
+def test_repair_without_encoding_leaves_misses(kept, folder, files):
+    damage(kept)
+    found = said("store", "repair", kept, "--no-encode")
+    assert found["whole"] and found["made"] == 0 and len(found["repaired"]) == 1
+    assert trial(folder, files, "--store", kept)["hit_rate"] < 1
+
+
+def test_a_trial_keeps_what_a_store_lacks_and_replaces_what_is_damaged(kept, folder, files, tmp_path):
+    damage(kept)
+    found = trial(folder, files, "--store", kept)
+    assert found["misses"] == {"damaged": 1} and run("store", "verify", kept)[0] == 0
+    new = tmp_path / "new"
+    trial(folder, files, "--store", new)
+    assert trial(folder, files, "--store", new)["hit_rate"] == 1 and len(FolderStore(new)) == len(FolderStore(kept))
+
+
+def test_a_trial_takes_the_preparation_of_its_store(folder, files, tmp_path):
+    to = tmp_path / "after"
+    said("store", "encode", files / "questions.json", "--model", folder, "--to", to, "--prepare", "after_system")
+    found = trial(folder, files, "--store", to)
+    assert found["trial"]["prepare"].startswith("after_system") and found["hit_rate"] == 1
+    code, text = run(
+        "trial", "--model", folder, "--data", files / "questions.json", "--store", to, "--prepare=independent"
+    )
+    assert code == 2 and "holds blocks of another preparation" in text
+
+
+def test_garbage_is_collected_down_to_a_budget_and_misses_say_so(kept, folder, files):
+    whole = said("store", "stat", kept)
+    assert whole == said("store", "stats", kept) and whole["blocks"] == 9
+    damage(kept)
+    said("store", "repair", kept, "--no-encode")
+    assert aside.reasons(kept)
+    left = said("store", "gc", kept, "--budget", "1GB")
+    assert left["blocks"] == 0 and not aside.reasons(kept)
+    gone = said("store", "gc", kept, "--budget", 1)
+    assert gone["after"] == 0 and gone["blocks"] == 1 == gone["files"] and len(FolderStore(kept)) == 0
+    told = said("store", "explain", kept, "--model", folder, "--data", files / "questions.json")
+    assert told["hits"] == 0 and told["reasons"]["evicted"] == 1
+    why = next(miss["detail"] for miss in told["missed"] if miss["reason"] == "evicted")
+    assert "UTC, to make room: the budget is 0.0 MB" in why
+
+
+def test_what_was_read_longest_ago_goes_first(tmp_path):
+    import os
+
+    from tests.test_store_damage import kv_of, same
+
+    store = FolderStore(tmp_path / "a", new=True)
+    for i in range(4):
+        store.put(f"b{i}", kv_of(i))
+    for i, when in enumerate((400, 100, 300, 200)):
+        os.utime(tmp_path / "a" / f"b{i}.safetensors", (when, 50))
+    size = store.bytes // 4
+    found = collect_garbage(tmp_path / "a", 2 * size + 10)
+    assert (found.blocks, found.after) == (2, 2 * size)
+    again = FolderStore(tmp_path / "a")
+    assert sorted(again) == ["b0", "b2"] and same(again.get("b0"), kv_of(0))
+    assert store.get("b1") is None and store.why("b1").reason == "evicted"
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.zst"])
+def test_an_archive_gives_the_same_store_back(kept, tmp_path, ending):
+    archive = tmp_path / f"a{ending}"
+    out, back = said("store", "export", kept, archive), said("store", "import", archive, tmp_path / "back")
+    assert out["blocks"] == back["blocks"] == 9 and out["bytes"] == back["bytes"]
+    names = {path.name for path in kept.iterdir()}
+    assert {path.name for path in (tmp_path / "back").iterdir()} == names
+    assert all((tmp_path / "back" / name).read_bytes() == (kept / name).read_bytes() for name in names)
+
+
+def test_a_damaged_archive_or_store_is_refused_and_nothing_is_left(kept, tmp_path):
+    archive = tmp_path / "a.tar"
+    said("store", "export", kept, archive)
+    whole = archive.read_bytes()
+    for place, change in ((len(whole) // 2, b"\1\2\3"), (whole.index(b'"model"') + 15, b"..")):
+        archive.write_bytes(whole[:place] + change + whole[place + len(change) :])
+        code, text = run("store", "import", archive, tmp_path / "back")
+        assert code == 2 and "damaged" in text, text
+    for broken in (whole[: len(whole) // 2], b"", b"no archive" * 100):
+        archive.write_bytes(broken)
+        assert run("store", "import", archive, tmp_path / "back")[0] == 2
+    assert not (tmp_path / "back").exists() and not list(tmp_path.glob(".*"))
+    damage(kept)
+    code, text = run("store", "export", kept, tmp_path / "b.tar.zst")
+    assert code == 2 and "holds damaged blocks" in text and not (tmp_path / "b.tar.zst").exists()
+
+
+def test_an_archive_cannot_write_outside_its_folder(kept, tmp_path):
+    import io
+    import tarfile
+
+    for name in ("../escape.safetensors", "/tmp/escape.safetensors", "notes.txt", "a/b.safetensors"):
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            tar.addfile(member, io.BytesIO(b"abc"))
+        code, text = run("store", "import", tmp_path / "a.tar", tmp_path / "back")
+        assert code == 2 and "which is no file of cached blocks" in text.replace("\n", " ")
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", "a.tar"}
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("encode", "{files}/empty.md", "--model", "{model}", "--to", "{new}"), "empty.md holds no text"),
+        (("encode", "{files}/empty.json", "--model", "{model}", "--to", "{new}"), "empty.json holds no text"),
+        (("encode", "{files}/blank.json", "--model", "{model}", "--to", "{new}"), "blank.json holds no text"),
+        (("encode", "{files}/none.md", "--model", "{model}", "--to", "{new}"), "no such file"),
+        (("encode", "{files}/text.md", "--model", "{model}", "--to", "nowhere://a"), "unknown scheme 'nowhere'"),
+        (("encode", "{files}/text.md", "--model", "{model}", "--to", "{files}"), "holds something else"),
+        (("encode", "{files}/text.md", "--model", "{other}", "--to", "{kept}"), "holds blocks of another model"),
+        (("encode", "{files}/text.md", "--model", "{model}", "--to", "{new}", "--workers", "0"), "workers is 0"),
+        (("gc", "{kept}", "--budget", "0"), "budget is 0: at least 1 byte"),
+        (("gc", "{kept}", "--budget", "-3MB"), "budget is -3000000: at least 1 byte"),
+        (("gc", "{kept}", "--budget", "much"), "'much' is no size"),
+        (("gc", "{files}", "--budget", "1MB"), "is no folder of cached blocks"),
+        (("verify", "{files}"), "is no folder of cached blocks"),
+        (("verify", "memory://nothing-here"), "is no store of cached blocks"),
+        (("export", "{kept}", "{files}/a.zip"), "an archive ends in .tar or .tar.zst"),
+        (("import", "{files}/none.tar", "{new}"), "no such file"),
+        (("import", "{files}/text.tar", "{kept}"), "a new or empty folder is needed"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(words, says, kept, folder, files, tmp_path):
+    other = tiny.checkpoint(tmp_path / "other", rms_norm_eps=1e-3) if "{other}" in words else ""
+    (files / "empty.md").write_text(" \n\n ")
+    (files / "empty.json").write_text("[]")
+    (files / "blank.json").write_text('[{"question": "a?", "answers": ["b"], "ctxs": [{"title": "", "text": " "}]}]')
+    (files / "text.tar").write_text("")
+    before = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
+    names = {"files": files, "model": folder, "other": other, "kept": kept, "new": tmp_path / "new"}
+    code, text = run("store", *(word.format(**names) for word in words))
+    assert code == 2 and says in text.replace("\n", " ") and text.count("error:") == 1
+    assert not (tmp_path / "new").exists()
+    assert {path.name: path.stat().st_mtime_ns for path in kept.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [("10GB", 10**10), ("1.5 MiB", 1572864), ("4096", 4096), ("2k", None), ("7 kb", 7000), ("1TB", 10**12)],
+)
+def test_sizes_are_read_as_people_write_them(text, size):
+    if size is None:
+        with pytest.raises(BadInput, match="is no size"):
+            bytes_of(text)
+    else:
+        assert bytes_of(text) == size
+
+
+def test_a_store_and_a_folder_of_prepare_exclude_each_other(folder):
+    code, text = run("trial", "--model", folder, "--store", "a", "--prepared", "b")
+    assert code == 2 and "give one of them" in text
+    code, text = run("trial", "--model", folder, "--store", "a", "--mode", "full")
+    assert code == 2 and "is for mode block" in text
+
+
+def test_a_url_is_filled_resumed_verified_and_answers_a_trial(folder, files, tmp_path):
+    to = f"memory://{tmp_path.name}/kept"
+    words = ("store", "encode", files / "questions.json", "--model", folder, "--to", to, "--prepare")
+    told = said(*words, "with_neighbours(n=2)")
+    assert (told["made"], told["passages"]) == (8, 8)
+    assert said(*words, "with_neighbours(n=2)")["made"] == 0
+    assert run(*words, "independent")[0] == 2
+    assert said("store", "verify", to)["whole"] and said("store", "stat", to)["blocks"] == 9
+    assert trial(folder, files, "--store", to)["hit_rate"] == 1
+    assert Preparation(str(folder), to, str(files / "questions.json"), "with_neighbours(n=2)").run().made == 0

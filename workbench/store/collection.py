@@ -1,0 +1,78 @@
+"""Making room in a folder of cached blocks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.core.errors import BadInput
+from workbench.core.files import remove_leftovers, sync, writing
+from workbench.store import aside
+from workbench.store.block_file import SUFFIX
+from workbench.store.folder import FolderStore
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What `collect_garbage` did; bytes of files."""
+
+    folder: str
+    budget: int
+    before: int  # what was set aside and half-written included
+    after: int
+    files: int  # deleted with their blocks
+    blocks: int
+
+
+def collect_garbage(folder: Path, budget: int) -> Collected:
+    """Delete what was set aside and half-written, then the files that were read longest ago, until `budget` bytes are
+    left; a file goes with all its blocks, which later are misses that say so.
+
+    Files that are read meanwhile are read to their end. Raises BadInput for a budget under 1, a folder of something
+    else, and one that cannot be written.
+    """
+    if budget <= 0:
+        raise BadInput(f"budget is {budget}: at least 1 byte is needed; delete the folder to keep nothing")
+    store = FolderStore(folder)
+    with writing(folder):
+        before = store.bytes + aside.clear(folder) + sum(path.stat().st_size for path in store.set_aside)
+        remove_leftovers(folder, SUFFIX)
+        keys_of = _by_file(store)
+        for path in [path for path, problem in store.set_aside.items() if problem.kind == "damaged"]:
+            path.unlink(missing_ok=True)
+        size = sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
+        gone: list[str] = []
+        deleted = 0
+        for path in sorted(keys_of, key=_last_read):
+            if size <= budget:
+                break
+            size -= path.stat().st_size
+            path.unlink()
+            gone += keys_of[path]
+            deleted += 1
+        if gone:
+            aside.note_evicted(folder, gone, f"to make room: the budget is {budget / 1e6:,.1f} MB")
+        sync(folder)
+    return Collected(str(folder), budget, before, size, deleted, len(gone))
+
+
+def _by_file(store: FolderStore) -> dict[Path, list[str]]:
+    found: dict[Path, list[str]] = {}
+    for key in store:
+        found.setdefault(store.file_of(key), []).append(key)
+    return found
+
+
+def _last_read(path: Path) -> tuple[float, str]:
+    stat = path.stat()
+    return max(stat.st_atime, stat.st_mtime), path.name
+
+
+def bytes_of(text: str) -> int:
+    """Return a number of bytes: `10GB`, `1.5 TiB`, `4096`. Raises BadInput."""
+    units = {"": 1, "b": 1} | {f"{letter}b": 1000**i for i, letter in enumerate("kmgt", 1)}
+    units |= {f"{letter}ib": 1024**i for i, letter in enumerate("kmgt", 1)}
+    digits = text.strip().rstrip("KMGTBkmgtib ")
+    unit = text.strip()[len(digits) :].strip().lower()
+    try:
+        return int(float(digits) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise BadInput(f"{text!r} is no size: a number with {', '.join(list(units)[2:])} is needed, as 10GB") from None
