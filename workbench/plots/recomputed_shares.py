@@ -38,8 +38,7 @@ def by_share() -> go.Figure | None:
         notice=said(rows),
         caption=f"{recompute_reports.report()['card']}, Llama-3.1-8B's shape, a context of 27 units of 1,024 tokens in "
         "shifted blocks and a question, over stock transformers' full prefill of the same prompt in the same run. "
-        f"Loaded: all pages copied from pinned host memory first, not overlapped. Rings: {FUSION_RAG['source']}, "
-        "section 5.2 (three models, one L20 or two).",
+        f"Loaded: all pages copied from pinned host memory first, not overlapped. Rings: {FUSION_RAG['source']}.",
         above=22,
         lines=2,
     )

@@ -1,0 +1,133 @@
+"""What preparation gives to reuse, and what it lacks: titles, embedder, and the true antecedent forced in.
+
+    python data/benchmarks/preparations.py --samples 300
+    python data/benchmarks/preparations.py --model runs/lab-hard-small-1/model --samples 1000 --device cuda
+
+leaves preparations-MODEL.json (_ for - in its name): a row a corpus and preparation, nothing recomputed, for all
+questions and for those on continued passages ("She moved to …", of somebody whom only an earlier passage of the
+document names): exact match, KL from full attention, the differences to blocks that saw the system prompt alone,
+question by question with 95% bootstrap intervals, and of how many continued passages the antecedent is among the
+neighbours. Written after every row; rows of the same settings that the file holds are not measured again.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench import data, models
+from workbench.core.files import write_text
+from workbench.data.retrieval_corpus import Corpus
+from workbench.experiments.record import device_name, versions
+from workbench.experiments.trial import Trial
+from workbench.methods import prepare as preparations
+from workbench.metrics.answers import Records, bootstrap
+from workbench.metrics.paired import difference
+from workbench.metrics.selection import antecedents
+from workbench.models.loading import Loaded
+
+HERE = Path(__file__).parent
+SEED, PASSAGES, NEIGHBOURS = 30_000, 10, 10
+CORPORA = ("lab", "lab(hints=0)", "lab(hints=0, titles=kept)", "lab-hard")
+PLAIN = "after_system"
+SIMILAR = f"with_neighbours(n={NEIGHBOURS}, search=exact)"
+PREPARATIONS = {
+    "the system prompt": PLAIN,
+    f"{NEIGHBOURS} neighbours by TF-IDF": SIMILAR,
+    f"{NEIGHBOURS} neighbours by MiniLM": f"with_neighbours(n={NEIGHBOURS}, search=exact, embedder=minilm)",
+    "its own document": "behind_document",
+}
+KINDS = ("all", "continuation")
+SCORES = ("em", "kl")
+
+
+def asked(settings: dict[str, Any], loaded: Loaded) -> Records:
+    """Answer the questions of one setting; a row a question."""
+    return Trial(mode="block", timed=1, batch=32, **settings).run_each(loaded=loaded)[1]
+
+
+def found(settings: dict[str, Any], loaded: Loaded) -> tuple[int, int] | None:
+    """Count the continued passages whose antecedent is among the neighbours; None where nothing is retrieved."""
+    if settings["prepare"] == PLAIN:
+        return None
+    drawn = settings["data"], settings["samples"], settings["seed"], settings["passages"]
+    samples = data.load(*drawn)
+    corpus = Corpus.of(data.corpus(*drawn), loaded.layout, loaded.tokenizer)
+    method = preparations.named(settings["prepare"], corpus=corpus)
+    return antecedents(samples, loaded.layout.prompts(samples, loaded.tokenizer), method.neighbours)
+
+
+def scores(rows: Records, kind: str, score: str) -> dict[str, float]:
+    """Return a score of every question of a kind that has one, by its id."""
+    chosen = [row for row in rows if kind in ("all", row["kind"])]
+    return {row["id"]: float(row[score]) for row in chosen if row[score] is not None}
+
+
+def summary(rows: Records, plain: Records) -> list[dict[str, Any]]:
+    """Return {kind, score, n, mean, low, high, gain, gain_low, gain_high} for every kind and score."""
+    lines = []
+    for kind in KINDS:
+        for score in SCORES:
+            ours, theirs = (scores(each, kind, score) for each in (rows, plain))
+            shared = sorted(set(ours) & set(theirs))
+            if not shared:
+                continue
+            values = [ours[name] for name in shared]
+            gain = difference(values, [theirs[name] for name in shared])
+            low, high = bootstrap(values)
+            line = {"kind": kind, "score": score, "n": len(shared), "mean": sum(values) / len(shared)}
+            line |= {"low": low, "high": high, "gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high}
+            lines.append(line)
+    return lines
+
+
+def name_of(model: str) -> str:
+    """Name a model: a shipped one, or the run that trained it."""
+    path = Path(model)
+    return path.parent.name if path.name == "model" else path.name
+
+
+def measure(model: str, samples: int, device: str, corpora: Sequence[str], path: Path) -> None:
+    """Measure all preparations on all corpora, and write the file after each."""
+    loaded = models.load(model, device)
+    about = {"model": name_of(model), "samples": samples, "seed": SEED, "passages": PASSAGES}
+    before = json.loads(path.read_text()) if path.exists() else {}
+    kept = before.get("rows", []) if all(before.get(name) == value for name, value in about.items()) else []
+    about |= {"neighbours": NEIGHBOURS, "device": device_name(loaded.model.device), "versions": versions()}
+    for corpus in corpora:
+        missing = {name: spec for name, spec in PREPARATIONS.items() if (corpus, spec) not in _keys(kept)}
+        if not missing:
+            continue
+        common = {"model": model, "data": corpus, "samples": samples, "seed": SEED, "passages": PASSAGES}
+        common |= {"device": device}
+        plain = asked({**common, "prepare": PLAIN}, loaded)
+        for name, spec in missing.items():
+            settings = {**common, "prepare": spec}
+            lines = summary(plain if spec == PLAIN else asked(settings, loaded), plain)
+            kept.append({"data": corpus, "prepare": spec, "name": name, "found": found(settings, loaded), "of": lines})
+            write_text(path, json.dumps({**about, "rows": kept}, indent=1) + "\n")
+            print(
+                corpus, spec, *(f"{x['kind']} {x['score']} {x['mean']:.3f} {x['gain']:+.3f}" for x in lines), flush=True
+            )
+
+
+def _keys(rows: Records) -> set[tuple[str, str]]:
+    return {(row["data"], row["prepare"]) for row in rows}
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="lab-full")
+    parser.add_argument("--samples", type=int, default=300)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--corpora", nargs="+", default=list(CORPORA), help="lab, lab-hard, with switches in brackets")
+    parser.add_argument("--out", type=Path, default=HERE)
+    args = parser.parse_args()
+    file = f"preparations-{name_of(args.model).replace('-', '_')}.json"
+    measure(args.model, args.samples, args.device, args.corpora, args.out / file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Faithful answers and the level of a smaller model: figures of whatever was measured, worded by their numbers."""
+
+import json
+
+import pytest
+
+from workbench.experiments import answered_at_ratio, results
+from workbench.plots import answered_at_ratio as figures
+from workbench.plots import fusion_components
+
+METHODS = ("full attention", "Full Reuse", "CacheBlend", "Cache-Craft", "FusionRAG")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def write(folder, model, **right):
+    methods = {name: "1" * right.get(name, 50) + "0" * (100 - right.get(name, 50)) for name in METHODS}
+    about = {"model": model, "data": "lab", "seed": 1, "passages": 10, "ratio": 0.15, "samples": 100}
+    content = about | {"methods": {name: {"right": each, "faithful": each} for name, each in methods.items()}}
+    (folder / f"faithful-{model.replace('-', '_')}.json").write_text(json.dumps(content))
+
+
+def notice(fig):
+    return " ".join(note.text for note in fig.layout.annotations).replace("<br>", " ")
+
+
+def test_without_results_nothing_is_drawn(folder):
+    assert figures.faithfulness() is None is figures.smaller_model()
+    assert answered_at_ratio.kept() == {} and figures.NO_FILE.count("\n") == 0
+
+
+@pytest.mark.parametrize(("ours", "words"), [(90, "confirmed here"), (20, "contradicted here"), (50, "left open here")])
+def test_faithfulness_is_compared_question_by_question(folder, ours, words):
+    write(folder, "lab-full", FusionRAG=ours)
+    fig = figures.faithfulness()
+    assert words in notice(fig) and ours / 100 in fig.data[0].y
+    assert len(fig.data[2].y) == 24, "eight published cases of three methods"
+
+
+def test_two_sizes_are_paired_by_their_seed_and_their_questions(folder):
+    write(folder, "lab-hard-small-1", **{"full attention": 60})
+    write(folder, "lab-hard-large-2", CacheBlend=60)
+    assert figures.smaller_model() is None, "seeds differ"
+    write(folder, "lab-hard-large-1", CacheBlend=60, FusionRAG=90)
+    assert "CacheBlend +0.0" in notice(figures.smaller_model()) and "FusionRAG +30.0" in notice(figures.smaller_model())
+
+
+def test_components_on_many_questions_are_said_by_their_shares():
+    shares = dict.fromkeys(fusion_components.COMPONENTS, (0.0, 0.0, 0.0))
+    names = list(shares)
+    guided = {names[2]: (0.5, 0.4, 0.6)}
+    adds, takes = ({**shares, **guided, names[3]: (v, v - 0.05, v + 0.05)} for v in (0.9, 0.2))
+    assert "preparation adds to the choice" in fusion_components.said(adds)
+    assert "preparation takes from the choice" in fusion_components.said(takes)
+    assert "adds nothing that shows" in fusion_components.said({**adds, names[3]: (0.5, 0.4, 0.6)})
+
+
+def test_components_of_committed_trials_stand_beside_what_is_printed():
+    swept = results.today(results.table("fusion"))
+    fig = fusion_components.components(swept, results.table("fusion-answers"), "with_neighbours(n=10, search=exact)")
+    cells = fig.data[0].cells.values
+    assert list(cells[0])[:5] == list(fusion_components.COMPONENTS) and "0.722" in cells[4]

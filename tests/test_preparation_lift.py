@@ -1,0 +1,51 @@
+"""Interventions on preparation: what is said of them turns with what they give and with what similarity finds."""
+
+import json
+
+import pytest
+
+from workbench.experiments import results
+from workbench.plots import preparation_lift as figures
+
+DOCUMENT, SIMILAR = "behind_document", "with_neighbours(n=10, search=exact)"
+
+
+def row(prepare, gain, hits, data="lab"):
+    names = {DOCUMENT: "its own document", SIMILAR: "10 neighbours by TF-IDF", "after_system": "the system prompt"}
+    line = {"score": "em", "n": 300, "mean": 0.8, "gain": gain, "gain_low": gain - 0.03, "gain_high": gain + 0.03}
+    found = None if prepare == "after_system" else [hits, 100]
+    kinds = [{**line, "kind": kind} for kind in ("all", "continuation")]
+    return {"data": data, "prepare": prepare, "name": names[prepare], "found": found, "of": kinds}
+
+
+def kept(similar, hits, document):
+    rows = [row("after_system", 0.0, 0), row(SIMILAR, similar, hits), row(DOCUMENT, document, 100)]
+    about = {"model": "lab-full", "samples": 300, "seed": 1, "passages": 10}
+    return {**about, "rows": [*rows, row(SIMILAR, similar, hits, "lab-hard"), row(DOCUMENT, document, 100, "lab-hard")]}
+
+
+@pytest.mark.parametrize(
+    ("similar", "hits", "document", "words"),
+    [
+        (0.0, 2, 0.1, "similarity finds that for 2% of them at most: this is why the lab contradicts"),
+        (0.1, 90, 0.1, "lift reuse here, as FusionRAG says"),
+        (0.0, 80, 0.1, "up to 80%, and yet lifts nothing"),
+        (0.0, 2, -0.1, "The true antecedent lifts nothing either"),
+    ],
+)
+def test_the_sentence_turns_with_the_numbers(similar, hits, document, words):
+    assert words in figures.said(kept(similar, hits, document))
+
+
+def test_every_corpus_has_a_panel_and_every_preparation_its_number():
+    fig = figures.lift(kept(0.0, 2, 0.1))
+    texts = [note.text for note in fig.layout.annotations]
+    assert "lab" in texts and "lab-hard" in texts
+    assert {tuple(trace.y) for trace in fig.data} == {("10 neighbours by TF-IDF", "its own document")}
+
+
+def test_results_of_every_model_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert figures.kept() == []
+    (tmp_path / "preparations-lab_full.json").write_text(json.dumps(kept(0.0, 2, 0.1)))
+    assert [one["model"] for one in figures.kept()] == ["lab-full"]
