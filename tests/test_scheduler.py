@@ -3,19 +3,26 @@
 from threading import Barrier, Thread
 
 import pytest
+import torch
 
 from tests.random_models import VOCABULARY, Letters, block_of, model_of
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
+from workbench.engine.cuda_graphs import Runner
+from workbench.engine.encoding import encode_many
+from workbench.engine.paged_pool import Pool
 from workbench.methods.generation import generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.select.first_k import FirstK
+from workbench.methods.select.query_guided import QueryGuided
 from workbench.methods.serving import MODES, Busy, NoRoom, Scheduler
 from workbench.methods.serving.contiguous import ContiguousEngine
+from workbench.methods.serving.paged import PagedEngine
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
 from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore
 from workbench.store.events import Events, busy, idle_share
+from workbench.store.pages import PageTier
 
 MODEL = model_of()
 BLOCKS = [Block(block_of(n, n).tokens, f"passage {n}") for n in (6, 4, 9, 5)]
@@ -264,3 +271,75 @@ def test_what_cannot_be_computed_is_refused_when_it_is_submitted():
     for options in ({"mode": "fast"}, {"batch": 0}, {"loading": 0}, {"waiting": 0}, {"loaders": 0}):
         with pytest.raises(BadInput, match=next(iter(options))):
             Scheduler(engine, **options)
+
+
+def paged(pages=60, size=8, method=None, store=None, **options):
+    pool = Pool(MODEL, pages, size, kernels=False)
+    behind = TieredStore([HostTier(1 << 20)]) if store is None else store
+    return PagedEngine(Runner(MODEL, pool), PageTier(pool, behind), Letters(), method or Reuse(), **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "method",
+    [Reuse(), Reuse(prepare=AfterSystem()), Reuse(select=QueryGuided(), ratio=0.5), Reuse(positions="naive")],
+    ids=["independent", "after_system", "query_guided", "naive"],
+)
+def test_answers_over_shared_pages_are_those_of_generate(mode, method):
+    expected, behind = one_by_one(method, 7), TieredStore([HostTier(1 << 20)])
+    for _ in range(2):
+        engine = paged(40, method=method, store=behind, quantum=3)
+        scheduler = Scheduler(engine, mode, batch=3, events=Events())
+        tickets = scheduler.run(PROMPTS, 7)
+        scheduler.close()
+        assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
+        assert [ticket.result(0).passes for ticket in tickets] == [one.passes for one in expected]
+        assert engine.pages._promised == 0 and not engine.pages._pins
+        assert engine.pool.free + sum(len(engine.pages.cached(key).pages) for key in engine.pages) == 39
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pages_that_are_too_few_are_used_by_one_request_after_the_other(mode):
+    expected = one_by_one("block", 4)
+    engine = paged(7)
+    scheduler = Scheduler(engine, mode, batch=4)
+    tickets = scheduler.run(PROMPTS, 4)
+    scheduler.close()
+    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
+    assert engine.pages.evictions > 0 and engine.pages.bytes <= engine.pages.budget_bytes
+    tiers = {tier for ticket in tickets for tier in ticket.generation.receipt.bytes}
+    assert tiers == {"gpu", "host"}, "what had to make room went to the host, and came back"
+    with pytest.raises(BadInput, match="the pool has 6"):
+        scheduler.submit(Prompt((block_of(60), block_of(9))), 4)
+
+
+def test_a_block_is_copied_into_pages_and_out_again():
+    engine, (kv,) = paged(), encode_many(MODEL, BLOCKS[2:3], [BLOCKS[:1]])
+    assert engine.pages.reserve({"a": len(kv)}, 1) == ["a"] and engine.pages.get("a") is None
+    engine.pages.fill({"a": kv})
+    back = engine.pages.get("a")
+    assert back.start == kv.start == 6 and all(
+        torch.equal(a, b) for a, b in zip(back.tensors(), kv.tensors(), strict=True)
+    )
+    assert engine.pages.reserve({"a": len(kv)}, 0) == []
+    engine.pages.release(["a"], 1)
+    with pytest.raises(NoRoom):
+        engine.pages.reserve({"b": 8 * 58}, 0)
+    with pytest.raises(BadInput, match="the pool has 59"):
+        engine.pages.reserve({"b": 8 * 60}, 0)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Reuse(select=FirstK()),
+        Reuse(chunk=4),
+        Reuse(select=QueryGuided(softmax="prompt")),
+        Reuse(select=QueryGuided(), ratio=None),
+    ],
+)
+def test_methods_that_pages_do_not_know_are_refused(method):
+    with pytest.raises(BadInput, match="over pages"):
+        paged(method=method)
+    with pytest.raises(BadInput, match="quantum is 0"):
+        paged(quantum=0)

@@ -7,6 +7,7 @@ all that is computed for it: recomputed tokens of blocks, the question, the answ
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -87,6 +88,7 @@ class Pool:
             for _ in range(2)
         )  # zeros: what a masked slot holds must be a number
         self._free = list(range(pages - 1, SCRATCH, -1))
+        self._lock = Lock()  # of `_free`: loaders take pages while the engine gives some back
 
     @property
     def free(self) -> int:
@@ -100,13 +102,15 @@ class Pool:
     def take(self, tokens: int) -> list[int]:
         """Take pages for so many tokens. BadInput where the pool is full."""
         count = -(-tokens // self.size)
-        if count > len(self._free):
-            raise BadInput(f"{tokens} tokens need {count} pages, {len(self._free)} of the pool are free")
-        return [self._free.pop() for _ in range(count)]
+        with self._lock:
+            if count > len(self._free):
+                raise BadInput(f"{tokens} tokens need {count} pages, {len(self._free)} of the pool are free")
+            return [self._free.pop() for _ in range(count)]
 
     def give(self, pages: Sequence[int] | Tensor) -> None:
         """Give pages back that are no longer read."""
-        self._free.extend(pages.tolist() if isinstance(pages, Tensor) else pages)
+        with self._lock:
+            self._free.extend(pages.tolist() if isinstance(pages, Tensor) else pages)
 
     def close(self, prompt: PagedPrompt) -> None:
         """Give back a prompt's own pages."""

@@ -18,6 +18,7 @@ class Queues:
 
     def __init__(self, engine: Engine, events: Events):
         self.engine, self.events, self.full = engine, events, False
+        self.ends, self._seen = 0, dict[str, int]()  # how many have ended: in all, and when one began to be loaded
         self.waiting = deque[Ticket]()
         self.loading, self.begun, self.ready, self.running = (list[Ticket]() for _ in range(4))
 
@@ -43,6 +44,7 @@ class Queues:
         about = {"seconds": now - ticket.since, "lane": "scheduler", "detail": what}
         self.events.add("wait", ticket.since, request=ticket.name, **about)
         ticket.state, ticket.since = state, now
+        self._seen[ticket.name] = self.ends
 
     def arrived(self, ticket: Ticket) -> None:
         """Note that the blocks of a request are there."""
@@ -54,10 +56,10 @@ class Queues:
 
     def put_back(self, ticket: Ticket, problem: NoRoom) -> None:
         """Let a request wait until another ends; where there is none, it never finds room."""
-        if not self.active:
+        if not self.active and self._seen.get(ticket.name) == self.ends:  # nobody has ended since it was tried
             self.end(ticket, "fail", BadInput(f"request {ticket.name} finds no room: {problem}"))
             return
-        self.full = True
+        self.full = self.active
         ticket.state, ticket.since = "waiting", self.events.now()
         self.waiting.appendleft(ticket)
 
@@ -88,5 +90,6 @@ class Queues:
     def _ended(self, ticket: Ticket, state: State) -> None:
         if ticket not in self.loading:  # else its loader still writes: it is released when that is done
             self.engine.release(ticket)
-        self.full, ticket.state = False, state
+        self.full, ticket.state, self.ends = False, state, self.ends + 1
+        self._seen.pop(ticket.name, None)
         ticket.done.set()

@@ -230,7 +230,8 @@ class Scheduler:
         words = f"{'prefill' if prefill else 'decode'}: {', '.join(ticket.name for ticket in group)}"
         begins, ends = [at, *(end for _, end in self._stalls)], [*(begin for begin, _ in self._stalls), now]
         for begin, end in zip(begins, ends, strict=True):
-            self.events.add("run", begin, seconds=end - begin, lane="engine", tokens=made, detail=words)
+            tokens = made if end == now else 0
+            self.events.add("run", begin, seconds=end - begin, lane="engine", tokens=tokens, detail=words)
         for ticket, over in zip(group, ended, strict=True):
             if prefill:
                 self.queues.first_token(ticket, at, now)

@@ -7,14 +7,13 @@ from typing import Any, Literal, Protocol
 
 from workbench.core.blocks import Prompt
 from workbench.methods.generation import Generation
+from workbench.store.pages import NoRoom
+
+__all__ = ["Arrivals", "Arrived", "Engine", "NoRoom", "State", "Ticket", "Wait"]
 
 State = Literal["waiting", "loading", "ready", "running", "finished", "cancelled", "expired", "failed"]
 Arrived = Callable[[int], None]  # (layer): it is where the model reads it
 Wait = Callable[[int], None]  # (layer): returns when it has arrived
-
-
-class NoRoom(Exception):
-    """The blocks of a request find no room before others have ended."""
 
 
 class Arrivals:

@@ -1,0 +1,257 @@
+"""The engine over shared pages: requests read blocks where they lie, by captured steps. What a GPU uses."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.blocks import Block
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass, Plan
+from workbench.engine.cuda_graphs import Runner
+from workbench.engine.decoding import eos_ids, text_of
+from workbench.engine.forward import PrefillRequest
+from workbench.engine.paged_pool import PagedPrompt
+from workbench.engine.paged_question import from_question
+from workbench.engine.static_batch import Bucket
+from workbench.methods import ReadyRequest
+from workbench.methods.generation import Generation
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.prepare.independent import Independent
+from workbench.methods.receipts import Lookup, receipts_of, timed
+from workbench.methods.select import budget, choose
+from workbench.methods.select.query_guided import QueryGuided
+from workbench.methods.serving.tickets import Arrived, Ticket, Wait
+from workbench.store.pages import PageTier
+
+
+@dataclass
+class Held:
+    """What is kept for one request.
+
+    keys     of its context blocks, in reading order
+    own      pages that are promised to it, until they are taken
+    rows     context tokens that are recomputed
+    """
+
+    keys: list[str]
+    own: int
+    lookups: list[Lookup]
+    paged: PagedPrompt | None = None
+    rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    encoding: float = 0.0
+
+
+@dataclass
+class PagedEngine:
+    """Computes requests by `method` over the pages of `pages`, greedily; blocks come from the tiers behind it.
+
+    method    `Reuse` by re-encoded or naive positions, of which tokens chosen by `QueryGuided` are recomputed, or none
+    quantum   tokens of an answer that are computed before another request may join
+    Raises BadInput for another method.
+    """
+
+    runner: Runner
+    pages: PageTier
+    tokenizer: Any = None
+    method: Reuse = field(default_factory=Reuse)
+    quantum: int = 8
+
+    def __post_init__(self) -> None:
+        select = self.method.select
+        if self.method.sparse or self.method.chunk or not (select is None or isinstance(select, QueryGuided)):
+            raise BadInput(f"{self.method}: over pages tokens are chosen by query_guided, and all rows run at once")
+        if isinstance(select, QueryGuided) and (select.softmax != "block" or self.method.ratio is None):
+            raise BadInput(f"{select}: over pages tokens are chosen within each block, and a ratio is needed")
+        if self.quantum < 1:
+            raise BadInput(f"quantum is {self.quantum}: at least 1 is needed")
+        self.model, self.pool, self.store = self.runner.model, self.runner.pool, self.pages.behind
+        self._eos, self._seen = eos_ids(self.model, self.tokenizer), set[Hashable]()
+
+    def check(self, ticket: Ticket) -> None:
+        """Raise BadInput for a prompt that is no prompt of this model, or finds no room in an empty pool."""
+        prompt, spec = ticket.prompt, self.pool.spec
+        spec.check_tokens(prompt.tokens)
+        if spec.context and len(prompt) + ticket.max_new_tokens > spec.context:
+            raise BadInput(
+                f"{len(prompt)} tokens and {ticket.max_new_tokens} more are over {spec.context}, the context"
+            )
+        needed = self._own(ticket) + sum(-(-len(block) // self.pool.size) for block in set(prompt.context))
+        if needed > self.pages.pages:
+            raise BadInput(f"request {ticket.name} needs {needed} pages, the pool has {self.pages.pages}")
+
+    def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
+        """Bring the blocks into pages; those that no tier holds are left to the engine."""
+        keys, own = self._keys(ticket), self._own(ticket)
+        lengths = {key: len(block) for key, block in zip(keys, ticket.prompt.context, strict=True)}
+        mine = self.pages.reserve(lengths, own)
+        held = ticket.held = Held(keys, own, [])
+        found: dict[str, KV] = {}
+        try:
+            for key in mine if not ticket.cancelled else ():
+                if (below := self.store.find(key, request=ticket.name)) is None:
+                    held.lookups.append(Lookup(key, miss=self.store.why(key)))
+                else:
+                    found[key] = below.kv
+                    held.lookups.append(Lookup(key, below.tier, below.kv.nbytes))
+            self.pages.missed(key for key in mine if key not in found)
+            others = [key for key in lengths if key not in mine]
+            self.pages.wait(others)
+            empty = self.pages.empty(others)
+            held.lookups += [Lookup(key, miss=self.store.why(key)) for key in empty]
+            there = {key: lengths[key] for key in others if key not in empty}
+            held.lookups += [Lookup(key, self.pages.name, self._bytes(tokens)) for key, tokens in there.items()]
+            self.pages.fill(found, None if self.pages.empty(keys) else arrived)
+        except BaseException:
+            self.pages.missed(mine)
+            raise
+        tiers = sorted({lookup.tier for lookup in held.lookups if lookup.tier})
+        return {"bytes": sum(kv.nbytes for kv in found.values()), "tier": ", ".join(tiers)}
+
+    def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
+        """Compute blocks that were missed, choose rows, and compute them and the questions in one step."""
+        wait = waits[0] if len(waits) == 1 else None
+        self._encode(tickets)
+        for ticket in tickets:
+            ticket.tokens.clear()
+            self._open(ticket, wait)
+        prompts = [ticket.held.paged for ticket in tickets]
+        ids = [t.prompt.tokens[torch.cat((t.held.rows, t.prompt.question))] for t in tickets]
+        with self._alone(Bucket.of(prompts, max(map(len, ids))), wait):
+            first = self.runner.prefill(prompts, ids, wait).argmax(-1).tolist()
+        return [self._take(ticket, [token]) for ticket, token in zip(tickets, first, strict=True)]
+
+    def decode(self, tickets: Sequence[Ticket]) -> list[bool]:
+        """Compute up to `quantum` more tokens of every request."""
+        prompts = [ticket.held.paged for ticket in tickets]
+        count = min(self.quantum, *(ticket.max_new_tokens - len(ticket.tokens) for ticket in tickets))
+        last = torch.tensor([ticket.tokens[-1] for ticket in tickets], device=self.pool.device)
+        latest = torch.zeros(len(tickets), self.pool.spec.vocabulary, device=self.pool.device)
+        latest.scatter_(1, last[:, None], 1.0)  # as logits: the last token is known, and its keys are not written yet
+        with self._alone(Bucket.of(prompts, 1, count + 1)):
+            steps = list(self.runner.decode(prompts, latest, count + 1, self._eos))[1:]
+        ended = []
+        for i, ticket in enumerate(tickets):
+            said = [step[i] for step in steps]
+            over = len(said) < count or None in said
+            ended.append(self._take(ticket, [token for token in said if token is not None]) or over)
+        return ended
+
+    def finish(self, ticket: Ticket) -> Generation:
+        """Return the answer, with its receipt."""
+        held, prompt, select = ticket.held, ticket.prompt, self.method.select
+        rows = torch.cat((held.rows, prompt.question))
+        passes = (*(select.passes(self.model, prompt) if select else ()), Pass(rows.tolist(), len(prompt), forward=1))
+        request = PrefillRequest(prompt.tokens, Plan(rows), KV([], []))
+        ready = ReadyRequest(request, passes, len(rows), len(prompt) - len(rows))
+        (receipt,) = receipts_of([prompt], [ready], held.lookups, self.method.positions)
+        text = "" if self.tokenizer is None else text_of(self.tokenizer, ticket.tokens)
+        ttft = (ticket.first or 0.0) - ticket.arrived
+        seconds = ticket.seconds | {"encode": held.encoding}
+        return Generation(
+            tuple(ticket.tokens), text, ready.computed, ready.reused, ttft, passes, timed(receipt, seconds)
+        )
+
+    def release(self, ticket: Ticket) -> None:
+        """Give the pages of a request back, and let its blocks go."""
+        held, ticket.held = ticket.held, None
+        if held is None:
+            return
+        with self.pages.lock:
+            if held.paged is not None:
+                self.pool.close(held.paged)
+            self.pages.release(dict.fromkeys(held.keys), held.own)
+
+    def _encode(self, tickets: Sequence[Ticket]) -> None:
+        blocks: dict[str, Block] = {}
+        for ticket in tickets:
+            missing = set(self.pages.empty(ticket.held.keys))
+            blocks |= {k: b for k, b in zip(ticket.held.keys, ticket.prompt.context, strict=True) if k in missing}
+        if not blocks:
+            return
+        begin, encoding = perf_counter(), [t for t in tickets if set(t.held.keys) & set(blocks)]
+        if isinstance(self.method.prepare, Independent):
+            self.pages.encode(self.model, blocks)
+        else:
+            for ticket in encoding:
+                (kvs,) = self.method.prepare(self.model, [ticket.prompt], self.store)
+                made = dict(zip(ticket.held.keys, kvs, strict=True))
+                self.pages.fill({key: made[key] for key in self.pages.empty(dict.fromkeys(ticket.held.keys))})
+        for ticket in encoding:
+            ticket.held.encoding = perf_counter() - begin
+
+    def _open(self, ticket: Ticket, wait: Wait | None) -> None:
+        """Choose the rows of a request, and make its page table."""
+        held, prompt, select = ticket.held, ticket.prompt, self.method.select
+        context = [self.pages.cached(key) for key in held.keys]
+        with self.pages.lock:
+            if held.paged is not None:  # a second attempt
+                self.pool.close(held.paged)
+                held.paged = None
+        if isinstance(select, QueryGuided):
+            asked = prompt.tokens[prompt.question]
+            with self._alone((len(prompt), len(asked)), wait):
+                scores = from_question(self.runner, context, asked, select.layers, select.last, wait).float()
+            scores[: prompt.starts[min(select.system, len(prompt.context))]] = -torch.inf
+            held.rows = choose(scores.cpu(), prompt, self.method.ratio, system=select.system)
+        with self.pages.lock:
+            reserve = len(prompt.question) + ticket.max_new_tokens
+            held.paged = self.pool.open(context, reserve, held.rows, self.method.positions)
+            self.pages.kept(held.own)
+            held.own = 0
+
+    def _take(self, ticket: Ticket, tokens: Sequence[int]) -> bool:
+        """Add tokens to an answer; return whether it has ended."""
+        for token in tokens:
+            if token in self._eos:
+                return True
+            ticket.tokens.append(token)
+        return len(ticket.tokens) >= ticket.max_new_tokens
+
+    def _keys(self, ticket: Ticket) -> list[str]:
+        """Return the key of every context block, as the preparation looks it up."""
+        named = _Named(self.pool.spec.empty(1))
+        (kvs,) = self.method.prepare(self.model, [ticket.prompt], named)
+        return [named.key_of[id(kv)] for kv in kvs]
+
+    def _own(self, ticket: Ticket) -> int:
+        """Return how many pages a request needs for what is computed for it, its choice of rows included."""
+        prompt, select = ticket.prompt, self.method.select
+        asked = len(prompt.question)
+        chosen = budget(prompt, self.method.ratio or 0.0, select.system) if select else 0
+        tokens = max(asked, asked + ticket.max_new_tokens + chosen)
+        return -(-tokens // self.pool.size)
+
+    def _bytes(self, tokens: int) -> int:
+        return tokens * self.pages.page_bytes // self.pool.size
+
+    @contextmanager
+    def _alone(self, shape: Hashable, wait: Wait | None = None) -> Iterator[None]:
+        """Let nobody copy while a step of this shape may be captured, which is once; steps that wait are not."""
+        new = self.runner.graphs and wait is None and shape not in self._seen
+        self._seen.add(shape)
+        with self.pages.copying if new else nullcontext():
+            yield
+
+
+class _Named:
+    """A store that seems to have everything: of each block it tells the key."""
+
+    def __init__(self, kv: KV):
+        self.kv = kv.lock()
+        self.key_of: dict[int, str] = {}
+        self._kept: dict[str, KV] = {}
+
+    def get(self, key: str) -> KV:
+        if key not in self._kept:
+            self._kept[key] = replace(self.kv)
+            self.key_of[id(self._kept[key])] = key
+        return self._kept[key]
+
+    def put(self, key: str, kv: KV) -> None:
+        """Do nothing."""
