@@ -8,6 +8,7 @@ other.
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -30,6 +31,12 @@ NOTEBOOK = (
     "workbench.app.notebook",
     "sklearn",
     "ipykernel.kernelapp",
+    "plotly.io._renderers",  # what plotly imports with the first figure
+    "sklearn.feature_extraction.text",
+    "pyarrow.parquet",
+    "transformers.models.llama.modeling_llama",
+    "workbench.plots.looks",
+    "workbench.plots.bars",
 )
 
 
@@ -66,6 +73,7 @@ def serve(address: str, modules: Sequence[str]) -> None:
         listener.listen(20)
         for name in modules:
             importlib.import_module(name)
+        gc.freeze()  # a fork does not go through, and so copy, what is there already
         sys.path.remove(str(Path(__file__).parent))
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         listener.settimeout(5)

@@ -16,6 +16,10 @@ from typer.testing import CliRunner
 from workbench.app import html, report, thumbnail
 from workbench.core.errors import BadInput
 
+IMPORTED = """import sys
+
+imported = sorted({"nbformat", "jsonschema", "rfc3987_syntax"} & set(sys.modules))"""
+
 
 @pytest.fixture(scope="module")
 def no_browser():
@@ -29,7 +33,8 @@ def no_browser():
 def finished(tmp_path_factory, no_browser):
     """One good notebook, one that fails, one that saves nothing, one whose process dies; run once for all tests."""
     folder = tmp_path_factory.mktemp("notebooks")
-    good = tiny.write(folder, "01_good", tiny.FIGURE, tiny.SAVE, title="Points & <curves>")
+    save = tiny.SAVE.replace('"live"', '"imported": imported, "live"')
+    good = tiny.write(folder, "01_good", tiny.FIGURE, IMPORTED, save, title="Points & <curves>")
     failing = tiny.write(folder, "02_failing", tiny.FIGURE, tiny.SAVE, "1 / 0")
     silent = tiny.write(folder, "03_silent", tiny.FIGURE)
     killed = tiny.write(folder, "04_killed", "import os; os.kill(os.getppid(), 9)")
@@ -52,8 +57,13 @@ def test_only_the_complete_run_has_success_and_all_that_ended_have_a_page(finish
 
 def test_results_are_those_of_the_given_parameters_in_batch(finished):
     good = finished.index.parent / "01_good"
-    assert json.loads((good / "metrics.json").read_text()) == {"points": 7, "live": False}
+    metrics = json.loads((good / "metrics.json").read_text())
+    assert (metrics["points"], metrics["live"]) == (7, False)
     assert pd.read_parquet(good / "curve.parquet").y.tolist() == [i * i for i in range(7)]
+
+
+def test_a_kernel_builds_no_grammars_when_it_shows_its_first_figure(finished):
+    assert finished.runs[0].metrics["imported"] == ["jsonschema", "nbformat"]
 
 
 def test_index_shows_titles_statuses_metrics_and_reasons(finished):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from IPython.core.getipython import get_ipython
 
+from workbench.app import quick_jsonschema  # noqa: F401  (plotly imports jsonschema with the first figure)
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically, write_text
 

@@ -21,6 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.app import quick_jsonschema  # noqa: F401  (before nbformat is imported)
+
+# isort: split
 import nbformat
 import papermill
 from papermill.exceptions import PapermillExecutionError

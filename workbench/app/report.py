@@ -15,6 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+from workbench.app import quick_jsonschema  # noqa: F401  (before nbformat is imported)
+
+# isort: split
 import papermill
 import typer
 
