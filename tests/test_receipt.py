@@ -1,12 +1,15 @@
 """Receipts of requests: what was reused, from where, what was missed and why."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.random_models import Letters, block_of, model_of
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
+from workbench.experiments.record import Record
+from workbench.experiments.trial import Trial
 from workbench.methods.generation import generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
@@ -98,3 +101,20 @@ def test_generations_are_equal_whatever_their_receipts_say():
     answer([prompt(0, 1)], "block", warm)
     one, other = (generate(MODEL, Letters(), [prompt(0, 1)], "block", s, max_new_tokens=4)[0] for s in (cold, warm))
     assert one == other and one.receipt != other.receipt
+
+
+def test_a_trial_adds_the_receipts_of_all_requests_to_its_record(folder, loaded):
+    trial = Trial(
+        str(folder), samples=3, batch=2, timed=1, max_new_tokens=2, mode="block", fidelity=False, receipt=True
+    )
+    record = Record.from_json(json.loads(json.dumps(trial.run(loaded=loaded).to_json())))
+    receipts = [Receipt.from_json(row["receipt"]) for row in record.receipts]
+    assert [receipt.batch for receipt in receipts] == [2, 2, 1] and len({row["id"] for row in record.receipts}) == 3
+    assert record.receipts[0]["at"] == record.receipts[1]["at"] == 0.0
+    assert record.receipts[2]["at"] == pytest.approx(sum(receipts[0].seconds.values()))
+    misses = sum(sum(receipt.misses.values()) for receipt in receipts)
+    assert misses == sum(record.misses.values())
+    without = replace(trial, receipt=False)
+    assert "receipt" not in without.settings() and "receipts" not in without.run(loaded=loaded).to_json()
+    with pytest.raises(BadInput, match="receipt is 1"):
+        replace(trial, receipt=1)

@@ -16,7 +16,7 @@ from workbench.metrics.answers import Score
 from workbench.metrics.fidelity import Quality
 from workbench.metrics.latency import Quantiles
 
-LATER = ("faithfulness", "rows_charged", "answered", "misses")  # records of earlier versions lack them
+LATER = ("faithfulness", "rows_charged", "answered", "misses", "receipts")  # records of earlier versions lack them
 FIDELITY = frozenset(field.name for field in fields(Quality)) - {field.name for field in fields(Score)}
 
 
@@ -45,12 +45,15 @@ class Record(Quality):
     rows_charged: float | None = None  # rows through all layers of every pass, those of the selector included
     answered: dict[str, Any] | None = None  # fidelity over the questions that full attention answers exactly
     misses: dict[str, int] | None = None  # of the store, by reason (`store.misses.Miss`); None where none was asked
+    receipts: list[dict[str, Any]] | None = (
+        None  # of every request, {id, at, receipt} (`methods.receipts`), where asked
+    )
     note: str = ""  # what the model's folder says of it, e.g. that its weights are random
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back.
 
-        Faithfulness, and fidelity to full attention, are left out where they were not measured.
+        Faithfulness, receipts, and fidelity to full attention, are left out where they were not asked for.
         """
         values = {name: value for name, value in asdict(self).items() if name not in LATER or value is not None}
         values["by_kind"] = {kind: _measured(score) for kind, score in values["by_kind"].items()}

@@ -39,7 +39,7 @@ from workbench.store.views import KeepingStore
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
-LATER = ("faithfulness", "fidelity", "layout", "store")  # fields that earlier versions lack
+LATER = ("faithfulness", "fidelity", "layout", "store", "receipt")  # fields that earlier versions lack
 SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
 
 
@@ -71,6 +71,7 @@ class Trial(MethodConfig):
     ] = None
     fidelity: Annotated[bool, "Compare the predictions of every answer with those of full attention"] = True
     layout: LayoutName = None
+    receipt: Annotated[bool, "Add to the record what every request reused, missed and took (`workbench trace`)"] = False
 
     def __post_init__(self) -> None:
         self.check()
@@ -83,8 +84,9 @@ class Trial(MethodConfig):
             raise BadInput(f"store_gib is {self.store_gib!r}: a positive number is needed")
         if self.store is not None and (self.mode != "block" or self.prepared is not None):
             raise BadInput(f"store {self.store!r} is for mode block, and stands for prepared: give one of them")
-        if not isinstance(self.fidelity, bool):
-            raise BadInput(f"fidelity is {self.fidelity!r}: it is True or False")
+        for name in ("fidelity", "receipt"):
+            if not isinstance(getattr(self, name), bool):
+                raise BadInput(f"{name} is {getattr(self, name)!r}: it is True or False")
         if self.faithfulness is not None:
             check_judge(self.faithfulness)
         layouts.check(self.layout)
@@ -161,6 +163,7 @@ class Trial(MethodConfig):
             sparsity=sparsity,
             faithfulness=faithfulness,
             note=models.note_of(self.model),
+            receipts=_receipts(samples, generations) if self.receipt else None,
         )
         return record, rows
 
@@ -213,6 +216,22 @@ def _first_tokens(model: PreTrainedModel, prompts: Sequence[Prompt], method: Met
         store = MemoryStore(1 << 62)
         method.begin(model, [prompt], store)
         yield partial(first_token, model, prompt, method, store)
+
+
+def _receipts(samples: Sequence[Sample], generations: Sequence[Generation]) -> list[dict[str, Any]]:
+    """Return {id, at, receipt} of every request; `at`: seconds until its batch was begun, work between batches left
+    out."""
+    rows: list[dict[str, Any]] = []
+    at = until = 0.0
+    last = 0  # the request that begins the next batch
+    for number, (sample, generation) in enumerate(zip(samples, generations, strict=True)):
+        receipt = generation.receipt
+        assert receipt is not None
+        if number == last:
+            at, last = until, number + receipt.batch
+            until = at + sum(receipt.seconds.values())
+        rows.append({"id": sample.id, "at": at, "receipt": receipt.to_json()})
+    return rows
 
 
 def _costs(model: PreTrainedModel, generations: Sequence[Generation]) -> dict[str, Any]:

@@ -17,9 +17,11 @@ from workbench.experiments.record import Record
 from workbench.experiments.trial import Trial
 from workbench.methods.config import MethodConfig
 from workbench.methods.presets import METHODS, options, tiles
+from workbench.methods.receipts import Receipt
 from workbench.metrics import latency
 from workbench.store.places import place_of, preparation_of
 
+RECEIPTS = 5  # that are shown
 METHOD = "Method"  # panel of `--help`
 PUBLISHED = f"A published method by name; the options below change it. {', '.join(METHODS)}"
 CHOICES = [field.name for field in fields(MethodConfig)]
@@ -67,7 +69,21 @@ def _report(result: Record) -> Group:
     if result.note:
         head += f"\n[bold yellow]{plain(result.note)}[/]"
     fidelity = (_fidelity(result), "") if result.compared is not None else ()
-    return Group(head, "", _scores(result), "", *fidelity, _costs(result), "", foot)
+    receipts = (_receipts(result), "") if result.receipts is not None else ()
+    return Group(head, "", _scores(result), "", *fidelity, _costs(result), "", *receipts, foot)
+
+
+def _receipts(result: Record) -> Table:
+    """Show the receipts of the first requests; `--json` and `--out` hold all."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("request", "receipt"):
+        table.add_column(name)
+    rows = result.receipts or []
+    for row in rows[:RECEIPTS]:
+        table.add_row(plain(str(row["id"])), plain(str(Receipt.from_json(row["receipt"]))))
+    if len(rows) > RECEIPTS:
+        table.add_row("…", f"[dim]and {len(rows) - RECEIPTS} more in the record[/]")
+    return table
 
 
 def _scores(result: Record) -> Table:

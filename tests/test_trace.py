@@ -1,0 +1,152 @@
+"""Traces of what happened: the schema of Chrome's format, and files that are refused."""
+
+import json
+
+import pytest
+
+from tests.random_models import Letters, model_of, prompt_of
+from workbench.app.cli import app
+from workbench.core.errors import BadInput
+from workbench.experiments import trace
+from workbench.methods.generation import generate
+from workbench.methods.serving import Scheduler
+from workbench.methods.serving.contiguous import ContiguousEngine
+from workbench.store import HostTier, TieredStore
+from workbench.store.events import Event, Events, from_rows, to_rows
+
+jsonschema = pytest.importorskip("jsonschema")
+NUMBER = {"type": "number", "minimum": 0}
+BASE = {"name": {"type": "string"}, "pid": {"type": "integer"}, "tid": {"type": "integer"}, "ts": NUMBER}
+SCHEMA = {  # of "Trace Event Format"
+    "type": "object",
+    "required": ["traceEvents"],
+    "properties": {
+        "displayTimeUnit": {"enum": ["ms", "ns"]},
+        "traceEvents": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "ph", "pid", "tid", "ts", "args"],
+                "properties": BASE | {"args": {"type": "object"}},
+                "oneOf": [
+                    {"properties": {"ph": {"const": "X"}, "dur": NUMBER}, "required": ["dur"]},
+                    {"properties": {"ph": {"const": "i"}, "s": {"enum": ["t", "p", "g"]}}, "required": ["s"]},
+                    {"properties": {"ph": {"enum": ["b", "e"]}}, "required": ["id", "cat"]},
+                    {"properties": {"ph": {"const": "M"}, "name": {"enum": ["process_name", "thread_name"]}}},
+                ],
+            },
+        },
+    },
+}
+MODEL = model_of()
+
+
+def served() -> Events:
+    """Three requests over tiers of which the first holds one block."""
+    events = Events()
+    store = TieredStore([HostTier(1 << 13), HostTier(1 << 20, name="below")], events=events)
+    scheduler = Scheduler(ContiguousEngine(MODEL, Letters(), store), batch=2, events=events)
+    scheduler.run([prompt_of(6, 4, 3), prompt_of(6, 4, 2), prompt_of(9, 6, 2, seed=1)], 3)
+    scheduler.close()
+    return events
+
+
+@pytest.fixture(scope="module")
+def events():
+    return list(served())
+
+
+def test_events_of_a_run_are_whole_and_in_order(events):
+    by_request = {name: [e.what for e in events if e.request == name] for name in "012"}
+    for whats in by_request.values():
+        order = ["arrive", "wait", "load", "ready", "prefill", "first_token", "decode", "finish"]
+        assert [what for what in dict.fromkeys(whats) if what in order] == order
+        assert whats.count("wait") == 2
+    assert {e.what for e in events if e.key} >= {"hit", "miss", "write", "evict"}
+    assert from_rows(json.loads(json.dumps(to_rows(events)))) == sorted(events, key=lambda e: (e.at, e.end))
+
+
+def test_a_trace_is_of_chromes_format(events):
+    traced = trace.chrome(events)
+    jsonschema.validate(traced, SCHEMA)
+    entries = traced["traceEvents"]
+    names = {e["args"]["name"] for e in entries if e["ph"] == "M"}
+    assert {"machine", "requests", "engine", "loader 0", "request 0", "request 2"} <= names
+    open_ids = [e["id"] for e in entries if e["ph"] == "b"]
+    assert open_ids == sorted(set(open_ids)) and sorted(e["id"] for e in entries if e["ph"] == "e") == open_ids
+    assert {e["ph"] for e in entries} == {"M", "X", "i", "b", "e"}
+
+
+def test_spans_of_one_track_never_overlap_in_part(events):
+    """Viewers draw complete events of a track as a stack: they follow one another, or lie within each other."""
+    tracks = {}
+    for entry in trace.chrome(events)["traceEvents"]:
+        if entry["ph"] == "X":
+            tracks.setdefault((entry["pid"], entry["tid"]), []).append((entry["ts"], entry["ts"] + entry["dur"]))
+    assert len(tracks) >= 5
+    for spans in tracks.values():
+        ends: list[float] = []
+        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while ends and ends[-1] <= begin + 1e-3:
+                ends.pop()
+            assert not ends or end <= ends[-1] + 1e-3
+            ends.append(end)
+
+
+def test_a_run_is_written_read_and_traced(events, tmp_path):
+    trace.write_run(tmp_path / "events.json", events, mode="request")
+    for source in (tmp_path, tmp_path / "events.json"):
+        assert trace.read(source) == sorted(events, key=lambda e: (e.at, e.end))
+
+
+def test_a_record_with_receipts_is_traced():
+    receipts = [g.receipt for g in generate(MODEL, Letters(), [prompt_of(6, 4, 3), prompt_of(6, 2)], "block")]
+    rows = [{"id": f"q{i}", "at": 1.0, "receipt": receipt.to_json()} for i, receipt in enumerate(receipts)]
+    events = trace.of_receipts(json.loads(json.dumps(rows)))
+    jsonschema.validate(trace.chrome(events), SCHEMA)
+    assert {e.request for e in events} == {"q0", "q1"} and {"load", "encode", "prefill", "decode"} <= {
+        e.what for e in events
+    }
+    ended = [e.at for e in events if e.what == "finish"]
+    assert ended == [pytest.approx(1.0 + sum(receipts[0].seconds.values()))] * 2
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("[1, 2]", "neither the record of a trial nor events"),
+        ('{"trial": {}}', "without receipts"),
+        ('{"events": [{"what": "nap", "at": 0}]}', "event 'nap'"),
+        ('{"events": [{"at": 0}]}', "row 0 of the events"),
+        ('{"events": [{"what": "run", "at": "now"}]}', "seconds are needed"),
+        ('{"trial": {}, "receipts": [{}]}', "receipt 0 lacks"),
+        ('{"eve', "no whole JSON"),
+    ],
+)
+def test_other_files_are_refused_in_one_sentence(content, words, tmp_path):
+    file = tmp_path / "record.json"
+    file.write_text(content)
+    with pytest.raises(BadInput, match=words):
+        trace.read(file)
+
+
+def test_the_command_writes_a_trace(events, tmp_path, capsys):
+    trace.write_run(tmp_path / "run.json", events)
+    out = tmp_path / "trace.json"
+    app(["trace", str(tmp_path / "run.json"), "--out", str(out)], standalone_mode=False)
+    jsonschema.validate(json.loads(out.read_text()), SCHEMA)
+    assert "of 3 requests" in capsys.readouterr().out
+    for arguments in ([str(tmp_path / "none.json")], [str(tmp_path / "run.json"), "--out", str(tmp_path)]):
+        with pytest.raises(SystemExit) as ended:
+            app(["trace", *arguments])
+        assert ended.value.code == 2
+    assert capsys.readouterr().err.count("error: ") == 2
+
+
+def test_a_recorder_keeps_so_many_events_and_counts_the_others():
+    events = Events(lambda: 0.0, most=2)
+    for _ in range(3):
+        events.add("run")
+    assert len(events) == 2 and events.dropped == 1
+    with pytest.raises(BadInput, match="event 'nap'"):
+        Event("nap", 0.0)

@@ -1,0 +1,32 @@
+"""`workbench trace`: what happened while requests were served, for a trace viewer."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from workbench.app.commands.text import plain
+from workbench.core.errors import BadInput
+from workbench.core.files import write_text, writing
+from workbench.experiments import trace as traces
+
+app = typer.Typer(add_completion=False)
+SOURCE = "Record of `workbench trial --receipt`, or the events of a serving run: a file, or a folder with events.json"
+
+
+@app.command(epilog="Example: workbench trace record.json --out trace.json, to be opened at ui.perfetto.dev")
+def trace(
+    source: Annotated[Path, typer.Argument(help=SOURCE)],
+    out: Annotated[Path, typer.Option(help="File to write, in Chrome's trace format")] = Path("trace.json"),
+) -> None:
+    """Write the events of a run in Chrome's trace format, which Perfetto opens."""
+    events = traces.read(source)
+    if out.is_dir() or not out.parent.is_dir():
+        raise BadInput(f"--out {str(out)!r}: a file in a folder that exists is needed")
+    traced = traces.chrome(events)
+    with writing(out):
+        write_text(out, json.dumps(traced) + "\n")
+    requests = len({event.request for event in events if event.request})
+    Console(highlight=False).print(f"{len(events)} events of {requests} requests: [bold]{plain(str(out))}[/]")
