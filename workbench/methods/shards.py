@@ -26,6 +26,7 @@ from workbench.store.views import StagingStore
 Shard = tuple[str, tuple[Block, ...]]  # name of a file, and the passages it holds
 Made = tuple[float, float, int]  # (begin, end, passages) of a shard
 UNPREPARED = "unprepared"
+ANSWER = 10.0  # seconds in which a Dask scheduler answers
 RETRIES = 5  # of a shard whose Dask worker died
 
 
@@ -114,11 +115,11 @@ def cluster(
     except ImportError:
         raise BadInput("a cluster needs Dask: pip install 'cached-block-workbench[cluster]'") from None
     if address == "local":
-        made = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+        made = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0")
     else:
         made = None
     try:
-        client = distributed.Client(made or address, timeout=10, set_as_default=False)
+        client = distributed.Client(made or address, timeout=ANSWER, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as problem:
         raise BadInput(f"no Dask scheduler answers at {address!r}: {problem}") from None
     threads = max(1, torch.get_num_threads() // workers) if made else None
@@ -128,7 +129,7 @@ def cluster(
         begin = time.monotonic()  # clocks of other machines say other times
         futures = [client.submit(_on_cluster, shared, shard, pure=False, retries=RETRIES) for shard in stage.shards]
         try:
-            for future in distributed.as_completed(futures):
+            for future in distributed.as_completed(futures, loop=client.loop):
                 yield begin, time.monotonic(), future.result()[2]
         except distributed.KilledWorker as problem:
             raise RuntimeError(

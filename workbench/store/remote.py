@@ -115,7 +115,7 @@ class RemoteStore:
 
     def has_file(self, name: str) -> bool:
         """Return whether `write(name, …)` has ended."""
-        return self._asked("look for", lambda: bool(self.fs.exists(self._path(name, WRITTEN))))
+        return self._asked("look for a name", lambda: bool(self.fs.exists(self._path(name, WRITTEN))))
 
     def why(self, key: str) -> Miss:
         """Return why the last `get(key)` found nothing."""
@@ -133,7 +133,7 @@ class RemoteStore:
 
     def listed(self) -> dict[str, int]:
         """Return its keys, and the size of each."""
-        found = self._asked("list", lambda: self.fs.ls(self.root, detail=True, refresh=True))
+        found = self._asked("list its blocks", lambda: self.fs.ls(self.root, detail=True, refresh=True))
         names = {str(each["name"]).rstrip("/").rpartition("/")[2]: int(each.get("size") or 0) for each in found}
         return {name.removesuffix(SUFFIX): size for name, size in sorted(names.items()) if name.endswith(SUFFIX)}
 
@@ -152,7 +152,7 @@ class RemoteStore:
     def remove(self, key: str, why: str = "it was removed") -> None:
         """Delete a block; one that is not there is passed over."""
         if key in self:
-            self._asked("delete", lambda: self.fs.rm_file(self._path(key)))
+            self._asked("delete a block", lambda: self.fs.rm_file(self._path(key)))
             self._why[str(key)] = Miss(key, "evicted", why)
 
     def read(self, key: str) -> KV:
@@ -179,7 +179,7 @@ class RemoteStore:
     def _opened(self, kind: Mapping[str, Any] | None, new: bool) -> dict[str, Any]:
         path = f"{self.root}/{manifest.MANIFEST}"
         try:
-            there = manifest.parsed(self._asked("be read", lambda: self.fs.cat_file(path)))
+            there = manifest.parsed(self._asked("give its manifest", lambda: self.fs.cat_file(path)))
         except manifest.Damaged as problem:
             if kind is None:
                 raise BadInput(f"{self.url}/{manifest.MANIFEST} is corrupt: {problem}") from None
@@ -243,14 +243,17 @@ def file_system(url: str) -> tuple[Any, str]:
     import fsspec
 
     scheme = url.partition("://")[0]
-    known = sorted(set(fsspec.available_protocols()))
-    if scheme not in known:
-        raise BadInput(f"unknown scheme {scheme!r} of {url!r}: allowed are {', '.join(known)}, or a folder")
     try:
+        fsspec.get_filesystem_class(scheme)
         fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as problem:
         raise BadInput(f"{scheme}:// needs a package that is not installed: {problem}") from None
-    except (ValueError, OSError, TypeError) as problem:
+    except ValueError as problem:
+        if scheme in fsspec.available_protocols():
+            raise BadInput(f"{url!r} cannot be opened: {problem}") from None
+        known = "a folder, or a URL that fsspec knows, as memory://, file://, s3://, gs://, sftp://"
+        raise BadInput(f"unknown scheme {scheme!r} of {url!r}: allowed are {known}") from None
+    except (OSError, TypeError) as problem:
         raise BadInput(f"{url!r} cannot be opened: {problem}") from None
     if not str(root).strip("/"):
         raise BadInput(f"{url!r} names no place below {scheme}://")
