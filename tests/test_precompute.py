@@ -183,6 +183,18 @@ def test_workers_make_what_one_process_makes(whole, folder, loaded, tmp_path, mo
     same(held(found.folder), held(whole.folder))
 
 
+def test_a_shard_that_another_process_has_written_meanwhile_stays(folder, loaded, tmp_path):
+    """So it is where two processes fill one store, and where a Dask worker dies after it wrote a shard."""
+    about = {"samples": 8, "passages": 3, "prepare": "independent", "shard": 2}
+    found = Preparation(str(folder), tmp_path / "a", **about).run(loaded=loaded)
+    model, tokenizer, layout = loaded
+    corpus = Corpus.of(data.corpus("lab", 8, 0, 3), layout, tokenizer)
+    before, name = held(found.folder), next((tmp_path / "a").glob("passages-*")).stem
+    policy = prepare.named("independent")
+    shards.ShardMaker(model, policy, tmp_path / "a", ()).make((name, corpus.blocks[:2]))
+    same(held(found.folder), before)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [

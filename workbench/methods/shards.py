@@ -55,9 +55,11 @@ class ShardMaker:
         self.below = [MemoryStore(behind=opened(below))] if is_begun(below) else []
 
     def make(self, shard: Shard) -> Made:
-        """Prepare the passages of one shard and write them."""
+        """Prepare the passages of one shard and write them, unless another process has written them meanwhile."""
         begin = time.monotonic()
         name, blocks = shard
+        if blocks and self.out.has_file(name):  # what is there would not be staged, and be written over
+            return begin, time.monotonic(), len(blocks)
         store = StagingStore(self.out, *self.below) if blocks else StagingStore()
         last = (blocks or self.system)[0]  # stands for a question, which is not cached
         self.policy(self.model, [Prompt((*self.system, *blocks, last))], store)
