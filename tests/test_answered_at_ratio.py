@@ -41,6 +41,15 @@ def test_faithfulness_is_compared_question_by_question(folder, ours, words):
     assert len(fig.data[2].y) == 24, "eight published cases of three methods"
 
 
+def test_a_model_of_which_methods_are_missing_is_left_out(folder):
+    write(folder, "lab-full")
+    (path,) = folder.iterdir()
+    content = json.loads(path.read_text())
+    del content["methods"]["FusionRAG"]
+    path.write_text(json.dumps(content))
+    assert answered_at_ratio.kept() == {} and figures.faithfulness() is None
+
+
 def test_two_sizes_are_paired_by_their_seed_and_their_questions(folder):
     write(folder, "lab-hard-small-1", **{"full attention": 60})
     write(folder, "lab-hard-large-2", CacheBlend=60)

@@ -5,8 +5,8 @@
 writes data/benchmarks/block-attention.json: one entry a method with its Record and, per question, whether the answer is
 right (a string of 0 and 1, in the order of the questions), so that differences can be taken question by question.
 Methods that the file holds for as many questions are not run again. With several GPUs, `--processes` shares the methods
-out. `--unpositioned` is a model that was fine-tuned with naive positions (data/benchmarks/lab_block.sh makes one); it
-does not ship.
+out. `--unpositioned` is a model that was fine-tuned with naive positions, `--vanilla` one that was fine-tuned on the same
+questions in full mode alone (data/benchmarks/lab_block.sh makes both); they do not ship.
 """
 
 import argparse
@@ -23,12 +23,15 @@ from workbench.experiments.trial import Trial
 OUT = Path(__file__).with_name("block-attention.json")
 SEED = 30_000  # of worlds that neither trained nor chose a model
 UNPOSITIONED = "fine-tuned without positions"
+VANILLA = "fine-tuned in full mode alone"
 METHODS: dict[str, dict[str, Any]] = {  # name in the table: fields of the trial
     "full attention": {"model": "lab-full", "mode": "full"},
     "Superposition": {"model": "lab-full", "mode": "superposition"},
     "PromptCache": {"model": "lab-full", "mode": "block", "positions": "naive"},
     "block, not fine-tuned": {"model": "lab-full", "mode": "block"},
     UNPOSITIONED: {"mode": "block", "positions": "naive"},
+    VANILLA: {"mode": "block"},
+    f"{VANILLA}, full mode": {"mode": "full"},
     "block fine-tuned": {"model": "lab-block", "mode": "block"},
     "block fine-tuned, full mode": {"model": "lab-block", "mode": "full"},
 }
@@ -45,14 +48,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--unpositioned", default="", help="folder of the model tuned with naive positions")
+    parser.add_argument("--vanilla", default="", help="folder of the model tuned in full mode alone")
     args = parser.parse_args()
+    folders = {UNPOSITIONED: args.unpositioned, VANILLA: args.vanilla, f"{VANILLA}, full mode": args.vanilla}
     gpus = max(1, torch.cuda.device_count()) if args.device == "cuda" else 0
     common = {"samples": args.samples, "seed": SEED, "passages": 10, "batch": 64, "timed": 50}
     held: dict[str, Any] = results.read_json(OUT) if OUT.is_file() else {}
     entries: dict[str, Any] = held["methods"] if held.get("samples") == args.samples else {}
     jobs = []
     for i, (name, method) in enumerate(METHODS.items()):
-        fields = {"model": args.unpositioned, **method}
+        fields = {"model": folders.get(name, ""), **method}
         device = f"cuda:{i % gpus}" if gpus else args.device
         if fields["model"] and name not in entries:
             jobs.append((name, Trial(**fields, **common, device=device)))

@@ -8,14 +8,15 @@ from workbench.metrics.answers import Records, bootstrap
 
 START = "faithful-"
 SMALL, LARGE = "-small-", "-large-"  # of the names of two sizes of one training seed
+METHODS = ("full attention", "Full Reuse", "CacheBlend", "Cache-Craft", "FusionRAG")
 Kept = Mapping[str, Any]
 
 
 def kept() -> dict[str, Kept]:
-    """Read the results of every model that there are, by the model's name."""
+    """Read the results of every model of which all methods are measured, by the model's name."""
     names = (name.removeprefix(START) for name in results.names() if name.startswith(START))
     files = [results.read(f"faithful-{name}") for name in names]
-    return {str(one["model"]): one for one in files}
+    return {str(one["model"]): one for one in files if set(METHODS) <= set(one["methods"])}
 
 
 def digits(one: Kept, method: str, score: str) -> list[float]:

@@ -24,6 +24,7 @@ Answers = Sequence[Generation]
 NEAR = 3  # points that count as near full attention
 FULL, REUSED = "full attention", "block, not fine-tuned"
 TUNED, TUNED_FULL = "block fine-tuned", "block fine-tuned, full mode"
+VANILLA = "fine-tuned in full mode alone"  # the control: the same questions, never read as blocks
 COLOURS = {  # red: not fine-tuned to what it does, or without positions
     FULL: INK,
     "Superposition": RED,
@@ -32,6 +33,8 @@ COLOURS = {  # red: not fine-tuned to what it does, or without positions
     TUNED: BLUE,
     TUNED_FULL: GREEN,
     "fine-tuned without positions": RED,
+    VANILLA: RED,
+    f"{VANILLA}, full mode": INK,
 }
 
 
@@ -45,13 +48,21 @@ def comparison(measured: Mapping[str, Any]) -> go.Figure:
     return forest(
         results.rows(methods),
         title="Same prompts, read by several methods",
-        notice=f"Without fine-tuning: {without}. After it: {after}.",
+        notice=f"Without fine-tuning: {without}. After it: {after}. {control(methods)}",
         caption=f"lab-full and lab-block on the lab corpus, n = {measured['samples']:,}, seed {measured['seed']:,}, 10 "
         "passages. Bars are 95% intervals (Wilson), differences paired by question (bootstrap). Red: not fine-tuned to "
         f"what it does, or without positions. {methods[FULL]['record']['device']}.",
         colours=COLOURS,
         reference=FULL,
     )
+
+
+def control(methods: Mapping[str, Any]) -> str:
+    """Say what fine-tuning in full mode alone gives to block mode, the control of block fine-tuning."""
+    if VANILLA not in methods:
+        return "Fine-tuning in full mode alone, the control, is not measured yet."
+    gap, ends = results.difference(methods[TUNED], methods[VANILLA])
+    return f"{compared('Block fine-tuning', 'fine-tuning in full mode alone', gap, ends)}, both in block mode."
 
 
 def measured_here(records: Mapping[str, Record], *, about: str) -> go.Figure:

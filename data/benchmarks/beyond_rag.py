@@ -1,0 +1,84 @@
+"""Blocks that are no passages: answers over cached blocks beside full attention, question by question.
+
+    python data/benchmarks/beyond_rag.py --model lab-block
+    python data/benchmarks/beyond_rag.py --model smollm2 --frames 60
+
+leaves beyond-MODEL.json (_ for - in its name) for Block-Attention's table 2 (in-context learning) and figure 5
+(states of a game): of both modes a digit a question ("1": right), and whether both answers have the same tokens.
+Questions about one hall of cards are those of successive frames, each leaf group of its state a block; demonstrations
+are blocks of a passage, its question and its answer.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench import models
+from workbench.data import demonstrations, game
+from workbench.experiments import results, sessions
+from workbench.experiments.record import device_name, versions
+from workbench.experiments.sessions import SessionPrompt
+from workbench.experiments.trial import batches
+from workbench.methods.generation import Generation, generate
+from workbench.metrics.answers import exact_match
+from workbench.models.loading import Loaded
+from workbench.store import MemoryStore
+
+HERE = Path(__file__).parent
+SEED, SHOTS, TOKENS, BATCH = 70_000, 4, 16, 16
+
+
+def generations(loaded: Loaded, steps: Sequence[SessionPrompt], mode: str) -> list[Generation]:
+    """Answer all prompts greedily in one mode, blocks kept from prompt to prompt."""
+    model, tokenizer, layout = loaded
+    prompts, store = sessions.prompts(steps, loaded, TOKENS), MemoryStore(1 << 33)
+    until = {"max_new_tokens": TOKENS, "stop": layout.stop}
+    done: list[Generation] = []
+    for group in batches([len(prompt) for prompt in prompts], BATCH):
+        done += generate(model, tokenizer, [prompts[i] for i in group], mode, store, **until)
+    return done
+
+
+def compared(loaded: Loaded, steps: Sequence[SessionPrompt]) -> dict[str, Any]:
+    """Return {full, block: right answers, equal: the same tokens}, a digit a question, and the tokens of a prompt."""
+    answers = {mode: generations(loaded, steps, mode) for mode in ("full", "block")}
+    right = {
+        mode: "".join(
+            str(int(exact_match(one.text.strip(), step.answers))) for one, step in zip(of, steps, strict=True)
+        )
+        for mode, of in answers.items()
+    }
+    pairs = zip(*answers.values(), strict=True)
+    lengths = [len(prompt) for prompt in sessions.prompts(steps, loaded, TOKENS)]
+    equal = "".join(str(int(one.tokens == other.tokens)) for one, other in pairs)
+    return {**right, "equal": equal, "tokens": sum(lengths) / len(lengths)}
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="lab-block")
+    parser.add_argument("--requests", type=int, default=500, help="questions behind demonstrations")
+    parser.add_argument("--frames", type=int, default=200, help="frames of the game, a question each")
+    parser.add_argument("--tables", type=int, default=1, help="tables of the game, 56 blocks each")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=HERE)
+    args = parser.parse_args()
+    loaded = models.load(args.model, args.device)
+    path = Path(args.model)
+    name = path.parent.name if path.name == "model" else path.name
+    about = {"model": name, "seed": SEED, "shots": SHOTS, "tables": args.tables}
+    about |= {"device": device_name(loaded.model.device), "versions": versions()}
+    shown = sessions.of_demonstrations(demonstrations.requests(args.requests, SEED, SHOTS), loaded.layout)
+    hall = sessions.of_game(game.frames(args.frames, SEED, args.tables), loaded.layout)
+    measured: dict[str, Any] = {}
+    for task, steps in {"demonstrations": shown, "game": hall}.items():
+        measured[task] = compared(loaded, steps)
+        results.write_json(args.out / f"beyond-{name.replace('-', '_')}.json", {**about, "tasks": measured})
+        counts = {mode: measured[task][mode].count("1") for mode in ("full", "block", "equal")}
+        print(f"{task}: {counts} of {len(steps)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
