@@ -28,7 +28,7 @@ lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
 test: style ## style, types (tests/test_types.py) and all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 check: style ## style and types only
 	$(BIN)/mypy workbench kernels

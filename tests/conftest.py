@@ -1,10 +1,16 @@
 """What all tests share."""
 
+import atexit
+import gc
 import os
 
 import pytest
 import torch
 from hypothesis import settings
+
+from workbench.app import quick_jsonschema  # noqa: F401  (before test files import nbformat)
+
+gc.disable()  # while test files are imported: modules stay
 
 # Must be set before Triton is imported, as transformers may do: without a GPU, Triton interprets kernels on the CPU.
 if not torch.cuda.is_available():
@@ -21,6 +27,12 @@ LONG = ("test_browser", "test_notebooks", "test_tuning", "test_packaging", "test
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # the collector need not go through modules after every few tests
+    gc.enable()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="module")
