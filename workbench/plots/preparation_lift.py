@@ -84,17 +84,28 @@ def _found(row: Mapping[str, Any]) -> str:
 
 
 def said(one: Kept) -> str:
-    """Say on the first corpus what similarity and the true antecedent give, how often similarity finds it, and why."""
+    """Say on the first corpus what similarity and the true antecedent give and why, and in short on the others."""
     rows = {(row["data"], row["prepare"]): row for row in gains(one) if row["kind"] == "all"}
-    corpora = list(dict.fromkeys(data for data, _ in rows))
-    texts = []
-    for corpus in corpora:
-        of = [row for (data, _), row in rows.items() if data == corpus]
-        parts = [
-            f"{row['name']} {_points(row)} (antecedent before {row['found'][0]} of {row['found'][1]})" for row in of
-        ]
-        texts.append(f"{corpus}: {'; '.join(parts)}.")
-    return " ".join([*texts[:1], why([row for (data, _), row in rows.items() if data == corpora[0]]), *texts[1:]])
+    first, *others = ([row for (data, _), row in rows.items() if data == corpus] for corpus in _corpora(rows))
+    parts = [f"{row['name']} {_points(row)}, antecedent before {row['found'][0]} of {row['found'][1]}" for row in first]
+    return " ".join([f"{first[0]['data']}: {'; '.join(parts)}.", why(first), *map(in_short, others)])
+
+
+def _corpora(rows: Mapping[tuple[str, str], Any]) -> list[str]:
+    return list(dict.fromkeys(corpus for corpus, _ in rows))
+
+
+def in_short(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say of one corpus what the embedder that finds most antecedents gives, and what the true document gives."""
+    similar = [row for row in rows if row["prepare"] != DOCUMENT]
+    best = max(similar, key=lambda row: row["found"][0], default=None)
+    parts = [f"{best['name']} (antecedent of {_share(best):.0%}) {_points(best)}"] if best else []
+    parts += [f"{row['name']} {_points(row)}" for row in rows if row["prepare"] == DOCUMENT]
+    return f"{rows[0]['data']}: {', '.join(parts)}."
+
+
+def _share(row: Mapping[str, Any]) -> float:
+    return float(row["found"][0] / max(1, row["found"][1]))
 
 
 def _points(row: Mapping[str, Any]) -> str:
@@ -113,7 +124,7 @@ def why(rows: Sequence[Mapping[str, Any]]) -> str:
         return f"{joined(lifting)} lift reuse here, as FusionRAG says."
     if document["gain_low"] <= 0:
         return "The true antecedent lifts nothing either: what reuse loses here lies elsewhere."
-    most = max(row["found"][0] / max(1, row["found"][1]) for row in similar)
+    most = max(map(_share, similar))
     if most < 0.5:
         return (
             "Preparation lifts where it holds what a passage lacks, and similarity finds that for "
