@@ -327,6 +327,17 @@ def test_a_file_of_several_blocks_is_written_without_the_one_that_is_removed(tmp
     assert not list((tmp_path / "blocks").glob("*.safetensors")) and len(folder) == 0
 
 
+def test_a_block_that_is_put_again_keeps_its_copy_below_where_its_key_says_its_content():
+    key, kv = key_of("m", torch.float32, block_of(1)), kv_of(1)
+    store = two(64, write="through")
+    for name in (key, "a"):
+        store.put(name, kv)
+    store.write = "back"
+    for name in (key, "a"):
+        store.put(name, kv)
+    assert list(store.tiers[1]) == [key]
+
+
 def test_blocks_are_fetched_through_tiers_as_through_memory():
     model, blocks = model_of(), [block_of(5), block_of(7, 1)]
     store, size = two(1 << 20), 0

@@ -183,7 +183,7 @@ class Runner:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         middle, graph = time.perf_counter(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):  # other threads may load
             logits = batch.forward()
         torch.cuda.synchronize()
         return Captured(batch, graph, logits, middle - begin, time.perf_counter() - middle)

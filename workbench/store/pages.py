@@ -123,14 +123,28 @@ class PageTier(Books):
                     with self.copying:
                         self._copy({key: kvs[key] for key in group}, layers)
             else:
-                for layer in layers:
-                    with self.copying:
-                        self._copy(kvs, [layer])
-                    arrived(layer)
+                self._copy_by_layer(kvs, arrived)
             if self._stream is not None:
                 self._stream.synchronize()
         for key in kvs:
             self._held[key].settle("there")
+
+    def _copy_by_layer(self, kvs: Mapping[str, KV], arrived: Callable[[int], None]) -> None:
+        """Copy layer by layer; one layer is on its way while the one before it is waited for."""
+        copied: list[Any] = []
+        for layer in range(len(self.pool.keys)):
+            with self.copying:
+                self._copy(kvs, [layer])
+            if self._stream is None:
+                arrived(layer)
+                continue
+            copied.append(self._stream.record_event())
+            if layer:
+                copied[layer - 1].synchronize()
+                arrived(layer - 1)
+        if self._stream is not None:
+            self._stream.synchronize()
+            arrived(len(self.pool.keys) - 1)
 
     def missed(self, keys: Iterable[str]) -> None:
         """Note that nobody fills these blocks: they must be computed."""

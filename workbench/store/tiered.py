@@ -17,7 +17,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.chain import Chain
 from workbench.store.events import Events
-from workbench.store.misses import Miss
+from workbench.store.misses import Miss, identity_of
 from workbench.store.stats import Stats
 from workbench.store.tiers import Tier
 
@@ -85,7 +85,8 @@ class TieredStore:
     def put(self, key: str, kv: KV) -> None:
         """Keep `kv` under `key`. Raises BadInput where it is larger than the budget of every tier."""
         self.chain.check(kv)
-        self.chain.remove(key)
+        if identity_of(key) is None:  # else what lies below has the same content
+            self.chain.remove(key)
         kept = self.chain.enter(key, kv)
         for tier in self.tiers[1:]:
             if repair := getattr(getattr(tier, "store", None), "repair", None):

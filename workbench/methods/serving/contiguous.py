@@ -150,7 +150,7 @@ class ContiguousEngine:
         (receipt,) = receipts_of([ticket.prompt], [held.ready], held.store.lookups, positions)
         seconds = ticket.seconds | {"encode": held.encoding}
         seconds["prefill"] = max(0.0, seconds.get("prefill", 0.0) - held.encoding)
-        text = text_of(self.tokenizer, ticket.tokens, self.stop)
+        text = "" if self.tokenizer is None else text_of(self.tokenizer, ticket.tokens, self.stop)
         ttft = (ticket.first or 0.0) - ticket.arrived
         counts = held.ready.computed, held.ready.reused
         return Generation(tuple(ticket.tokens), text, *counts, ttft, held.ready.passes, timed(receipt, seconds))

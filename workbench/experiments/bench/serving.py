@@ -1,0 +1,118 @@
+"""Many questions at once over stored blocks: throughput, time to first token, and how long the engine stands still.
+
+Each question has `per_question` blocks of a corpus, drawn by Zipf's law, in the order of the draw, and a question of
+its own. All are asked at once. Blocks lie on disk ("cold"), in host memory ("warm") or where the model reads them
+("hot"); they are loaded by the engine itself ("sync"), by loaders request by request, or by loaders layer by layer.
+
+Baselines in the same run: full prefill of every token, and a prefix cache, which reuses what stands behind the same
+blocks only. On a GPU requests share the pages of a pool, on a CPU each has a contiguous KV of its own.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from workbench.core.blocks import Prompt
+from workbench.experiments.bench.stored_corpus import Load, State, StoredCorpus
+from workbench.experiments.results import read
+from workbench.methods.serving import MODES, Engine, Scheduler
+from workbench.store.events import Events, idle_share
+
+
+def serve(engine: Engine, prompts: Sequence[Prompt], mode: str, load: Load) -> tuple[dict[str, Any], Events]:
+    """Ask all prompts at once, and measure.
+
+    Returns {questions, seconds, per_second, ttft: {mean, p50, p95}, idle, loaded: bytes by tier, reused, failed}.
+    """
+    events = Events()
+    scheduler = Scheduler(engine, mode, load.loaders, load.batch, load.loading, len(prompts) + 1, events)  # type: ignore[arg-type]
+    begin = perf_counter()
+    tickets = scheduler.run(prompts, load.answer)
+    seconds = perf_counter() - begin
+    scheduler.close()
+    done = [ticket for ticket in tickets if ticket.generation is not None]
+    first = [ticket.first - ticket.arrived for ticket in done if ticket.first is not None]
+    blocks = [
+        block
+        for ticket in done
+        if ticket.generation and ticket.generation.receipt
+        for block in ticket.generation.receipt.blocks
+    ]
+    loaded: dict[str, int] = {}
+    for block in blocks:
+        if block.tier:
+            loaded[block.tier] = loaded.get(block.tier, 0) + block.bytes
+    row: dict[str, Any] = {"questions": len(prompts), "seconds": seconds, "per_second": len(done) / seconds}
+    row["ttft"] = _spread(first)
+    row |= {"idle": idle_share(events), "loaded": loaded, "failed": len(tickets) - len(done)}
+    row["reused"] = sum(block.status == "reused" for block in blocks) / max(1, len(blocks))
+    if errors := [str(ticket.error) for ticket in tickets if ticket.error is not None]:
+        row["problem"] = errors[0][:200]
+    return row, events
+
+
+def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield one row a run, as they end; those that come after `seconds` are skipped, and say so.
+
+    Fields: those of `serve`, with {run: "reuse" or a baseline, state, mode, ratio}.
+    """
+    load, begin = bench.load, perf_counter()
+
+    def timed(
+        facts: dict[str, Any], engine: Callable[[], Engine], prompts: Sequence[Prompt], mode: str
+    ) -> dict[str, Any]:
+        if perf_counter() - begin > seconds:
+            return facts | {"mode": mode, "skipped": f"{seconds:.0f} seconds had passed"}
+        few = replace(load, batch=min(2, load.batch)) if bench.on_gpu and facts["run"] != "reuse" else load
+        row, _ = serve(engine(), prompts, mode, few)
+        return facts | {"mode": mode} | row
+
+    if not bench.on_gpu:  # there, what host memory does not hold is read from the folder in warm runs too
+        yield _written(bench)
+    if bench.on_gpu:
+        for count in (8, 4, 2, 1):  # kernels are compiled, and steps captured
+            serve(bench.engine("hot"), bench.prompts[:count], "request", load)
+        serve(bench.engine("hot", load.ratio), bench.prompts[:1], "layer", load)
+    else:
+        serve(bench.engine("hot"), bench.prompts[:2], "request", load)
+    states: tuple[State, ...] = ("warm", "hot")
+    for state in states:
+        for mode in MODES:
+            yield timed(_facts(state), partial(bench.engine, state), bench.prompts, mode)
+    for name in ("full prefill", "prefix caching"):
+        prompts = bench.prompts[: load.baseline]
+        yield timed(_facts("", name), partial(bench.baseline, name), prompts, "request")
+    for mode in MODES:
+        engine = partial(bench.engine, "warm", load.ratio)
+        yield timed(_facts("warm", ratio=load.ratio), engine, bench.prompts[: load.chosen], mode)
+    if bench.on_gpu and perf_counter() - begin < seconds:
+        yield _written(bench)
+        bench.packed.clear()  # its page-locked memory is taken by what is read
+    for mode in MODES:
+        if bench.folder.is_dir():
+            yield timed(_facts("cold"), partial(bench.engine, "cold"), bench.prompts, mode)
+
+
+def _written(bench: StoredCorpus) -> dict[str, Any]:
+    return {"run": "write", "seconds": bench.write(), "bytes": len(bench.keys) * bench.kv_bytes}
+
+
+def _facts(state: str, run: str = "reuse", ratio: float = 0.0) -> dict[str, Any]:
+    return {"run": run, "state": state, "ratio": ratio}
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    return {"mean": float(np.mean(seconds)), "p50": float(np.median(seconds)), "p95": float(np.quantile(seconds, 0.95))}
+
+
+def measured(device: str = "cpu") -> list[dict[str, Any]]:
+    """Return the runs that data/benchmarks/store_serving.py measured on "cpu" or "cuda", those that were skipped left
+    out; BadInput where it was not run."""
+    content = read(f"store-serving-{device}")
+    return [row | {"device": content["device"]} for row in content["runs"] if "ttft" in row]

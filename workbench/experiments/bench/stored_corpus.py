@@ -1,0 +1,225 @@
+"""A corpus of blocks, encoded once and put where a run of serving wants them: on disk, on the host, in pages."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.engine.cuda_graphs import Runner
+from workbench.engine.paged_pool import Pool
+from workbench.experiments.bench.prefix_engine import PrefixEngine
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.select.query_guided import QueryGuided
+from workbench.methods.serving import Engine
+from workbench.methods.serving.contiguous import ContiguousEngine
+from workbench.methods.serving.paged import PagedEngine
+from workbench.models.spec import spec_for
+from workbench.store import FolderStore, HostTier, StoreTier, TieredStore, fingerprint, key_of
+from workbench.store.packed import PackedKV, pack
+from workbench.store.pages import PageTier
+
+State = Literal["cold", "warm", "hot"]
+STATES: tuple[State, ...] = get_args(State)
+SIZE = 64  # tokens of a page
+TOGETHER = 64  # blocks that are encoded at once
+WRITERS = 8  # threads that fill the folder
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked.
+
+    blocks, block      blocks of the corpus, and tokens of each
+    questions          asked at once; `baseline` of them by full prefill and by prefix caching, `chosen` of them with
+                       `ratio` of the tokens recomputed
+    share              of the corpus that the tier above the one where blocks lie may hold
+    """
+
+    blocks: int = 40
+    block: int = 64
+    per_question: int = 8
+    question: int = 16
+    answer: int = 4
+    questions: int = 24
+    baseline: int = 8
+    chosen: int = 8
+    ratio: float = 0.15
+    zipf: float = 1.0
+    share: float = 0.5
+    batch: int = 8
+    loaders: int = 2
+    loading: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "seed" and not value > 0:
+                raise BadInput(f"{name} is {value}: a positive number is needed")
+        if self.per_question > self.blocks:
+            raise BadInput(f"per_question is {self.per_question}, and the corpus has {self.blocks} blocks")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a prompt."""
+        return self.per_question * self.block + self.question
+
+
+GPU = Load(
+    blocks=2000, block=128, per_question=256, question=50, answer=16, questions=200, baseline=6, chosen=16, loaders=4
+)
+
+
+@dataclass
+class StoredCorpus:
+    """One model and its corpus, whose blocks are encoded once and put where each run wants them."""
+
+    model: PreTrainedModel
+    load: Load
+    folder: Path
+    packed: dict[str, PackedKV] = field(default_factory=dict)
+    pages: PageTier | None = None
+
+    def __post_init__(self) -> None:
+        draw, load = np.random.default_rng(self.load.seed), self.load
+        spec = spec_for(self.model)
+        if spec.context and load.tokens + load.answer > spec.context:
+            raise BadInput(f"prompts of {load.tokens} tokens are over the model's context of {spec.context}")
+        self.corpus = [Block(tuple(draw.integers(3, spec.vocabulary, load.block))) for _ in range(load.blocks)]
+        weights = 1 / np.arange(1, load.blocks + 1) ** load.zipf
+        self.prompts = []
+        for _ in range(load.questions):
+            which = draw.choice(load.blocks, load.per_question, replace=False, p=weights / weights.sum())
+            asked = Block(tuple(draw.integers(3, spec.vocabulary, load.question)))
+            self.prompts.append(Prompt((*(self.corpus[i] for i in which), asked)))
+        self.on_gpu = self.model.device.type == "cuda"
+        model_key = fingerprint(self.model)
+        self.keys = [key_of(model_key, self.model.dtype, block) for block in self.corpus]
+        self.kv_bytes = load.block * sum(2 * h * d for h, d in spec.shapes) * self.model.dtype.itemsize
+        self.in_pages = -(-load.block // SIZE) * load.blocks
+        self.pool = Pool(self.model, 1 + self.in_pages + (load.batch * self._own() if self.on_gpu else 0), SIZE)
+        self.runner = Runner(self.model, self.pool)
+        self._spare: list[int] = []
+
+    def encode(self) -> None:
+        """Encode the corpus into host memory, page-locked where there is a GPU."""
+        pages = PageTier(self.pool, TieredStore([HostTier(1)]))
+        for begin in range(0, self.load.blocks, TOGETHER):
+            part = dict(zip(*(x[begin : begin + TOGETHER] for x in (self.keys, self.corpus)), strict=True))
+            pages.reserve({key: len(block) for key, block in part.items()}, 0)
+            pages.encode(self.model, part)
+            for key in part:
+                kv = pages.get(key)
+                assert kv is not None
+                self.packed[key] = pack(kv, pinned=self.on_gpu)
+                self.packed[key].lock()
+            pages.release(part, 0)
+        for key in self.keys:
+            pages.drop(key)
+
+    def write(self) -> float:
+        """Write the corpus to the folder, and return the seconds; the pages of its files are dropped from memory."""
+        begin = perf_counter()
+        folder = FolderStore(self.folder, {"model": fingerprint(self.model)}, new=True, durable=False)
+        with ThreadPoolExecutor(WRITERS) as threads:
+            list(threads.map(folder.put, self.packed, self.packed.values()))
+        for path in self.folder.glob("*.safetensors"):
+            opened = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(opened)
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(opened)
+        return perf_counter() - begin
+
+    def engine(self, state: State, ratio: float = 0.0) -> Engine:
+        """Return an engine whose blocks lie where `state` says."""
+        method = Reuse(select=QueryGuided(system=0), ratio=ratio) if ratio else Reuse()
+        return self._paged(state, method) if self.on_gpu else self._contiguous(state, method)
+
+    def baseline(self, name: str) -> Engine:
+        """Return an engine that computes every token, or all behind the longest prefix that was computed before."""
+        if name == "full prefill":
+            return ContiguousEngine(self.model, None, TieredStore([HostTier(1)]), Full())
+        room = int(self.load.share * self.load.blocks) * self.kv_bytes
+        return PrefixEngine(self.model, None, TieredStore([HostTier(room)]))
+
+    def _contiguous(self, state: State, method: Reuse) -> Engine:
+        whole = self.load.blocks * self.kv_bytes
+        room = whole if state == "hot" else max(self.kv_bytes, int(self.load.share * whole))
+        store = TieredStore([HostTier(room), StoreTier(FolderStore(self.folder, durable=False))], loaders=1)
+        for key in self.keys if state == "hot" else self.keys[: int(self.load.share * len(self.keys))]:
+            if state != "cold":
+                store.put(key, self.packed[key])
+        return ContiguousEngine(self.model, None, store, method)
+
+    def _paged(self, state: State, method: Reuse) -> Engine:
+        self._clear()
+        whole = self.load.blocks * self.kv_bytes
+        if state == "cold":
+            host = HostTier(int(1.1 * whole), pinned=True)
+            store = TieredStore([host, StoreTier(FolderStore(self.folder, durable=False))])
+        else:
+            store = TieredStore([HostTier(int(1.1 * whole), pinned=True)])
+            for key, kv in self.packed.items():
+                store.put(key, kv)
+        if state != "hot":
+            self._spare = self.pool.take(SIZE * int(self.in_pages * (1 - self.load.share)))
+        self.pages = PageTier(self.pool, store)
+        if state == "hot":
+            mine = self.pages.reserve(dict.fromkeys(self.keys, self.load.block), 0)
+            self.pages.fill({key: self.packed[key] for key in mine})
+            self.pages.release(mine, 0)
+        return PagedEngine(self.runner, self.pages, None, method)
+
+    def _clear(self) -> None:
+        """Give the pages of an earlier run back."""
+        for key in self.pages or ():
+            self.pages.drop(key)  # type: ignore[union-attr]
+        self.pool.give(self._spare)
+        self.pages, self._spare = None, []
+
+    def _own(self) -> int:
+        """Pages of one request that are its own."""
+        load = self.load
+        return -(-int(load.question + load.answer + load.ratio * load.per_question * load.block + 1) // SIZE)
+
+    def copy_rates(self) -> dict[str, float]:
+        """Measure GB/s at which blocks of one question come into pages, and of a plain copy of as many bytes."""
+        self._clear()
+        keys = self.keys[: self.load.per_question]
+        kvs: dict[str, KV] = {key: self.packed[key] for key in keys}
+        size = sum(kv.nbytes for kv in kvs.values())
+        source = torch.empty(size, dtype=torch.uint8, pin_memory=self.on_gpu)
+        target = torch.empty(size, dtype=torch.uint8, device=self.model.device)
+        tier = PageTier(self.pool, TieredStore([HostTier(1)]))
+
+        def filled() -> None:
+            tier.fill(kvs)
+
+        def copied() -> None:
+            target.copy_(source, non_blocking=True)
+            if self.on_gpu:
+                torch.cuda.synchronize()
+
+        tier.reserve(dict.fromkeys(keys, self.load.block), 0)
+        seconds: dict[str, list[float]] = {"pages": [], "copy": []}
+        for _ in range(4):
+            for name, work in (("pages", filled), ("copy", copied)):
+                begin = perf_counter()
+                work()
+                seconds[name].append(perf_counter() - begin)
+        for key in keys:
+            tier.drop(key)
+        rates = {f"{name}_gbps": size / min(times[1:]) / 1e9 for name, times in seconds.items()}
+        return rates | {"share": rates["pages_gbps"] / rates["copy_gbps"], "bytes": float(size)}
