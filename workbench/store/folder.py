@@ -271,4 +271,6 @@ class FolderStore:
         self._files.pop(key, None)
         self._index.remove(key)
         if gone:
-            self._gone[key] = gone
+            self._gone[str(key)] = gone
+            if len(self._gone) > aside.REMEMBERED:
+                del self._gone[next(iter(self._gone))]

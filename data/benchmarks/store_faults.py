@@ -1,0 +1,58 @@
+"""How many answers a folder of cached blocks loses or gets wrong after faults; needs no GPU.
+
+    python data/benchmarks/store_faults.py                      about twenty minutes
+    python data/benchmarks/store_faults.py --share 0.01         a hundredth of everything, to see that it works
+    python data/benchmarks/store_faults.py --folder /mnt/nvme   files on another disk than the temporary one
+
+Writes store-faults.json: a writer killed 1,000 times (SIGKILL), 2,000 single bits flipped in every class of bytes,
+power lost 1,000 times with all that was not fsynced, 10,000 sequences of 200 random operations beside a
+model in memory, and 100,000 operations on ever new keys in one process, whose memory is watched.
+"""
+
+import argparse
+import logging
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from workbench.experiments.power_loss import losses
+from workbench.experiments.record import versions
+from workbench.experiments.results import write_json
+from workbench.experiments.store_faults import Count, as_row, flips, kills, many_operations, soak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="where files are written; without it, a temporary folder")
+    parser.add_argument("--share", type=float, default=1.0, help="of the numbers above")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # a forked process has no threads of torch's
+    logging.disable()  # of every damaged block
+
+    def times(whole: int) -> int:
+        return max(10, round(whole * args.share))
+
+    faults: list[Callable[[Path], Count]] = [
+        partial(kills, times=times(1000)),
+        partial(flips, times=times(2000)),
+        partial(losses, times=times(1000)),
+        partial(soak, steps=times(100_000)),
+        partial(many_operations, runs=times(10_000), steps=200),
+    ]
+    rows = []
+    for fault in faults:
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            begin = time.perf_counter()
+            rows.append(as_row(fault(Path(folder, "store")), time.perf_counter() - begin))
+        print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+    whole = {"command": "python data/benchmarks/store_faults.py", "share": args.share, "versions": versions()}
+    write_json(args.out / "store-faults.json", whole | {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
