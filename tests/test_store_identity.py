@@ -1,0 +1,133 @@
+"""Whatever makes a cached block another one gives another key or a refusal; what computed it stands in the manifest."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from tests import tiny
+from tests.random_models import block_of, model_of
+from tests.test_store_damage import kv_of
+from workbench.core.errors import BadInput
+from workbench.methods import prepare
+from workbench.methods.precompute import kind_of
+from workbench.store import FolderStore, fingerprint, key_of, keys, scrub
+
+BLOCK, BEFORE, NEIGHBOUR = block_of(4, 1), block_of(3, 2), block_of(5, 3)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of()
+
+
+def another(model, changed):
+    """The key of the same block where one thing is changed."""
+    mark = fingerprint(model)
+    match changed:
+        case "weights":
+            return key_of(fingerprint(model_of(seed=1)), model.dtype, BLOCK, [BEFORE])
+        case "configuration":
+            return key_of(fingerprint(model_of(rms_norm_eps=1e-3)), model.dtype, BLOCK, [BEFORE])
+        case "dtype":
+            return key_of(mark, torch.bfloat16, BLOCK, [BEFORE])
+        case "tokens":
+            return key_of(mark, model.dtype, block_of(4, 7), [BEFORE])
+        case "length":
+            return key_of(mark, model.dtype, block_of(5, 1), [BEFORE])
+        case "nothing before it":
+            return key_of(mark, model.dtype, BLOCK)
+        case "another before it":
+            return key_of(mark, model.dtype, BLOCK, [NEIGHBOUR])
+        case "order before it":
+            return key_of(mark, model.dtype, BLOCK, [NEIGHBOUR, BEFORE]), key_of(
+                mark, model.dtype, BLOCK, [BEFORE, NEIGHBOUR]
+            )
+        case "neighbours":
+            return key_of(mark, model.dtype, BLOCK, [BEFORE], [NEIGHBOUR])
+        case "no neighbours":
+            return key_of(mark, model.dtype, BLOCK, [BEFORE], [])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    "weights,configuration,dtype,tokens,length,nothing before it,another before it,order before it,neighbours,"
+    "no neighbours".split(","),
+)
+def test_another_block_has_another_key(model, changed):
+    kept = key_of(fingerprint(model), model.dtype, BLOCK, [BEFORE])
+    assert kept == key_of(fingerprint(model_of()), model.dtype, block_of(4, 1), [block_of(3, 2)])
+    other = another(model, changed)
+    assert len({kept, *(other if isinstance(other, tuple) else (other,))}) == (3 if isinstance(other, tuple) else 2)
+
+
+@pytest.mark.parametrize("name", ["FORMAT_VERSION", "ENGINE_VERSION"])
+def test_another_version_of_the_format_or_the_engine_has_another_key(model, monkeypatch, name):
+    kept = key_of(fingerprint(model), model.dtype, BLOCK)
+    monkeypatch.setattr(keys, name, 7)
+    assert key_of(fingerprint(model), model.dtype, BLOCK) != kept
+
+
+def test_keys_of_many_descriptions_never_meet():
+    """Of blocks cut, joined and put before one another in every way."""
+    from itertools import product
+
+    from workbench.core.blocks import Block
+
+    runs = [Block(tokens) for tokens in ((1,), (1, 1), (1, 1, 1), (2,), (1, 2), (2, 1))]
+    pasts = [(), *((run,) for run in runs), *product(runs, repeat=2)]
+    made = {}
+    for block, after, over in product(runs, pasts, [None, *pasts[:8]]):
+        description = block.tokens, tuple(each.tokens for each in after), over and tuple(each.tokens for each in over)
+        if over == ():
+            description = (*description[:2], ())
+        made.setdefault(key_of("m", torch.float32, block, after, over), set()).add(description)
+    assert len(made) == 6 * 43 * 9 and all(len(each) == 1 for each in made.values())
+
+
+@pytest.mark.parametrize(
+    "changed, says",
+    [
+        ({"model": "n"}, "blocks of another model"),
+        ({"dtype": "torch.float16"}, "blocks of another dtype"),
+        ({"preparation": "after_system"}, "blocks of another preparation"),
+        ({"corpus": "c"}, "blocks of another corpus"),
+        ({"tokenizer": "u"}, "blocks of another tokenizer"),
+        ({"format": 99}, "blocks of another format"),
+    ],
+)
+def test_a_folder_of_another_kind_is_refused(tmp_path, changed, says):
+    kind = {"model": "m", "dtype": "torch.float32", "preparation": "independent", "corpus": "any", "tokenizer": "t"}
+    FolderStore(tmp_path / "a", kind, new=True).put("key", kv_of(1))
+    assert len(FolderStore(tmp_path / "a", kind)) == 1
+    with pytest.raises(BadInput, match=says):
+        FolderStore(tmp_path / "a", kind | changed)
+
+
+def test_a_folder_that_does_not_name_its_tokenizer_is_read(tmp_path):
+    FolderStore(tmp_path / "a", {"model": "m"}, new=True)
+    assert FolderStore(tmp_path / "a", {"model": "m", "tokenizer": "t"}).kind["model"] == "m"
+
+
+def test_another_tokenizer_is_another_kind(model):
+    words = tiny.tokenizer()
+    policy = prepare.named("independent")
+    kind = kind_of(model, policy, words)
+    assert kind == kind_of(model, policy, tiny.tokenizer()) and "tokenizer" not in kind_of(model, policy)
+    changed = json.loads(words.backend_tokenizer.to_str())
+    first, second = list(changed["model"]["vocab"])[5:7]
+    vocabulary = changed["model"]["vocab"]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(changed)))
+    assert kind_of(model, policy, other)["tokenizer"] != kind["tokenizer"]
+
+
+def test_manifest_and_files_say_what_computed_the_blocks(tmp_path):
+    store = FolderStore(tmp_path / "a", {"model": "m"}, new=True)
+    store.put("key", kv_of(1))
+    begun = json.loads((tmp_path / "a" / "manifest.json").read_text())["made"]
+    (made,) = scrub.describe(tmp_path / "a")["made"]
+    assert begun["torch"] == made["torch"] == torch.__version__ and "transformers" in begun
+    assert made["device"] == "cpu" and "made" not in store.kind
