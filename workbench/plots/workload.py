@@ -68,7 +68,7 @@ def caches(kept: Kept) -> go.Figure:
         notice=f"{_path_said(found)} {_within(kept)}",
         caption=f"{_workload_said(kept)} Shares are of what an unbounded prefix cache keeps, computes again, and "
         "computes at all. The knowledge base is encoded beforehand, for every cache. The paper prints no number of "
-        "chunks a query, no size of its pools and no popularity: these are ours. Nothing is computed here.",
+        "chunks a query, no size of its pools and no popularity: these are ours. No model runs.",
     )
 
 
@@ -237,7 +237,7 @@ def poisoned(kept: Mapping[str, Any]) -> go.Figure:
     panels = []
     for field, title, form in (
         ("kl", "KL (nats a token)", ".2g"),
-        ("toward", "gain of its answer (nats)", "+.2g"),
+        ("toward", "odds of its answer, change (nats)", "+.2g"),
         ("changed", "answers that change", ".0%"),
     ):
         lines = []
@@ -257,9 +257,10 @@ def poisoned(kept: Mapping[str, Any]) -> go.Figure:
         title="Cached passages that have seen an attacker's text",
         notice=poisoned_said(kept),
         caption=f"{kept['model']}, n = {kept['n']} questions, seed {kept['seed']}; query-guided recomputation; 95% "
-        f"intervals. KL from the same request without the text, at the right answer; gain: of its answer's log-odds over "
-        f"the right one. The text is the passage with another answer in it (“{kept['example']['text']}”), not optimised as "
-        "HijackKV's, and not in the victim's prompt. Harmless copy: the passage with a sentence twice instead. "
+        "intervals. KL from the same request without the text, at the right answer; odds: its answer's log-odds "
+        f"over the right one. The text is the passage with another answer in it (“{kept['example']['text']}”), not "
+        "optimised as HijackKV's, and not in the victim's prompt. Harmless copy: the passage with a sentence "
+        "twice instead. "
         f"{kept['device']}.",
     )
 

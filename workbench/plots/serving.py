@@ -1,0 +1,324 @@
+"""Requests served from tiers of blocks, from the events of the scheduler and of the store (`store.events`)."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.bars import Bars, bar_chart
+from workbench.plots.elements import steps, swatches
+from workbench.plots.findings import joined, times
+from workbench.plots.lines import Panel, Series, line_chart
+from workbench.plots.looks import Look
+from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, RED, RULE, SKY, finish, panel_titles
+from workbench.store.events import Event, idle_share
+
+STAGES = {"wait": RULE, "load": ORANGE, "encode": RED, "prefill": BLUE, "decode": SKY}
+TIERS = (BLUE, GREEN, ORANGE, MUTED)  # from the fastest on
+HELD = "%{x:.2f} s: %{y:.2f} GB"
+MODES = {
+    "sync": "synchronous: the engine loads",
+    "request": "asynchronous, by request",
+    "layer": "asynchronous, by layer",
+}
+
+
+class ReplayedRun(Protocol):
+    """What `experiments.store_replay` returns."""
+
+    mode: Any
+    events: Sequence[Event]
+    tickets: Sequence[Any]
+    tiers: Sequence[Mapping[str, Any]]
+    held: Sequence[tuple[float, Mapping[str, int]]]
+
+
+def about_machine(machine: Any) -> str:
+    """Describe tiers and times of a replay, for a caption."""
+    tiers = [
+        f"{name} {size / 1e9:g} GB" + (f" at {machine.rates[name] / 1e9:g} GB/s" if machine.rates[name] < 1e30 else "")
+        for name, size in machine.budgets.items()
+        if size
+    ]
+    return (
+        f"Simulated clock: {', '.join(tiers)}; passages of {machine.passage} tokens, question of {machine.question}, "
+        f"{machine.ratio:.0%} recomputed, {machine.per_second:g} requests a second, at most {machine.batch} together. "
+        "Scheduler, look-ups and moves are carried out; passes take the times fitted to a GPU's reports, Llama-3.1-8B "
+        "shape."
+    )
+
+
+def timeline(runs: Sequence[ReplayedRun], *, first: int = 0, count: int = 16, machine: str) -> go.Figure:
+    """Draw what some requests wait for, a panel a mode of the scheduler (FusionRAG, figure 11)."""
+    names = [ticket.name for ticket in runs[0].tickets[first : first + count]]
+    fig = make_subplots(
+        len(runs), 1, shared_xaxes=True, vertical_spacing=0.09, subplot_titles=[MODES[run.mode] for run in runs]
+    )
+    begins = {run.mode: min(ticket.arrived for ticket in run.tickets[first : first + count]) for run in runs}
+    for row, run in enumerate(runs, 1):
+        waits = [_waited(ticket) for ticket in run.tickets if ticket.name in names]
+        for stage, colour in STAGES.items():
+            spans = [event for event in run.events if event.what == stage and event.request in names]
+            spans = waits if stage == "wait" else spans
+            if not spans:
+                continue
+            data = [[1e3 * event.seconds, event.tier or event.detail or "–"] for event in spans]
+            fig.add_bar(
+                y=[names.index(event.request) for event in spans],
+                x=[1e3 * event.seconds for event in spans],
+                base=[1e3 * (event.at - begins[run.mode]) for event in spans],
+                orientation="h",
+                marker={"color": colour, "line": {"width": 0}},
+                customdata=data,
+                hovertemplate=f"request %{{y}}, {stage}: %{{customdata[0]:.1f}} ms, %{{customdata[1]}}<extra></extra>",
+                showlegend=False,
+                row=row,
+                col=1,
+            )
+    swatches(fig, {stage: colour for stage, colour in STAGES.items() if _has(runs, stage)})
+    ticks = {"tickvals": list(range(len(names))), "ticktext": [str(int(name) + 1) for name in names]}
+    fig.update_yaxes(title_text="request", autorange="reversed", showgrid=False, **ticks)
+    fig.update_xaxes(title_text="milliseconds", row=len(runs), col=1)
+    fig.update_layout(barmode="overlay", bargap=0.25)
+    panel_titles(fig)
+    return finish(
+        fig,
+        height=(26 + 15 * count) * len(runs),
+        above=46,
+        legend=28,
+        title="Where the time of a request goes",
+        notice=modes_said(runs),
+        caption=f"Requests {first + 1} to {first + count} of {len(runs[0].tickets)}. {machine}",
+    )
+
+
+def _waited(ticket: Any) -> Event:
+    """Return the time from arrival to the first token, under whose other stages the waiting shows."""
+    return Event(
+        "wait", ticket.arrived, ticket.first - ticket.arrived, request=ticket.name, detail="to the first token"
+    )
+
+
+def _has(runs: Iterable[ReplayedRun], what: str) -> bool:
+    return any(event.what == what for run in runs for event in run.events)
+
+
+def mean_ttft(run: ReplayedRun) -> float:
+    """Return the mean time from arrival to the first token, in milliseconds."""
+    return 1e3 * float(np.mean([ticket.first - ticket.arrived for ticket in run.tickets]))
+
+
+def modes_said(runs: Sequence[ReplayedRun]) -> str:
+    """Say the mean time to the first token of every mode, and how long the engine ran nothing."""
+    parts = [
+        f"{MODES[run.mode]}: {mean_ttft(run):.0f} ms to the first token, engine idle {idle_share(run.events):.0%}"
+        for run in runs
+    ]
+    first = mean_ttft(runs[0])
+    changes = [f"{MODES[run.mode]} {mean_ttft(run) / first - 1:+.0%}" for run in runs[1:]]
+    return f"{'; '.join(parts)}." + (
+        f" Time to the first token against the first: {joined(changes)}." if changes else ""
+    )
+
+
+def tiers_over_time(run: ReplayedRun, *, machine: str) -> go.Figure:
+    """Draw look-ups by where they were found, and what the tiers hold, over time."""
+    names = [row["tier"] for row in run.tiers]
+    looks = {name: Look(colour, name=name) for name, colour in zip(names, TIERS, strict=False)}
+    looked: dict[str, list[float]] = {name: [] for name in (*names, "missed")}
+    for event in run.events:
+        if event.what in ("hit", "miss"):
+            looked[event.tier if event.what == "hit" else "missed"].append(event.at)
+    lines = []
+    for name, moments in looked.items():
+        look = looks.get(name, Look(RED, dash="dash"))
+        counts = list(range(1, len(moments) + 1))
+        lines.append(Series(name, moments, counts, hover="%{x:.2f} s: %{y:,}", look=look, mode="lines"))
+    clock = [at for at, _ in run.held]
+    held = [
+        Series(name, clock, [size[name] / 1e9 for _, size in run.held], hover=HELD, look=look, mode="lines")
+        for name, look in looks.items()
+    ]
+    panels = [
+        Panel("look-ups so far", lines, {"title_text": "seconds"}, {"rangemode": "tozero"}),
+        Panel("GB held", held, {"title_text": "seconds"}, {"rangemode": "tozero"}),
+    ]
+    return line_chart(
+        panels,
+        title="Where blocks are found, and what the tiers hold",
+        notice=tiers_said(run),
+        caption=machine,
+    )
+
+
+def tiers_said(run: ReplayedRun) -> str:
+    """Say which share of the look-ups every tier served."""
+    misses = sum(event.what == "miss" for event in run.events)
+    total = misses + sum(row["hits"] for row in run.tiers)
+    parts = [f"{row['hits'] / total:.0%} in {row['tier']}" for row in run.tiers]
+    evicted = [f"{row['evictions']:,} from {row['tier']}" for row in run.tiers]
+    return f"Of {total:,} look-ups {joined(parts)}; {misses / total:.0%} missed. Blocks had to go: {joined(evicted)}."
+
+
+def heat(run: ReplayedRun, *, most: int = 60, machine: str) -> go.Figure:
+    """Draw the blocks that are asked for most, request by request: where each was found."""
+    names = [row["tier"] for row in run.tiers]
+    asked = Counter(event.key for event in run.events if event.what in ("hit", "miss"))
+    blocks = [key for key, _ in asked.most_common(most)]
+    grid = np.full((len(blocks), len(run.tickets)), np.nan)
+    for event in run.events:
+        if event.what in ("hit", "miss") and event.key in blocks and event.request:
+            place = names.index(event.tier) if event.what == "hit" else len(names)
+            grid[blocks.index(event.key), int(event.request)] = place
+    colours = [*TIERS[: len(names)], RED]
+    fig = go.Figure(
+        go.Heatmap(
+            z=grid,
+            colorscale=steps(colours),
+            zmin=-0.5,
+            zmax=len(colours) - 0.5,
+            showscale=False,
+            xgap=0.3,
+            ygap=0.3,
+            hovertemplate="block %{y}, request %{x}<extra></extra>",
+        )
+    )
+    swatches(fig, dict(zip((*names, "missed"), colours, strict=True)))
+    fig.update_xaxes(title_text="request", showgrid=False)
+    fig.update_yaxes(title_text="blocks, the most asked for first", autorange="reversed", showgrid=False)
+    top = sum(count for _, count in asked.most_common(max(1, len(asked) // 10))) / sum(asked.values())
+    return finish(
+        fig,
+        height=320,
+        above=30,
+        legend=8,
+        title="Heat of blocks",
+        notice=f"The tenth of the {len(asked):,} blocks that is asked for most has {top:.0%} of the look-ups.",
+        caption=f"The {len(blocks)} blocks that are asked for most; a mark is a look-up, its colour where the block "
+        f"was. {machine}",
+    )
+
+
+def misses(run: ReplayedRun, *, machine: str) -> go.Figure:
+    """Draw misses by their reason."""
+    reasons = Counter(event.detail.split(":")[0] for event in run.events if event.what == "miss")
+    rows = [reason for reason, _ in reasons.most_common()] or ["none"]
+    bars = [Bars("misses", RED, rows, [reasons[row] for row in rows], "%{y}: %{x:,}<extra></extra>")]
+    total = sum(reasons.values())
+    said = joined([f"{count:,} {reason}" for reason, count in reasons.most_common()]) if total else "no look-up missed"
+    return bar_chart(
+        [Bars(**{**vars(bars[0]), "more": {"showlegend": False}})],
+        height=34 * len(rows) + 16,
+        above=16,
+        left=160,
+        x={"title_text": "look-ups"},
+        y={"autorange": "reversed", "showgrid": False, "ticks": ""},
+        ends=[(row, f"{reasons[row]:,}", {"x": reasons[row], "xshift": 6}) for row in rows],
+        title="Misses by reason",
+        notice=f"Misses: {said}." if total else "No look-up missed.",
+        caption=machine,
+    )
+
+
+def by_rate(kept: Mapping[str, Any]) -> go.Figure:
+    """Draw time to the first token and finished requests against the rate of requests (FusionRAG, figure 15)."""
+    looks = {"sync": Look(MUTED, "square"), "request": Look(BLUE), "layer": Look(GREEN, "diamond")}
+    looks["full prefill"] = Look(INK, "x", "dot")
+    panels = []
+    for field, name, log in (
+        ("ttft_ms", "time to the first token (ms)", True),
+        ("per_second", "answers a second", False),
+        ("idle", "engine idle", False),
+    ):
+        lines = []
+        for way, look in looks.items():
+            at, mean, low, high = _over_seeds(kept["rows"], way, field)
+            hover = f"%{{x}} requests a second: %{{y:{'.0%' if field == 'idle' else ',.1f'}}}"
+            lines.append(Series(MODES.get(way, way), at, mean, low, high, hover, look=look))
+        y = {"type": "log", "dtick": 1, "exponentformat": "power"} if log else {"rangemode": "tozero"}
+        y |= {"tickformat": ".0%"} if field == "idle" else {}
+        panels.append(Panel(name, lines, {"title_text": "requests a second"}, y))
+    machine, passages = kept["machine"], kept["passages"]
+    budgets = ", ".join(f"{name} {size / 1e9:g} GB" for name, size in machine["budgets"].items())
+    return line_chart(
+        panels,
+        height=300,
+        lines=2,
+        spacing=0.08,
+        title="Modes of the scheduler under load",
+        notice=rate_said(kept),
+        caption=f"Simulated clock; {passages} passages of {machine['passage']} tokens a request from {kept['pool']:,} "
+        f"(Zipf {kept['zipf']:g}), {machine['ratio']:.0%} recomputed, {budgets}; {kept['requests']} requests, bands: "
+        f"95% over {kept['seeds']} draws. Full prefill: the same engine computes every token. Passes take the times "
+        "fitted to a GPU's reports, Llama-3.1-8B shape.",
+    )
+
+
+def _over_seeds(rows: Sequence[Mapping[str, Any]], way: str, field: str) -> tuple[list, list, list, list]:
+    grouped: dict[float, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["way"] == way:
+            grouped[row["rate"]].append(row[field])
+    at = sorted(grouped)
+    means = [float(np.mean(grouped[x])) for x in at]
+    half = [1.96 * float(np.std(grouped[x], ddof=1)) / len(grouped[x]) ** 0.5 if len(grouped[x]) > 1 else 0 for x in at]
+    ends = [[mean + sign * h for mean, h in zip(means, half, strict=True)] for sign in (-1, 1)]
+    return at, means, ends[0], ends[1]
+
+
+def rate_said(kept: Mapping[str, Any]) -> str:
+    """Say what overlap takes off the time to the first token, and how many answers come at the highest rate."""
+    parts = []
+    for way in ("request", "layer"):
+        at, ours, *_ = _over_seeds(kept["rows"], way, "ttft_ms")
+        _, sync, *_ = _over_seeds(kept["rows"], "sync", "ttft_ms")
+        changes = [f"{one / other - 1:+.0%} at {x:g}" for x, one, other in zip(at, ours, sync, strict=True)]
+        parts.append(f"{MODES[way]} {', '.join(changes)}")
+    at, ours, *_ = _over_seeds(kept["rows"], "request", "per_second")
+    _, full, *_ = _over_seeds(kept["rows"], "full prefill", "per_second")
+    more = (
+        f"At {at[-1]:g} requests a second {times(ours[-1] / full[-1], 'as many', 'fewer')} answers as by full prefill."
+    )
+    return f"Time to the first token against synchronous loading, by requests a second: {'; '.join(parts)}. {more}"
+
+
+def by_tier(rows: Sequence[Mapping[str, Any]], *, model: str, device: str, here: bool = True) -> go.Figure:
+    """Draw the time to the first token against the context, by where blocks lie (FusionRAG, figure 19)."""
+    names = list(dict.fromkeys((row["tier"], row["method"]) for row in rows))
+    colours = {"": INK, "memory": BLUE, "disk": ORANGE}
+    lines = []
+    for tier, method in names:
+        taken = [row for row in rows if (row["tier"], row["method"]) == (tier, method)]
+        at, middle, low, high = ([row[key] for row in taken] for key in ("length", "p50", "p5", "p95"))
+        look = Look(colours[tier], "diamond" if "recomputed" in method else "circle")
+        look = Look(look.colour, look.symbol, "dash" if "recomputed" in method else "solid")
+        name = f"{method}, from {tier}" if tier else method
+        lines.append(Series(name, at, middle, low, high, "%{x:,} tokens: %{y:.1f} ms", look=look))
+    y = {"title_text": "milliseconds", "type": "log", "dtick": 1, "exponentformat": "power"}
+    panel = Panel("", lines, {"title_text": "tokens of the prompt"}, y)
+    when = "Measured now" if here else "Measured by data/benchmarks/tier_ttft.py"
+    return line_chart(
+        [panel],
+        lines=2,
+        title="Time to the first token by tier and context",
+        notice=tier_said(rows),
+        caption=f"{when}: {model}, {device}; all ways take turns, bands from the 5th to the 95th percentile of "
+        f"{rows[0]['n']} requests. From disk: a folder is read and every checksum verified, within the time; the "
+        "system's cache of files is warm.",
+    )
+
+
+def tier_said(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say how full attention compares with reuse from every tier at the shortest and the longest context."""
+    parts = []
+    lengths = sorted({row["length"] for row in rows})
+    middle = {(row["length"], row["tier"], row["method"]): row["p50"] for row in rows}
+    full = {length: middle[length, "", "full attention"] for length in lengths}
+    for tier, method in dict.fromkeys((row["tier"], row["method"]) for row in rows if row["tier"]):
+        ratios = [f"{full[n] / middle[n, tier, method]:.1f}×" for n in dict.fromkeys((lengths[0], lengths[-1]))]
+        parts.append(f"{method} from {tier} {' and '.join(ratios)}")
+    ends = joined([f"{n:,}" for n in dict.fromkeys((lengths[0], lengths[-1]))])
+    return f"Full attention takes, at {ends} tokens, as many times as long as {'; '.join(parts)}."
