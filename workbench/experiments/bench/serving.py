@@ -18,7 +18,6 @@ import numpy as np
 
 from workbench.core.blocks import Prompt
 from workbench.experiments.bench.stored_corpus import Load, State, StoredCorpus
-from workbench.experiments.results import read
 from workbench.methods.serving import MODES, Engine, Scheduler
 from workbench.store.events import Events, idle_share
 
@@ -109,10 +108,3 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     if not seconds:
         return {}
     return {"mean": float(np.mean(seconds)), "p50": float(np.median(seconds)), "p95": float(np.quantile(seconds, 0.95))}
-
-
-def measured(device: str = "cpu") -> list[dict[str, Any]]:
-    """Return the runs that data/benchmarks/store_serving.py measured on "cpu" or "cuda", those that were skipped left
-    out; BadInput where it was not run."""
-    content = read(f"store-serving-{device}")
-    return [row | {"device": content["device"]} for row in content["runs"] if "ttft" in row]

@@ -1,0 +1,59 @@
+"""What was measured of stores of cached blocks, as rows for figures, and in sentences that follow the numbers."""
+
+from typing import Any
+
+from workbench.experiments.results import read
+
+
+def serving(device: str = "cpu") -> list[dict[str, Any]]:
+    """Return the runs of data/benchmarks/store_serving.py on "cpu" or "cuda", those that were skipped left out.
+
+    Rows: {run, state, mode, ratio, questions, seconds, per_second, ttft, idle, loaded, reused, device}. Raises BadInput
+    where it was not run.
+    """
+    content = read(f"store-serving-{device}")
+    return [row | {"device": content["device"]} for row in content["runs"] if "ttft" in row]
+
+
+def overlap(rows: list[dict[str, Any]], state: str, ratio: float = 0.0) -> str:
+    """Say what loading beside the engine changes, against the engine loading itself."""
+    runs = {row["mode"]: row for row in rows if (row["run"], row["state"], row["ratio"]) == ("reuse", state, ratio)}
+    if not {"sync", "request"} <= set(runs):
+        return f"Serving {state} blocks was not measured."
+    sync, together = runs["sync"], runs["request"]
+    change = together["ttft"]["mean"] / sync["ttft"]["mean"] - 1
+    word = "less" if change < 0 else "more"
+    told = f"{sync['questions']} questions at once over {state} blocks: with loads beside the engine, the mean time to"
+    told += f" the first token is {abs(change):.0%} {word}"
+    return f"{told}, and the engine is idle {together['idle']:.0%} of the time instead of {sync['idle']:.0%}."
+
+
+def eight_bits() -> list[dict[str, Any]]:
+    """Return what data/benchmarks/store_int8.py measured, one row a method and score.
+
+    {method, score, mean, low, high, n, bytes, keys, values}: paired difference to blocks as cached; share of the bytes;
+    relative deviation of keys and values. BadInput where it was not run.
+    """
+    rows = []
+    for method, entry in read("store-int8")["methods"].items():
+        rounded = entry["int8"]
+        size = rounded["bytes_kept"] / rounded["bytes_cached"]
+        about = {"bytes": size, "keys": rounded["deviation"]["k"], "values": rounded["deviation"]["v"]}
+        rows += [{"method": method, "score": score, **gap, **about} for score, gap in entry["difference"].items()]
+    return rows
+
+
+def rounded(rows: list[dict[str, Any]]) -> str:
+    """Say what 8 bits cost, of the rows of `eight_bits`."""
+    told = []
+    for row in rows:
+        if row["score"] == "em":
+            clear = row["low"] > 0 or row["high"] < 0
+            verdict = (
+                f"changes exact match by {row['mean']:+.3f}" if clear else "changes exact match by nothing measurable"
+            )
+            told.append(
+                f"{row['method']}: 8 bits take {row['bytes']:.0%} of the bytes and {verdict} "
+                f"({row['low']:+.3f} to {row['high']:+.3f}, n = {row['n']})."
+            )
+    return " ".join(told)
