@@ -19,7 +19,7 @@ import torch
 
 from workbench.core.kv import KV
 from workbench.experiments import results
-from workbench.store import FolderStore, MemoryStore
+from workbench.store import FolderStore, MemoryStore, block_file
 
 LAYOUTS = {"one": 1, "many": 16}  # blocks a file
 NEEDED, HIT_US = 0.8, 50  # share of a raw read that a verified hit must reach; microseconds of a hit in memory
@@ -66,12 +66,12 @@ class DiskSpeed:
     block_mb: float
     blocks_a_file: int
     cache: str  # warm: the files are in the page cache; cold: they were dropped from it
+    rounds: int
     raw_gbs: float
     copied_gbs: float
     mapped_gbs: float
     copied_share: float
     mapped_share: float
-    rounds: int
 
 
 def filled(folder: Path, shape: BlockShape, a_file: int, durable: bool) -> float:
@@ -100,10 +100,20 @@ def reads(folder: Path, shape: BlockShape, a_file: int, cold: bool, rounds: int)
             for key in keys:
                 read(key)
             found[name].append(shape.count * shape.nbytes / (time.perf_counter() - begin) / 1e9)
-    shares = [median(a / b for a, b in zip(found[name], found["raw"], strict=True)) for name in READERS]
-    speeds = [median(found[name]) for name in ("raw", *READERS)]
-    cache = "cold" if cold else "warm"
-    return DiskSpeed(shape.model, shape.nbytes / 1e6, a_file, cache, *speeds, *shares, rounds)
+    speed = {name: median(each) for name, each in found.items()}
+    share = {name: median(a / b for a, b in zip(found[name], found["raw"], strict=True)) for name in READERS}
+    return DiskSpeed(
+        model=shape.model,
+        block_mb=shape.nbytes / 1e6,
+        blocks_a_file=a_file,
+        cache="cold" if cold else "warm",
+        rounds=rounds,
+        raw_gbs=speed["raw"],
+        copied_gbs=speed["copied"],
+        mapped_gbs=speed["mapped"],
+        copied_share=share["copied"],
+        mapped_share=share["mapped"],
+    )
 
 
 def memory_hit(shape: BlockShape, looked_up: int = 20_000) -> dict[str, float]:
@@ -155,17 +165,20 @@ def disk_finding(found: pd.DataFrame) -> str:
 
 def _raw(store: FolderStore) -> Callable[[str], np.ndarray]:
     """Return a function that reads the bytes of a block, and does nothing with them."""
-    places = {}
-    for path in set(store._files.values()):
-        known = store._contents[path]
-        places |= {key: (path, known.extent(key).runs[0]) for key in known.starts}
+    places: dict[str, tuple[Path, int, int]] = {}
+    for path in {store.file_of(key) for key in store}:
+        with path.open("rb") as opened:
+            known = block_file.contents(opened)
+        for key in known.starts:
+            extent = known.extent(key)
+            places[key] = path, extent.runs[0].begin, extent.size
 
     def read(key: str) -> np.ndarray:
-        path, run = places[key]
-        memory = np.empty(run.size, dtype=np.uint8)
+        path, begin, size = places[key]
+        memory = np.empty(size, dtype=np.uint8)
         with path.open("rb", buffering=0) as opened:
-            opened.seek(run.begin)
-            if opened.readinto(memory) != run.size:
+            opened.seek(begin)
+            if opened.readinto(memory.data) != size:
                 raise OSError(f"{path} was read in part")
         return memory
 

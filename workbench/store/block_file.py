@@ -133,7 +133,7 @@ def _read(opened: BinaryIO, extent: Extent, check: bool) -> tuple[Memory, int | 
     Each piece is checked while it is in the processor's cache; NumPy asks for large pages, torch does not.
     """
     array = np.empty(extent.size, dtype=np.uint8)
-    view, crc = memoryview(array), 0
+    view, crc = array.data, 0
     for run in extent.runs:
         opened.seek(run.begin)
         at, end = run.offset, run.offset + run.size

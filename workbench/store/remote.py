@@ -32,6 +32,7 @@ DEADLINE, PAUSE, WRITING = 10.0, 30.0, 300.0  # seconds: of a look-up, after a s
 REMEMBERED = 1 << 16  # misses whose reason is remembered
 WRITTEN = ".written"
 Answer = TypeVar("Answer")
+Data = bytes  # in the class, the word is the size of its blocks
 
 
 class Unreachable(Exception):
@@ -194,7 +195,7 @@ class RemoteStore:
         self._write(path, manifest.text(kind).encode())
         return manifest.parsed(manifest.text(kind).encode())
 
-    def _write(self, path: str, data: bytes) -> None:
+    def _write(self, path: str, data: Data) -> None:
         def written() -> None:
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             self.fs.pipe_file(path, data)

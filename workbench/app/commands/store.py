@@ -37,7 +37,7 @@ def wanted(option: Parameter) -> bool:
 
 @app.callback()
 def _group() -> None:
-    """Fill a store of cached blocks, look into it, keep it whole and within its budget."""
+    """Stores of cached blocks: encode a corpus, verify, repair, explain misses, gc, export, import."""
 
 
 @app.command(epilog="Example: workbench store encode manual.md --model smollm2 --to s3://bucket/manual --workers 4")
