@@ -62,8 +62,8 @@ def vanilla() -> Findings:
 
 def in_context() -> Findings:
     """Compare blocks with full attention behind demonstrations, for models whose full attention answers enough."""
-    named = BLOCK_V2_GENERAL["accuracy"]
-    bar = max(full - ours for full, ours in zip(named[FULL], named[TUNED], strict=True)) / 100
+    named, shots = BLOCK_V2_GENERAL["accuracy"], BLOCK_V2_GENERAL["shots"]  # in context: tasks with examples
+    bar = max(full - ours for full, ours, n in zip(named[FULL], named[TUNED], shots, strict=True) if n) / 100
     return [
         _both_modes(one, "demonstrations", "behind four demonstrations", -bar) for one in _telling("demonstrations")
     ]

@@ -15,7 +15,7 @@ from workbench.experiments.papers.evidence import (
     recovered,
     trial,
 )
-from workbench.experiments.papers.fusion_rag_answers import faithfulness, smaller_model
+from workbench.experiments.papers.fusion_rag_answers import faithfulness, smaller_model, together
 from workbench.experiments.papers.fusion_rag_times import latency, recomputation, unmeasured
 from workbench.experiments.papers.verdicts import Findings, Item, item_of, leading
 from workbench.metrics.published_numbers import FUSION_RAG, FUSION_RAG_TABLE_2
@@ -69,12 +69,13 @@ def deviation() -> Findings:
 
 
 def similarity() -> Findings:
-    """Measure what preparation changes; lab passages are drawn, so retrieval together is shown only."""
+    """Measure what preparation changes, and on real questions whether passages that are alike are retrieved together;
+    lab passages are drawn, so theirs is shown only."""
     drawn = []
     for n, bar in FUSION_RAG["retrieved_together"].items():
         drawn += measured(f"another passage of the question among {n} neighbours", f"together_{n}", "above", bar)
     change = measured("deviation of layer 2 by preparation", "change_by_preparation", "below", 0.0, "+.0%")
-    return change + [replace(finding, decides=False) for finding in drawn]
+    return change + together() + [replace(finding, decides=False) for finding in drawn]
 
 
 def places() -> Findings:
@@ -168,7 +169,7 @@ def items() -> list[Item]:
             "Chunks of a question are alike, and preparation behind similar chunks removes most of the deviation.",
             f"> 50% at 2, > 80% at 10 neighbours; {FUSION_RAG['kv_change']:.0%} deviation",
             similarity,
-            "7a needs passages that a retriever returned: those of the lab are drawn",
+            lambda: "" if together() else "7a needs passages that a retriever returned: those of the lab are drawn",
         ),
         item(
             "fig-8",

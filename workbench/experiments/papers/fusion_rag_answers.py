@@ -1,8 +1,9 @@
-"""Answers under FusionRAG's methods at 15% on lab questions: figure 2's smaller model, table 2's faithfulness."""
+"""FusionRAG's figure 2 (a smaller model), figure 7a (passages that are alike) and table 2 (faithfulness)."""
 
-from workbench.experiments import answered_at_ratio
-from workbench.experiments.papers.evidence import gap
-from workbench.experiments.papers.verdicts import Findings
+from workbench.experiments import answered_at_ratio, results
+from workbench.experiments.papers.evidence import gap, has
+from workbench.experiments.papers.verdicts import Finding, Findings
+from workbench.metrics.published_numbers import FUSION_RAG
 
 BASELINES = ("CacheBlend", "Cache-Craft")
 LEVEL = 0.05  # above a smaller model, as high as figure 2 lets the baselines stand
@@ -29,3 +30,14 @@ def faithfulness() -> Findings:
     return [
         gap(f"FusionRAG against {name}, 15%: faithful", ours, theirs, "above", 0.0, "lab") for name, theirs in names
     ]
+
+
+def together() -> Findings:
+    """Read how often passages that are alike were retrieved for one question of a real data set."""
+    found = []
+    for row in results.read("together")["rows"] if has("together", "json") else []:
+        if (bar := FUSION_RAG["retrieved_together"].get(row["at"])) is not None:
+            what = f"another passage of the question among {row['at']} neighbours ({row['data']}, {row['embedder']})"
+            numbers = row["mean"], row["low"], row["high"], row["n"]
+            found.append(Finding(what, *numbers, "real", "above", bar, ".0%"))
+    return found
