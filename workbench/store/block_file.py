@@ -37,7 +37,7 @@ from workbench.store.keys import Key
 __all__ = ["SUFFIX", "Contents", "State", "Unusable", "block", "contents", "save", "state_of"]
 SUFFIX = ".safetensors"
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
-PIECE = 1 << 20  # bytes that are read at once
+PIECE = 1 << 19  # bytes that are read at once
 POPULATE_READ = 22  # of madvise, Linux 5.14: an error instead of a signal where a page cannot be read
 
 
