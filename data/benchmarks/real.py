@@ -13,7 +13,8 @@ and goes on where it stopped, `--minutes` at most; the file *.head says how it m
 `--group` is what is measured: the choices of reuse, their ratios, sparse prefill (the file *.kept says what is kept),
 or the few methods that matter for a fine-tuned model. Several processes share the work with `--part 0/4`.
 The last writes data/benchmarks/real.parquet (a row a method, data set and kind of question, with intervals) and
-real-questions.parquet (the measures of every question, no text); a group that lacks questions is named and left out.
+real-questions.parquet (the measures of every question, no text); a group
+that lacks questions is named, and left out where it lacks a tenth.
 A data set is NAME=FILE, or `manuals`.
 """
 
@@ -277,7 +278,7 @@ def collect(args: argparse.Namespace) -> None:
         write_atomically(HERE / f"{name}.parquet", partial(table.to_parquet, index=False, compression="zstd"))
         print(f"{len(table)} rows in {HERE / name}.parquet")
     for line in lacking:
-        print(f"left out: {line}")
+        print(f"not all questions: {line}")
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ ALIKE = ("n", "seed", "passages", "max_new_tokens")  # fields of a head that all
 HEAD = (*ALIKE, "corpus", "device", "versions", "note")
 SCORES = ("nll", "nll_full", "kl", "kl_first", "kl_gold", "agree", "agree_first")  # of every question
 ANSWERS = ("full_em", "full_f1")  # of full attention's own answer
+ENOUGH = 0.9  # least share of the questions that were asked: the last parts of a measurement may have been cut off
 CHOICES = tuple(field.name for field in fields(MethodConfig) if field.name != "prepared")
 LEFT_OUT = ("bytes", "seconds", "em", "f1")  # of the table: not measured, or several processes shared the device
 
@@ -73,12 +74,13 @@ def gather(folder: Path) -> list[Group]:
 
 
 def complete(groups: Iterable[Group]) -> tuple[list[Group], list[str]]:
-    """Part the groups whose methods have all questions that were asked from the others, of which a line says why."""
+    """Part the groups whose methods have the questions that were asked, `ENOUGH` of them at least, from the others; a
+    line says how many each has that lacks some."""
     whole, lines = [], []
     for group in groups:
-        if group.n == group.head["n"]:
+        if group.n >= ENOUGH * group.head["n"]:
             whole.append(group)
-        else:
+        if group.n < group.head["n"]:
             lines.append(f"{group.model} on {group.data}, {group.name}: {group.n} of {group.head['n']} questions")
     return whole, lines
 
