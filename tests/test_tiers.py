@@ -18,6 +18,7 @@ from workbench.store.events import Events
 from workbench.store.heat import Heat
 from workbench.store.packed import PackedKV, pack
 from workbench.store.quantized import quantize, size_in_bytes
+from workbench.store.remote import RemoteStore
 from workbench.store.tiered import TieredStore
 from workbench.store.tiers import HostTier, StoreTier
 
@@ -44,6 +45,8 @@ class Shelf:
         self.held[key] = kv
 
     def remove(self, key):
+        if self.broken:
+            raise OSError("read-only file system")
         del self.held[key]
 
     def __iter__(self):
@@ -187,6 +190,15 @@ def test_a_disk_that_is_full_costs_an_encoding_and_no_answer():
     assert "no space left" in store.recent[-1].detail
 
 
+def test_a_disk_that_cannot_be_written_to_keeps_what_it_holds():
+    store = two(16, 16)
+    store.put("a", kv_of(1))
+    store.put("b", kv_of(1))
+    store.tiers[1].store.broken = True
+    store.put("c", kv_of(1))
+    assert [store.where(key) for key in "abc"] == ["disk", None, "host"] and store.get("a") is not None
+
+
 @pytest.mark.parametrize("budget", [0, -1])
 def test_a_budget_is_positive(budget):
     with pytest.raises(BadInput, match=f"budget of host is {budget} bytes"):
@@ -314,6 +326,29 @@ def test_a_folder_is_a_tier_whose_files_come_and_go(tmp_path):
     assert found.tier == "disk" and torch.equal(found.kv.keys[1], kvs[2].keys[1])
     other = key_of("m", torch.bfloat16, blocks[2])
     assert again.get(other) is None and again.recent[-1].reason == "other dtype"
+
+
+def test_a_remote_is_the_last_tier(tmp_path):
+    model, blocks = model_of(), [block_of(4, seed) for seed in range(4)]
+    kvs = [encode(model, block).lock() for block in blocks]
+    keys = [key_of("m", torch.float32, block) for block in blocks]
+    url, kind = f"file://{tmp_path}/remote", {"model": "m"}
+
+    def opened():
+        folder = FolderStore(tmp_path / "disk", kind, new=True)
+        remote = RemoteStore(url, kind, new=True)
+        size = kvs[0].nbytes
+        return TieredStore([HostTier(size), StoreTier(folder, size), StoreTier(remote, 1 << 20, "remote")])
+
+    store = opened()
+    for key, kv in zip(keys, kvs, strict=True):
+        store.put(key, kv)
+    assert [store.where(key) for key in keys] == ["remote", "remote", "disk", "host"]
+    assert store.find(keys[0]).tier == "remote" and store.where(keys[0]) == "host"
+    later = opened()
+    found = later.find(keys[1])
+    assert found.tier == "remote" and torch.equal(found.kv.values[2], kvs[1].values[2])
+    assert later.find(keys[1]).tier == "host"
 
 
 def test_a_file_of_several_blocks_is_written_without_the_one_that_is_removed(tmp_path):

@@ -1,6 +1,6 @@
 """The receipt of a request: which blocks were reused, from where, which were missed and why, and how long it took."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
@@ -142,7 +142,7 @@ class WatchedStore:
     def __init__(self, store: Store):
         self.store = store
         self.lookups: list[Lookup] = []
-        self.seconds = Counter[str]()
+        self.seconds: dict[str, float] = defaultdict(float)
         self._last = perf_counter()
 
     def get(self, key: str) -> KV | None:
@@ -202,8 +202,8 @@ def receipts_of(
         blocks = []
         for block, start, count in zip(prompt.context, prompt.starts, counts, strict=False):
             listed = chosen.get(block.content, [])
-            lookup = (listed.pop(0) if len(listed) > 1 else listed[0]) if listed else None
-            blocks.append(_of_block(block.label, len(block), start, count, lookup, positions))
+            found = (listed.pop(0) if len(listed) > 1 else listed[0]) if listed else None
+            blocks.append(_of_block(block.label, len(block), start, count, found, positions))
         made.append(Receipt(tuple(blocks), len(prompt.question), batch=len(prompts), also=also))
     return made
 

@@ -81,19 +81,20 @@ class Chain:
             if key in first:
                 uses += first.drop(key)
             victims = first.victims(first.needs(kv), lambda other: other not in self.pinned)
-            leaving = [(victim, first.get(victim), first.drop(victim, evicted=True)) for victim in victims or ()]
-            self._moving |= {victim: kept for victim, kept, _ in leaving}
+            kept = {victim: first.get(victim) for victim in victims or ()}
+            self._moving |= kept  # before they leave, so that they are found meanwhile
+            uses_of = {victim: first.drop(victim, evicted=True) for victim in kept}
             if victims is not None:
                 first.keep(key, held, uses)
             else:
                 self._moving[key] = held
-        for victim, kept, used in leaving:
-            self._evicted(first, victim, kept)
-            self.lower(1, victim, kept, used)
+        for victim, moved in kept.items():
+            self._evicted(first, victim, moved)
+            self.lower(1, victim, moved, uses_of[victim])
         if victims is None:
             self.lower(1, key, kv, uses)
         with self.lock:
-            for left in [*(victims or ()), *([key] if victims is None else ())]:
+            for left in (*kept, *([key] if victims is None else ())):
                 self._moving.pop(left, None)
         return _restored(held)
 
@@ -107,9 +108,7 @@ class Chain:
             if key in tier:
                 return True
             victims = tier.victims(tier.needs(kv), lambda _: True)
-            for victim in victims or ():
-                self._pass_down(level, victim)
-            if victims is not None and self._written(tier, key, kv, uses):
+            if victims is not None and self._pass_down(level, victims) and self._written(tier, key, kv, uses):
                 return True
         return False if only else self.lower(level + 1, key, kv, uses)
 
@@ -139,15 +138,22 @@ class Chain:
             return self.tiers[0].name
         return next((tier.name for tier in self.tiers if key in tier), None)
 
-    def _pass_down(self, level: int, key: str) -> None:
+    def _pass_down(self, level: int, keys: Sequence[str]) -> bool:
+        """Move blocks out of a tier; return whether that could be done."""
         tier = self.tiers[level]
-        kv = tier.get(key) if level + 1 < len(self.tiers) else None
-        if kv is not None:
-            self.lower(level + 1, key, kv)  # before it is dropped, so that it is found meanwhile
-        tier.drop(key, evicted=True)
-        self._evicted(tier, key, kv)
-        if kv is None:
-            self._gone(key, tier)
+        for key in keys:
+            kv = tier.get(key) if level + 1 < len(self.tiers) else None
+            if kv is not None:
+                self.lower(level + 1, key, kv)  # before it is dropped, so that it is found meanwhile
+            try:
+                tier.drop(key, evicted=True)
+            except (OSError, BadInput) as problem:  # of a folder that must not be written to
+                log.warning("no room is made in %s: %s", tier.name, problem)
+                return False
+            self._evicted(tier, key, kv)
+            if kv is None:
+                self._gone(key, tier)
+        return True
 
     def _written(self, tier: Tier, key: str, kv: KV, uses: int) -> bool:
         with self._timed("write", key, tier) as about:

@@ -169,8 +169,9 @@ class StoreTier(Books):
         if budget_bytes is not None and not hasattr(store, "remove"):
             raise BadInput(f"{type(store).__name__} removes no blocks, so {name} can have no budget")
         self.store = store
-        for key in store if isinstance(store, Iterable) else ():
-            self._entered(key, self._stored(key), 1)
+        listed = store.listed() if hasattr(store, "listed") else {}  # of a remote, in one request
+        for key in listed or (store if isinstance(store, Iterable) else ()):
+            self._entered(key, listed[key] if key in listed else self._stored(key), 1)
         if budget_bytes is not None and self._bytes > budget_bytes:
             raise BadInput(f"{name} holds {self._bytes} bytes of blocks already, and its budget is {budget_bytes}")
 

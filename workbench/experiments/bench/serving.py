@@ -8,6 +8,7 @@ Baselines in the same run: full prefill of every token, and a prefix cache, whic
 blocks only. On a GPU requests share the pages of a pool, on a CPU each has a contiguous KV of its own.
 """
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,14 +68,19 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
         if perf_counter() - begin > seconds:
             return facts | {"mode": mode, "skipped": f"{seconds:.0f} seconds had passed"}
         few = replace(load, batch=min(2, load.batch)) if bench.on_gpu and facts["run"] != "reuse" else load
-        row, _ = serve(engine(), prompts, mode, few)
+        try:
+            row, _ = serve(engine(), prompts, mode, few)
+        except RuntimeError as problem:  # out of memory, of a GPU: the other runs go on
+            traceback.print_exc()
+            row = {"problem": str(problem).partition("\n")[0]}
         return facts | {"mode": mode} | row
 
     if not bench.on_gpu:  # there, what host memory does not hold is read from the folder in warm runs too
         yield _written(bench)
     if bench.on_gpu:
+        warmed = bench.engine("hot")
         for count in (8, 4, 2, 1):  # kernels are compiled, and steps captured
-            serve(bench.engine("hot"), bench.prompts[:count], "request", load)
+            serve(warmed, bench.prompts[:count], "request", load)
         serve(bench.engine("hot", load.ratio), bench.prompts[:1], "layer", load)
     else:
         serve(bench.engine("hot"), bench.prompts[:2], "request", load)
@@ -93,11 +99,11 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
         bench.packed.clear()  # its page-locked memory is taken by what is read
     for mode in MODES:
         if bench.folder.is_dir():
-            yield timed(_facts("cold"), partial(bench.engine, "cold"), bench.prompts, mode)
+            yield timed(_facts("cold"), partial(bench.engine, "cold"), bench.prompts[: load.cold], mode)
 
 
 def _written(bench: StoredCorpus) -> dict[str, Any]:
-    return {"run": "write", "seconds": bench.write(), "bytes": len(bench.keys) * bench.kv_bytes}
+    return {"run": "write", **bench.write()}
 
 
 def _facts(state: str, run: str = "reuse", ratio: float = 0.0) -> dict[str, Any]:

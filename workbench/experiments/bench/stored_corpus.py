@@ -41,7 +41,7 @@ class Load:
 
     blocks, block      blocks of the corpus, and tokens of each
     questions          asked at once; `baseline` of them by full prefill and by prefix caching, `chosen` of them with
-                       `ratio` of the tokens recomputed
+                       `ratio` of the tokens recomputed, `cold` of them over blocks on disk
     share              of the corpus that the tier above the one where blocks lie may hold
     """
 
@@ -53,6 +53,7 @@ class Load:
     questions: int = 24
     baseline: int = 8
     chosen: int = 8
+    cold: int = 24
     ratio: float = 0.15
     zipf: float = 1.0
     share: float = 0.5
@@ -75,7 +76,16 @@ class Load:
 
 
 GPU = Load(
-    blocks=2000, block=128, per_question=256, question=50, answer=16, questions=200, baseline=6, chosen=16, loaders=4
+    blocks=2000,
+    block=128,
+    per_question=256,
+    question=50,
+    answer=8,
+    questions=200,
+    baseline=4,
+    chosen=12,
+    cold=12,
+    loaders=4,
 )
 
 
@@ -126,24 +136,31 @@ class StoredCorpus:
         for key in self.keys:
             pages.drop(key)
 
-    def write(self) -> float:
-        """Write the corpus to the folder, and return the seconds; the pages of its files are dropped from memory."""
+    def write(self) -> dict[str, float]:
+        """Write the blocks of the cold runs to the folder (on a CPU, all), and return {seconds, bytes}."""
         begin = perf_counter()
+        used = {block.content for prompt in self.prompts[: self.load.cold] for block in prompt.context}
+        keys = [k for k, b in zip(self.keys, self.corpus, strict=True) if b.content in used or not self.on_gpu]
         folder = FolderStore(self.folder, {"model": fingerprint(self.model)}, new=True, durable=False)
         with ThreadPoolExecutor(WRITERS) as threads:
-            list(threads.map(folder.put, self.packed, self.packed.values()))
-        for path in self.folder.glob("*.safetensors"):
+            list(threads.map(folder.put, keys, (self.packed[key] for key in keys)))
+        self.forget()
+        return {"seconds": perf_counter() - begin, "bytes": float(len(keys) * self.kv_bytes)}
+
+    def forget(self) -> None:
+        """Let the system drop what it holds of the files in memory, so that they are read from the disk."""
+        for path in self.folder.glob("*.safetensors") if hasattr(os, "posix_fadvise") else ():
             opened = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(opened)
-                if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(opened)
-        return perf_counter() - begin
 
     def engine(self, state: State, ratio: float = 0.0) -> Engine:
         """Return an engine whose blocks lie where `state` says."""
+        if state == "cold":
+            self.forget()
         method = Reuse(select=QueryGuided(system=0), ratio=ratio) if ratio else Reuse()
         return self._paged(state, method) if self.on_gpu else self._contiguous(state, method)
 

@@ -71,7 +71,7 @@ class Ticket:
     arrivals: Arrivals = field(default_factory=Arrivals)
     done: Event = field(default_factory=Event)
     cancelled: bool = False
-    wake: Callable[[], None] = field(default=bool, repr=False)  # lets the scheduler look
+    wake: Callable[[], object] = field(default=bool, repr=False)  # lets the scheduler look
 
     def cancel(self) -> None:
         """Give the request up: it ends with the scheduler's next step, wherever it is."""
