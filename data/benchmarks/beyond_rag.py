@@ -26,7 +26,7 @@ from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
 HERE = Path(__file__).parent
-SEED, SHOTS, TOKENS, BATCH = 70_000, 4, 16, 16
+SEED, SHOTS, TOKENS, BATCH = 80_000, 4, 16, 16
 
 
 def generations(loaded: Loaded, steps: Sequence[SessionPrompt], mode: str) -> list[Generation]:

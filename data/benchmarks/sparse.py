@@ -73,6 +73,13 @@ TABLE = [  # BFLA's table 5, its blocks and groups at a quarter
     "bfla(block=64, flat=16, local=2, mass=0.99, random=0.1)",
     "bfla(block=64, flat=64, local=2, mass=0.99, random=0.1)",
     "bfla(block=128, flat=16, local=2, mass=0.99, random=0.1)",
+    "bfla(block=64, flat=16, local=2, mass=0.98)",
+    "bfla(block=32, tile=32, flat=16, local=2, mass=0.99, random=0.1)",
+    "bfla(block=128, flat=32, local=2, mass=0.99, random=0.1)",
+    "bfla(block=256, flat=16, local=2, mass=0.99, random=0.1)",
+    "bfla(block=64, flat=16, local=2, mass=0.99, stride=0, rescue=blocks, anchor=chunk)",  # as the released code
+    "bfla(block=64, flat=16, local=2, mass=0.99, rescue=blocks)",
+    "bfla(block=64, flat=16, local=2, mass=0.99, anchor=chunk)",
 ]
 NUMBERS = (*MEASURES, "kl", "agree")
 TOGETHER = 64  # pairs of a prompt and a setting that a GPU is given at a time
