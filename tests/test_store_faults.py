@@ -217,12 +217,18 @@ def test_a_folder_that_must_not_be_written_is_read_and_its_refusals_are_one_sent
     assert {path.name for path in (tmp_path / "a").iterdir()} == {"manifest.json", "key.safetensors"}
 
 
-def test_a_folder_that_must_not_be_read_is_one_sentence(tmp_path, monkeypatch):
-    FolderStore(tmp_path / "a", new=True)
-
-    def refuse(*given, **options):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(BadInput, match=r"manifest\.json cannot be read: Permission denied"):
-        FolderStore(tmp_path / "a")
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="rights of a POSIX system")
+@pytest.mark.parametrize("rights", [0o000, 0o400, 0o500])
+def test_a_folder_without_rights_is_one_sentence(tmp_path, rights):
+    FolderStore(tmp_path / "a", new=True).put("key", kv_of(1))
+    (tmp_path / "a").chmod(rights)
+    before = os.geteuid()
+    try:
+        if before == 0:  # who is allowed everything
+            os.seteuid(65534)
+        with pytest.raises(BadInput, match=r"must not be read: Permission denied|cannot be written: Permission denied"):
+            FolderStore(tmp_path / "a", new=True).put("other", kv_of(2))
+    finally:
+        os.seteuid(before)
+        (tmp_path / "a").chmod(0o700)
+    assert same(FolderStore(tmp_path / "a").get("key"), kv_of(1))

@@ -8,6 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from logging import ERROR
 from typing import Any
 
 import torch
@@ -117,7 +118,8 @@ def cluster(
     except ImportError:
         raise BadInput("a cluster needs Dask: pip install 'cached-block-workbench[cluster]'") from None
     if address == "local":
-        made = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0")
+        quiet = {"dashboard_address": ":0", "silence_logs": ERROR}
+        made = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, **quiet)
     else:
         made = None
     try:

@@ -28,10 +28,12 @@ def opened(folder: Path, kind: Mapping[str, Any] | None, new: bool, durable: boo
     A damaged manifest is written anew where the kind is given: blocks say themselves what they are of.
     Raises BadInput.
     """
-    if new and not (folder / MANIFEST).is_file():
-        _begin(folder, kind or {}, durable)
     try:
+        if new and not (folder / MANIFEST).is_file():
+            _begin(folder, kind or {}, durable)
         there = read(folder)
+    except PermissionError as problem:
+        raise BadInput(f"{folder} must not be read: {problem.strerror}") from None
     except Damaged as problem:
         if kind is None:
             raise BadInput(f"{folder / MANIFEST} is corrupt: {problem}; what names the model writes it anew") from None
@@ -66,7 +68,7 @@ def read(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"{folder} is no folder of cached blocks: it has no {MANIFEST}") from None
     except PermissionError as problem:
-        raise BadInput(f"{folder / MANIFEST} cannot be read: {problem.strerror}") from None
+        raise BadInput(f"{folder / MANIFEST} must not be read: {problem.strerror}") from None
     except OSError as problem:
         raise Damaged(str(problem)) from None
 
