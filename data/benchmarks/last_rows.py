@@ -2,6 +2,7 @@
 questions of sparse.py.
 
     python data/benchmarks/last_rows.py --processes 2
+    python data/benchmarks/last_rows.py --only seer_attention     the other entries stay as they are
 
 writes last-rows.json, one entry a method by its spec without the rule: `with`, its spec with it (a setting of
 sparse.parquet), the Record without, and per question whether the answer is right (a string of 0 and 1, in the order of
@@ -9,12 +10,14 @@ the questions). A gate that was distilled on prompts that are scored is refused.
 """
 
 import argparse
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from workbench import models
+from workbench.core.errors import BadInput
 from workbench.experiments import results
 from workbench.experiments.trial import Trial
 from workbench.methods.seer_gate import FILE, check_unseen
@@ -37,15 +40,26 @@ def run(spec: str, samples: int, device: str) -> dict[str, Any]:
     return {without: {"with": spec, **results.entry(*trial.run_each())}}
 
 
+def others(specs: Sequence[str], samples: int) -> dict[str, Any]:
+    """Return the entries of the file that are of other methods, on as many questions; none where all are measured."""
+    there = results.read(OUT.stem) if len(specs) < len(SPECS) else {"samples": samples, "methods": {}}
+    if (there["samples"], there.get("seed", SEED)) != (samples, SEED):
+        raise BadInput(f"{OUT.name} is of {there['samples']} samples, not {samples}: measure all methods")
+    return {name: entry for name, entry in there["methods"].items() if entry["with"] not in specs}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--only", choices=[spec.partition("(")[0] for spec in SPECS], help="measure one method alone")
     args = parser.parse_args()
+    specs = [spec for spec in SPECS if args.only in (None, spec.partition("(")[0])]
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
-        jobs = [pool.submit(run, spec, args.samples, args.device) for spec in SPECS]
-        methods = {name: entry for job in jobs for name, entry in job.result().items()}
+        jobs = [pool.submit(run, spec, args.samples, args.device) for spec in specs]
+        measured = {name: entry for job in jobs for name, entry in job.result().items()}
+    methods = others(specs, args.samples) | measured
     results.write(OUT, args.samples, SEED, methods)
     print(results.summary(methods))
 
