@@ -58,7 +58,8 @@ TINY = {  # parameters that make a run short
         "repeats": 1,
     },
     "13_papers": {},
+    "14_store": {"requests": 24, "pool": 60, "prepared": 30, "gpu": 1.0, "lengths": [64, 96], "repeats": 1},
 }
 FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 6, "05_beyond_rag": 9}
 FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9, "10_sparse_quality": 8}
-FIGURES |= {"09_sparse_masks": 8, "11_latency": 8, "12_real_model": 11, "13_papers": 1}
+FIGURES |= {"09_sparse_masks": 8, "11_latency": 8, "12_real_model": 11, "13_papers": 1, "14_store": 11}

@@ -27,6 +27,7 @@ TABLES = {
     "10_sparse_quality": {"measured", "thresholds", "times", "crossover", "here"},
     "11_latency": {"ttft", "cached", "ratios", "cost", "stages", "kernels"},
     "12_real_model": {"measured", "claims", "here"},
+    "14_store": {"modes", "tiers", "timed", "served", "load", "break_even", "poisoned"},
     "05_beyond_rag": {"icl", "icl_quality", "chat", "chat_quality", "game"},
 }
 
@@ -110,6 +111,16 @@ def test_papers_judge_every_table_and_figure(tmp_path):
     assert set(pd.read_parquet(folder / "items.parquet").verdict) == {"confirmed", "contradicted", "unreachable"}
     assert "../08_recompute_tradeoff/08_recompute_tradeoff.html#cell-id=" in (folder / "13_papers.html").read_text()
     check_figures(folder / "13_papers.ipynb", FIGURES["13_papers"])
+
+
+def test_store_serves_replays_and_compares(folder, tmp_path):
+    metrics, tables = finished("14_store", folder, tmp_path)
+    assert metrics["equal"] is True and 0 < metrics["hit_rate"] < 1 and metrics["poisoned_n"] >= 50
+    assert set(tables["modes"]["mode"]) == {"sync", "request", "layer"} and set(tables["tiers"].tier) >= {"GPU", "disk"}
+    assert set(tables["timed"].tier) == {"", "memory", "disk"} and (tables["timed"].p50 > 0).all()
+    rounds = tables["served"].groupby("round")[["reused", "bytes"]].sum()
+    assert rounds.reused["empty tiers"] < rounds.reused["again"] == rounds.reused["memory empty, folder full"]
+    assert 0.6 < metrics["path_storage_saved"] < 0.8 and metrics["path_redundant_removed"] == 1
 
 
 def test_masks_show_the_readers_own_text_and_what_reuse_saves(folder, tmp_path):
@@ -278,6 +289,8 @@ def test_sparse_masks_weigh_what_is_kept_and_what_is_dropped(folder, tmp_path):
         ("12_real_model", {"ratio": 1.5}, "parameter ratio is 1.5"),
         ("11_latency", {"against": ["fa4"]}, "parameter against is 'fa4'"),
         ("11_latency", {"shares": [2]}, "parameter shares is 2"),
+        ("14_store", {"order": "random"}, "parameter order is 'random'"),
+        ("14_store", {"rate": 0}, "parameter rate is 0"),
         ("05_beyond_rag", {"tables": 0}, "parameter tables is 0"),
         ("05_beyond_rag", {"shots": [17]}, "parameter shots is 17"),
     ],

@@ -12,7 +12,7 @@ from workbench.experiments import results, tier_ttft, ttft
 from workbench.experiments.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE
 from workbench.experiments.store_replay import GB, Machine, bytes_of, replay, requests_of, summary
 from workbench.experiments.ttft_model import TtftModel, fitted
-from workbench.plots import serving, workload
+from workbench.plots import serving, serving_results, workload
 from workbench.store.events import SPANS, busy
 
 MODEL = TtftModel(start=5.0, row=0.02, pair=1e-6)
@@ -125,10 +125,10 @@ def texts_of(box):
 
 def test_the_load_of_the_scheduler_is_drawn_from_committed_rows():
     kept = results.read("store_replay")
-    figure = serving.by_rate(kept)
+    figure = serving_results.by_rate(kept)
     assert "by full prefill" in texts(figure) and len({trace.name for trace in figure.data if trace.name}) == 4
     turned = {**kept, "rows": [{**row, "ttft_ms": 1e3 if row["way"] == "sync" else 2e3} for row in kept["rows"]]}
-    assert "+100% at" in serving.rate_said(turned) and "+100% at" not in serving.rate_said(kept)
+    assert "+100% at" in serving_results.rate_said(turned) and "+100% at" not in serving_results.rate_said(kept)
 
 
 def test_tiers_are_timed_beside_full_attention(loaded, tmp_path):
@@ -136,7 +136,7 @@ def test_tiers_are_timed_beside_full_attention(loaded, tmp_path):
     rows = tier_ttft.measured(loaded, prompts, tmp_path / "blocks", repeats=1)
     assert [(row["tier"], row["method"]) for row in rows][:2] == [("", "full attention"), ("memory", "reuse")]
     assert len(rows) == 5 and all(row["p50"] > 0 for row in rows) and rows[1]["bytes"] > 0
-    said = texts(serving.by_tier(rows, model="tiny", device="a device"))
+    said = texts(serving_results.by_tier(rows, model="tiny", device="a device"))
     assert "reuse from disk" in said and "as many times as long as" in said
 
 

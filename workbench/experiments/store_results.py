@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from workbench.experiments.results import read
+from workbench.experiments.results import names, read
 
 
 def serving(device: str = "cpu") -> list[dict[str, Any]]:
@@ -57,3 +57,11 @@ def rounded(rows: list[dict[str, Any]]) -> str:
                 f"({row['low']:+.3f} to {row['high']:+.3f}, n = {row['n']})."
             )
     return " ".join(told)
+
+
+def serving_anywhere() -> list[dict[str, Any]]:
+    """Return the runs of `serving` on a GPU where it was measured, else on a CPU, else none."""
+    for device in ("cuda", "cpu"):
+        if f"store-serving-{device}" in names():
+            return serving(device)
+    return []

@@ -1,6 +1,6 @@
 """Requests served from tiers of blocks, from the events of the scheduler and of the store (`store.events`)."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,10 +10,10 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.bars import Bars, bar_chart
 from workbench.plots.elements import steps, swatches
-from workbench.plots.findings import joined, times
+from workbench.plots.findings import joined
 from workbench.plots.lines import Panel, Series, line_chart
 from workbench.plots.looks import Look
-from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, RED, RULE, SKY, finish, panel_titles
+from workbench.plots.theme import BLUE, GREEN, MUTED, ORANGE, RED, RULE, SKY, finish, panel_titles
 from workbench.store.events import Event, idle_share
 
 STAGES = {"wait": RULE, "load": ORANGE, "encode": RED, "prefill": BLUE, "decode": SKY}
@@ -221,104 +221,3 @@ def misses(run: ReplayedRun, *, machine: str) -> go.Figure:
         notice=f"Misses: {said}." if total else "No look-up missed.",
         caption=machine,
     )
-
-
-def by_rate(kept: Mapping[str, Any]) -> go.Figure:
-    """Draw time to the first token and finished requests against the rate of requests (FusionRAG, figure 15)."""
-    looks = {"sync": Look(MUTED, "square"), "request": Look(BLUE), "layer": Look(GREEN, "diamond")}
-    looks["full prefill"] = Look(INK, "x", "dot")
-    panels = []
-    for field, name, log in (
-        ("ttft_ms", "time to the first token (ms)", True),
-        ("per_second", "answers a second", False),
-        ("idle", "engine idle", False),
-    ):
-        lines = []
-        for way, look in looks.items():
-            at, mean, low, high = _over_seeds(kept["rows"], way, field)
-            hover = f"%{{x}} requests a second: %{{y:{'.0%' if field == 'idle' else ',.1f'}}}"
-            lines.append(Series(MODES.get(way, way), at, mean, low, high, hover, look=look))
-        y = {"type": "log", "dtick": 1, "exponentformat": "power"} if log else {"rangemode": "tozero"}
-        y |= {"tickformat": ".0%"} if field == "idle" else {}
-        panels.append(Panel(name, lines, {"title_text": "requests a second"}, y))
-    machine, passages = kept["machine"], kept["passages"]
-    budgets = ", ".join(f"{name} {size / 1e9:g} GB" for name, size in machine["budgets"].items())
-    return line_chart(
-        panels,
-        height=300,
-        lines=2,
-        spacing=0.08,
-        title="Modes of the scheduler under load",
-        notice=rate_said(kept),
-        caption=f"Simulated clock; {passages} passages of {machine['passage']} tokens a request from {kept['pool']:,} "
-        f"(Zipf {kept['zipf']:g}), {machine['ratio']:.0%} recomputed, {budgets}; {kept['requests']} requests, bands: "
-        f"95% over {kept['seeds']} draws. Full prefill: the same engine computes every token. Passes take the times "
-        "fitted to a GPU's reports, Llama-3.1-8B shape.",
-    )
-
-
-def _over_seeds(rows: Sequence[Mapping[str, Any]], way: str, field: str) -> tuple[list, list, list, list]:
-    grouped: dict[float, list[float]] = defaultdict(list)
-    for row in rows:
-        if row["way"] == way:
-            grouped[row["rate"]].append(row[field])
-    at = sorted(grouped)
-    means = [float(np.mean(grouped[x])) for x in at]
-    half = [1.96 * float(np.std(grouped[x], ddof=1)) / len(grouped[x]) ** 0.5 if len(grouped[x]) > 1 else 0 for x in at]
-    ends = [[mean + sign * h for mean, h in zip(means, half, strict=True)] for sign in (-1, 1)]
-    return at, means, ends[0], ends[1]
-
-
-def rate_said(kept: Mapping[str, Any]) -> str:
-    """Say what overlap takes off the time to the first token, and how many answers come at the highest rate."""
-    parts = []
-    for way in ("request", "layer"):
-        at, ours, *_ = _over_seeds(kept["rows"], way, "ttft_ms")
-        _, sync, *_ = _over_seeds(kept["rows"], "sync", "ttft_ms")
-        changes = [f"{one / other - 1:+.0%} at {x:g}" for x, one, other in zip(at, ours, sync, strict=True)]
-        parts.append(f"{MODES[way]} {', '.join(changes)}")
-    at, ours, *_ = _over_seeds(kept["rows"], "request", "per_second")
-    _, full, *_ = _over_seeds(kept["rows"], "full prefill", "per_second")
-    more = (
-        f"At {at[-1]:g} requests a second {times(ours[-1] / full[-1], 'as many', 'fewer')} answers as by full prefill."
-    )
-    return f"Time to the first token against synchronous loading, by requests a second: {'; '.join(parts)}. {more}"
-
-
-def by_tier(rows: Sequence[Mapping[str, Any]], *, model: str, device: str, here: bool = True) -> go.Figure:
-    """Draw the time to the first token against the context, by where blocks lie (FusionRAG, figure 19)."""
-    names = list(dict.fromkeys((row["tier"], row["method"]) for row in rows))
-    colours = {"": INK, "memory": BLUE, "disk": ORANGE}
-    lines = []
-    for tier, method in names:
-        taken = [row for row in rows if (row["tier"], row["method"]) == (tier, method)]
-        at, middle, low, high = ([row[key] for row in taken] for key in ("length", "p50", "p5", "p95"))
-        look = Look(colours[tier], "diamond" if "recomputed" in method else "circle")
-        look = Look(look.colour, look.symbol, "dash" if "recomputed" in method else "solid")
-        name = f"{method}, from {tier}" if tier else method
-        lines.append(Series(name, at, middle, low, high, "%{x:,} tokens: %{y:.1f} ms", look=look))
-    y = {"title_text": "milliseconds", "type": "log", "dtick": 1, "exponentformat": "power"}
-    panel = Panel("", lines, {"title_text": "tokens of the prompt"}, y)
-    when = "Measured now" if here else "Measured by data/benchmarks/tier_ttft.py"
-    return line_chart(
-        [panel],
-        lines=2,
-        title="Time to the first token by tier and context",
-        notice=tier_said(rows),
-        caption=f"{when}: {model}, {device}; all ways take turns, bands from the 5th to the 95th percentile of "
-        f"{rows[0]['n']} requests. From disk: a folder is read and every checksum verified, within the time; the "
-        "system's cache of files is warm.",
-    )
-
-
-def tier_said(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say how full attention compares with reuse from every tier at the shortest and the longest context."""
-    parts = []
-    lengths = sorted({row["length"] for row in rows})
-    middle = {(row["length"], row["tier"], row["method"]): row["p50"] for row in rows}
-    full = {length: middle[length, "", "full attention"] for length in lengths}
-    for tier, method in dict.fromkeys((row["tier"], row["method"]) for row in rows if row["tier"]):
-        ratios = [f"{full[n] / middle[n, tier, method]:.1f}×" for n in dict.fromkeys((lengths[0], lengths[-1]))]
-        parts.append(f"{method} from {tier} {' and '.join(ratios)}")
-    ends = joined([f"{n:,}" for n in dict.fromkeys((lengths[0], lengths[-1]))])
-    return f"Full attention takes, at {ends} tokens, as many times as long as {'; '.join(parts)}."
