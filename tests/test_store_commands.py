@@ -86,6 +86,8 @@ def test_encoding_again_makes_nothing_and_another_corpus_is_added(kept, folder, 
     added = said("store", "encode", files / "passages.jsonl", "--model", folder, "--to", kept)
     assert added["passages"] == 9 and len(FolderStore(kept)) == before + 1, "eight of its nine passages were there"
     text = said("store", "encode", files / "text.md", "--model", folder, "--to", kept)
+    for name in ("questions.json", "passages.jsonl", "text.md"):
+        assert said("store", "encode", files / name, "--model", folder, "--to", kept)["made"] == 0
     assert text["passages"] == 9 and len(FolderStore(kept)) == before + 10
 
 
@@ -270,3 +272,13 @@ def test_a_url_is_filled_resumed_verified_and_answers_a_trial(folder, files, tmp
     assert said("store", "verify", to)["whole"] and said("store", "stat", to)["blocks"] == 9
     assert trial(folder, files, "--store", to)["hit_rate"] == 1
     assert Preparation(str(folder), to, str(files / "questions.json"), "with_neighbours(n=2)").run().made == 0
+
+
+def test_look_ups_at_a_url_are_explained(folder, files, tmp_path):
+    to = f"memory://{tmp_path.name}/explained"
+    said("store", "encode", files / "passages.jsonl", "--model", folder, "--to", to)
+    told = said("store", "explain", to, "--model", folder, "--data", files / "questions.json")
+    assert (told["hits"], told["misses"]) == (9, 0)
+    words = ("--model", folder, "--data", files / "questions.json", "--prepare", "after_system")
+    told = said("store", "explain", to, *words)
+    assert (told["hits"], told["reasons"]) == (1, {"never seen": 8})

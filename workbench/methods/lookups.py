@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from workbench import data, models
@@ -15,8 +14,9 @@ from workbench.methods.config import DataName, DeviceName, LayoutName, ModelName
 from workbench.methods.registry import found, is_whole
 from workbench.models.loading import Loaded
 from workbench.models.spec import prepare_model
-from workbench.store import FolderStore, Miss
+from workbench.store import Miss
 from workbench.store.misses import identity_of
+from workbench.store.places import Where, opened
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Lookups:
     error here: its blocks miss, and say so.
     """
 
-    folder: Path
+    folder: Where
     model: ModelName
     data: DataName = "lab"
     prepare: Annotated[str | None, "Preparation; without it, that of the folder"] = None
@@ -64,7 +64,7 @@ class Lookups:
         layouts.check(self.layout)
         if not is_whole(self.samples, 1):
             raise BadInput(f"samples is {self.samples!r}: a whole number of at least 1 is needed")
-        store = FolderStore(self.folder)
+        store = opened(self.folder)
         spec = self.prepare or str(store.kind.get("preparation", "independent"))
         policy_class, _ = found(prepare.__name__, spec, ("corpus",))
         samples = data.load(self.data, self.samples, self.seed, self.passages, answered=False)

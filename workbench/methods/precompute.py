@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,11 +28,11 @@ from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.methods.shards import UNPREPARED, PrepareStage, ShardMaker
 from workbench.models.loading import Loaded
 from workbench.models.spec import prepare_model
-from workbench.store import FolderStore, fingerprint
+from workbench.store import fingerprint
 from workbench.store.keys import vocabulary
 from workbench.store.manifest import TOKENIZER
 from workbench.store.places import Where, forget, is_begun, is_url, note, opened, read_note, within
-from workbench.store.remote import RemoteStore, file_system
+from workbench.store.remote import file_system
 
 Progress = Callable[[int, int], None]  # (passages done, of how many)
 SUCCESS, ASKED = "_SUCCESS", "prepared.json"
@@ -129,9 +128,8 @@ class Preparation:
         stages = []
         for each, folder in policies:
             store = opened(folder) if is_begun(folder) else None
-            numbered = getattr(each, "corpus", None) is not None or folder != self.out
-            named = [(_shard_name(i, run, numbered), run) for i, run in enumerate(runs)]
-            missing = [shard for i, shard in enumerate(named) if store is None or not _is_written(store, i, shard)]
+            named = [shards.named(store, i, run) for i, run in enumerate(runs)]
+            missing = [shard for shard in named if store is None or not shards.is_written(store, shard)]
             stages.append(PrepareStage(each, folder, missing))
         if not stages[-1].shards:
             return []
@@ -183,22 +181,6 @@ def again(place: Where, progress: Progress | None = None) -> list[Prepared]:
     known = {field.name for field in fields(Preparation)}
     asked = [{name: value for name, value in each.items() if name in known} for each in asked_before(place)]
     return [Preparation(**each | {"out": place, "cluster": None}).run(progress) for each in asked]
-
-
-def _shard_name(number: int, blocks: tuple[Block, ...], numbered: bool) -> str:
-    """Return the name of a shard: its number in the one corpus of its folder, else what it holds."""
-    if numbered:
-        return f"passages-{number:06d}"
-    return f"passages-{sha256(''.join(block.content for block in blocks).encode()).hexdigest()[:16]}"
-
-
-def _is_written(store: FolderStore | RemoteStore, number: int, shard: shards.Shard) -> bool:
-    """Return whether a shard is there, also under its number, as earlier versions named all."""
-    name, blocks = shard
-    if store.has_file(name) or isinstance(store, RemoteStore):
-        return store.has_file(name)
-    held = {key.identity.block for key in store.blocks_of(f"passages-{number:06d}") if key.identity}
-    return bool(held) and held >= {block.content for block in blocks}
 
 
 def kind_of(model: PreTrainedModel, policy: Prepare, tokenizer: Any = None) -> dict[str, Any]:

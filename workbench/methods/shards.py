@@ -8,6 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from logging import ERROR
 from typing import Any
 
@@ -20,8 +21,10 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.methods.prepare import Prepare
 from workbench.models.spec import prepare_model
-from workbench.store import MemoryStore, fingerprint
+from workbench.store import FolderStore, MemoryStore, fingerprint
+from workbench.store.misses import identity_of
 from workbench.store.places import Where, is_begun, opened, within
+from workbench.store.remote import RemoteStore
 from workbench.store.views import StagingStore
 
 Shard = tuple[str, tuple[Block, ...]]  # name of a file, and the passages it holds
@@ -47,6 +50,30 @@ class PrepareStage:
 Make = Callable[[PrepareStage], Iterator[Made]]
 
 
+def named(store: FolderStore | RemoteStore | None, number: int, blocks: tuple[Block, ...]) -> Shard:
+    """Return a shard under its number, or under a name of its content where its number stands for another corpus."""
+    shard = f"passages-{number:06d}", blocks
+    if store is None or (isinstance(store, FolderStore) and not store.has_file(shard[0])):
+        return shard
+    return shard if is_written(store, shard) else _by_content(blocks)
+
+
+def is_written(store: FolderStore | RemoteStore, shard: Shard) -> bool:
+    """Return whether a shard is there, with all its passages."""
+    name, blocks = shard
+    if not store.has_file(name) or isinstance(store, RemoteStore) or name == _by_content(blocks)[0]:
+        return store.has_file(name)
+    held = [key.identity for key in store.blocks_of(name)]
+    if any(identity is None for identity in held):  # of an earlier version, which filled a folder once
+        return True
+    return {identity.block for identity in held if identity} >= {block.content for block in blocks}
+
+
+def _by_content(blocks: tuple[Block, ...]) -> Shard:
+    content = "".join(block.content for block in blocks)
+    return f"passages-{sha256(content.encode()).hexdigest()[:16]}", blocks
+
+
 class ShardMaker:
     """Prepares shards in one process, with its model and its stores."""
 
@@ -59,11 +86,14 @@ class ShardMaker:
         """Prepare the passages of one shard and write them, unless another process has written them meanwhile."""
         begin = time.monotonic()
         name, blocks = shard
-        if blocks and self.out.has_file(name):  # what is there would not be staged, and be written over
+        if blocks and is_written(self.out, shard):  # what is there would not be staged, and be written over
             return begin, time.monotonic(), len(blocks)
         store = StagingStore(self.out, *self.below) if blocks else StagingStore()
         last = (blocks or self.system)[0]  # stands for a question, which is not cached
         self.policy(self.model, [Prompt((*self.system, *blocks, last))], store)
+        fresh = {identity.block for key in store.staged if (identity := identity_of(key))}
+        if blocks and (self.out.has_file(name) or not fresh >= {block.content for block in blocks}):
+            name, _ = _by_content(blocks)  # some of its passages are in other files
         self.out.write(name, store.staged)
         return begin, time.monotonic(), len(blocks)
 

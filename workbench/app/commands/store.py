@@ -132,7 +132,7 @@ def import_command(archive: Archive, folder: Folder, as_json: AsJson = False) ->
 
 @app.command(epilog="Example: workbench store explain prepared --model lab-full --data questions.json")
 @taking([option for option in of_fields(Lookups, defaults={}) if option.name != "folder"])
-def explain(folder: Folder, *, as_json: AsJson = False, **given: Any) -> None:
+def explain(folder: Place, *, as_json: AsJson = False, **given: Any) -> None:
     """Look up the blocks of a data set, and tell why some are not found; nothing is computed."""
     found = Lookups(folder, **given).run()
     show(as_json, json.dumps(found.to_json()), _explained(found))
