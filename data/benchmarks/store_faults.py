@@ -21,7 +21,7 @@ import torch
 
 from workbench.experiments.power_loss import losses
 from workbench.experiments.record import versions
-from workbench.experiments.results import write_json
+from workbench.experiments.results import read_json, write_json
 from workbench.experiments.store_faults import Count, as_row, flips, kills, many_operations, soak
 
 
@@ -29,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where files are written; without it, a temporary folder")
     parser.add_argument("--share", type=float, default=1.0, help="of the numbers above")
+    parser.add_argument("--only", nargs="*", help="kills, flips, losses, soak, operations; the other rows stay")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
     torch.set_num_threads(1)  # a forked process has no threads of torch's
@@ -37,21 +38,23 @@ def main() -> None:
     def times(whole: int) -> int:
         return max(10, round(whole * args.share))
 
-    faults: list[Callable[[Path], Count]] = [
-        partial(kills, times=times(1000)),
-        partial(flips, times=times(2000)),
-        partial(losses, times=times(1000)),
-        partial(soak, steps=times(100_000)),
-        partial(many_operations, runs=times(10_000), steps=200),
-    ]
-    rows = []
-    for fault in faults:
+    faults: dict[str, Callable[[Path], Count]] = {
+        "kills": partial(kills, times=times(1000)),
+        "flips": partial(flips, times=times(2000)),
+        "losses": partial(losses, times=times(1000)),
+        "soak": partial(soak, steps=times(100_000)),
+        "operations": partial(many_operations, runs=times(10_000), steps=200),
+    }
+    out = args.out / "store-faults.json"
+    for name in args.only or faults:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             begin = time.perf_counter()
-            rows.append(as_row(fault(Path(folder, "store")), time.perf_counter() - begin))
-        print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-    whole = {"command": "python data/benchmarks/store_faults.py", "share": args.share, "versions": versions()}
-    write_json(args.out / "store-faults.json", whole | {"rows": rows})
+            row = {"name": name} | as_row(faults[name](Path(folder, "store")), time.perf_counter() - begin)
+        print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        before = read_json(out)["rows"] if out.exists() else []
+        rows = {each["name"]: each for each in before} | {name: row | {"share": args.share}}
+        whole = {"command": "python data/benchmarks/store_faults.py", "versions": versions()}
+        write_json(out, whole | {"rows": [rows[each] for each in faults if each in rows]})
 
 
 if __name__ == "__main__":

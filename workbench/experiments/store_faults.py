@@ -93,7 +93,7 @@ def kills(folder: Path, times: int, seed: int = 0, tokens: int = 200) -> Count:
         half_written += any(folder.glob(".*"))
         _all_found(FolderStore(folder), fresh, count)
         said |= fresh
-        _thin_out(folder, said, 300, draw)
+        _thin_out(folder, said, 60, draw)
     _all_found(FolderStore(folder), said, count)
     count.about = {"half-written files met": half_written, "whole after": scrub.verify(folder).whole}
     return count
@@ -176,7 +176,7 @@ def operations(folder: Path, steps: int, seed: int = 0, keys: int = 12) -> Count
     def damage(number: int, store: FolderStore) -> None:
         path = folder / f"{name(number)}{block_file.SUFFIX}"
         with suppress(FileNotFoundError):
-            data = bytearray(path.read_bytes())
+            data = bytearray(path.read_bytes() or b"empty")
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
             path.write_bytes(data if draw.random() < 0.7 else data[: draw.randrange(len(data))])
             held[number] = False

@@ -27,6 +27,7 @@ from workbench.store.names import NAME
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
+GONE = 1 << 14  # blocks that are gone and are remembered, to say why they are missed
 NOTED = 60  # seconds between two notes that a file was used
 
 
@@ -272,5 +273,5 @@ class FolderStore:
         self._index.remove(key)
         if gone:
             self._gone[str(key)] = gone
-            if len(self._gone) > aside.REMEMBERED:
+            if len(self._gone) > GONE:
                 del self._gone[next(iter(self._gone))]
