@@ -8,7 +8,7 @@ from workbench.core import page_table
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing, rotate
 from workbench.kernels._common import INVALID_POS, planes
-from workbench.kernels._triton import jit, tl, triton
+from workbench.kernels._triton import jit, padded_width, tl
 
 SLOTS = 32  # of a program
 
@@ -79,7 +79,7 @@ def launch(
     _gather[(count * (size // slots), heads, batch)](
         keys, values, k, v, pages.table, pages.positions, pages.shifts if rotate_ else pages.table, inv_freq if rotate_
         else pages.table, count, *keys.stride()[:2], *values.stride()[:2], *k.stride()[:3], PAGE=size, SLOTS=slots,
-        D=width, DP=triton.next_power_of_2(width), HALF=len(inv_freq) if inv_freq is not None else 0,
+        D=width, DP=padded_width(width), HALF=len(inv_freq) if inv_freq is not None else 0,
         INTERLEAVED=pairing == "interleaved", ROTATE=rotate_,
     )  # fmt: skip
     return k, v

@@ -34,7 +34,7 @@ from workbench.kernels._common import (
     rows_first,
     step,
 )
-from workbench.kernels._triton import jit, tl, triton
+from workbench.kernels._triton import jit, padded_width, tl, triton
 
 
 def reference(
@@ -356,7 +356,7 @@ def launch_parts(
         rotate_ else table, inv_freq if rotate_ else table, (width**-0.5 if scale is None else scale) * LOG2E, count,
         table.shape[1], *q.stride()[:3], *keys.stride()[:2], *values.stride()[:2], *parts.stride()[:3], 0 if parts is
         out else parts.stride(3), tiles, splits, GROUP=group, SPLIT=parts is not out, PAGE=size, D=width,
-        DP=triton.next_power_of_2(width), HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing ==
+        DP=padded_width(width), HALF=len(inv_freq) if inv_freq is not None else 0, INTERLEAVED=pairing ==
         "interleaved", ROTATE=rotate_, PARTIAL_PAGES=pages.partial_pages, BLOCK_M=config.rows, BLOCK_N=min(config.keys,
         size) if rotate_ else config.keys, CHUNK=min(triton.next_power_of_2(table.shape[1]), 2048),
         num_warps=config.warps, num_stages=config.stages,
@@ -375,7 +375,7 @@ def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
     batch, heads, count, splits, width = parts.shape
     _merge[(batch * heads * count,)](
         parts, lse, out, heads, count, splits, *out.stride()[:3], SPLITS=triton.next_power_of_2(splits), D=width,
-        DP=triton.next_power_of_2(width),
+        DP=padded_width(width),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from workbench.kernels._common import (
     step,
     together,
 )
-from workbench.kernels._triton import TensorDescriptor, jit, tl, triton
+from workbench.kernels._triton import TensorDescriptor, jit, padded_width, tl, triton
 
 SIZES = (16, 32, 64, 128, 256)  # tokens of a key tile
 
@@ -205,7 +205,7 @@ def launch(
     config = config or configure(q.shape[3], q.dtype)
     batch, q_heads, count, width = q.shape
     heads, length = keys.shape[1:3]
-    group, wide = q_heads // heads, triton.next_power_of_2(width)
+    group, wide = q_heads // heads, padded_width(width)
     lists_ = -(-count // queries)
     block_m = config.rows if lists_ == 1 else min(config.rows, queries & -queries)
     block_n = config.keys if indptr is None else min(config.keys, size)

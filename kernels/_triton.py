@@ -51,3 +51,8 @@ def need_triton(name: str) -> None:
     """Refuse to launch a kernel without Triton."""
     if triton is None:
         raise NotImplementedError(f"{name}.launch needs Triton, which is not installed here; use reference")
+
+
+def padded_width(width: int) -> int:
+    """Return the power of two that holds a head width, 16 at least: tensor cores multiply no narrower tiles."""
+    return max(16, 1 << (width - 1).bit_length())

@@ -23,7 +23,7 @@ from workbench.core import block_scores
 from workbench.core.tile_selection import TileRule, kept
 from workbench.kernels._choose_keep import carry_out, fits
 from workbench.kernels._common import LOG2E, Config, rows_first
-from workbench.kernels._triton import jit, need_triton, tl, triton
+from workbench.kernels._triton import jit, need_triton, padded_width, tl, triton
 
 __all__ = ["Means", "cases", "configure", "launch", "pooled", "reference", "takes"]
 
@@ -149,7 +149,7 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0,
     need_triton("choose_flash_prefill")
     keys = rows_first(keys)
     batch, heads, length, width = keys.shape
-    blocks, wide, split = -(-length // block), triton.next_power_of_2(width), keys.dtype != torch.float32
+    blocks, wide, split = -(-length // block), padded_width(width), keys.dtype != torch.float32
     if means is None:
         shape = batch, heads, max(blocks, -(-capacity // block)), wide
         high = torch.empty(shape, dtype=keys.dtype, device=keys.device)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from workbench.kernels._common import LOG2E, Config, attend, empty_state, load_tile, logits, rows_first, step
-from workbench.kernels._triton import jit, need_triton, tl, triton
+from workbench.kernels._triton import jit, need_triton, padded_width, tl, triton
 
 __all__ = ["cases", "configure", "launch", "reference"]
 
@@ -113,7 +113,7 @@ def launch(
     _encode[(tiles * (len(cu_seqlens) - 1), heads)](
         q, keys, values, out, cu_seqlens, (width**-0.5 if scale is None else scale) * LOG2E, *q.stride()[:2],
         *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2], tiles, GROUP=heads // len(keys), D=width,
-        DP=triton.next_power_of_2(width), BLOCK_M=config.rows, BLOCK_N=config.keys, num_warps=config.warps,
+        DP=padded_width(width), BLOCK_M=config.rows, BLOCK_N=config.keys, num_warps=config.warps,
         num_stages=config.stages,
     )  # fmt: skip
     return out

@@ -20,7 +20,7 @@ from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton
 from workbench.kernels._pages_triton import part_sum, part_weights
-from workbench.kernels._triton import jit, need_triton, tl, triton
+from workbench.kernels._triton import jit, need_triton, padded_width, tl, triton
 from workbench.kernels.question_attention import RESIDENT, configure
 
 __all__ = ["cases", "launch", "reference"]
@@ -95,7 +95,7 @@ def launch(
     _merge[(batch * heads * count,)](
         one, one_lse, one.shape[3], two, two_lse, two.shape[3], out, batch, heads, count, *out.stride()[:3],
         SHARED=triton.next_power_of_2(one.shape[3]), OWN=triton.next_power_of_2(two.shape[3]), D=width,
-        DP=triton.next_power_of_2(width),
+        DP=padded_width(width),
     )  # fmt: skip
     return out
 

@@ -103,13 +103,16 @@ def test_answers_over_shared_pages_are_those_of_decode(filled):
 
 
 def test_a_context_that_all_requests_share_is_read_once_for_all():
-    """Eight pages in common; one request has another block behind them."""
+    """Eight pages in common; one request has another block behind them. Kernels on a GPU read pages of 16."""
     pytest.importorskip("triton", reason="Triton is not available on this platform")
     for kernels in (False, True):
-        pool = Pool(MODEL, 80, 4, kernels=kernels)
-        cached, long = pool.encode(MODEL, BLOCKS), made(2, 1, 0, question=2, seed=9)
-        prompts = [long, made(2, 1, question=3, seed=10), made(2, 1, 0, seed=11)]
-        held = [opened(pool, cached, prompt) for prompt in prompts]
+        longer = 4 if kernels and DEVICE == "cuda" else 1
+        blocks = [block_of(longer * n, seed=n) for n in (19, 7, 33)]
+        pool = Pool(MODEL, 80, 4 * longer, kernels=kernels)
+        cached = pool.encode(MODEL, blocks)
+        asks = [((2, 1, 0), 2, 9), ((2, 1), 3, 10), ((2, 1, 0), 5, 11)]
+        prompts = [Prompt((*(blocks[i] for i in which), block_of(n, seed))) for which, n, seed in asks]
+        held = [pool.open([cached[i] for i in which], n + 16) for which, n, _ in asks]
         runner = Runner(MODEL, pool)
         logits = runner.prefill(held, [asked(prompt) for prompt in prompts])
         count = 3 if kernels else 9  # the interpreter is slow
@@ -119,6 +122,13 @@ def test_a_context_that_all_requests_share_is_read_once_for_all():
         assert got == list(theirs)
         ran = [captured.batch.backend for captured in runner.captured.values()]
         assert ran == ["question_attention", "shared_attention"]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device: the interpreter multiplies tiles of any size")
+def test_pages_that_tensor_cores_cannot_multiply_are_read_without_kernels():
+    assert not Pool(MODEL, 8, 4).kernels and Pool(MODEL, 8, 16).kernels
+    with pytest.raises(BadInput, match="pages of 4 tokens: kernels on a GPU need 16"):
+        Pool(MODEL, 8, 4, kernels=True)
 
 
 def test_two_answers_of_one_shape_are_not_mixed():

@@ -24,6 +24,7 @@ from workbench.engine.encoding import encode_packed, packs
 from workbench.models.spec import attach
 
 SCRATCH = 0  # the page that rows of a padded batch write to
+LEAST = 16  # tokens of a page that kernels on a GPU read: tensor cores multiply no fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +66,16 @@ class PagedPrompt:
 class Pool:
     """`keys[layer]` and `values[layer]` [H, pages · size, D] on the model's device; page 0 is scratch.
 
-    kernels  Triton's kernels carry out the attention; None: on a GPU. Without them it is their torch reference.
+    kernels  Triton's kernels carry out the attention; None: on a GPU, over pages of `LEAST` tokens or more. Without
+             them it is their torch reference.
     """
 
     def __init__(self, model: PreTrainedModel, pages: int, size: int = 64, kernels: bool | None = None):
         spec = self.spec = attach(model)
-        self.kernels = spec.device.type == "cuda" if kernels is None else kernels
+        gpu = spec.device.type == "cuda"
+        self.kernels = gpu and size >= LEAST if kernels is None else kernels
+        if self.kernels and gpu and size < LEAST:
+            raise BadInput(f"a pool of pages of {size} tokens: kernels on a GPU need {LEAST} at least")
         if pages < 2 or size < 1 or size & (size - 1):
             raise BadInput(f"a pool of {pages} pages of {size} tokens: at least 2 pages, of a power of two tokens")
         if spec.window:
