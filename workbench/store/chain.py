@@ -151,8 +151,7 @@ class Chain:
                 log.warning("no room is made in %s: %s", tier.name, problem)
                 return False
             self._evicted(tier, key, kv)
-            if kv is None:
-                self._gone(key, tier)
+            self._gone(key, tier if kv is None else None)
         return True
 
     def _written(self, tier: Tier, key: str, kv: KV, uses: int) -> bool:

@@ -139,10 +139,15 @@ class TieredStore:
         return self.chain.why(key)
 
     def flush(self) -> int:
-        """Write to the second tier what lies in the first one only; return how many blocks were written."""
-        alone = [key for key in self.tiers[0] if not any(key in tier for tier in self.tiers[1:])]
-        held = [(key, kv) for key in alone if (kv := self.tiers[0].get(key)) is not None]
-        return sum(self.chain.lower(1, key, kv, only=True) for key, kv in held) if len(self.tiers) > 1 else 0
+        """Write to the second tier what lies in the first one only, as far as there is room; return how many blocks."""
+        count = 0
+        for key in self.tiers[0] if len(self.tiers) > 1 else ():
+            kv, second = self.tiers[0].get(key), self.tiers[1]
+            if kv is None or any(key in tier for tier in self.tiers[1:]):
+                continue
+            if second.victims(second.needs(kv), _none) is not None:  # nothing has to go for it
+                count += self.chain.lower(1, key, kv, only=True)
+        return count
 
     def close(self) -> None:
         """End the threads of `prefetch`."""
@@ -222,3 +227,7 @@ class TieredStore:
             self.recent.append(miss)
         if self.events is not None:
             self.events.add("miss", request=request, key=str(miss.key), detail=str(miss))
+
+
+def _none(key: str) -> bool:
+    return False
