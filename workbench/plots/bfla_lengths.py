@@ -55,7 +55,11 @@ def said_of_lengths(rows: Rows) -> str:
         for length, ratio in zip(BFLA_TABLE_1["length"], BFLA_TABLE_1["speedup"], strict=True)
         if ratio < 1
     ]
+    open_ = [thousands(row["at"]) for row in rows if row["low"] <= 1 <= row["high"]]
     said = f"BFLA is slower than dense attention at {joined(slower)}" if slower else "BFLA is slower nowhere"
-    said += f" (published: at {joined(printed)}) and faster at {joined(faster)}." if faster else " and faster nowhere."
+    said += f" (published: at {joined(printed)}), and " + (
+        f"faster at {joined(faster)}." if faster else "faster nowhere."
+    )
+    said += f" Within the spread of the runs: {joined(open_)}." if open_ else ""
     absent_ = [thousands(x) for x in BFLA_TABLE_1["length"] if x not in {row["at"] for row in rows}]
     return said + (f" Not measured: {', '.join(absent_)}." if absent_ else "")
