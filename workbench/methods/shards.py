@@ -11,6 +11,7 @@ from functools import cache
 from hashlib import sha256
 from logging import ERROR
 from typing import Any
+from zlib import crc32
 
 import torch
 from transformers import PreTrainedModel
@@ -216,14 +217,16 @@ def _next(folder: Where, shard: Shard) -> Made:
 def _on_cluster(shared: tuple, shard: Shard) -> Made:
     """Prepare a shard in a Dask worker, which may have died over it before."""
     named, device, threads, folder, policy, system, wanted = shared
-    number = abs(hash(_worker_name())) if device == "cuda" else 0
+    number = _worker_number() if device == "cuda" else 0
     model = _loaded(named, _device(device, number), threads)
     if fingerprint(model) != wanted:
         raise BadInput(f"a worker's model {named[0]!r} has other weights than the one here")
     return ShardMaker(model, policy, folder, system).make(shard)
 
 
-def _worker_name() -> str:
+def _worker_number() -> int:
+    """Return a number of this Dask worker, by which GPUs are dealt out: those of one machine count up."""
     from distributed import get_worker
 
-    return str(get_worker().name)
+    name = str(get_worker().name)
+    return int(name) if name.isdigit() else crc32(name.encode())
