@@ -99,6 +99,14 @@ def test_speedups_stand_beside_the_published_ones(folder, rises, words):
     assert "QUOKA" not in [trace.name for trace in fig.data]
 
 
+@pytest.mark.parametrize(("mean", "words"), [(2.0, "faster than"), (4.0, "slower than"), (3.0, "level with")])
+def test_a_union_is_compared_with_the_tiles_that_it_unites(mean, words):
+    rows = [{"at": 8, "mean": m, "low": m - 0.2, "high": m + 0.2} for m in (3.0, mean)]
+    named = [{**row, "name": n} for row, n in zip(rows, ("compact(over=flash_prefill)", "flash_prefill"), strict=True)]
+    assert f"over FlashPrefill {words} its tiles" in chunks.beside_tiles(named)
+    assert chunks.beside_tiles(named[:1]) == ""
+
+
 def test_bfla_says_where_it_is_slower_than_dense_attention(folder):
     prefill(folder, {2048: 11.0, 131072: 4.0})
     said = notice(bfla_lengths.bfla_by_length())

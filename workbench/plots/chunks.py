@@ -207,4 +207,19 @@ def said_of_growth(title: str, rows: Rows, printed: float) -> str:
     ends = f"{own[0]['mean']:.2f} at {thousands(own[0]['at'])}, {own[-1]['mean']:.2f} at {thousands(own[-1]['at'])}"
     beside = "above" if own[-1]["mean"] > printed else "below"
     word = "rises with the length" if rises else "does not rise throughout"
-    return f"{title.capitalize()}: the union {word}, {ends} times, {beside} the printed {printed}."
+    said = f"{title.capitalize()}: the union {word}, {ends} times, {beside} the printed {printed}."
+    return f"{said} {beside_tiles(rows)}".rstrip()
+
+
+def beside_tiles(rows: Rows) -> str:
+    """Say whether pages of a union are faster than the tiles that they unite, at the longest prompt."""
+    longest = max(row["at"] for row in rows)
+    of = {row["name"]: row for row in rows if row["at"] == longest}
+    said = []
+    for name in ("flash_prefill", "seer_attention"):
+        tiles, union = of.get(name), of.get(f"compact(over={name})")
+        if tiles and union:
+            low, high = union["low"] > tiles["high"], union["high"] < tiles["low"]
+            word = "faster than" if low else "slower than" if high else "level with"
+            said.append(f"over {SPARSE_METHODS.name_of(name)} {word} its tiles at 15% ({tiles['mean']:.2f})")
+    return f"There the union is {joined(said)}; the paper prints it as the faster of the two." if said else ""

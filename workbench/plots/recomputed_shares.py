@@ -1,5 +1,7 @@
 """FusionRAG's figure 14a: the first token at several recomputed shares, its choice and its load included."""
 
+from typing import Any
+
 import plotly.graph_objects as go
 
 from workbench.experiments import recompute_reports
@@ -8,7 +10,7 @@ from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.plots.findings import joined, judged
 from workbench.plots.lines import Panel, Series, line_chart
 from workbench.plots.looks import Look
-from workbench.plots.theme import BLUE, GREEN, INK, SKY
+from workbench.plots.theme import BLUE, GREEN, INK, SKY, log_ticks
 
 LOOKS = {
     "ours": Look(BLUE, "circle"),
@@ -33,7 +35,11 @@ def by_share() -> go.Figure | None:
         ring = Look(INK, "circle-open", "dot")
         lines.append(Series("published, its range", [at, at], [least, most], hover="%{y}", look=ring, size=11))
     return line_chart(
-        [Panel("", lines, {"title_text": "share of the context recomputed", "tickformat": ".0%"}, _VERTICAL, 1.0)],
+        [
+            Panel(
+                "", lines, {"title_text": "share of the context recomputed", "tickformat": ".0%"}, _vertical(rows), 1.0
+            )
+        ],
         title="The first token by recomputed share (FusionRAG, figure 14a)",
         notice=said(rows),
         caption=f"{recompute_reports.report()['card']}, Llama-3.1-8B's shape, a context of 27 units of 1,024 tokens in "
@@ -44,7 +50,10 @@ def by_share() -> go.Figure | None:
     )
 
 
-_VERTICAL = {"title_text": "times as fast as full prefill", "rangemode": "tozero"}
+def _vertical(rows: Records) -> dict[str, Any]:
+    """Return a logarithmic axis that holds what is measured and what is printed."""
+    ticks = log_ticks([1.0, *(row["mean"] for row in rows), *(end for ends in PRINTED.values() for end in ends)])
+    return {"title_text": "times as fast as full prefill", "type": "log", **ticks}
 
 
 def said(rows: Records) -> str:
