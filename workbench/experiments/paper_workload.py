@@ -49,8 +49,8 @@ def replayed(workload: Workload, seed: int = 0) -> Records:
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, tuple[float, float, float]]]:
     """Return cache → measure → (mean, low, high): 95% intervals over the seeds of one workload."""
-    frame, out = pd.DataFrame(rows), {}
-    for name, of_cache in frame.groupby("cache", sort=False):
+    out: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for name, of_cache in pd.DataFrame(rows).groupby("cache", sort=False):
         out[str(name)] = {}
         for measure in MEASURES:
             mean, half = over_seeds(of_cache[measure])

@@ -96,7 +96,7 @@ def victims_of(loaded: Loaded, samples: Sequence[Sample], most: int | None = Non
     """
     fit = [found for sample in samples if (found := _answering(sample)) is not None]
     asked = list({frozenset(_group(sample)): (sample, at) for sample, at in reversed(fit)}.values())[::-1]
-    victims = []
+    victims: list[Victim] = []
     for number, (sample, at) in enumerate(asked):
         others = [other for other, _ in asked[number + 1 :] + asked[:number] if _alike(sample, other)]
         if others and (most is None or len(victims) < most):
@@ -178,7 +178,7 @@ def arms(loaded: Loaded, victims: Sequence[Victim], neighbours: Sequence[int], s
     harmless one."""
     alone = AfterSystem()
     clean: Side = (alone, MemoryStore(1 << 62))
-    keyed = {TOKENS: TokenKeyStore(), CHAINS: MemoryStore(1 << 62)}
+    keyed: dict[str, Store] = {TOKENS: TokenKeyStore(), CHAINS: MemoryStore(1 << 62)}
     found = [
         Arm(name, clean, (alone, attacked(loaded, victims, store)), float(name == TOKENS))
         for name, store in keyed.items()

@@ -40,7 +40,7 @@ def answered(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: int = 8)
                 tickets = scheduler.run(prompts, max_new_tokens)
             for sample, ticket, other in zip(samples, tickets, expected, strict=True):
                 got = ticket.result(0)
-                row = {"round": name, "question": sample.question, "answer": got.text.strip()}
+                row: dict[str, Any] = {"round": name, "question": sample.question, "answer": got.text.strip()}
                 row |= {"equal": got.tokens == other.tokens, "ttft_ms": 1e3 * got.ttft, "receipt": got.receipt}
                 rows.append(row)
     return rows

@@ -53,11 +53,12 @@ def measured(
     for prompt in prompts:
         for store in stores.values():
             first_token(model, prompt, Reuse(), store)
-        jobs: dict[tuple[str, str], Any] = {("", FULL): partial(first_token, model, prompt, "full")}
+        jobs: dict[str, Any] = {FULL: partial(first_token, model, prompt, "full")}
         for tier, store in stores.items():
             for name, method in methods(ratio).items():
-                jobs[tier, name] = partial(_asked, model, prompt, method, store)
-        for (tier, name), times in interleaved(jobs, model.device, repeats).items():
+                jobs[f"{tier}: {name}"] = partial(_asked, model, prompt, method, store)
+        for label, times in interleaved(jobs, model.device, repeats).items():
+            tier, _, name = label.rpartition(": ")
             ends = {end: 1e3 * getattr(times, end) for end in ("p5", "p50", "p95")}
             size = 0 if not tier else _bytes(loaded, prompt)
             rows.append({"length": len(prompt), "tier": tier, "method": name, **ends, "n": repeats, "bytes": size})

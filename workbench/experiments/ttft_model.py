@@ -85,7 +85,8 @@ def fitted(reports: Mapping[str, Mapping[str, Any]] | None = None) -> TtftModel:
         raise BadInput(f"{len(points)} times in {', '.join(read) or 'no reports'}: three numbers need at least 3")
     rows = np.array([[1.0, point.rows, point.pairs] for point in points])
     solved, _ = nnls(rows / np.array([[point.ms] for point in points]), np.ones(len(points)))
-    return TtftModel(*map(float, solved), next(iter(read.values()))["card"], tuple(points))
+    start, row, pair = (float(number) for number in solved)
+    return TtftModel(start, row, pair, next(iter(read.values()))["card"], tuple(points))
 
 
 def _points(name: str, report: Mapping[str, Any]) -> Iterator[Timed]:

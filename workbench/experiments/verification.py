@@ -204,7 +204,8 @@ def _finer(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
     copy = type(model)(deepcopy(model.config))
     copy.load_state_dict(model.state_dict())
     copy.tie_weights()
-    return {"rounding": _apart(_plain(model, prompt), _plain(copy.to(model.device, dtype).eval(), prompt))}
+    finer: Any = copy.eval()  # transformers wraps `to` without its types
+    return {"rounding": _apart(_plain(model, prompt), _plain(finer.to(device=model.device, dtype=dtype), prompt))}
 
 
 def _stock(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:

@@ -27,13 +27,18 @@ MODES = {
 
 
 class ReplayedRun(Protocol):
-    """What `experiments.store_replay` returns."""
+    """What `experiments.store_replay.replay` returns."""
 
-    mode: Any
-    events: Sequence[Event]
-    tickets: Sequence[Any]
-    tiers: Sequence[Mapping[str, Any]]
-    held: Sequence[tuple[float, Mapping[str, int]]]
+    @property
+    def mode(self) -> Any: ...
+    @property
+    def events(self) -> Sequence[Event]: ...
+    @property
+    def tickets(self) -> Sequence[Any]: ...
+    @property
+    def tiers(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def held(self) -> Sequence[tuple[float, Mapping[str, int]]]: ...
 
 
 def about_machine(machine: Any) -> str:

@@ -119,7 +119,7 @@ def tier_said(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def receipts_table(rows: Sequence[Mapping[str, Any]], *, model: str, device: str) -> go.Figure:
     """List what every request of `experiments.served_here` reused, moved, computed and missed."""
-    cells, groups, last = [], list[int](), None
+    cells, groups, last = list[list[str]](), list[int](), None
     for row in rows:
         if row["round"] != last:
             last = row["round"]
@@ -165,7 +165,10 @@ def measured_table(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
         times_ = [f"{1e3 * row['ttft'][end]:,.0f}" for end in ("mean", "p95")]
         numbers = f"{row['questions']:,}", *times_, f"{row['per_second']:.2f}", f"{row['idle']:.0%}"
         cells.append([name, row["state"] or "–", MODES.get(row["mode"], row["mode"]), *numbers, f"{row['reused']:.0%}"])
-    said = [store_results.overlap(list(rows), state) for state in dict.fromkeys(r["state"] for r in rows if r["state"])]
+    said = [
+        store_results.overlap([dict(row) for row in rows], state)
+        for state in dict.fromkeys(r["state"] for r in rows if r["state"])
+    ]
     return table(
         ["run", "blocks lie", "mode", "questions", "TTFT, mean ms", "p95 ms", "answers a second", "idle", "reused"],
         cells,

@@ -110,7 +110,7 @@ def _workload_said(kept: Kept) -> str:
 
 def settings_table(kept: Kept) -> go.Figure:
     """List what Alternative Path saves and finds when one field of the workload changes."""
-    rows, groups, last = [], list[int](), None
+    rows, groups, last = list[list[str]](), list[int](), None
     for (field, value), of in variations(kept["rows"], kept["default"]).items():
         if field != last:
             groups.append(len(rows))
@@ -205,7 +205,7 @@ def crossings(frame: pd.DataFrame) -> go.Figure:
     """List from which popularity on prefix caching takes no longer than block reuse, by order, pool and question."""
     first, questions = chosen(frame, repeats=0.0), list(dict.fromkeys(frame.question))
     cases = [(PREFIX, order) for order in dict.fromkeys(first.order)] + [(REORDERED, "relevance")]
-    rows, groups, found = [], list[int](), list[float | None]()
+    rows, groups, found = list[list[str]](), list[int](), list[float | None]()
     for prefix, order in cases:
         groups.append(len(rows))
         rows.append([prefix if prefix == REORDERED else f"{prefix}, order: {order}", *[""] * (2 * len(questions))])
