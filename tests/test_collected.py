@@ -120,6 +120,50 @@ def test_questions_that_a_method_lacks_are_left_out_and_the_group_is_named(measu
     assert whole == [] and lacking == ["tiny on nq, choices: 3 of 4 questions"]
 
 
+def test_a_group_that_lacks_a_tenth_of_its_questions_at_most_is_taken(tmp_path):
+    write(tmp_path, "tiny-nq-choices-0", [row(m, i) for m in ("full", "after_system") for i in range(9)], n=10)
+    whole, lacking = collected.complete(collected.gather(tmp_path))
+    assert [group.n for group in whole] == [9] and lacking == ["tiny on nq, choices: 9 of 10 questions"]
+    table = collected.methods(whole, CONFIGS)
+    assert set(table.n) == {9} and set(table.asked) == {10}
+    write(tmp_path, "tiny-nq-choices-0", [row(m, i) for m in ("full", "after_system") for i in range(9)], n=11)
+    assert collected.complete(collected.gather(tmp_path))[0] == []
+
+
+def parts(folder, **heads):
+    """Two parts that ran side by side: three methods on two questions each, the second ends last."""
+    for part in (0, 1):
+        rows = [row(m, 2 * part + i) for m in ("full", "after_system", "chosen") for i in (0, 1)]
+        times = {"begun": 100.0 + part, "ended": 130.0 + part, "made": len(rows), "beside": 2}
+        write(folder, f"tiny-nq-choices-{part}", rows, **(times | heads))
+    return collected.pace(collected.complete(collected.gather(folder))[0])
+
+
+def test_the_pace_of_parts_side_by_side_is_from_the_first_begin_to_the_last_end(tmp_path):
+    (told,) = parts(tmp_path)
+    assert told == {
+        "model": "tiny",
+        "data": "nq",
+        "group": "choices",
+        "device": "some GPU",
+        "processes": 2,
+        "questions": 4,
+        "methods": 3,
+        "pairs": 12,
+        "seconds": 31.0,
+        "tokens": 90.0,
+    }
+
+
+@pytest.mark.parametrize("heads", [{"made": 5}, {"beside": 8}])
+def test_parts_of_several_runs_tell_no_pace(tmp_path, heads):
+    assert parts(tmp_path, **heads) == []
+
+
+def test_parts_without_times_tell_no_pace(measured):
+    assert collected.pace(collected.gather(measured)) == []
+
+
 @pytest.mark.parametrize(
     "spoil, problem",
     [

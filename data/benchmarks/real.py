@@ -13,8 +13,9 @@ and goes on where it stopped, `--minutes` at most; the file *.head says how it m
 `--group` is what is measured: the choices of reuse, their ratios, sparse prefill (the file *.kept says what is kept),
 or the few methods that matter for a fine-tuned model. Several processes share the work with `--part 0/4`.
 The last writes data/benchmarks/real.parquet (a row a method, data set and kind of question, with intervals) and
-real-questions.parquet (the measures of every question, no text); a group
-that lacks questions is named, and left out where it lacks a tenth.
+real-questions.parquet (the measures of every question, no text), and real-pace.json (how long a group took whose parts
+were all measured in one go, side by side on one GPU); a group that lacks questions is named, and left out where it
+lacks a tenth.
 A data set is NAME=FILE, or `manuals`.
 """
 
@@ -268,8 +269,8 @@ def methods(configs: Mapping[str, MethodConfig], corpus: Corpus, loaded: Loaded)
 
 
 def collect(args: argparse.Namespace) -> None:
-    """Write the two committed tables from the rows of `measure`."""
-    from workbench.experiments import collected  # it needs pandas, which a machine that measures may lack
+    """Write the two committed tables, and the pace, from the rows of `measure`."""
+    from workbench.experiments import collected, results  # they need pandas, which a machine that measures may lack
 
     configs = {name: config for group in GROUPS.values() for name, config in group("minilm").items()}
     groups, lacking = collected.complete(collected.gather(args.folder))
@@ -277,6 +278,7 @@ def collect(args: argparse.Namespace) -> None:
     for name, table in tables.items():
         write_atomically(HERE / f"{name}.parquet", partial(table.to_parquet, index=False, compression="zstd"))
         print(f"{len(table)} rows in {HERE / name}.parquet")
+    results.write_json(HERE / "real-pace.json", {"groups": collected.pace(groups)})
     for line in lacking:
         print(f"not all questions: {line}")
 

@@ -91,9 +91,12 @@ class Real:
     def gap(self, one: str, other: str, measure: str = "kl") -> Difference:
         """Return by how much a method's loss is above another's, question by question."""
         loss = "nll" if measure == "nll_extra" else measure
-        columns = [self._of_questions[loss][trial] for trial in (one, other)]
-        both = pd.concat(columns, axis=1).dropna()
+        both = pd.concat([self.losses(trial, loss) for trial in (one, other)], axis=1).dropna()
         return difference(both.iloc[:, 0].to_numpy(float), both.iloc[:, 1].to_numpy(float))
+
+    def losses(self, trial: str, loss: str = "kl") -> pd.Series:
+        """Return the losses ("kl" or "nll") of a method, a question each, by their ids."""
+        return self._of_questions[loss][trial]
 
     @cached_property
     def _of_questions(self) -> dict[str, dict[str, pd.Series]]:
@@ -103,10 +106,11 @@ class Real:
         by_trial = {str(trial): rows.set_index("id") for trial, rows in own.groupby("trial", observed=True)}
         return {loss: {trial: rows[loss] for trial, rows in by_trial.items()} for loss in ("kl", "nll")}
 
-    def with_kinds(self) -> "Real | None":
-        """Return this data set, or else the one with the most questions, that has kinds; None where none has."""
-        sets = [self, *(self.on(name) for name in self.data_sets)]
-        return next((each for each in sets if each.kinds), None)
+    def with_kinds(self, least: int = 1) -> "list[Real]":
+        """Return the data sets that have kinds and so many questions at least, this one first, then by questions."""
+        names = [self.data, *(name for name in self.data_sets if name != self.data)]
+        sets = [self.on(name) for name in names]
+        return [each for each in sets if each.kinds and each.rows().n.max() >= least]
 
     def about(self, kind: str = "all") -> str:
         """Say how it was measured, for captions: the model with what it says of itself, questions, seed and device."""
@@ -198,7 +202,7 @@ def best_sentence(real: Real) -> str:
     """Name the methods with the least KL and with the least likelihood lost, of those that do not read it all first."""
     rows = real.rows()
     full = float(rows[rows["mode"] == "full"].rows.iloc[0]) if "full" in set(rows["mode"]) else float("inf")
-    cheap = rows[(rows["mode"] == "block") & (rows["rows"] < full)]
+    cheap = rows[(rows["mode"] == "block") & (rows["rows"] < full) & rows.ratio.fillna(RATIO).eq(RATIO)]
     words = []
     for measure, called in SAID.items():
         row = cheap.loc[cheap[measure].idxmin()].to_dict()

@@ -1,0 +1,125 @@
+"""What block fine-tuning changes, in sentences of made-up losses and with their signs reversed; and what ships."""
+
+import pandas as pd
+import pytest
+
+from workbench.experiments import results
+from workbench.metrics.paired import Difference, Explained
+from workbench.plots import real_tuned as tuned
+from workbench.plots.real_findings import Real
+
+SYSTEM = "after_system"
+TRIALS = {  # trial → mode, positions, preparation, selector
+    tuned.FULL: ("full", "re-encoded", "independent", "none"),
+    tuned.NAIVE: ("block", "naive", "independent", "none"),
+    tuned.BLOCK: ("block", "re-encoded", "independent", "none"),
+    tuned.HEALED: ("block", "re-encoded", "independent", "answer_guided"),
+}
+BEFORE = {tuned.FULL: 0.0, tuned.NAIVE: 0.6, tuned.BLOCK: 0.4, tuned.HEALED: 0.2}
+AFTER = {tuned.FULL: 0.0, tuned.NAIVE: 0.3, tuned.BLOCK: 0.1, tuned.HEALED: 0.02}
+
+
+def real(model, losses, full=2.0, questions=8):
+    """A model of made-up losses on one data set; `full` is the likelihood of the gold answer in full mode."""
+    about = {"data": "nq", "kind": "all", "group": "few", "passages": 10, "note": "4-bit.", "seed": 5, "ratio": 0.15}
+    about |= {"model": model, "device": "some GPU", "n": questions, "sparse": "none"}
+    names = ("mode", "positions", "prepare", "select")
+    table = [about | {"trial": trial} | dict(zip(names, TRIALS[trial], strict=True)) for trial in losses]
+    rows = [
+        {"id": f"q{i}", "trial": trial, "kl": loss * (1 + i % 2 / 10), "nll": full + loss * (1 + i % 2 / 10)}
+        for trial, loss in losses.items()
+        for i in range(questions)
+    ]
+    scores = pd.DataFrame(rows).assign(model=model, data="nq", passages=10)
+    return Real(model, "nq", pd.DataFrame(table), scores)
+
+
+def pair(after=AFTER, before=BEFORE, **cost):
+    (made,) = tuned.pairs(real("tiny", before), real("tiny-block", after, **cost))
+    return made
+
+
+def text_of(figure, place):
+    return figure.layout.annotations[place].text.replace("<br>", " ")
+
+
+def test_what_was_asked_is_held_or_missed():
+    assert tuned.told_bars(pair()) == ["held", "held", "held"]
+    assert tuned.told_bars(pair(BEFORE, AFTER)) == ["missed", "missed", "held"]
+    assert tuned.told_bars(pair(full=2.1))[2] == "missed" and tuned.told_bars(pair(full=1.9))[2] == "held"
+    assert tuned.told_bars(pair(full=2.1))[1] == "missed", "held to full attention before"
+    assert tuned.share_bar(Explained(8, -0.1, None, None, None, "no gap"), 0.5) == "no gap"
+
+
+@pytest.mark.parametrize(("mean", "said"), [(0.01, "held, interval beyond"), (0.03, "missed, interval beyond")])
+def test_an_interval_that_holds_the_bar_is_said(mean, said):
+    assert tuned.full_bar(Difference(8, mean, mean - 0.05, mean + 0.05)) == said
+
+
+def test_bars_are_counted_over_files_and_those_that_miss_are_named():
+    words = tuned.bars_sentence({"nq": ["held"] * 3, "manuals": ["held", "missed", "held"]})
+    assert "falls by 50% at least on 2 of 2 files;" in words
+    assert "likelihood lost by 67% on 1 of 2 files (manuals: missed)" in words
+    assert "full attention loses .020 nats at most on 2 of 2 files." in words
+
+
+def test_fine_tuning_and_recomputation_together_are_set_beside_either():
+    words = tuned.together_sentence(pair())
+    assert "KL .021, beside .105 of fine-tuning alone" in words and words.endswith("better than either.")
+    one = tuned.together_sentence(pair(AFTER | {tuned.HEALED: 0.15}))
+    assert one.endswith("better than recomputation alone only.")
+    assert tuned.together_sentence(pair(AFTER | {tuned.HEALED: 0.3})).endswith("better than neither.")
+    without = {trial: loss for trial, loss in AFTER.items() if trial != tuned.HEALED}
+    assert tuned.together_sentence(pair(without)) == ""
+
+
+def test_questions_of_one_model_alone_do_not_count():
+    (made,) = tuned.pairs(real("tiny", BEFORE), real("tiny-block", AFTER, questions=6))
+    assert len(made.ids) == 6 and made.kl(made.before, tuned.BLOCK).n == 6
+
+
+def test_a_model_that_was_not_measured_has_no_pairs():
+    assert tuned.read(real("tiny", BEFORE), "tiny-block") == []
+
+
+def run(kl, full=0.01):
+    scores = [{"step": step, "n": 8} for step in (0, 100)]
+    for row, value in zip(scores, (0.4, kl), strict=True):
+        for mode, loss in (("block", value), ("full", full)):
+            row[mode] = {f"{m}{end}": loss + d for m in ("kl", "nll_gap") for end, d in ENDS.items()}
+    return {"scores": scores}
+
+
+ENDS = {"": 0.0, "_low": -0.02, "_high": 0.02}
+
+
+def test_the_ablation_is_set_beside_the_papers():
+    assert "as in Block-Attention's ablation" in tuned.positions_sentence({"block": run(0.1), "naive": run(0.2)})
+    assert "which contradicts" in tuned.positions_sentence({"block": run(0.2), "naive": run(0.1)})
+    assert "intervals overlap" in tuned.positions_sentence({"block": run(0.1), "naive": run(0.11)})
+    assert tuned.positions_sentence({"block": run(0.1)}).endswith("is not measured yet.")
+
+
+def test_the_curve_falls_or_rises():
+    assert "falls from .400 to .100; full attention moves .010" in tuned.curve_sentence(run(0.1)["scores"])
+    assert "rises from .400 to .500" in tuned.curve_sentence(run(0.5)["scores"])
+
+
+def test_figures_are_drawn_with_both_models():
+    made = pair()
+    assert "100% [" in str(tuned.bars_table([pair(AFTER | {tuned.BLOCK: 0.0})]).data[0].cells["values"])
+    figure = tuned.methods_before_and_after(made)
+    assert {trace.name for trace in figure.data} == {"before", "fine-tuned"}
+    assert "tiny and tiny-block, seed 5" in text_of(figure, -1)
+    names = {trace.name for trace in tuned.held_out({"block": run(0.1)}).data if trace.name}
+    assert names == {"block mode", "full attention"}
+
+
+def test_what_ships_holds_what_was_asked_of_it():
+    measured = tuned.read(Real.read(), "smollm2-block")
+    assert {each.before.data for each in measured} >= {"nq", "hotpotqa", "manuals"}
+    for each in measured:
+        told = tuned.told_bars(each)
+        assert all(word.startswith("held") for word in told), (each.before.data, told)
+    runs = {name: results.read(f"smollm2-{name}") for name in ("block", "naive")}
+    assert runs["block"]["scores"][-1]["step"] == runs["naive"]["scores"][-1]["step"]
