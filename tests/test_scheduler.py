@@ -235,6 +235,24 @@ def test_a_request_without_room_waits_until_another_has_ended():
     assert not small.held
 
 
+def test_a_request_that_found_no_room_is_computed_by_layers_later():
+    class Once(SimulatedEngine):
+        def load(self, ticket, arrived=None):
+            if ticket.name == "1" and not self.tried:
+                self.tried.append(ticket)
+                raise NoRoom("not yet")
+            for layer in range(self.layers):
+                arrived(layer)
+            return {}
+
+    engine = Once(SimulatedClock(), lambda ticket: 1.0, layers=3)
+    engine.tried = []
+    scheduler = Scheduler(engine, "layer", loaders=1)
+    tickets = scheduler.run(PROMPTS[:2], 2)
+    scheduler.close()
+    assert [ticket.state for ticket in tickets] == ["finished", "finished"] and len(engine.tried) == 1
+
+
 def test_threads_submit_and_wait_while_another_serves():
     engine = ContiguousEngine(MODEL, Letters(), MemoryStore(), "block")
     scheduler = Scheduler(engine, "request", batch=2, waiting=2)

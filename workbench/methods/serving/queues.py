@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from workbench.core.errors import BadInput
-from workbench.methods.serving.tickets import Engine, NoRoom, State, Ticket
+from workbench.methods.serving.tickets import Arrivals, Engine, NoRoom, State, Ticket
 from workbench.store.events import Events, What
 
 ENDS: dict[What, State] = {"cancel": "cancelled", "expire": "expired", "fail": "failed"}
@@ -60,7 +60,7 @@ class Queues:
             self.end(ticket, "fail", BadInput(f"request {ticket.name} finds no room: {problem}"))
             return
         self.full = self.active
-        ticket.state, ticket.since = "waiting", self.events.now()
+        ticket.state, ticket.since, ticket.arrivals = "waiting", self.events.now(), Arrivals()
         self.waiting.appendleft(ticket)
 
     def first_token(self, ticket: Ticket, at: float, now: float) -> None:
