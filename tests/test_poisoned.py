@@ -8,8 +8,9 @@ import torch
 
 from workbench import data
 from workbench.core.errors import BadInput
-from workbench.experiments import poisoned, results
-from workbench.experiments.poisoned import CHAINS, TOKENS, TokenKeyStore, attacked, measured, misses, victims_of
+from workbench.experiments import results
+from workbench.experiments.poisoned import CHAINS, TOKENS, TokenKeyStore, attacked, measured, misses
+from workbench.experiments.victims import corpus, victims_of
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.store import MemoryStore
@@ -53,8 +54,8 @@ def test_keys_of_tokens_alone_serve_it(loaded, victims):
 
 
 def test_a_poisoned_corpus_reaches_a_passage_through_its_neighbours(loaded, victims):
-    honest = poisoned.corpus(loaded, victims)
-    tampered = poisoned.corpus(loaded, victims, [victim.poison for victim in victims])
+    honest = corpus(loaded, victims)
+    tampered = corpus(loaded, victims, [victim.poison for victim in victims])
     assert set(tampered.blocks) - set(honest.blocks) == {victim.poison_block for victim in victims}
     prepare = WithNeighbours(tampered, n=1, search="exact")
     assert all(prepare.neighbours(victim.passage) == (victim.poison_block,) for victim in victims)

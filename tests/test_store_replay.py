@@ -12,7 +12,7 @@ from workbench.experiments import results, tier_ttft, ttft
 from workbench.experiments.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE
 from workbench.experiments.store_replay import GB, Machine, bytes_of, replay, requests_of, summary
 from workbench.experiments.ttft_model import TtftModel, fitted
-from workbench.plots import serving, serving_results, workload
+from workbench.plots import poisoned, serving, serving_results, workload
 from workbench.store.events import SPANS, busy
 
 MODEL = TtftModel(start=5.0, row=0.02, pair=1e-6)
@@ -145,7 +145,7 @@ def test_the_workloads_figures_say_their_numbers():
     assert "printed 71.0%" in texts(workload.caches(kept)) and "settings" in texts(workload.settings_table(kept))
     assert "reordered prefix caching" in texts(workload.break_even_lines(frame, fitted()))
     assert "settings have one" in texts(workload.crossings(frame))
-    assert "keys of content chains nothing reaches" in texts(workload.poisoned(results.read("poisoned")))
+    assert "keys of content chains nothing reaches" in texts(poisoned.poisoned_blocks(results.read("poisoned")))
 
 
 def test_break_even_sentences_turn_with_the_numbers():

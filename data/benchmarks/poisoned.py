@@ -12,6 +12,7 @@ from pathlib import Path
 from workbench import data, models
 from workbench.experiments import poisoned, results
 from workbench.experiments.record import device_name, versions
+from workbench.experiments.victims import victims_of
 
 OUT = Path(__file__).with_name("poisoned.json")
 MODEL, SEED, PASSAGES, SAMPLES = "lab-full", 70_000, 10, 2_400
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     loaded = models.load(MODEL, given.device)
-    victims = poisoned.victims_of(loaded, data.load("lab", SAMPLES, SEED, PASSAGES), given.victims)
+    victims = victims_of(loaded, data.load("lab", SAMPLES, SEED, PASSAGES), given.victims)
     reasons = Counter(miss.reason for miss in poisoned.misses(loaded, victims))
     rows = poisoned.measured(loaded, victims, RATIOS, NEIGHBOURS, lambda done, of: print(f"{done} of {of}", flush=True))
     about = {"model": MODEL, "data": "lab", "seed": SEED, "passages": PASSAGES, "n": len(victims)}
