@@ -1,0 +1,80 @@
+"""What preparing a chunk takes: seconds a chunk behind the system prompt, and behind ten similar chunks.
+
+    python data/benchmarks/prepare_cost.py                         Llama-3.1-8B's shape, random weights, on a GPU
+    python data/benchmarks/prepare_cost.py --tiny --chunks 20      a tiny shape, for a try on a CPU
+
+leaves prepare-cost.json. FusionRAG (section 3.1) prints 0.218 seconds a chunk, Qwen2.5-7B on HotpotQA in batches of
+ten. Chunks are random tokens of a passage's length; every run prepares all chunks of a knowledge base in batches of
+ten, with a store of its own; which chunks are alike is known before. A chunk is cached behind the system prompt once
+before it is computed behind others.
+"""
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Block, Prompt
+from workbench.data.retrieval_corpus import Corpus
+from workbench.experiments import results
+from workbench.experiments.bench import whole_model
+from workbench.experiments.record import device_name, versions
+from workbench.methods import prepare
+from workbench.metrics.latency import quantiles
+from workbench.store import MemoryStore
+
+HERE = Path(__file__).parent
+TOKENS, SYSTEM, BATCH, RUNS = 130, 30, 10, 3  # tokens of a chunk and of the system prompt
+SPECS = {"behind the system prompt": "after_system", "behind 10 similar chunks": "with_neighbours(n=10, search=exact)"}
+TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 97}
+
+
+def chunks_of(model: PreTrainedModel, count: int) -> tuple[Block, list[Block]]:
+    """Draw a system prompt and chunks."""
+    draw = torch.Generator().manual_seed(0)
+    drawn = [torch.randint(model.config.vocab_size, (n,), generator=draw) for n in (SYSTEM, *[TOKENS] * count)]
+    system, *chunks = (Block(tuple(ids.tolist())) for ids in drawn)
+    return system, chunks
+
+
+def seconds(model: PreTrainedModel, spec: str, system: Block, chunks: list[Block]) -> float:
+    """Prepare all chunks once, in batches, and return the seconds a chunk."""
+    corpus = Corpus(tuple(chunks), tuple(" ".join(f"w{token}" for token in chunk.tokens) for chunk in chunks))
+    policy = prepare.named(spec, corpus=corpus)
+    store, question = MemoryStore(1 << 36), Block((1,))
+    begin = time.perf_counter()
+    for at in range(0, len(chunks), BATCH):
+        policy(model, [Prompt((system, *chunks[at : at + BATCH], question))], store)
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / len(chunks)
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chunks", type=int, default=200)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--out", type=Path, default=HERE)
+    args = parser.parse_args()
+    model = whole_model.build(whole_model.LLAMA | TINY if args.tiny else whole_model.LLAMA)
+    system, chunks = chunks_of(model, args.chunks)
+    rows: list[dict[str, Any]] = []
+    for name, spec in SPECS.items():
+        run = partial(seconds, model, spec, system, chunks)
+        run()  # warms up
+        taken = quantiles([run() for _ in range(RUNS)])
+        rows.append({"name": name, "spec": spec, "seconds": taken.p50, "least": taken.least, "most": taken.most})
+        print(f"{name}: {taken.p50:.4f} s a chunk", flush=True)
+        about = {"shape": "tiny" if args.tiny else "Llama-3.1-8B", "chunks": args.chunks, "tokens": TOKENS}
+        about |= {"batch": BATCH, "runs": RUNS, "device": device_name(model.device), "versions": versions()}
+        results.write_json(args.out / "prepare-cost.json", {**about, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
