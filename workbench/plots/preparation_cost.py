@@ -35,6 +35,6 @@ def seconds_a_chunk() -> go.Figure | None:
         notice=f"Behind similar chunks a chunk takes {times(similar / plain, 'as long', 'as short')} as behind the "
         f"system prompt alone, and {times(PRINTED / similar, 'less', 'more')} than is printed, on another GPU.",
         caption=f"{kept['shape']}'s shape, random weights, {kept['chunks']} chunks of {kept['tokens']} tokens in "
-        f"batches of {kept['batch']}, without the search for similar ones; median and range of {kept['runs']} runs, {kept['device']}. "
-        "data/benchmarks/prepare_cost.py.",
+        f"batches of {kept['batch']}, without the search for similar ones; median and range of {kept['runs']} runs, "
+        f"{kept['device']}. data/benchmarks/prepare_cost.py.",
     )
