@@ -5,6 +5,7 @@ import gc
 import os
 
 import pytest
+import quick_interpreter
 import torch
 from hypothesis import settings
 
@@ -30,6 +31,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
+    if "TRITON_INTERPRET" in os.environ:
+        quick_interpreter.install()
     gc.freeze()  # the collector need not go through modules after every few tests
     gc.enable()
     atexit.register(gc.unfreeze)
