@@ -17,7 +17,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "prepare": (".prepare", "Cache the passages of a data set beforehand, with one preparation."),
     "store": (".store", "Stores of cached blocks: encode a corpus, verify, repair, explain misses, gc, export, import."),
     "verify": (".verify", "One page of verdicts on a model: rotation, recomputation, noise floor, first reuse."),
-    "trace": (".trace", "Write what happened while requests were served, for a trace viewer."),
+    "trace": (".trace", "Write the events of a run in Chrome's trace format, which Perfetto opens."),
     "tune": (".tune", "Block fine-tuning of a model, for full and block attention."),
     "sparse": (".sparse", "Fit sparse attention to a model: a learned gate, thresholds of heads."),
     "bench": (".bench", "Time the kernels beside their baselines on this GPU, or check them."),
