@@ -11,13 +11,14 @@ from workbench.experiments.bench.stored_corpus import Load, StoredCorpus
 TINY = Load(blocks=6, block=8, per_question=3, question=4, answer=2, questions=3, baseline=2, chosen=2, batch=2)
 
 
-def test_serving_is_measured_by_state_and_mode_beside_its_baselines(folder, tmp_path, monkeypatch):
-    bench = StoredCorpus(models.load(folder).model, TINY, tmp_path / "blocks")
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_serving_is_measured_by_state_and_mode_beside_its_baselines(paged, folder, tmp_path, monkeypatch):
+    bench = StoredCorpus(models.load(folder).model, TINY, tmp_path / "blocks", paged)
     bench.encode()
     assert len(bench.packed) == 6 and bench.copy_rates()["share"] > 0
     rows = list(runs(bench, 60))
     ran = [(row["run"], row["state"], row["mode"], row["ratio"]) for row in rows if "ttft" in row]
-    assert len(ran) == len(set(ran)) == 14 and rows[0]["run"] == "write"
+    assert len(ran) == len(set(ran)) == 14 and sum(row["run"] == "write" for row in rows) == 1
     assert not any(row.get("failed") for row in rows) and {row["reused"] for row in rows if row.get("state")} == {1.0}
     cold = next(row for row in rows if row.get("state") == "cold")
     assert cold["loaded"]["disk"] > 0 and cold["ttft"]["p50"] > 0

@@ -15,7 +15,10 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),
     "sweep": (".sweep", "Try every combination of lists of options; run again to go on after an interruption."),
     "prepare": (".prepare", "Cache the passages of a data set beforehand, with one preparation."),
-    "store": (".store", "Stores of cached blocks: encode a corpus, verify, repair, explain misses, gc, export, import."),
+    "store": (
+        ".store",
+        "Stores of cached blocks: encode a corpus, verify, repair, explain misses, gc, export, import.",
+    ),
     "verify": (".verify", "One page of verdicts on a model: rotation, recomputation, noise floor, first reuse."),
     "trace": (".trace", "Write the events of a run in Chrome's trace format, which Perfetto opens."),
     "tune": (".tune", "Block fine-tuning of a model, for full and block attention."),

@@ -67,7 +67,7 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
     ) -> dict[str, Any]:
         if perf_counter() - begin > seconds:
             return facts | {"mode": mode, "skipped": f"{seconds:.0f} seconds had passed"}
-        few = replace(load, batch=min(2, load.batch)) if bench.on_gpu and facts["run"] != "reuse" else load
+        few = replace(load, batch=min(2, load.batch)) if bench.paged and facts["run"] != "reuse" else load
         try:
             row, _ = serve(engine(), prompts, mode, few)
         except RuntimeError as problem:  # out of memory, of a GPU: the other runs go on
@@ -75,9 +75,9 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
             row = {"problem": str(problem).partition("\n")[0]}
         return facts | {"mode": mode} | row
 
-    if not bench.on_gpu:  # there, what host memory does not hold is read from the folder in warm runs too
+    if not bench.paged:  # there, what host memory does not hold is read from the folder in warm runs too
         yield _written(bench)
-    if bench.on_gpu:
+    if bench.paged:
         warmed = bench.engine("hot")
         for count in (8, 4, 2, 1):  # kernels are compiled, and steps captured
             serve(warmed, bench.prompts[:count], "request", load)
@@ -94,7 +94,7 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
     for mode in MODES:
         engine = partial(bench.engine, "warm", load.ratio)
         yield timed(_facts("warm", ratio=load.ratio), engine, bench.prompts[: load.chosen], mode)
-    if bench.on_gpu and perf_counter() - begin < seconds:
+    if bench.paged and perf_counter() - begin < seconds:
         yield _written(bench)
         bench.packed.clear()  # its page-locked memory is taken by what is read
     for mode in MODES:

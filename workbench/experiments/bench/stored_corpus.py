@@ -96,6 +96,7 @@ class StoredCorpus:
     model: PreTrainedModel
     load: Load
     folder: Path
+    paged: bool | None = None  # requests share the pages of a pool; None: on a GPU
     packed: dict[str, PackedKV] = field(default_factory=dict)
     pages: PageTier | None = None
 
@@ -111,12 +112,12 @@ class StoredCorpus:
             which = draw.choice(load.blocks, load.per_question, replace=False, p=weights / weights.sum())
             asked = Block(tuple(draw.integers(3, spec.vocabulary, load.question)))
             self.prompts.append(Prompt((*(self.corpus[i] for i in which), asked)))
-        self.on_gpu = self.model.device.type == "cuda"
+        self.paged = self.model.device.type == "cuda" if self.paged is None else self.paged
         model_key = fingerprint(self.model)
         self.keys = [key_of(model_key, self.model.dtype, block) for block in self.corpus]
         self.kv_bytes = load.block * sum(2 * h * d for h, d in spec.shapes) * self.model.dtype.itemsize
         self.in_pages = -(-load.block // SIZE) * load.blocks
-        self.pool = Pool(self.model, 1 + self.in_pages + (load.batch * self._own() if self.on_gpu else 0), SIZE)
+        self.pool = Pool(self.model, 1 + self.in_pages + (load.batch * self._own() if self.paged else 0), SIZE)
         self.runner = Runner(self.model, self.pool)
         self._spare: list[int] = []
 
@@ -130,7 +131,7 @@ class StoredCorpus:
             for key in part:
                 kv = pages.get(key)
                 assert kv is not None
-                self.packed[key] = pack(kv, pinned=self.on_gpu)
+                self.packed[key] = pack(kv, pinned=bool(self.paged))
                 self.packed[key].lock()
             pages.release(part, 0)
         for key in self.keys:
@@ -140,7 +141,7 @@ class StoredCorpus:
         """Write the blocks of the cold runs to the folder (on a CPU, all), and return {seconds, bytes}."""
         begin = perf_counter()
         used = {block.content for prompt in self.prompts[: self.load.cold] for block in prompt.context}
-        keys = [k for k, b in zip(self.keys, self.corpus, strict=True) if b.content in used or not self.on_gpu]
+        keys = [k for k, b in zip(self.keys, self.corpus, strict=True) if b.content in used or not self.paged]
         folder = FolderStore(self.folder, {"model": fingerprint(self.model)}, new=True, durable=False)
         with ThreadPoolExecutor(WRITERS) as threads:
             list(threads.map(folder.put, keys, (self.packed[key] for key in keys)))
@@ -162,7 +163,7 @@ class StoredCorpus:
         if state == "cold":
             self.forget()
         method = Reuse(select=QueryGuided(system=0), ratio=ratio) if ratio else Reuse()
-        return self._paged(state, method) if self.on_gpu else self._contiguous(state, method)
+        return self._paged(state, method) if self.paged else self._contiguous(state, method)
 
     def baseline(self, name: str) -> Engine:
         """Return an engine that computes every token, or all behind the longest prefix that was computed before."""
@@ -217,8 +218,8 @@ class StoredCorpus:
         keys = self.keys[: self.load.per_question]
         kvs: dict[str, KV] = {key: self.packed[key] for key in keys}
         size = sum(kv.nbytes for kv in kvs.values())
-        source = torch.empty(size, dtype=torch.uint8, pin_memory=self.on_gpu)
         target = torch.empty(size, dtype=torch.uint8, device=self.model.device)
+        source = torch.empty(size, dtype=torch.uint8, pin_memory=target.is_cuda)
         tier = PageTier(self.pool, TieredStore([HostTier(1)]))
 
         def filled() -> None:
@@ -226,7 +227,7 @@ class StoredCorpus:
 
         def copied() -> None:
             target.copy_(source, non_blocking=True)
-            if self.on_gpu:
+            if target.is_cuda:
                 torch.cuda.synchronize()
 
         tier.reserve(dict.fromkeys(keys, self.load.block), 0)
