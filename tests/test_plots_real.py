@@ -325,3 +325,8 @@ def test_a_model_that_is_not_fetched_is_told_with_the_command(monkeypatch, tmp_p
     words = here.absent("smollm2")
     assert "`workbench models get smollm2`" in words and words.endswith("committed results alone.")
     assert here.absent("lab-full") == ""
+
+
+def test_an_adapter_is_shown_beside_its_own_base_alone():
+    assert here.is_tuned("smollm2-block", "smollm2") and not here.is_tuned("smollm2-block", "lab-full")
+    assert not here.is_tuned("lab-block", "lab-full") and not here.is_tuned("none", "smollm2")

@@ -75,7 +75,21 @@ class Lab:
         pair = [self.row(*choice) for choice in (one, other)]
         if any(row is None for row in pair):
             return None
-        first, second = (self.answers[f"em {row.trial}"].to_numpy(float) for row in pair if row is not None)
+        one_trial, other_trial = (row.trial for row in pair if row is not None)
+        return self._gap(one_trial, other_trial)
+
+    def gaps(self, one: Choice, other: Choice) -> dict[float, Difference]:
+        """Return `gap` at every ratio at which both were tried."""
+        trials = [self._by_ratio(*choice) for choice in (one, other)]
+        shared = sorted(trials[0].keys() & trials[1].keys())
+        return {at: self._gap(trials[0][at], trials[1][at]) for at in shared}
+
+    def _by_ratio(self, prepare: str, select: str) -> dict[float, str]:
+        found = self.block[(self.block.prepare == prepare) & (self.block["select"] == select)]
+        return dict(zip(found.ratio, found.trial, strict=True))
+
+    def _gap(self, one: str, other: str) -> Difference:
+        first, second = (self.answers[f"em {trial}"].to_numpy(float) for trial in (one, other))
         return difference(1 - first, 1 - second)
 
     def about(self) -> str:

@@ -83,6 +83,13 @@ class Real:
         found = found[(found["select"] == select) & ((select == "none") | (found.ratio == RATIO))]
         return found.trial.iloc[0] if len(found) else None
 
+    def by_ratio(self, prepare: str, select: str) -> dict[float, str]:
+        """Return the methods of a selector over a preparation by their ratio."""
+        rows = self.rows()
+        found = rows[(rows["mode"] == "block") & (rows.positions != "naive") & (rows.prepare == prepare)]
+        found = found[(found["select"] == select) & (select != "none") & found.ratio.notna()]
+        return dict(zip(found.ratio.astype(float), found.trial, strict=True))
+
     def score(self, trial: str, measure: str = "kl") -> dict[str, float]:
         """Return {mean, low, high} of a method."""
         row = self.rows().set_index("trial").loc[trial]

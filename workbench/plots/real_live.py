@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from workbench import models
 from workbench.core.errors import BadInput
 from workbench.data import Sample
 from workbench.data.layouts import Layout
@@ -14,7 +15,7 @@ from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments import compare
 from workbench.methods import Method
 from workbench.methods.config import MethodConfig
-from workbench.models import fetched, note_of
+from workbench.models import adapters, checkpoints, fetched, note_of
 from workbench.plots.real_findings import SYSTEM, name_of, said
 from workbench.plots.table import table
 
@@ -31,6 +32,12 @@ def absent(model: str) -> str:
     except BadInput as problem:
         return f"{str(problem)[0].upper()}{str(problem)[1:]}. Until then this notebook shows committed results alone."
     return ""
+
+
+def is_tuned(tuned: str, model: str) -> bool:
+    """Return whether `tuned` is a shipped adapter of `model`."""
+    path = models.folder(tuned) if tuned in models.names() else None
+    return path is not None and adapters.is_adapter(path) and checkpoints.adapter_of(path).base == model
 
 
 def methods(

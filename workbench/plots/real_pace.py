@@ -43,9 +43,9 @@ def pace_table(groups: Sequence[Mapping[str, Any]]) -> go.Figure:
         widths=[2.6, 0.8, 1.6, 0.9, 1.2, 1.7],
         title="How long a measurement takes",
         notice=pace_sentence(ordered),
-        caption=f"{', '.join(sorted({group['device'] for group in ordered}))}, {processes} processes on one GPU, from the "
-        "first one's begin to the last one's end: prefill with selection, teacher-forced scores of both answers. A pair "
-        "is a question and a method. Groups that were measured in one go.",
+        caption=f"{', '.join(sorted({group['device'] for group in ordered}))}, {processes} processes on one GPU, from "
+        "the first one's begin to the last one's end: prefill with selection, teacher-forced scores of both answers. A "
+        "pair is a question and a method. Groups that were measured in one go.",
     )
 
 
