@@ -5,7 +5,8 @@ its own. All are asked at once. Blocks lie on disk ("cold"), in host memory ("wa
 ("hot"); they are loaded by the engine itself ("sync"), by loaders request by request, or by loaders layer by layer.
 
 Baselines in the same run: full prefill of every token, and a prefix cache, which reuses what stands behind the same
-blocks only. On a GPU requests share the pages of a pool, on a CPU each has a contiguous KV of its own.
+blocks only. They are asked fewer questions, two at a time: answers a second compare, times of so many requests that
+wait for each other do not. On a GPU requests share the pages of a pool, on a CPU each has a contiguous KV of its own.
 """
 
 import traceback
@@ -67,7 +68,7 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
     ) -> dict[str, Any]:
         if perf_counter() - begin > seconds:
             return facts | {"mode": mode, "skipped": f"{seconds:.0f} seconds had passed"}
-        few = replace(load, batch=min(2, load.batch)) if bench.paged and facts["run"] != "reuse" else load
+        few = replace(load, batch=min(2, load.batch)) if facts["run"] != "reuse" else load  # memory of whole prompts
         try:
             row, _ = serve(engine(), prompts, mode, few)
         except RuntimeError as problem:  # out of memory, of a GPU: the other runs go on
