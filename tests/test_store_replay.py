@@ -8,8 +8,9 @@ import pytest
 from workbench import data
 from workbench.app.explore.store import store_explorer
 from workbench.core.errors import BadInput
-from workbench.experiments import results, tier_ttft, ttft
+from workbench.experiments import results, served_here, tier_ttft, ttft
 from workbench.experiments.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE
+from workbench.experiments.papers import fusion_rag_store as store
 from workbench.experiments.store_replay import GB, Machine, bytes_of, replay, requests_of, summary
 from workbench.experiments.ttft_model import TtftModel, fitted
 from workbench.plots import poisoned, serving, serving_results, workload
@@ -159,3 +160,47 @@ def test_break_even_sentences_turn_with_the_numbers():
     assert "Where 38% of the requests repeat" in workload.repeats_said(frame)
     slow = frame.assign(ttft_ms=frame.ttft_ms.where(frame.method != RECOMPUTED, 0.1))
     assert "No share of repeated requests" in workload.repeats_said(slow)
+
+
+def made_up_runs(fast="request"):
+    def run(name, state, mode, ratio, seconds):
+        about = {"run": name, "state": state, "mode": mode, "ratio": ratio, "questions": 200, "per_second": 1 / seconds}
+        spread = {"mean": seconds, "p50": seconds, "p95": seconds}
+        return about | {"ttft": spread, "idle": 0.1, "reused": 1.0, "loaded": {}, "device": "a device"}
+
+    modes = {mode: 1.0 if mode == fast else 2.0 for mode in ("sync", "request")}
+    rows = [
+        run("reuse", state, mode, ratio, modes[mode])
+        for state in ("warm", "cold")
+        for mode in modes
+        for ratio in (0, 0.15)
+    ]
+    return [*rows, run("full prefill", "", "request", 0, 8.0)]
+
+
+def test_measured_runs_are_listed_with_what_overlap_changes():
+    figure = serving_results.measured_table(made_up_runs())
+    cells = figure.data[0].cells["values"]
+    assert len(cells[0]) == 9 and "reuse, 15% recomputed" in cells[0] and "full prefill" in cells[0]
+    assert "50% less" in texts(figure) and "100% more" in texts(serving_results.measured_table(made_up_runs("sync")))
+
+
+def test_measured_runs_decide_the_papers_figures_and_replays_are_shown(monkeypatch):
+    monkeypatch.setattr(store, "served", lambda: [("cuda", made_up_runs())])
+    measured, simulated = store.throughput()
+    assert (measured.value, measured.label, measured.decides) == (8.0, "shape", True) and not simulated.decides
+    assert [finding.verdict for finding in store.scheduler()[:2]] == ["confirmed"] * 2
+    assert [finding.value for finding in store.tiers()] == [8.0, 8.0] and store.unmeasured() == ""
+    monkeypatch.setattr(store, "served", lambda: [("cuda", made_up_runs("sync"))])
+    assert [finding.verdict for finding in store.scheduler()[:2]] == ["contradicted"] * 2
+    monkeypatch.setattr(store, "served", list)
+    assert store.throughput()[0].label == "computed" and "simulated clock" in store.unmeasured()
+
+
+def test_receipts_of_requests_that_are_served_here_tell_each_round(loaded):
+    rows = served_here.answered(loaded, data.load("lab", 2, 0, 3), 2)
+    assert [row["round"] for row in rows[::2]] == list(served_here.ROUNDS) and all(row["equal"] for row in rows)
+    flat = pd.DataFrame(served_here.flat(rows)).groupby("round").sum(numeric_only=True)
+    assert flat.reused["empty tiers"] < flat.reused["again"] and flat.bytes["memory empty, folder full"] > 0
+    said = texts(serving_results.receipts_table(rows, model="tiny", device="a device"))
+    assert "6 of 6 answers" in said and "again: 100%" in said
