@@ -345,6 +345,19 @@ def test_files_of_a_later_version_are_named_and_never_deleted(tmp_path, monkeypa
     assert len(list((tmp_path / "a").glob("*.safetensors"))) == 1
 
 
+def test_a_file_of_a_later_version_that_is_replaced_is_set_aside(tmp_path, monkeypatch):
+    store = FolderStore(tmp_path / "a", new=True)
+    monkeypatch.setattr(file_header, "FORMAT", 2)
+    store.put(key_for(1), kv_of(1))
+    monkeypatch.undo()
+    path = next((tmp_path / "a").glob("*.safetensors"))
+    later = path.read_bytes()
+    FolderStore(tmp_path / "a").put(key_for(1), kv_of(1))
+    assert same(FolderStore(tmp_path / "a").get(key_for(1)), kv_of(1))
+    assert (tmp_path / "a" / "set_aside" / path.name).read_bytes() == later
+    assert aside.reasons(tmp_path / "a")[path.name].startswith("its format is 2, and this version reads 1")
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", "7", "{", "", "\0\0", "null"])
 def test_a_damaged_manifest_is_one_sentence_and_written_anew_by_who_knows_the_model(tmp_path, text):
     kind = {"model": "m", "dtype": "torch.float32"}

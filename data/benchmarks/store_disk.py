@@ -9,8 +9,10 @@ and the hits in turn; shares are within a round. Run it on a machine that does n
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,7 +35,11 @@ def main() -> None:
         for row in measured(Path(folder), shapes, args.rounds):
             rows.append(row)
             print(", ".join(f"{n} {v:.3g}" if isinstance(v, float) else f"{v}" for n, v in row.items()), flush=True)
-    facts = {"command": "python data/benchmarks/store_disk.py", "device": device_name(torch.device("cpu"))}
+    facts: dict[str, Any] = {
+        "command": "python data/benchmarks/store_disk.py",
+        "device": device_name(torch.device("cpu")),
+    }
+    facts |= {"load": os.getloadavg()[0], "cores": os.cpu_count()}  # of other work beside this one
     facts |= {"checksum": f"CRC-32 of {crc32.__module__}", "isal": version_of("isal"), "versions": versions()}
     write_json(args.out / "store-disk.json", facts | {"rounds": args.rounds, "rows": rows})
 

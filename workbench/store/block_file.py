@@ -17,6 +17,7 @@ are checked and handed out themselves: for readers that copy them at once, as to
 import json
 import mmap
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -154,7 +155,7 @@ def _map(opened: BinaryIO, extent: Extent) -> Memory:
         raise OSError("the file ends before")
     pages = mmap.mmap(opened.fileno(), run.begin - page + run.size, access=mmap.ACCESS_COPY, offset=page)
     try:
-        if hasattr(pages, "madvise"):
+        if sys.platform == "linux":
             pages.madvise(POPULATE_READ)
     except OSError as problem:
         if problem.errno != 22:  # an earlier Linux does not know the advice
