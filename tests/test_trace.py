@@ -62,6 +62,7 @@ def test_events_of_a_run_are_whole_and_in_order(events):
         order = ["arrive", "wait", "load", "ready", "prefill", "first_token", "decode", "finish"]
         assert [what for what in dict.fromkeys(whats) if what in order] == order
         assert whats.count("wait") == 2
+    assert any(e.what == "encode" and e.seconds > 0 for e in events)
     assert {e.what for e in events if e.key} >= {"hit", "miss", "write", "evict"}
     assert from_rows(json.loads(json.dumps(to_rows(events)))) == sorted(events, key=lambda e: (e.at, e.end))
 

@@ -2,26 +2,28 @@
 
 An `Event` is a row. Times are seconds on the recorder's clock, which begins at 0; `seconds` is 0 for a moment.
 
-    what      at: begin of the span, or the moment       request   key   tier   bytes   tokens   detail
-    --------- ------------------------------------------ --------- ----- ------ ------- -------- ---------------------
-    spans of a request (every one of them names its request; lane is the thread that was busy)
-    wait      from arrival, or from ready, to its turn   yes                                     "to load", "to run"
-    load      its blocks come to where the model reads   yes                    loaded  of them
-    encode    blocks that were missed are computed       yes                            of them
-    prefill   until its first token                      yes                            rows
-    decode    one step, or several, of its answer        yes                            generated
+    what      at: begin of the span, or the moment       request   key   tier   bytes   tokens     detail
+    --------- ------------------------------------------ --------- ----- ------ ------- ---------- -------------------
+    spans of a request; lane is the thread that was busy
+    wait      from arrival, or from ready, to its turn   yes                                       "to load", "to run"
+    load      its blocks come to where the model reads   yes             from   loaded
+    encode    blocks that were missed are computed       yes
+    prefill   until its first token                      yes
+    decode    from then until its last token             yes                            generated
     moments of a request
-    arrive, ready, first_token, finish                   yes
-    cancel, expire, fail, reject                         yes                                     why
+    arrive                                               yes                            its prompt
+    ready, first_token                                   yes
+    finish                                               yes                            generated
+    cancel, expire, fail, reject                         yes                                       why
     spans of a block (from one tier to another, by promotion, demotion, prefetch)
-    read      out of a tier                              may be    yes   from   moved
-    write     into a tier                                may be    yes   into   moved
+    read      out of a tier                              no        yes   from   moved
+    write     into a tier                                no        yes   into   moved
     moments of a block
     hit       it was found                               may be    yes   where  its size
-    miss      it was not found                           may be    yes                           reason: detail
-    evict     it had to make room                        no        yes   from   freed            heat
+    miss      it was not found                           may be    yes                             reason: detail
+    evict     it had to make room                        no        yes   from   freed
     spans of the engine as a whole
-    run       one forward pass, whatever it computes     no                             rows     requests of the batch
+    run       one step, whatever it computes             no                             generated  requests of the batch
 
 `lane` is "engine", "loader 0", "loader 1", …, "store" or "scheduler". A run is idle where no `run` covers the lane
 "engine". `to_rows` and `from_rows` are the JSON form, one flat object a row, empty fields left out.

@@ -68,6 +68,8 @@ class Queues:
         ticket.first = ticket.since = now
         ticket.seconds["prefill"] = now - at
         self.events.add("prefill", at, seconds=now - at, lane="engine", request=ticket.name)
+        if encoding := getattr(ticket.held, "encoding", 0.0):  # its missed blocks come first
+            self.events.add("encode", at, seconds=min(encoding, now - at), lane="engine", request=ticket.name)
         self.events.add("first_token", now, lane="engine", request=ticket.name)
 
     def finish(self, ticket: Ticket) -> None:
