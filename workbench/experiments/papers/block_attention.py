@@ -5,6 +5,7 @@ from functools import partial
 from transformers import LlamaConfig
 
 from workbench.experiments import beyond_rag, results
+from workbench.experiments.papers import block_attention_real as real
 from workbench.experiments.papers import structure
 from workbench.experiments.papers.evidence import block_gap, card, counted, faster, gap, scored_gap, times
 from workbench.experiments.papers.verdicts import Finding, Findings, Item, item_of
@@ -32,11 +33,17 @@ def widest(accuracy: dict) -> float:
     return max(full - tuned for full, tuned in zip(accuracy[FULL], accuracy[TUNED], strict=True)) / 100
 
 
-def quality(loss: float) -> Findings:
-    """Compare fine-tuned and untuned block attention with full attention; `loss`: the largest that is printed."""
+def quality(loss: float, accuracy: dict) -> Findings:
+    """Compare fine-tuned and untuned block attention with full attention, on lab questions and on real ones.
+
+    loss      the largest that is printed, of fine-tuned block attention
+    accuracy  the printed scores, of which the share that fine-tuning wins back is taken
+    """
+    full, plain, tuned = (sum(accuracy[name][:4]) for name in (FULL, UNTUNED, TUNED))
     return [
         block_gap("not fine-tuned against full attention", UNTUNED, FULL, "below", 0.0),
         block_gap("fine-tuned against full attention", TUNED, FULL, "above", -loss),
+        *real.quality((tuned - plain) / (full - plain)),
     ]
 
 
@@ -44,9 +51,11 @@ def baselines() -> Findings:
     """Compare what version 2 adds: positions, both modes in one model, PromptCache, Superposition."""
     without = "fine-tuned without positions"
     return [
-        *quality(widest(ACCURACY)),
+        *quality(widest(ACCURACY), ACCURACY),
         block_gap("without position re-encoding against with it", without, TUNED, "below", 0.0),
+        *real.positions(),
         block_gap("full mode of the fine-tuned model against full", f"{TUNED}, full mode", FULL, "above", -0.01),
+        *real.both_modes(),
         block_gap("PromptCache against fine-tuned", "PromptCache", TUNED, "below", 0.0),
         block_gap("Superposition against fine-tuned", "Superposition", TUNED, "below", 0.0),
         *vanilla(),
@@ -95,6 +104,7 @@ def tuning(loss: float) -> Findings:
     return [
         scored_gap("block against full mode at step 0", first["block"], first["full"], "below", 0.0),
         block_gap("block against full mode at the end", TUNED, f"{TUNED}, full mode", "above", -loss),
+        *real.tuning(),
     ]
 
 
@@ -145,7 +155,7 @@ def items() -> list[Item]:
             "block1-table-1",
             "Block attention without fine-tuning loses much; fine-tuned it is as good as full attention.",
             apart,
-            partial(quality, loss),
+            partial(quality, loss, BLOCK_V1_TABLE_1["accuracy"]["Llama-3-8B"]),
         ),
         Item("block1-table-2", saved, REDUCED, first_token),
         Item(
