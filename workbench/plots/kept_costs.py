@@ -14,7 +14,6 @@ from workbench.plots.looks import MODE_NAMES, SPARSE_METHODS, line_looks
 from workbench.plots.table import table
 
 Records = Sequence[Mapping[str, Any]]
-MIB = 2**20
 
 
 def requests_on_cpu(kept: Mapping[str, Any]) -> go.Figure:
