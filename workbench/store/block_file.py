@@ -38,7 +38,7 @@ from workbench.store.keys import Key
 __all__ = ["SUFFIX", "Contents", "State", "Unusable", "block", "contents", "save", "state_of"]
 SUFFIX = ".safetensors"
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
-PIECE = 1 << 19  # bytes that are read at once
+PIECE, LARGE = 1 << 19, 1 << 23  # bytes that are read at once; of larger blocks all, which disks are fastest at
 POPULATE_READ = 22  # of madvise, Linux 5.14: an error instead of a signal where a page cannot be read
 
 
@@ -131,7 +131,7 @@ def verify(memory: Memory, extent: Extent, known: Contents) -> None:
 def _read(opened: BinaryIO, extent: Extent, check: bool) -> tuple[Memory, int | None]:
     """Return the bytes of a block in memory of its own, and their CRC-32 if `check`.
 
-    Each piece is checked while it is in the processor's cache; NumPy asks for large pages, torch does not.
+    Each piece is checked while it is in the processor's cache. NumPy asks for large pages, torch does not.
     """
     array = np.empty(extent.size, dtype=np.uint8)
     view, crc = array.data, 0
@@ -139,7 +139,7 @@ def _read(opened: BinaryIO, extent: Extent, check: bool) -> tuple[Memory, int | 
         opened.seek(run.begin)
         at, end = run.offset, run.offset + run.size
         while at < end:
-            piece = view[at : min(end, at + PIECE)]
+            piece = view[at : min(end, at + (PIECE if run.size <= LARGE else run.size))]
             if not (count := opened.readinto(piece)):  # type: ignore[attr-defined]
                 raise OSError("the file ends before")
             crc = crc32(piece[:count], crc) if check else 0

@@ -201,7 +201,7 @@ class FolderStore:
         else:
             self._counts["unchecked"] += known.checksums is None
             if self.verify == "once":
-                self._verified.add((key, state))
+                self._verified.add((str(key), state))
             return kv
         return None
 
@@ -210,6 +210,8 @@ class FolderStore:
         now = time.monotonic()
         if now - self._noted.get(path, float("-inf")) < NOTED:
             return
+        if len(self._noted) >= GONE:
+            self._noted.clear()
         self._noted[path] = now
         with suppress(OSError, NotImplementedError, TypeError):  # read-only, or a system that cannot
             os.utime(opened.fileno(), ns=(time.time_ns(), state[1]))
