@@ -180,6 +180,17 @@ def test_the_cache_is_where_the_variable_says_or_where_the_platform_keeps_caches
         assert fetched.cache() == folder
 
 
+def test_an_adapter_is_listed_beside_the_command_that_fetches_its_base(monkeypatch, tmp_path):
+    monkeypatch.setenv(fetched.CACHE, str(tmp_path))
+    said = " ".join(CliRunner().invoke(cli.app, ["models"]).stdout.split())
+    assert "smollm2-block adapter of smollm2" in said
+    assert (
+        "smollm2: not fetched yet; `workbench models get smollm2` fetches it, and smollm2-block can be loaded" in said
+    )
+    with pytest.raises(BadInput, match=r"adapter of 'smollm2', which is not here \(workbench models get smollm2\)"):
+        models.load("smollm2-block")
+
+
 def test_the_commands_print_the_folder_or_one_line_and_exit_code_2(without_pip, tmp_path, monkeypatch):
     def run(*words):
         return CliRunner().invoke(cli.app, ["models", *map(str, words)])

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.models import fetched
+from workbench.models import adapters, fetched
+from workbench.models.checkpoints import weights_of
 
 QUESTION = [{"role": "user", "content": "What is 7 times 12?"}]
 CHAT = (
@@ -150,3 +152,14 @@ def test_logits_are_those_of_the_file_as_transformers_dequantises_it(smollm2, tm
     with torch.inference_mode():
         expected = stock(tokens).logits
         assert models.load("smollm2", dtype="bfloat16").model(tokens).logits.equal(expected)
+
+
+def test_the_shipped_adapter_is_merged_into_the_fetched_model(smollm2):
+    path = models.folder("smollm2-block")
+    (base,) = weights_of(smollm2)
+    tuned, name = models.load("smollm2-block", dtype="bfloat16").model, "model.layers.7.self_attn.q_proj.weight"
+    with safe_open(base, "pt") as held, safe_open(path / adapters.WEIGHTS, "pt") as added:
+        own = held.get_tensor(name).float()
+        a, b = (added.get_tensor(f"base_model.model.{name.replace('weight', f'lora_{side}.weight')}") for side in "AB")
+        assert torch.equal(tuned.get_parameter(name), (own + 2 * (b.float() @ a.float())).to(torch.bfloat16))
+    assert "4-bit" in models.note_of("smollm2-block") and models.note_of("smollm2-block") == models.note_of("smollm2")

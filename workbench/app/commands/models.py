@@ -38,12 +38,15 @@ def list_models(
     table = Table("model", "type", "parameters", "layers", "context", "layout", box=None, pad_edge=False)
     for row in rows:
         size = f"{row['parameters'] / 1e6:.1f} M"
-        table.add_row(row["name"], row["type"], size, str(row["layers"]), str(row["context"]), row["layout"])
+        context = "–" if row["context"] is None else str(row["context"])
+        table.add_row(row["name"], row["type"], size, str(row["layers"]), context, row["layout"])
     console = Console(highlight=False)
     console.print(table if rows else "no models are shipped with this installation")
     for name in fetched.CATALOGUE:
         if not fetched.is_there(name):
-            console.print(f"[dim]{name}: not fetched yet; `workbench models get {name}` fetches it[/]")
+            needing = [row["name"] for row in rows if row["type"] == f"adapter of {name}"]
+            also = f", and {' and '.join(needing)} can be loaded" if needing else ""
+            console.print(f"[dim]{name}: not fetched yet; `workbench models get {name}` fetches it{also}[/]")
 
 
 @app.command(epilog="Example: workbench models get smollm2")
