@@ -32,7 +32,9 @@ def reports(folder: str | Path | None = None) -> dict[str, Report]:
     place = Path(FOLDER if folder is None else folder)
     if not place.is_dir():
         raise BadInput(f"{place} is no folder of reports: `workbench bench OP --out FOLDER` fills one")
-    paths = (path for path in sorted(place.glob("*.json")) if path.stem not in bench.CHUNKS)  # `plots.chunks` reads them
+    paths = (
+        path for path in sorted(place.glob("*.json")) if path.stem not in bench.CHUNKS
+    )  # `plots.chunks` reads them
     contents = {bench.today(path.stem): read_json(path) for path in paths}
     first = [*bench.names(), *MODELS]
     ordered = sorted(contents, key=lambda name: (first.index(name) if name in first else len(first), name))
