@@ -7,6 +7,7 @@ model before fine-tuning, so that both models are held to the same. Differences 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import mean
 from typing import Any
 
 import pandas as pd
@@ -60,12 +61,14 @@ class Pair:
 
     def kl_falls(self, trial: str = BLOCK) -> Explained:
         """Return the share of a method's KL that fine-tuning takes away."""
-        return bits_explained(*(self.losses(side, trial, "kl") for side in (self.after, self.before)))
+        after, before = (self.losses(side, trial, "kl") for side in (self.after, self.before))
+        return bits_explained(after, before)
 
     def gap_closes(self, trial: str = BLOCK) -> Explained:
         """Return the share of a method's likelihood lost that fine-tuning wins back; above 1 it gains."""
         sides = ((self.after, trial), (self.before, trial), (self.before, FULL))
-        return bits_explained(*(self.losses(side, name, "nll") for side, name in sides))
+        after, before, full = (self.losses(side, name, "nll") for side, name in sides)
+        return bits_explained(after, before, full)
 
 
 def read(before: Real, tuned: str) -> list[Pair]:
@@ -196,18 +199,17 @@ def together_sentence(pair: Pair) -> str:
     """Say what fine-tuning with answer-guided recomputation gives beside either alone."""
     if HEALED not in pair.shared:
         return ""
-    both, tuned = pair.kl(pair.after, HEALED), pair.kl(pair.after, BLOCK)
-    chosen = pair.kl(pair.before, HEALED)
+    ours = pair.losses(pair.after, HEALED, "kl")
     beside = {
-        "fine-tuning alone": difference(*(pair.losses(pair.after, name, "kl") for name in (HEALED, BLOCK))),
-        "recomputation alone": difference(*(pair.losses(side, HEALED, "kl") for side in (pair.after, pair.before))),
+        "fine-tuning alone": pair.losses(pair.after, BLOCK, "kl"),
+        "recomputation alone": pair.losses(pair.before, HEALED, "kl"),
     }
-    alone = {"fine-tuning alone": tuned, "recomputation alone": chosen}
-    words = [f"{said(alone[name].mean)} of {name} ({spread(gap)})" for name, gap in beside.items()]
-    better = [name for name, gap in beside.items() if gap.high < 0]
+    gaps = {name: difference(ours, theirs) for name, theirs in beside.items()}
+    words = [f"{said(mean(beside[name]))} of {name} ({spread(gap)})" for name, gap in gaps.items()]
+    better = [name for name, gap in gaps.items() if gap.high < 0]
     end = {2: "either", 1: f"{''.join(better)} only"}.get(len(better), "neither")
     return (
-        f"Fine-tuned and 15% recomputed by answer-guided choice: KL {said(both.mean)}, beside {joined(words)}; "
+        f"Fine-tuned and 15% recomputed by answer-guided choice: KL {said(mean(ours))}, beside {joined(words)}; "
         f"together they are better than {end}."
     )
 

@@ -64,10 +64,11 @@ def tuning() -> Findings:
     if not scores:
         return []
     found = []
-    for row, side in ((scores[0], "above"), (scores[-1], "below")):
+    ends: list[tuple[dict[str, Any], Side]] = [(scores[0], "above"), (scores[-1], "below")]
+    for row, side in ends:
         what = f"block mode at step {row['step']:,}, likelihood lost ({BASE})"
-        ends = (row["block"][f"nll_gap{end}"] for end in ("", "_low", "_high"))
-        found.append(Finding(what, *ends, row["n"], "real", side, 0.0, "+.3f"))  # type: ignore[arg-type]
+        middle, low, high = (row["block"][f"nll_gap{end}"] for end in ("", "_low", "_high"))
+        found.append(Finding(what, middle, low, high, row["n"], "real", side, 0.0, "+.3f"))
     return found
 
 

@@ -129,7 +129,7 @@ def neighbours() -> Findings:
     """Compare numbers of neighbours, nothing recomputed."""
     ten, one, twenty = ((REAL.format(n), "none", None) for n in (10, 1, 20))
     beyond = fusion_gap("20 neighbours against 10", twenty, ten, "below")
-    by_meaning = real_gap("10 neighbours against 4, by MiniLM", *(MINILM.format(n) for n in (10, 4)))
+    by_meaning = real_gap("10 neighbours against 4, by MiniLM", MINILM.format(10), MINILM.format(4))
     shown = [replace(finding, decides=False) for finding in by_meaning]
     return [*better(ten, one, "10 neighbours against 1"), beyond, *shown]
 
