@@ -6,6 +6,7 @@ import pytest
 from workbench.experiments import results
 from workbench.metrics.paired import Difference, Explained
 from workbench.plots import real_tuned as tuned
+from workbench.plots import real_tuning as tuning
 from workbench.plots.real_findings import Real
 
 SYSTEM = "after_system"
@@ -94,15 +95,15 @@ ENDS = {"": 0.0, "_low": -0.02, "_high": 0.02}
 
 
 def test_the_ablation_is_set_beside_the_papers():
-    assert "as in Block-Attention's ablation" in tuned.positions_sentence({"block": run(0.1), "naive": run(0.2)})
-    assert "which contradicts" in tuned.positions_sentence({"block": run(0.2), "naive": run(0.1)})
-    assert "intervals overlap" in tuned.positions_sentence({"block": run(0.1), "naive": run(0.11)})
-    assert tuned.positions_sentence({"block": run(0.1)}).endswith("is not measured yet.")
+    assert "as in Block-Attention's ablation" in tuning.positions_sentence({"block": run(0.1), "naive": run(0.2)})
+    assert "which contradicts" in tuning.positions_sentence({"block": run(0.2), "naive": run(0.1)})
+    assert "intervals overlap" in tuning.positions_sentence({"block": run(0.1), "naive": run(0.11)})
+    assert tuning.positions_sentence({"block": run(0.1)}).endswith("is not measured yet.")
 
 
 def test_the_curve_falls_or_rises():
-    assert "falls from .400 to .100; full attention moves .010" in tuned.curve_sentence(run(0.1)["scores"])
-    assert "rises from .400 to .500" in tuned.curve_sentence(run(0.5)["scores"])
+    assert "falls from .400 to .100; full attention moves .010" in tuning.curve_sentence(run(0.1)["scores"])
+    assert "rises from .400 to .500" in tuning.curve_sentence(run(0.5)["scores"])
 
 
 def test_figures_are_drawn_with_both_models():
@@ -111,7 +112,7 @@ def test_figures_are_drawn_with_both_models():
     figure = tuned.methods_before_and_after(made)
     assert {trace.name for trace in figure.data} == {"before", "fine-tuned"}
     assert "tiny and tiny-block, seed 5" in text_of(figure, -1)
-    names = {trace.name for trace in tuned.held_out({"block": run(0.1)}).data if trace.name}
+    names = {trace.name for trace in tuning.held_out({"block": run(0.1)}).data if trace.name}
     assert names == {"block mode", "full attention"}
 
 
