@@ -157,7 +157,8 @@ def entries(scene: Scene, ceiling: Roof) -> Iterator[dict[str, Any]]:
             with fused(scene.model) if GPU else nullcontext():
                 ready = fitted(scene, method, min(FIT, LENGTHS[-1]))
                 timed(scene, ready, min(WARM, LENGTHS[-1]))
-                runs = [timed(scene, ready, LENGTHS[-1], LENGTHS) for _ in range(RUNS)]
+                count = 1 if method.backend else RUNS  # a choice in torch takes long
+                runs = [timed(scene, ready, LENGTHS[-1], LENGTHS) for _ in range(count)]
             for length in LENGTHS:
                 times[length][method.name] = timing.of([run[length][0] for run in runs])
                 facts[length][method.name] = {"spec": str(ready.sparse), "density": runs[-1][length][1]}
