@@ -86,7 +86,7 @@ class Reader:
     def run_all(self, timeout_s: float = 120) -> None:
         """Run every cell and wait until the kernel is idle."""
         self.page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => true)")
-        self.page.wait_for_function(IDLE, timeout=timeout_s * 1000)
+        self.page.wait_for_function(IDLE, timeout=timeout_s * 1000, polling=200)  # not at every frame
 
     def wait_for_figures(self, at_least: int = 1, timeout_s: float = 30) -> int:
         """Wait until figures are drawn; returns how many there are."""

@@ -24,14 +24,14 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-# Not ipywidgets, which looks for its kernel when it is imported.
+# Neither ipywidgets nor plotly.io's renderers: they look for their kernel when they are imported.
 NOTEBOOK = (
     "workbench.models",
     "workbench.experiments.trial",
     "workbench.app.notebook",
     "sklearn",
     "ipykernel.kernelapp",
-    "plotly.io._renderers",  # what plotly imports with the first figure
+    "nbformat",
     "sklearn.feature_extraction.text",
     "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",
