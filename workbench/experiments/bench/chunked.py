@@ -37,7 +37,7 @@ from workbench.methods.sparse.xattention import Xattention
 LENGTHS = (16, 32, 64, 128)  # units
 DENSITY, SHARE = 0.15, 0.25  # of the causal tiles; of those that a union keeps, and of the tokens that QUOKA keeps
 DEEP, FIT, HALVINGS = 4, 32, 8  # layers, units of the prompt and steps by which a threshold is set
-RUNS, WARM = 2, 8  # runs of each method, and the chunks before them
+RUNS = 3  # timed runs of each method; one of the whole prompt comes before them, as kernels are built for its lengths
 
 
 @dataclass(frozen=True)
