@@ -142,7 +142,7 @@ def receipts_table(rows: Sequence[Mapping[str, Any]], *, model: str, device: str
         notice=f"{equal} of {len(rows)} answers have the tokens that each question alone gets, without scheduler and "
         f"tiers. {_rounds_said(rows)}",
         caption=f"Measured now: {model}, {device}. Passages are cached behind the system prompt; all questions of a "
-        "round are submitted at once and computed together; ms: to the first token.",
+        "round are submitted at once; ms: to the first token.",
     )
 
 
