@@ -156,7 +156,7 @@ def entries(scene: Scene, ceiling: Roof) -> Iterator[dict[str, Any]]:
         try:
             with fused(scene.model) if GPU else nullcontext():
                 ready = fitted(scene, method, min(FIT, LENGTHS[-1]))
-                timed(scene, ready, min(WARM, LENGTHS[-1]))
+                timed(scene, ready, LENGTHS[-1])
                 count = 1 if method.backend else RUNS  # a choice in torch takes long
                 runs = [timed(scene, ready, LENGTHS[-1], LENGTHS) for _ in range(count)]
             for length in LENGTHS:
