@@ -15,6 +15,7 @@ from workbench.metrics.published_numbers import TABLE_2
 from workbench.plots.findings import compared, joined
 from workbench.plots.intervals import forest
 from workbench.plots.lines import steps
+from workbench.plots.real_tuning import held_out
 from workbench.plots.reuse_findings import by_kind as gaps_by_kind
 from workbench.plots.reuse_findings import lost, multi_hop
 from workbench.plots.table import scored, table
@@ -111,8 +112,11 @@ def tuning_scores(tuning: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def tuning_curve(tuning: Mapping[str, Any], name: str) -> go.Figure:
-    """Draw the scores of both modes while the model `name` was tuned, from its `tuning.json`."""
+    """Draw the scores of both modes while the model `name` was tuned, from its `tuning.json`: exact match, or KL and
+    likelihood where its teacher was its own full attention."""
     scores, recipe = tuning["scores"], tuning["recipe"]
+    if recipe.get("teacher") == "self":
+        return held_out({"block": tuning})
     behind = scores[0]["full"]["em"] - scores[0]["block"]["em"]
     full = [row["full"]["em"] for row in scores]
     far = [i for i, row in enumerate(scores) if row["block"]["em"] < row["full"]["em"] - 0.02]

@@ -19,7 +19,7 @@ CURVES = {  # of the held-out scores: name → run, mode, colour, symbol
 
 def held_out(runs: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     """Draw KL and likelihood lost of both modes on held-out questions while the model is tuned, with re-encoded
-    positions (run "block") and without (run "naive")."""
+    positions (run "block") and, where it is given, without (run "naive")."""
     drawn = {name: look for name, look in CURVES.items() if look[0] in runs}
     panels = []
     for measure, title in (("kl", "KL from full attention before"), ("nll_gap", "likelihood lost")):
@@ -33,8 +33,8 @@ def held_out(runs: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     last = runs["block"]["scores"][-1]
     return profiles(
         panels,
-        title="While the model is tuned, with re-encoded positions and without",
-        notice=f"{curve_sentence(runs['block']['scores'])} {positions_sentence(runs)}",
+        title="While the model is tuned" + (", with re-encoded positions and without" if "naive" in runs else ""),
+        notice=f"{curve_sentence(runs['block']['scores'])} {positions_sentence(runs)}".strip(),
         caption=f"{last['n']:,} held-out questions, teacher-forced; bands: bootstrap 95% intervals. Likelihood is that "
         "of the gold answer. Full attention before fine-tuning is the teacher, no label is used.",
         lines=2,
@@ -57,7 +57,7 @@ def curve_sentence(scores: Sequence[Mapping[str, Any]]) -> str:
 def positions_sentence(runs: Mapping[str, Mapping[str, Any]]) -> str:
     """Set fine-tuning without position re-encoding beside fine-tuning with it (Block-Attention, table 1)."""
     if "naive" not in runs:
-        return "Fine-tuning without position re-encoding is not measured yet."
+        return ""
     ours, naive = (runs[name]["scores"][-1]["block"] for name in ("block", "naive"))
     numbers = f"Without position re-encoding it ends at {said(naive['kl'])}, with it at {said(ours['kl'])}"
     if ours["kl_high"] < naive["kl_low"]:
