@@ -27,7 +27,7 @@ from workbench.store.names import NAME
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
-GONE = 1 << 14  # blocks that are gone and are remembered, to say why they are missed
+GONE = 1 << 12  # blocks that are gone and are remembered, to say why they are missed
 NOTED = 60  # seconds between two notes that a file was used
 
 
