@@ -73,6 +73,13 @@ def test_the_rule_of_full_rows_pays_or_not():
     assert sparse_findings.of_last_rows([*lost, (0.1, (0.0, 0.2))], 0.2) == "The rule does not pay with every method."
 
 
+def test_methods_that_were_not_measured_without_the_rule_are_named():
+    ruled = ["flash_prefill(tail=1, alpha=0.5)", "seer_attention(tail=1, threshold=0.06)", "bfla(mass=0.9)"]
+    told = sparse_findings.without_rule_lacking(ruled, ["flash_prefill(tail=0, alpha=0.5)"])
+    assert told == " Without it SeerAttention is not measured yet, as it ships."
+    assert sparse_findings.without_rule_lacking(ruled, [spec.replace("tail=1", "tail=0") for spec in ruled]) == ""
+
+
 def test_mass_and_answers_rank_alike_or_the_other_way():
     curve = pd.DataFrame({"mass": [0.1, 0.5, 0.9], "em": [0.2, 0.5, 0.8], "spec": ["a", "b", "c"]})
     assert "ρ = 1.00; c answers 80%" in sparse_findings.mass_and_answers(curve)

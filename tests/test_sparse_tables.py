@@ -319,8 +319,9 @@ def test_methods_are_compared_with_and_without_their_last_rows(measured):
         had = measured.settings.set_index("spec").em[entry["with"]]
         assert row[2].startswith(f"{had:.1%} (") and row[3].startswith(f"{entry['record']['em']:.1%} (")
         assert row[4].startswith(f"{100 * (entry['record']['em'] - had):+.1f} (")
-    assert all(row[2] == "no such rule" and not row[4] for row in rows[len(without) :]) and len(rows) == 2 + 5
-    assert [row[3] for row in rows[2:]] == sorted((row[3] for row in rows[2:]), reverse=True)
+    others = rows[len(without) :]
+    assert all(row[2] == "no such rule" and not row[4] for row in others) and len(others) == 5
+    assert [row[3] for row in others] == sorted((row[3] for row in others), reverse=True)
 
 
 def test_the_nearest_setting_of_every_method():

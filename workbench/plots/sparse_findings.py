@@ -1,6 +1,6 @@
 """What the measured settings of sparse methods say of the papers' claims: one sentence each, from the numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,8 @@ import pandas as pd
 from workbench.metrics.answers import Interval
 from workbench.metrics.paired import difference
 from workbench.metrics.published_numbers import BFLA_TABLE_5
-from workbench.plots.findings import compared, judged, sign_of
+from workbench.plots.findings import compared, joined, judged, sign_of
+from workbench.plots.looks import SPARSE_METHODS
 
 NEAR = 0.05  # densities that far apart count as equal
 SLACK = 0.02  # what "close to dense" may lose: twice what BFLA's recommended row loses (0.8 of 40.2 points)
@@ -72,6 +73,13 @@ def of_last_rows(gaps: Sequence[tuple[float, Interval]], apart: float) -> str:
         return "The rule does not pay with every method."
     said = f"The rule is worth at least {least * 100:.0f} points, the choice among methods without it {apart * 100:.0f}"
     return f"{said}: {'the rule' if least > apart else 'the choice'} weighs more."
+
+
+def without_rule_lacking(specs: Iterable[str], without: Iterable[str]) -> str:
+    """Name the methods of `specs` under the rule of full last rows that were not measured without it (`without`)."""
+    ruled = dict.fromkeys(SPARSE_METHODS.name_of(spec) for spec in specs if "tail=1" in spec)
+    lacking = [name for name in ruled if name not in {SPARSE_METHODS.name_of(spec) for spec in without}]
+    return f" Without it {joined(lacking)} is not measured yet, as it ships." if lacking else ""
 
 
 def mass_and_answers(curve: pd.DataFrame) -> str:

@@ -142,12 +142,13 @@ def last_rows_table(measured: Measured, without: Mapping[str, Mapping[str, Any]]
     for r in near.sort_values("em", ascending=False).to_dict("records"):
         rows.append([SPARSE_METHODS.name_of(r["spec"]), f"{r['density']:.0%}", "no such rule", scored(r), ""])
     methods_apart = float(near.em.max() - near.em.min())
+    lacking = sparse_findings.without_rule_lacking(measured.settings.spec, without)
     return table(
         ["method", "density", "with the rule", "without", "difference (points)"],
         rows,
         widths=[2, 1.5, 1.9, 1.9, 2.4],
         title="Exact match with the last query tile whole, and with it chosen like any other",
-        notice=f"Without it {' and '.join(instead)}. {sparse_findings.of_last_rows(gaps, methods_apart)}",
+        notice=f"Without it {' and '.join(instead)}. {sparse_findings.of_last_rows(gaps, methods_apart)}{lacking}",
         caption=f"{measured.about()}; 95% intervals (Wilson), differences paired by question (bootstrap). Without the "
         f"rule: {lost['device']}; those without one: the setting of nearest density.",
     )
