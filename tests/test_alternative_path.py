@@ -1,4 +1,4 @@
-"""Alternative Path serves the same tokens and preparation, or `moved`; one copy of a chunk; in order, a prefix cache."""
+"""Alternative Path serves the same tokens and preparation, or `moved`; one copy of a chunk; in order a prefix cache."""
 
 import pytest
 import torch

@@ -5,8 +5,8 @@
 writes data/benchmarks/block-attention.json: one entry a method with its Record and, per question, whether the answer is
 right (a string of 0 and 1, in the order of the questions), so that differences can be taken question by question.
 Methods that the file holds for as many questions are not run again. With several GPUs, `--processes` shares the methods
-out. `--unpositioned` is a model that was fine-tuned with naive positions, `--vanilla` one that was fine-tuned on the same
-questions in full mode alone (data/benchmarks/lab_block.sh makes both); they do not ship.
+out. `--unpositioned` is a model that was fine-tuned with naive positions, `--vanilla` one that was fine-tuned in full
+mode alone on the same questions (data/benchmarks/lab_block.sh makes both); they do not ship.
 """
 
 import argparse
