@@ -17,7 +17,9 @@ NO_FILE = "Not measured yet: python data/benchmarks/beyond_rag.py"
 def first_version(measured: Mapping[str, Any]) -> go.Figure:
     """Tabulate table 1 of the first version beside the scores of the results file `block-attention`."""
     ours = {name: f"{entry['record']['em'] * 100:.1f}" for name, entry in measured["methods"].items()}
-    rows, groups, losses = [], [], {}
+    rows: list[list[str]] = []
+    groups: list[int] = []
+    losses: dict[str, tuple[float, float]] = {}
     for model, methods in BLOCK_V1_TABLE_1["accuracy"].items():
         groups.append(len(rows))
         rows.append([model, *[""] * (1 + len(BLOCK_V1_TABLE_1["data"]))])
