@@ -15,7 +15,7 @@ from workbench.experiments.record import device_name, versions
 from workbench.experiments.victims import victims_of
 
 OUT = Path(__file__).with_name("poisoned.json")
-MODEL, SEED, PASSAGES, SAMPLES = "lab-full", 70_000, 10, 2_400
+MODEL, SEED, PASSAGES, SAMPLES = "lab-full", 90_000, 10, 2_400
 RATIOS, NEIGHBOURS = (0.0, 0.05, 0.15, 0.3, 0.5, 1.0), (1, 10)
 
 
