@@ -165,5 +165,5 @@ def test_top_level_kernels_is_no_package():
 
 def shipped() -> set[str]:
     """Names of what lies in data/."""
-    models = {path.parent.name for path in (ROOT / "data" / "models").glob("*/config.json")}
+    models = {path.parent.name for path in (ROOT / "data" / "models").glob("*/*config.json")}  # of adapters too
     return models | {path.parent.name for path in (ROOT / "data").glob("*/sample.jsonl")}
