@@ -7,7 +7,8 @@
 # FILES    folder with NAME.jsonl or NAME-test.jsonl for every NAME in JOBS and FEW
 # JOBS     what is measured, NAME:GROUP:PASSAGES:SAMPLES, in this order; FEW the same for the tuned model. "": nothing
 # TUNE     minutes of training of each run, 0: none; it takes HELD, TRAIN, EXCLUDE and all else of smollm2_block.sh
-# MINUTES  of the whole; PER_GPU processes share a GPU (measuring is bound by the host: 6 keep 16 cores busy)
+# MINUTES  of the whole; PER_GPU processes share a GPU (measuring is bound by the host: 6 keep 16
+#          cores busy; more than a few share a GPU well under CUDA's multi-process service only)
 # MINILM   vectors of the passages (real.py measure --minilm), for neighbours by MiniLM
 # PARTS    into how many a job is cut; the same when it goes on
 # OUT      rows/, logs/, adapters and curves, as they come; real.tgz has them all, every two minutes and at the end
@@ -26,7 +27,7 @@ jobs=${JOBS-nq:ratios:10:500 hotpotqa:ratios:10:500 nq:sparse:40:200 manuals:cho
 export CARDS=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((GPUS - 1)))} PER_GPU=${PER_GPU:-6}
 few=${FEW-nq:few:10:500 hotpotqa:few:10:500 manuals:few:10:500}
 tune=${TUNE:-6} workers=$((GPUS * PER_GPU))
-export END=$(($(date +%s) + 60 * ${MINUTES:-27}))
+export END=$(($(date +%s) + $(awk "BEGIN { print int(60 * ${MINUTES:-27}) }")))
 : >"$OUT/left"
 
 unit() { # MODEL JOB PART: measures what is missing of a part of a job, as long as there is time
