@@ -363,3 +363,10 @@ def test_methods_that_pages_do_not_know_are_refused(method):
         paged(method=method)
     with pytest.raises(BadInput, match="quantum is 0"):
         paged(quantum=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_request_tells_its_load_also_where_it_was_computed_meanwhile(mode):
+    scheduler, tickets, _ = simulated(mode, [3.0])
+    scheduler.run()
+    assert tickets[0].seconds["load"] >= 3.0

@@ -426,3 +426,24 @@ def test_packed_blocks_are_the_same_numbers_in_one_run_of_bytes():
     tier.keep("a", held)
     assert isinstance(held, PackedKV) and held.read_only and tier.made(held) is held
     assert tier.bytes == held.flat.nbytes >= kv.nbytes
+
+
+def test_a_block_of_a_store_that_removes_none_is_not_dropped():
+    class Kept:
+        """A store without `remove`."""
+
+        def __init__(self):
+            self.held = {}
+
+        def get(self, key):
+            return self.held.get(key)
+
+        def put(self, key, kv):
+            self.held[key] = kv
+
+    tier = StoreTier(Kept(), name="kept")
+    kv = kv_of(4)
+    tier.keep("a", kv)
+    with pytest.raises(BadInput, match="Kept removes no blocks: a stays"):
+        tier.drop("a")
+    assert tier.get("a") is kv

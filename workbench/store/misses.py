@@ -69,8 +69,9 @@ class Index:
         """Take a key out again."""
         if (identity := identity_of(key)) is None:
             return
+        assert isinstance(key, Key)
         keys = self._keys.get(identity.block, {})
-        keys.pop(key, None)  # type: ignore[call-overload]
+        keys.pop(key, None)
         if not keys:
             self._keys.pop(identity.block, None)
 

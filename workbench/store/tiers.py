@@ -200,9 +200,11 @@ class StoreTier(Books):
         return kv
 
     def drop(self, key: str, evicted: bool = False) -> int:
-        """Remove a block; return how often it was used."""
+        """Remove a block; return how often it was used. Raises BadInput where the store removes none."""
         if key in self._sizes:
-            self.store.remove(key)  # type: ignore[attr-defined]
+            if (remove := getattr(self.store, "remove", None)) is None:
+                raise BadInput(f"{type(self.store).__name__} removes no blocks: {key} stays")
+            remove(key)
         return self._left(key, evicted)
 
     def _stored(self, key: str) -> int:

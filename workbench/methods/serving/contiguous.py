@@ -160,8 +160,10 @@ class ContiguousEngine:
         ticket.held = None
 
     def _by_layer(self, ticket: Ticket) -> bool:
-        simple = isinstance(self._method, Reuse) and not (self._method.select or self._method.sparse)
-        return simple and self._method.chunk is None and not ticket.cancelled  # type: ignore[attr-defined]
+        method = self._method
+        if not isinstance(method, Reuse) or method.select or method.sparse:
+            return False
+        return method.chunk is None and not ticket.cancelled
 
     def _place(self, ticket: Ticket, held: Held, arrived: Arrived) -> None:
         """Put the blocks of a request in place, one layer after the other."""

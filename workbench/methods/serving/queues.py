@@ -44,6 +44,8 @@ class Queues:
         about = {"seconds": now - ticket.since, "lane": "scheduler", "detail": what}
         self.events.add("wait", ticket.since, request=ticket.name, **about)
         ticket.state, ticket.since = state, now
+        if state == "loading":
+            ticket.loading = now
         self._seen[ticket.name] = self.ends
 
     def arrived(self, ticket: Ticket) -> None:
@@ -67,6 +69,7 @@ class Queues:
         """Note that a request has its first token, by a step that began `at`."""
         ticket.first = ticket.since = now
         ticket.seconds["prefill"] = now - at
+        ticket.seconds.setdefault("load", now - ticket.loading)  # layer by layer, while it was computed
         self.events.add("prefill", at, seconds=now - at, lane="engine", request=ticket.name)
         if encoding := getattr(ticket.held, "encoding", 0.0):  # its missed blocks come first
             self.events.add("encode", at, seconds=min(encoding, now - at), lane="engine", request=ticket.name)

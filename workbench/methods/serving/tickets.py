@@ -62,6 +62,7 @@ class Ticket:
     state: State = "waiting"
     tokens: list[int] = field(default_factory=list)
     since: float = 0.0  # it is in this state
+    loading: float = 0.0  # its load began
     first: float | None = None
     ended: float | None = None
     error: BaseException | None = None
