@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted(path for kind in ("json", "parquet") for path in results.FOLDER.glob(f"*.{kind}"))
 TESTED = {  # a report that a test holds → the results it reads
     "data/benchmarks/lab_card.py": r"lab-(seed-\d+|full-\w+)",  # tests/test_lab_training.py
-    "workbench/experiments/papers/evidence.py": r"deviation",  # notebooks/13_papers.ipynb
+    "workbench/experiments/papers/evidence.py": r"deviation(-.+)?",  # notebooks/13_papers.ipynb
     "workbench/experiments/bench_reports.py": r"stages",  # notebooks/11_latency.ipynb, by `bench_reports.split`
 }
 

@@ -4,14 +4,16 @@
     python data/benchmarks/deviation.py --model smollm2 --data nq=nq-test.jsonl --samples 500 --device cuda
 
 writes deviation.json: figures 3, 7 and 8 of FusionRAG and figure 2a of CompactAttention on lab questions, a number each
-with n and a 95% bootstrap interval over questions; of another model or file, deviation-MODEL-NAME.json. Squared
+with n and a 95% bootstrap interval over questions, and how far selectors agree (Jaccard); of another model or file,
+deviation-MODEL-NAME.json. Squared
 deviation (FusionRAG, equation 7) of the second layer, of tokens behind the system prompt; blocks are cached behind the
 system prompt (`after_system`), or behind ten neighbours.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from workbench.methods import prepare, select
 from workbench.metrics.answers import bootstrap
 from workbench.metrics.key_rankings import rankings
 from workbench.metrics.kv_deviation import context_gaps, full_attention_kv
-from workbench.metrics.selection import by_offset, chosen
+from workbench.metrics.selection import agreement, by_offset, chosen
 from workbench.metrics.tile_recall import dense_states
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
@@ -36,7 +38,7 @@ HERE = Path(__file__).parent
 MODEL, DATA, SEED, PASSAGES = "lab-full", "lab", 60_000, 10
 TOGETHER = 50  # questions whose KV are held at once
 LAYER, RATIO, BUDGET, WINDOW, NEIGHBOURS = 1, 0.15, 0.25, 64, 10
-SELECTORS = {"CacheBlend": "kv_deviation", "query-guided": "query_guided"}
+SELECTORS = {"CacheBlend": "kv_deviation", "query-guided": "query_guided", "answer-guided": "answer_guided"}
 
 
 def entry(values: Sequence[float]) -> dict[str, float]:
@@ -73,6 +75,16 @@ def together(samples: Sequence[data.Sample], prompts: Sequence[Prompt], corpus: 
     return shares
 
 
+def agreements(choices: Mapping[str, Sequence[Tensor]]) -> dict[str, list[float]]:
+    """Return, a question each, how far two selectors agree: rows that both choose, of those that either does."""
+    return {
+        f"{one} and {other}: agreement": [
+            float(agreement({one: [a], other: [b]})[0, 1]) for a, b in zip(choices[one], choices[other], strict=True)
+        ]
+        for one, other in combinations(choices, 2)
+    }
+
+
 def measure(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus) -> dict[str, dict[str, float]]:
     """Measure everything on questions, some at a time."""
     numbers: dict[str, list[float]] = {}
@@ -105,8 +117,11 @@ def _some(loaded: Loaded, asked: Sequence[data.Sample], corpus: Corpus, ranked: 
         "together_2": together(asked, prompts, corpus, 2),
         "together_10": together(asked, prompts, corpus, 10),
     }
-    for name, spec in SELECTORS.items():
-        rows = select.named(spec).rows(loaded.model, prompts, kvs["reuse"], RATIO)
+    choices = {
+        name: select.named(spec).rows(loaded.model, prompts, kvs["reuse"], RATIO) for name, spec in SELECTORS.items()
+    }
+    numbers |= agreements(choices)
+    for name, rows in choices.items():
         masks = [chosen(each, prompt) for each, prompt in zip(rows, prompts, strict=True)]
         places = by_offset(masks, prompts)
         numbers[f"{name}: first tenth"] = list(places[:, 0] / places.sum(1))

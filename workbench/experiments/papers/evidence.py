@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from workbench.core.renamed import spec
 from workbench.data.assets import ROOT
-from workbench.experiments import results
+from workbench.experiments import deviation_results, results
 from workbench.experiments.papers.verdicts import Finding, Findings, Side
 from workbench.metrics.answers import normalised
 from workbench.metrics.paired import bits_explained, difference
@@ -196,12 +197,22 @@ def faster(
     return [Finding(what, middle, low, high, int(min(own["runs"], other["runs"])), "shape", side, bar, "x")]
 
 
-def measured(what: str, name: str, side: Side, bar: float, form: str = ".0%", of: str = "deviation") -> Findings:
-    """Return a number of deviation.json."""
-    if not has(of, "json"):
-        return []
-    got = results.read(of)["measured"][name]
-    return [Finding(what, got["value"], got["low"], got["high"], got["n"], "lab", side, bar, form)]
+def measured(what: str, name: str, side: Side, bar: float, form: str = ".0%", real: bool = True) -> Findings:
+    """Return a number of deviation.json, behind the same of real text where it was measured, which then decides.
+
+    real  False: of the lab model alone
+    """
+    found = []
+    for each, got in deviation_results.by_name(deviation_results.kept(), name):
+        if each.is_real and not real:
+            continue
+        numbers = got["value"], got["low"], got["high"], got["n"]
+        decides = each.is_real and got["n"] >= LEAST and not tuned_for_blocks(each.where)
+        words, label = (f"{what} ({each.where})", "real") if each.is_real else (what, "lab")
+        found.append(Finding(words, *numbers, label, side, bar, form, decides))
+    told = any(finding.decides for finding in found)
+    found = [replace(one, decides=one.decides or (one.label == "lab" and not told)) for one in found]
+    return sorted(found, key=lambda one: one.label == "lab")
 
 
 def counted(what: str, value: float, n: int, bar: float, side: Side = "equals", form: str = ",.0f") -> Finding:

@@ -86,20 +86,20 @@ def similarity() -> Findings:
     lab passages are drawn, so theirs is shown only."""
     drawn = []
     for n, bar in FUSION_RAG["retrieved_together"].items():
-        drawn += measured(f"another passage of the question among {n} neighbours", f"together_{n}", "above", bar)
+        what = f"another passage of the question among {n} neighbours"
+        drawn += measured(what, f"together_{n}", "above", bar, real=False)
     change = measured("deviation of layer 2 by preparation", "change_by_preparation", "below", 0.0, "+.0%")
     return change + together() + [replace(finding, decides=False) for finding in drawn]
 
 
 def places() -> Findings:
     """Measure where selectors choose."""
-    found = measured("CacheBlend's choice in the first tenth of a chunk", "CacheBlend: first tenth", "above", 0.1)
     late = "later half of the chunks over the mean"
-    found += measured(f"CacheBlend's choice in the {late}", "CacheBlend: later half", "above", 1.0, "x")
-    bars = [finding.low for finding in found]
-    for name, form, bar in zip(("first tenth", "later half"), (".0%", "x"), bars, strict=False):
-        found += measured(f"Query-guided: {name}, against CacheBlend", f"query-guided: {name}", "below", bar, form)
-    return found
+    blend = measured("CacheBlend's choice in the first tenth of a chunk", "CacheBlend: first tenth", "above", 0.1)
+    blend += measured(f"CacheBlend's choice in the {late}", "CacheBlend: later half", "above", 1.0, "x")
+    guided = measured("Query-guided: first tenth, against CacheBlend", "query-guided: first tenth", "below", 0.0)
+    guided += measured("Query-guided: later half, against CacheBlend", "query-guided: later half", "below", 0.0, "x")
+    return blend + [replace(own, bar=other.low) for own, other in zip(guided, blend, strict=True)]
 
 
 @cache
