@@ -7,7 +7,7 @@ import pytest
 
 from tests import tiny
 from workbench import data, models
-from workbench.app.explore import editing, masks, positions, reuse, sparse_quality, tradeoff
+from workbench.app.explore import editing, live_masks, live_tradeoff, positions, reuse, sparse_quality
 from workbench.app.explore.live import explorer, slider
 from workbench.core.errors import BadInput
 from workbench.data.prompt_view import of_sample
@@ -60,7 +60,7 @@ def test_what_a_control_makes_impossible_is_said_and_the_figure_stays():
 
 
 def test_a_mask_rule_is_drawn_with_the_attention_under_it(loaded, view):
-    box = masks.masks_explorer(loaded, view, "window(3)")
+    box = live_masks.masks_explorer(loaded, view, "window(3)")
     rule, layer, head = controls(box)
     before = texts(box, 2)
     rule.value, layer.value, head.value = "window(9)", 0, 1
@@ -98,7 +98,7 @@ def test_an_edited_prompt_is_answered_again(loaded, samples):
 
 
 def test_curves_of_a_sweep_are_read_off_at_a_ratio():
-    box = tradeoff.tradeoff_explorer(results.table("fusion"))
+    box = live_tradeoff.tradeoff_explorer(results.table("fusion"))
     _, _, axis, number = controls(box)
     before = texts(box)
     number.value = number.max

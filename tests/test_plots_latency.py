@@ -6,7 +6,7 @@ import pytest
 from tests.random_models import model_of
 from tests.test_plots import SAID, check
 from workbench import data, models
-from workbench.app.explore.latency import latency_explorer
+from workbench.app.explore.live_latency import latency_explorer
 from workbench.experiments import bench_reports
 from workbench.experiments.ttft import METHODS
 from workbench.metrics.latency import STAGES

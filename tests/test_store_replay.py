@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from workbench import data
-from workbench.app.explore.store import store_explorer
+from workbench.app.explore.live_store import store_explorer
 from workbench.core.errors import BadInput
 from workbench.experiments import results, served_here, tier_ttft, ttft
 from workbench.experiments.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE
