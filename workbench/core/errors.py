@@ -1,5 +1,9 @@
 """The one error a user's input can cause."""
 
+from typing import Any
+
+LONGEST = 160  # characters of a value in a sentence
+
 
 class BadInput(ValueError):
     """One sentence that names the value and what is allowed; raised before any work is done."""
@@ -7,3 +11,18 @@ class BadInput(ValueError):
 
 class Unsupported(BadInput, NotImplementedError):
     """A model that cannot be used here: one sentence that names it and the reason."""
+
+
+def shown(value: Any) -> str:
+    """Return a value as a sentence quotes it: its `repr`, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return f"a {type(value).__name__} of {value.bit_length():,} bits"
+    return brief(text)
+
+
+def brief(text: Any) -> str:
+    """Return a text, or a path, cut where it is long."""
+    text = str(text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

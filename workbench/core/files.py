@@ -18,7 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
 
 CHUNK = 1 << 20  # bytes read at once
 HOST = sha256(platform.node().encode()).hexdigest()[:8]  # processes are known by their number on one host only
@@ -108,6 +108,50 @@ def replace_folder(new: Path, path: Path) -> None:
 def earlier(path: Path) -> Path:
     """Where folder `path` stands for a moment while another takes its place."""
     return path.with_name(f".{path.name}.old")
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is there; False for a name that no file can have."""
+    return os.path.isfile(path)
+
+
+def is_dir(path: str | os.PathLike[str]) -> bool:
+    """Return whether a folder is there; False for a name that no folder can have."""
+    return os.path.isdir(path)
+
+
+def check_folder(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuse, before any work, a place where no folder can be made or written to; `name` is the option's."""
+    _check_place(name, Path(path), "a folder")
+    if is_file(path):
+        raise BadInput(f"{name} {shown(str(path))} is a file: a folder is needed")
+
+
+def check_file(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuse, before any work, a place where no file can be written; `name` is the option's."""
+    _check_place(name, Path(path), "a file")
+    if is_dir(path):
+        raise BadInput(f"{name} {shown(str(path))} is a folder: a file is needed")
+    if not is_dir(Path(path).absolute().parent):
+        raise BadInput(f"{name} {shown(str(path))}: a file in a folder that exists is needed")
+
+
+def _check_place(name: str, path: Path, what: str) -> None:
+    """Refuse a name that the disk cannot hold, one below a file, and one in a folder that must not be written to."""
+    reason = ""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as problem:  # too long, no characters that a disk knows
+        reason = getattr(problem, "strerror", None) or str(problem)
+    above = next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.lexists(parent))
+    if not reason and above != path.absolute() and not above.is_dir():
+        reason = f"{above} is no folder"
+    if not reason and not os.access(above, os.W_OK):
+        reason = f"{above} must not be written to"
+    if reason:
+        raise BadInput(f"{name} {shown(str(path))}: {what} cannot be made there ({reason})")
 
 
 def need_room(path: Path, size: int) -> None:

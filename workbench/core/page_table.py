@@ -29,6 +29,7 @@ class Paged:
                    slot, whatever the slots at INVALID_POS hold; None where that is not known
     page_max       [B, P] largest position of the page, INVALID_POS where a slot is at INVALID_POS; None: a kernel that
                    needs it computes it
+    run            so many pages side by side, counted from the first, are shifted alike
     """
 
     table: Tensor
@@ -39,6 +40,7 @@ class Paged:
     partial_pages: bool = True
     length: int | None = None
     page_max: Tensor | None = None
+    run: int = 1
 
     @classmethod
     @renamed.arguments(moves="shifts", holes="partial_pages")

@@ -3,7 +3,8 @@
 from pathlib import Path
 from random import Random
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
+from workbench.core.files import is_file
 from workbench.data import assets, contexts, files, lab, lab_style, manual_pages, manuals, needles, passage_files
 from workbench.data.sample import Passage, Sample
 
@@ -60,9 +61,9 @@ def load(
         return list(manuals.samples(samples or SAMPLES, seed, passages or PASSAGES, name))
     if name in names():
         name_or_path = assets.corpus_path(name.removesuffix("-sample"))
-    elif not Path(name).is_file() and not name.endswith(files.ENDINGS):
+    elif not is_file(name) and not name.endswith(files.ENDINGS):
         known, endings = ", ".join(names()), ", ".join(files.ENDINGS)
-        raise BadInput(f"unknown data {name!r}: allowed are {known} or a file ({endings})")
+        raise BadInput(f"unknown data {shown(name)}: allowed are {known} or a file ({endings})")
     read = drawn = files.read(name_or_path, answered)
     if samples is not None and samples < len(read):
         drawn = [read[i] for i in sorted(Random(f"draw {seed}").sample(range(len(read)), samples))]

@@ -11,16 +11,21 @@ KILT                       {input, output: [{answer, provenance: [{title, text}]
 
 import gzip
 import json
+import math
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import BadInput
+from workbench.core import json_text
+from workbench.core.errors import BadInput, brief, shown
+from workbench.core.files import is_file
+from workbench.core.json_text import NotJson
 from workbench.data import segment
-from workbench.data.sample import Sample, filled, words
+from workbench.data.sample import Sample, filled, plain, titles, words
 
 ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 Record = dict[str, Any]
@@ -53,10 +58,12 @@ def _records(path: Path) -> Iterator[tuple[str, int, Any]]:
     text = _text(path)
     if ".jsonl" not in path.name:
         try:
-            whole = json.loads(text)
-        except json.JSONDecodeError as problem:
-            if not problem.msg.startswith("Extra data"):  # more than one record: JSON lines under another name
-                raise BadInput(f"{path}, line {problem.lineno}: not JSON ({problem.msg})") from None
+            whole = json_text.loads(text)
+        except NotJson as problem:
+            if not problem.is_more:  # more than one record: JSON lines under another name
+                raise BadInput(f"{path}, line {problem.line}: {problem}") from None
+        except BadInput as problem:
+            raise BadInput(f"{path} cannot be read: {problem}") from None
         else:
             if isinstance(whole, dict) and isinstance(whole.get("data"), list):
                 whole = whole["data"]
@@ -67,20 +74,20 @@ def _records(path: Path) -> Iterator[tuple[str, int, Any]]:
         if not line.strip():
             continue
         try:
-            yield f"line {number}", number, json.loads(line)
-        except json.JSONDecodeError as problem:
-            raise BadInput(f"{path}, line {number}: not JSON ({problem.msg})") from None
+            yield f"line {number}", number, json_text.loads(line)
+        except BadInput as problem:
+            raise BadInput(f"{path}, line {number}: {problem}") from None
 
 
 def _text(path: Path) -> str:
     if not path.name.endswith(ENDINGS):
-        raise BadInput(f"{path}: a data file ends in {', '.join(ENDINGS)}")
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file")
+        raise BadInput(f"{brief(path)}: a data file ends in {', '.join(ENDINGS)}")
+    if not is_file(path):
+        raise BadInput(f"{brief(path)}: no such file")
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as problem:  # gzip reports a cut file as EOFError
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as problem:  # gzip reports a cut file as EOFError
         raise BadInput(f"{path} cannot be read: {problem}") from None
 
 
@@ -95,15 +102,15 @@ def _sample(record: Any, name: str, answered: bool) -> Sample:
 
 def _passages_listed(record: Record) -> Record:
     ctxs, answers = filled(record, "ctxs"), _answers(record)
-    gold = [ctx["title"] for ctx in ctxs if isinstance(ctx, dict) and ctx.get("isgold") and ctx.get("title")]
-    titles = record.get("supporting_titles") or gold
+    gold = [str(ctx["title"]) for ctx in ctxs if isinstance(ctx, dict) and ctx.get("isgold") and ctx.get("title")]
+    named = titles(record) or tuple(gold)
     musique = re.match(r"([2-4])hop\d?__", str(record.get("id")))  # its ids begin with the number of hops
     return {
         "question": words(record, "question"),
         "answers": answers,
         "ctxs": [_passage(ctx, i) for i, ctx in enumerate(ctxs)],
-        "supporting_titles": titles,
-        "hops": record.get("hops") or (int(musique[1]) if musique else max(1, len(titles))),
+        "supporting_titles": named,
+        "hops": record.get("hops") or (int(musique[1]) if musique else max(1, len(named))),
         "kind": record.get("kind") or record.get("type") or (f"{musique[1]}hop" if musique else ""),
     }
 
@@ -111,17 +118,26 @@ def _passages_listed(record: Record) -> Record:
 def _hotpotqa(record: Record) -> Record:
     context, facts = record["context"], record.get("supporting_facts") or []
     if isinstance(context, dict):  # columns, as the Hub stores it
-        context = [list(pair) for pair in zip(context.get("title", ()), context.get("sentences", ()), strict=False)]
-    titles = facts.get("title", []) if isinstance(facts, dict) else [fact[0] for fact in facts]
-    return _passages_listed(record | {"ctxs": context, "supporting_titles": list(dict.fromkeys(titles))})
+        columns = [_listed(context.get(name) or [], f"context.{name}") for name in ("title", "sentences")]
+        if len(columns[0]) != len(columns[1]):
+            raise BadInput(f"field 'context' has {len(columns[0])} titles for {len(columns[1])} lists of sentences")
+        context = [list(pair) for pair in zip(*columns, strict=True)]
+    if isinstance(facts, dict):
+        listed = _listed(facts.get("title") or [], "supporting_facts.title")
+    else:
+        pairs = [_listed(fact, "supporting_facts", 1) for fact in _listed(facts, "supporting_facts")]
+        listed = [fact[0] for fact in pairs]
+    named = titles({"supporting_titles": listed})
+    return _passages_listed(record | {"ctxs": context, "supporting_titles": list(dict.fromkeys(named))})
 
 
 def _musique(record: Record) -> Record:
     ctxs = [ctx if isinstance(ctx, dict) else {} for ctx in filled(record, "paragraphs")]
-    gold = dict.fromkeys(ctx["title"] for ctx in ctxs if ctx.get("is_supporting") and ctx.get("title"))
+    gold = [plain(ctx.get("title"), "paragraphs.title") for ctx in ctxs if ctx.get("is_supporting")]
     read = [{"title": ctx.get("title"), "text": ctx.get("paragraph_text")} for ctx in ctxs]
-    answers = [words(record, "answer"), *(record.get("answer_aliases") or ())]
-    return _passages_listed(record | {"ctxs": read, "supporting_titles": list(gold), "answers": answers})
+    answers = [words(record, "answer"), *_listed(record.get("answer_aliases") or [], "answer_aliases")]
+    named = list(dict.fromkeys(filter(None, gold)))
+    return _passages_listed(record | {"ctxs": read, "supporting_titles": named, "answers": answers})
 
 
 def _longbench(record: Record) -> Record:
@@ -136,15 +152,30 @@ def _longbench(record: Record) -> Record:
 
 
 def _kilt(record: Record) -> Record:
-    outputs = filled(record, "output")
-    sources = [source for output in outputs for source in output.get("provenance") or ()]
+    outputs = [_object(output, "output") for output in filled(record, "output")]
+    lists = [_listed(output.get("provenance") or [], "output.provenance") for output in outputs]
+    sources = [_object(source, "output.provenance") for source in chain.from_iterable(lists)]
     with_text = {json.dumps(source, sort_keys=True): source for source in sources if source.get("text")}
+    ctxs = _listed(record.get("ctxs") or list(with_text.values()), "ctxs")
+    named = [plain(source["title"], "output.provenance.title") for source in sources if source.get("title")]
     return {
         "question": words(record, "input"),
         "answers": _answers({"answers": [output["answer"] for output in outputs if output.get("answer")]}),
-        "ctxs": [_passage(ctx, i) for i, ctx in enumerate(record.get("ctxs") or with_text.values())],
-        "supporting_titles": list(dict.fromkeys(source["title"] for source in sources if source.get("title"))),
+        "ctxs": [_passage(ctx, i) for i, ctx in enumerate(ctxs)],
+        "supporting_titles": list(dict.fromkeys(named)),
     }
+
+
+def _listed(value: Any, field: str, least: int = 0) -> list[Any]:
+    if not isinstance(value, list) or len(value) < least:
+        raise BadInput(f"field '{field}' holds {shown(value)}; a list{' of at least one' * bool(least)} is needed")
+    return value
+
+
+def _object(value: Any, field: str) -> Record:
+    if not isinstance(value, dict):
+        raise BadInput(f"field '{field}' holds {shown(value)}; objects are needed")
+    return value
 
 
 LAYOUTS: tuple[tuple[Callable[[Record], bool], Callable[[Record], Record]], ...] = (
@@ -160,9 +191,15 @@ def _answers(record: Record) -> list[str]:
         return [words(record, "answer")]
     listed = (answer if isinstance(answer, list) else [answer] for answer in filled(record, "answers"))
     flat = list(chain.from_iterable(listed))
-    if bad := [alias for alias in flat if not isinstance(alias, str | int | float) or not str(alias).strip()]:
-        raise BadInput(f"field 'answers' holds {bad[0]!r}; each answer is a text")
+    if bad := [alias for alias in flat if not _is_answer(alias)]:
+        raise BadInput(f"field 'answers' holds {shown(bad[0])}; each answer is a text")
     return filled({"answers": [str(alias) for alias in flat]}, "answers")
+
+
+def _is_answer(alias: Any) -> bool:
+    if isinstance(alias, str):
+        return bool(alias.strip())
+    return isinstance(alias, int | float) and math.isfinite(alias)
 
 
 def _passage(ctx: Any, i: int) -> dict[str, str]:
@@ -170,7 +207,7 @@ def _passage(ctx: Any, i: int) -> dict[str, str]:
         case str(text) | [str(text)]:
             title = ""
         case {"text": text}:
-            title = ctx.get("title") or ""
+            title = plain(ctx.get("title"), f"ctxs[{i}].title")
         case [str(title), text]:
             pass
         case _:

@@ -15,10 +15,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from workbench.core import json_text
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
+from workbench.core.files import is_file
 from workbench.data import segment
 from workbench.data.sample import Sample
+
+FIELDS = {"passage": ("text", "title"), "question": ("question",), "answer": ("answer",)}  # the first must be there
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,9 @@ class Layout:
     turn: str = ""
 
     def __post_init__(self) -> None:
-        for part, wanted in (("passage", "text"), ("question", "question"), ("answer", "answer")):
-            if wanted not in _names(getattr(self, part), part):
+        for part, (wanted, *others) in FIELDS.items():
+            names = _names(getattr(self, part), part, (wanted, *others))
+            if wanted not in names:
                 raise BadInput(f"layout {self.name!r}: {part} template {getattr(self, part)!r} has no {{{wanted}}}")
         if "" in self.stop:
             raise BadInput(f"layout {self.name!r}: an empty stop string would end every answer at once")
@@ -124,11 +129,18 @@ def _label(piece: str) -> str:
     return line if len(line) <= 60 else f"{line[:59]}…"
 
 
-def _names(template: str, part: str) -> set[str]:
+def _names(template: str, part: str, allowed: Sequence[str]) -> set[str]:
+    """The fields of a template. Raises BadInput for every field that is not plainly one of the `allowed`."""
     try:
-        return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+        fields = [(name, code, how) for _, name, code, how in Formatter().parse(template) if name is not None]
     except ValueError as problem:
         raise BadInput(f"layout template {part} {template!r}: {problem}") from None
+    for name, code, conversion in fields:
+        if name not in allowed or code or conversion:
+            written = name + (f"!{conversion}" if conversion else "") + (f":{code}" if code else "")
+            known = " and ".join(f"{{{each}}}" for each in allowed)
+            raise BadInput(f"layout template {part} {template!r} has {{{written}}}: allowed are {known}, as they stand")
+    return {name for name, _, _ in fields}
 
 
 LAB = Layout(
@@ -168,11 +180,11 @@ def named(name: str) -> Layout | None:
     """The layout of a name or of a JSON file, None for "chat". Raises BadInput for every other."""
     if name == CHAT or name in LAYOUTS:
         return LAYOUTS.get(name)
-    if not Path(name).is_file():
+    if not is_file(name):
         allowed = f"{', '.join([*LAYOUTS, CHAT])} (the tokenizer's own) or a JSON file of a layout"
-        raise BadInput(f"unknown layout {name!r}: allowed are {allowed}")
+        raise BadInput(f"unknown layout {shown(name)}: allowed are {allowed}")
     try:
-        record = json.loads(Path(name).read_text(encoding="utf-8"))
+        record = json_text.loads(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise BadInput(f"layout file {name} is not JSON: {problem}") from None
     record = record.get("layout", record) if isinstance(record, dict) else record  # also as in workbench.json

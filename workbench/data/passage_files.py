@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, brief
+from workbench.core.files import is_file
 from workbench.data import files, segment
-from workbench.data.sample import Passage, Sample
+from workbench.data.sample import Passage, Sample, plain
 
 PLAIN = (".txt", ".md")
 MOST = 1 << 30  # pieces that a text is cut into: all
@@ -20,7 +21,7 @@ def read(path: str | Path) -> Sample | None:
     path = Path(path)
     if path.suffix in PLAIN:
         ctxs = [Passage("", piece.strip()) for piece in segment.text(_text(path), MOST)]
-    elif path.name.endswith(files.ENDINGS) and path.is_file():
+    elif path.name.endswith(files.ENDINGS) and is_file(path):
         records = files.records(path)
         if not all(map(_is_passage, records)):
             return None
@@ -42,12 +43,12 @@ def _is_passage(record: Any) -> bool:
 def _passage(record: Any) -> Passage:
     if isinstance(record, str):
         return Passage("", record.strip())
-    return Passage(str(record.get("title") or ""), record["text"].strip())
+    return Passage(plain(record.get("title"), "title"), record["text"].strip())
 
 
 def _text(path: Path) -> str:
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file")
+    if not is_file(path):
+        raise BadInput(f"{brief(path)}: no such file")
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:

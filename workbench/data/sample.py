@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
 
+MOST_HOPS = 1000
 CONTINUED = "Continued"  # the title of a passage that goes on where the one before it stopped
 
 
@@ -61,13 +62,13 @@ class Sample:
         """
         try:
             return cls(
-                id=str(record["id"]),
+                id=plain(record["id"], "id"),
                 question=words(record, "question"),
                 answers=tuple(str(answer) for answer in filled(record, "answers")),
                 ctxs=tuple(Passage(str(ctx["title"]), str(ctx["text"])) for ctx in filled(record, "ctxs")),
-                supporting_titles=tuple(str(title) for title in record.get("supporting_titles") or ()),
-                hops=int(record.get("hops") or 1),
-                kind=str(record.get("kind") or ""),
+                supporting_titles=titles(record),
+                hops=_hops(record.get("hops")),
+                kind=plain(record.get("kind"), "kind"),
             )
         except KeyError as missing:
             raise BadInput(f"field {missing} is missing") from None
@@ -79,6 +80,30 @@ def words(record: dict[str, Any], field: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise BadInput(f"field '{field}' {_state(record, field)}; a text is needed")
     return value
+
+
+def plain(value: Any, field: str) -> str:
+    """The text or number of a field as text, "" for null; BadInput for everything else."""
+    if not isinstance(value, str | int | float | None):
+        raise BadInput(f"field '{field}' is {type(value).__name__}; a text is needed")
+    return "" if value is None else str(value)
+
+
+def titles(record: dict[str, Any]) -> tuple[str, ...]:
+    """The titles in `supporting_titles`, none where it is missing; BadInput for what is no list of texts."""
+    value = record.get("supporting_titles") or []
+    if not isinstance(value, list | tuple) or not all(isinstance(title, str | int | float) for title in value):
+        raise BadInput(f"field 'supporting_titles' is {shown(value)}; a list of texts is needed")
+    return tuple(map(str, value))
+
+
+def _hops(value: Any) -> int:
+    """How many passages have to be combined: a whole number, also as text; 1 where nothing is said."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_HOPS):
+        raise BadInput(f"field 'hops' is {shown(value)}; a whole number from 1 to {MOST_HOPS:,} is needed")
+    return value or 1
 
 
 def filled(record: dict[str, Any], field: str) -> list[Any]:

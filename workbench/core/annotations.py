@@ -1,0 +1,101 @@
+"""Values against their annotations: what a field, an option or a parameter may be, checked in one place.
+
+Plain types are looked at in full (a list with its elements); of a protocol or a callable only whether it can be called
+or has the methods.
+"""
+
+import collections.abc
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from workbench.core.errors import BadInput, shown
+
+WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
+BEYOND = 1 << 63  # whole numbers beyond it fit no tensor
+
+
+def check_fields(made: Any) -> None:
+    """Raise BadInput for the first field of a dataclass object that is not what its annotation says."""
+    cls: Any = type(made)
+    hints = _hints(cls)
+    for field in fields(made):
+        check(field.name, getattr(made, field.name), hints[field.name])
+
+
+def check(name: str, value: Any, annotation: Any) -> None:
+    """Raise BadInput, which names the value and what is allowed, where a value is not what its annotation says."""
+    if not fits(value, annotation):
+        raise BadInput(f"{name} is {shown(value)}: it must be {words(annotation)}")
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Return whether `value` is what `annotation` says; whole numbers are numbers, True and False are not."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return fits(value, parts[0])
+    if origin in (Union, types.UnionType):
+        return any(fits(value, part) for part in parts)
+    if origin is Literal:
+        return any(value == part and type(value) is type(part) for part in parts)
+    if annotation is Any or isinstance(annotation, TypeVar | str):
+        return True
+    kind = plain(annotation)
+    if kind is float:
+        return not isinstance(value, bool) and isinstance(value, Real) and not math.isnan(value)
+    if kind is int:
+        return not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < BEYOND
+    if kind is collections.abc.Callable:
+        return callable(value)
+    if getattr(kind, "_is_protocol", False) and not issubclass(kind, collections.abc.Sized | collections.abc.Iterable):
+        return all(hasattr(value, name) for name in _members(kind))
+    return isinstance(value, kind) and _elements_fit(value, kind, parts)
+
+
+def words(annotation: Any) -> str:
+    """Return what an annotation allows, for a sentence."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return words(parts[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(words, parts)))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    kind = plain(annotation)
+    if kind in (list, tuple, collections.abc.Sequence) and parts:
+        return f"a list, each {words(parts[0])}"
+    if kind is collections.abc.Callable:
+        return "a function"
+    return WORDS.get(kind, f"a {getattr(kind, '__name__', kind)}")
+
+
+def plain(annotation: Any) -> Any:
+    """Return the type of an annotation without its elements; that of None for None."""
+    return get_origin(annotation) or (type(None) if annotation is None else annotation)
+
+
+def _elements_fit(value: Any, kind: Any, parts: tuple[Any, ...]) -> bool:
+    if not parts or isinstance(value, str):
+        return True
+    if kind is tuple and Ellipsis not in parts:
+        return len(value) == len(parts) and all(map(fits, value, parts))
+    if isinstance(value, Mapping):
+        return all(fits(key, parts[0]) and fits(each, parts[1]) for key, each in value.items())
+    return kind not in (list, tuple, collections.abc.Sequence) or all(fits(each, parts[0]) for each in value)
+
+
+def _members(protocol: Any) -> list[str]:
+    return [name for name in vars(protocol) if callable(getattr(protocol, name)) and _is_public(name)]
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or name == "__call__"
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
