@@ -122,6 +122,8 @@ class Runner:
     ) -> Iterator[list[int | None]]:
         """Stream greedy answers: one list of token ids a step, None for a request that has ended with one of `eos`.
 
+        `logits` [B, V] behind the prompts, or [B] their first tokens.
+
         The end token itself is not streamed. The device is one step ahead of the reader. Answers are read to their end
         before others of the same bucket are begun.
         """
@@ -134,7 +136,7 @@ class Runner:
         for i, prompt in enumerate(prompts):
             batch.put(i, prompt, min(1, prompt.reserve))
         batch.send()
-        first = logits.argmax(-1).int()
+        first = (logits if logits.ndim == 1 else logits.argmax(-1)).int()
         batch.begin(first)
         fetch = _Fetch(batch, count, len(prompts))
         fetch.start(first)

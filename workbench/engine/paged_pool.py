@@ -143,10 +143,19 @@ class Pool:
 
     def put(self, kv: KV) -> Cached:
         """Copy a run of tokens into pages, wherever it was encoded and whatever it saw."""
-        cached = Cached(torch.tensor(self.take(len(kv))), len(kv), kv.start)
-        slots = self.slots(cached).to(self.device)
-        for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
-            mine.index_copy_(1, slots, theirs.to(mine.device, mine.dtype))
+        return self.put_many([kv])[0]
+
+    def put_many(self, kvs: Sequence[KV]) -> list[Cached]:
+        """Copy runs of tokens into pages, one copy a layer for all of them."""
+        for kv in kvs:
+            self.spec.check_shapes(kv)
+        self._check_room([len(kv) for kv in kvs])
+        cached = [Cached(torch.tensor(self.take(len(kv))), len(kv), kv.start) for kv in kvs]
+        if kvs:
+            slots = torch.cat([self.slots(one) for one in cached]).to(self.device)
+            for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
+                whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
+                mine.index_copy_(1, slots, whole.to(mine.device, mine.dtype))
         return cached
 
     def slots(self, cached: Cached) -> Tensor:
@@ -198,18 +207,33 @@ class Pool:
         own = (torch.tensor(owned)[:, None] * size + torch.arange(size)).flatten()[: len(places)]
         return PagedPrompt(length, pages, own, places, owned)
 
+    def blank(self, reserve: int) -> PagedPrompt:
+        """Make the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
+        if reserve < 1:
+            raise BadInput(f"room for {reserve} tokens: a prompt has one at least")
+        owned = torch.tensor(self.take(reserve))
+        places = torch.arange(reserve)
+        positions = torch.full((len(owned) * self.size,), INVALID_POS, dtype=torch.int32)
+        positions[:reserve] = places
+        pages = _paged(owned, positions.view(-1, self.size), None, partial_pages=False, ordered=True)
+        own = (owned[:, None] * self.size + torch.arange(self.size)).flatten()[:reserve]
+        return PagedPrompt(0, pages, own, places, owned.tolist())
+
     @renamed.arguments(room="reserve")
-    def gather(self, context: Sequence[Cached], reserve: int) -> KV:
+    def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:
         """Copy a prompt's context into one contiguous KV, its keys rerotated to where its blocks stand.
 
         For thousands of recomputed rows one copy costs less than rerotation in every tile. `reserve` tokens behind the
         context are unwritten.
         """
+        check_positions(positions)
         if not context:
             raise BadInput("a prompt has at least one block")
         slots = torch.cat([self.slots(block) for block in context]).to(self.device)
         lengths = torch.tensor([len(block) for block in context])
         shifts = lengths.cumsum(0) - lengths - torch.tensor([block.start for block in context])
+        if positions == "naive":
+            shifts = torch.zeros_like(shifts)
         distance = shifts.repeat_interleave(lengths).to(self.device)
         length = len(slots)
         kv = self.spec.empty(length + reserve)
@@ -219,6 +243,36 @@ class Pool:
             )
             kv.values[layer][:, :length] = self.values[layer][:, slots]
         return kv
+
+    def read(
+        self,
+        context: Sequence[Cached],
+        prompt: PagedPrompt,
+        rows: int,
+        positions: Positions = "re-encoded",
+        reserve: int = 0,
+    ) -> KV:
+        """Copy a prompt as its pages hold it into one contiguous KV: `context`, and over it its first `rows` own rows.
+
+        Capacity for `reserve` more tokens.
+        """
+        length = max(prompt.length, int(prompt.places[rows - 1]) + 1)
+        if context:
+            kv = self.gather(context, length - prompt.length, positions)
+            kv.reserve(reserve)
+        else:
+            kv = self.spec.empty(length, reserve)
+        slots, places = (x[:rows].to(self.device) for x in (prompt.own, prompt.places))
+        for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
+            theirs.index_copy_(1, places, mine[:, slots])
+        return kv
+
+    def write(self, prompt: PagedPrompt, kv: KV, rows: int) -> None:
+        """Copy the first `rows` own rows of a prompt into its pages from a contiguous KV of it; they are computed."""
+        slots, places = (x[:rows].to(self.device) for x in (prompt.own, prompt.places))
+        for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
+            mine.index_copy_(1, slots, theirs[:, places])
+        prompt.written = rows
 
     def _check_room(self, lengths: Sequence[int]) -> None:
         needed = sum(-(-n // self.size) for n in lengths)
