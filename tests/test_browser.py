@@ -61,11 +61,6 @@ def test_executed_notebook_is_drawn_untrusted(lab, report):
         assert reader.left_the_machine == []
 
 
-def test_report_has_a_picture_of_the_figure(lab, report):
-    assert (report / "thumbnail.png").stat().st_size > 5_000
-    assert not (report / "thumbnail.svg").exists()
-
-
 def test_report_page_is_interactive_without_a_network(lab, report):
     with lab.page(report / "01_curve.html") as reader:
         assert reader.wait_for_figures() == 1

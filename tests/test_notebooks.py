@@ -34,13 +34,13 @@ TABLES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def batch():
-    """The environment of `make report`; kernels are forked, and sketches are quicker than pictures."""
+    """The environment of `make report`; kernels are forked."""
     with (
         Workers(1) as workers,
         forked.kernels(workers.environment) as path,
         pytest.MonkeyPatch.context() as patch,
     ):
-        for name, value in (workers.environment | {"JUPYTER_PATH": path, "CHROMIUM": "/nowhere/chromium"}).items():
+        for name, value in (workers.environment | {"JUPYTER_PATH": path}).items():
             patch.setenv(name, value)
         yield
 

@@ -22,7 +22,6 @@ LOAD = "from workbench.models import fetched\n\nassert fetched.folder(model).is_
 def cache(tmp_path, monkeypatch):
     """A user's cache with nothing in it, and no browser."""
     monkeypatch.setenv(fetched.CACHE, str(tmp_path / "cache"))
-    monkeypatch.setenv("CHROMIUM", "/nowhere/chromium")
     return tmp_path / "cache"
 
 
@@ -76,7 +75,7 @@ def test_files_of_a_second_run_carry_its_name(notebooks, tmp_path, monkeypatch):
     monkeypatch.setattr(notebook_run.papermill, "execute_notebook", lambda path, to, **_: shutil.copy(path, to))
     ended = notebook_run.execute(notebooks[0], tmp_path, {}, 1, name="a-second")
     assert ended.name == "a-second" and {path.parent.name for path in tmp_path.glob("*/*.html")} == {"a-second"}
-    assert {path.stem for path in (tmp_path / "a-second").iterdir()} == {"a-second", "thumbnail"}
+    assert {path.stem for path in (tmp_path / "a-second").iterdir()} == {"a-second", "picture"}
 
 
 def test_without_the_model_the_report_is_complete_and_says_in_one_line_what_is_missing(

@@ -13,7 +13,7 @@ import report_notebooks as tiny
 import typer
 from typer.testing import CliRunner
 
-from workbench.app import html, report, thumbnail
+from workbench.app import html, report
 from workbench.core.errors import BadInput
 
 IMPORTED = """import sys
@@ -22,15 +22,7 @@ imported = sorted({"nbformat", "jsonschema", "rfc3987_syntax"} & set(sys.modules
 
 
 @pytest.fixture(scope="module")
-def no_browser():
-    """Sketches are quicker than pictures; tests/test_browser.py has a report with a picture."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CHROMIUM", "/nowhere/chromium")
-        yield
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, no_browser):
+def finished(tmp_path_factory):
     """One good notebook, one that fails, one that saves nothing, one whose process dies; run once for all tests."""
     folder = tmp_path_factory.mktemp("notebooks")
     save = tiny.SAVE.replace('"live"', '"imported": imported, "live"')
@@ -52,7 +44,7 @@ def test_every_notebook_is_run_and_failures_are_told(finished):
 def test_only_the_complete_run_has_success_and_all_that_ended_have_a_page(finished):
     out = finished.index.parent
     assert [path.parent.name for path in out.glob("*/_SUCCESS")] == ["01_good"]
-    assert len(list(out.glob("*/*.html"))) == len(list(out.glob("*/thumbnail.*"))) == 3
+    assert len(list(out.glob("*/*.html"))) == len(list(out.glob("*/picture.js"))) == 3
 
 
 def test_results_are_those_of_the_given_parameters_in_batch(finished):
@@ -72,7 +64,9 @@ def test_index_shows_titles_statuses_metrics_and_reasons(finished):
     assert "4 notebooks, 3 failed" in index
     assert "ZeroDivisionError: division by zero" in index
     assert "<td>points</td><td>7</td>" in index
-    assert "01_good/01_good.html" in index and "01_good/thumbnail." in index
+    assert '<a href="01_good/curve.parquet">curve.parquet</a>' in index
+    assert (finished.index.parent / "plotly.min.js").read_text() == html.get_plotlyjs()
+    assert "01_good/01_good.html" in index and 'data-picture="01_good/picture.js"' in index
 
 
 def test_notebook_stores_a_figure_once_and_no_widget_state(finished):
@@ -161,19 +155,3 @@ def test_command_line_exits_with_1_when_a_notebook_failed(monkeypatch, tmp_path,
 )
 def test_command_line_values_are_json_or_text(text, value):
     assert report.parse([text]) == {"n": value}
-
-
-@pytest.mark.parametrize(
-    ("figure", "shape"),
-    [
-        ({"data": [{"type": "heatmap", "z": [[0, 1], [None, 3]]}]}, "<rect"),
-        ({"data": [{"type": "heatmap", "z": {"dtype": "u1", "bdata": "AAECAwQF", "shape": "2, 3"}}]}, "<rect"),
-        ({"data": [{"type": "scatter", "x": ["a", "b"], "y": [1, 2]}]}, "<polyline"),
-        ({"data": [{"type": "bar", "x": ["a", "b"], "y": [1, 2]}]}, "<rect"),
-        ({"data": [{"type": "sankey"}]}, "<circle"),
-        ({}, "<circle"),
-    ],
-)
-def test_without_a_browser_the_thumbnail_is_a_sketch(monkeypatch, tmp_path, figure, shape):
-    monkeypatch.setattr(thumbnail, "chromium", lambda: None)
-    assert shape in thumbnail.write(figure, tmp_path).read_text()

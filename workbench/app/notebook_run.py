@@ -2,7 +2,7 @@
 
 <out>/<name>/<name>.ipynb, <name>.html   executed notebook; the same as one page, interactive without a network
              metrics.json, *.parquet     written by the notebook into its parameter `output` (`notebook.save`)
-             thumbnail.png or .svg       picture of its main figure
+             picture.js                  picture of its main figure, for the index (`thumbnail`)
              _SUCCESS                    written last: a folder without it is partial or failed
 """
 
@@ -182,7 +182,7 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s
         success.unlink()
     if executed.exists():
         html.notebook_page(executed, folder / f"{name}.html")
-        thumbnail.write(next(html.figures(executed), None), folder)
+        thumbnail.write(executed, folder)
     if not message and takes_output and metrics is None:
         message = "it ended without results: metrics.json was not written"
     if not message:

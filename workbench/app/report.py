@@ -1,6 +1,7 @@
 """Run notebooks without a person and lay their results out as a small website.
 
-    <out>/index.html     all notebooks of this run: picture, status, duration, key metrics
+    <out>/index.html     all notebooks of this run: picture, status, duration, what was found
+    <out>/plotly.min.js  draws the pictures
     <out>/<name>/        its files (see `notebook_run`)
 
 A failing notebook does not stop the others; it is shown in the index and in the exit code. `index.html` of an earlier
@@ -20,8 +21,9 @@ from workbench.app import quick_jsonschema  # noqa: F401  (before nbformat is im
 # isort: split
 import papermill
 import typer
+from plotly.offline import get_plotlyjs
 
-from workbench.app import html, real_pages
+from workbench.app import real_pages, report_index
 from workbench.app.commands.text import progress
 from workbench.app.notebook_run import Run, Task, Workers
 from workbench.core.errors import BadInput
@@ -117,17 +119,18 @@ def _write_index(out: Path, lab: Sequence[Run], real: Sequence[Run], missing: st
     runs = (*lab, *real)
     failed = sum(not run.ok for run in runs)
     summary = f"{len(runs)} notebooks, {failed} failed, {seconds:.0f} s, {datetime.now():%Y-%m-%d %H:%M}"
-    groups = [html.Group([_card(out, run) for run in lab])]
+    groups = [report_index.Group([_card(out, run) for run in lab])]
     if real or missing:
         note = missing or real_pages.note()
-        groups.append(html.Group([_card(out, run) for run in real], real_pages.HEADING, note))
-    write_text(out / "index.html", html.index_page(summary, groups))
+        groups.append(report_index.Group([_card(out, run) for run in real], real_pages.HEADING, note))
+    write_text(out / report_index.PLOTLY_FILE, get_plotlyjs())
+    write_text(out / "index.html", report_index.page(summary, groups))
 
 
 def _card(out: Path, run: Run) -> dict[str, Any]:
     folder, status = out / run.name, "ok" if run.ok else "failed"
     folder.mkdir(exist_ok=True)
-    return html.card(folder, run.title, status, run.seconds, run.message, run.metrics)
+    return report_index.card(folder, run.title, status, run.seconds, run.message, run.metrics)
 
 
 def parse(assignments: Iterable[str]) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""The index of a report: what an entry says, what stands for a notebook, and that nothing in it is markup."""
+
+import json
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from workbench.app import html, report_index, thumbnail
+
+HEAT = {"type": "heatmap", "z": [[0, 1]], "customdata": [["hover"]], "text": [["a", "b"]]}
+STRANGE = '<img src=x onerror="alert(1)"> & "quotes"'
+
+
+def executed(folder, *outputs, prose="# Title\n\nFirst words."):
+    """Write an executed notebook whose cells have these outputs, by kind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = [new_code_cell("n: int = 3  # how many", metadata={"tags": ["parameters"]})]
+    cells += [new_code_cell("", outputs=[new_output("display_data", data=data)]) for data in outputs]
+    notebook = new_notebook(cells=[new_markdown_cell(prose), *cells])
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    notebook.metadata["papermill"] = {"parameters": {"n": 7}}
+    path = folder / f"{folder.name}.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+def figure(**layout):
+    return {html.PLOTLY: {"data": [HEAT], "layout": layout}}
+
+
+def test_a_still_figure_keeps_what_is_seen_and_the_places_of_what_is_not():
+    hidden = {"type": "scattergl", "visible": False, "y": [1, 2]}
+    written = {"type": "scatter", "mode": "markers+text", "y": [1], "text": ["seen"]}
+    menu = {"buttons": [{"label": "a", "args": [{"z": [1] * 999}]}], "x": 0}
+    still = thumbnail.still({"data": [HEAT, hidden, written], "layout": {"updatemenus": [menu]}, "frames": [1]})
+    assert still["data"] == [{"type": "heatmap", "z": [[0, 1]]}, {"type": "scattergl", "visible": False}, written]
+    assert still["layout"]["updatemenus"] == [{"buttons": [{"label": "a", "method": "skip"}], "x": 0}]
+    assert "frames" not in still
+
+
+def test_webgl_is_drawn_as_svg():
+    assert thumbnail.still({"data": [{"type": "scattergl", "y": [1]}]})["data"] == [{"type": "scatter", "y": [1]}]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "shown"),
+    [
+        ([{"text/plain": "words"}, figure()], {"figure": {"data": [{"type": "heatmap", "z": [[0, 1]]}], "layout": {}}}),
+        ([{"text/plain": "words"}, {"image/png": "iVBO\nRw=="}], {"image": "data:image/png;base64,iVBORw=="}),
+        ([{"text/plain": "a" * 200 + "\nb"}], {"text": "a" * 90 + "\nb"}),
+        ([{"text/html": "<script>1</script>"}], {}),
+        ([], {}),
+    ],
+)
+def test_a_figure_stands_for_a_notebook_else_an_image_else_its_first_text(tmp_path, outputs, shown):
+    assert thumbnail.picture(executed(tmp_path / "01_a", *outputs)) == shown
+
+
+def test_a_picture_is_a_call_that_no_text_can_leave(tmp_path):
+    path = executed(tmp_path / "01_a", {"text/plain": "</script><script>alert(1)"})
+    text = thumbnail.write(path, path.parent).read_text()
+    assert text.startswith('picture("01_a", {') and "</script" not in text
+
+
+def card(tmp_path, name="01_a", metrics=None, message="", **more):
+    title = f'{{"font": {{"size": 17}}, "text": "<b>Who sees {more.pop("word", "whom")}</b>"}}'
+    path = executed(tmp_path / name, figure(annotations=[json.loads(title)]))
+    thumbnail.write(path, path.parent)
+    path.with_suffix(".html").write_text("")
+    (path.parent / "metrics.json").write_text("{}")
+    (path.parent / "_SUCCESS").write_text("")
+    return report_index.card(path.parent, more.pop("title", "Title"), "ok", 1.0, message, metrics or {})
+
+
+def test_an_entry_tells_figures_parameters_data_and_what_was_found(tmp_path):
+    entry = card(tmp_path, metrics={"em": 0.98765, "found": "Reuse costs 3 points.", "records": {"a": 1}})
+    assert entry["found"] == "Reuse costs 3 points."
+    assert entry["metrics"] == [("em", "0.9877")]
+    assert entry["figures"] == [("01_a/01_a.html#figure-2-0", "Who sees whom")]
+    assert entry["parameters"] == [("n", "7", "how many")]
+    assert entry["data"] == [("01_a/metrics.json", "metrics.json")]
+    assert all(word in entry["searched"] for word in ("first words", "who sees whom", "n 7", "reuse costs", "em"))
+
+
+def test_names_with_signs_are_addresses_that_lead_to_their_files(tmp_path):
+    entry = card(tmp_path, name="01_a#b?c%20 <x>")
+    assert entry["page"] == "01_a%23b%3Fc%2520%20%3Cx%3E/01_a%23b%3Fc%2520%20%3Cx%3E.html"
+    assert card(tmp_path, name="javascript:alert(1)")["page"].startswith("javascript%3A")
+
+
+def test_what_notebooks_say_is_text(tmp_path):
+    entry = card(tmp_path, title=STRANGE, message=STRANGE, metrics={"found": STRANGE, STRANGE: 1})
+    page = report_index.page(STRANGE, [report_index.Group([entry], STRANGE, STRANGE)], [("docs/index.html", STRANGE)])
+    assert "<img" not in page and page.count("&lt;img src=x onerror=&#34;alert(1)&#34;&gt;") >= 6
+    assert '<a href="docs/index.html">' in page
+
+
+def test_a_notebook_whose_process_died_has_an_entry_without_a_picture(tmp_path):
+    (tmp_path / "01_a").mkdir()
+    entry = report_index.card(tmp_path / "01_a", "Title", "failed", 0.0, "it died", {})
+    assert (entry["picture"], entry["figures"], entry["parameters"]) == ("", [], [])
