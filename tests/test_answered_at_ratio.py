@@ -5,6 +5,8 @@ import json
 import pytest
 
 from workbench.experiments import answered_at_ratio, results
+from workbench.experiments.papers import fusion_rag_answers
+from workbench.experiments.papers.verdicts import CONFIRMED, CONTRADICTED, judge
 from workbench.plots import answered_at_ratio as figures
 from workbench.plots import fusion_components
 
@@ -56,6 +58,31 @@ def test_two_sizes_are_paired_by_their_seed_and_their_questions(folder):
     assert figures.smaller_model() is None, "seeds differ"
     write(folder, "lab-hard-large-1", CacheBlend=60, FusionRAG=90)
     assert "CacheBlend +0.0" in notice(figures.smaller_model()) and "FusionRAG +30.0" in notice(figures.smaller_model())
+
+
+@pytest.mark.parametrize(("ours", "words"), [(90, "confirmed here"), (20, "contradicted here"), (50, "left open here")])
+def test_methods_are_ranked_over_training_seeds_of_every_size(folder, ours, words):
+    assert figures.ranked_over_seeds() is None
+    write(folder, "lab-full", FusionRAG=99)
+    assert figures.ranked_over_seeds() is None, "one training seed is none over which to rank"
+    for size, seed in (("small", 1), ("small", 3), ("large", 2)):
+        write(folder, f"lab-hard-{size}-{seed}", FusionRAG=ours)
+    fig = figures.ranked_over_seeds()
+    assert notice(fig).count(words) == 2 and "lab-hard-small 2 and lab-hard-large 1" in notice(fig)
+    assert {trace.name for trace in fig.data} == {"lab-hard-small", "lab-hard-large"}
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(90, CONFIRMED), (20, CONTRADICTED)])
+def test_the_harder_lab_decides_on_faithfulness_where_it_was_measured(folder, ours, verdict):
+    write(folder, "lab-full", FusionRAG=50)
+    assert [one.decides for one in fusion_rag_answers.faithfulness()] == [True, True]
+    for size in ("small", "large"):
+        for seed in (1, 2):
+            write(folder, f"lab-hard-{size}-{seed}", FusionRAG=ours)
+    found = fusion_rag_answers.faithfulness()
+    assert judge(found) == verdict and [one.decides for one in found] == [True] * 4 + [False] * 2
+    assert "(lab-hard-small), 2 training seeds" in found[0].what
+    assert len(fusion_rag_answers.smaller_model()) == 2
 
 
 def test_components_on_many_questions_are_said_by_their_shares():

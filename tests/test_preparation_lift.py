@@ -49,3 +49,17 @@ def test_results_of_every_model_are_read(tmp_path, monkeypatch):
     assert figures.kept() == []
     (tmp_path / "preparations-lab_full.json").write_text(json.dumps(kept(0.0, 2, 0.1)))
     assert [one["model"] for one in figures.kept()] == ["lab-full"]
+
+
+def test_training_seeds_of_one_size_are_joined_and_what_has_no_preparation_yet_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    for seed, gain in ((1, 0.1), (2, 0.3), (3, 0.2)):
+        content = {**kept(0.0, 2, gain), "model": f"lab-hard-small-{seed}"}
+        (tmp_path / f"preparations-lab_hard_small_{seed}.json").write_text(json.dumps(content))
+    begun = {**kept(0.0, 2, 0.1), "model": "lab-hard-large-1", "rows": [row("after_system", 0.0, 0)]}
+    (tmp_path / "preparations-lab_hard_large_1.json").write_text(json.dumps(begun))
+    (one,) = figures.kept()
+    line = next(line for line in figures.gains(one) if line["prepare"] == DOCUMENT and line["kind"] == "all")
+    assert one["model"] == "lab-hard-small" and line["gain"] == pytest.approx(0.2)
+    assert line["gain_low"] < 0.15 < 0.25 < line["gain_high"], "seeds differ by more than their own intervals"
+    assert "over 3 training seeds" in " ".join(note.text for note in figures.lift(one).layout.annotations)

@@ -1,14 +1,19 @@
 """Right and faithful answers of the methods at 15%, as data/benchmarks/faithful.py leaves them for every model."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from workbench.experiments import results
 from workbench.metrics.answers import Records, bootstrap
+from workbench.metrics.seeds import OverSeeds, crossed
 
 START = "faithful-"
 SMALL, LARGE = "-small-", "-large-"  # of the names of two sizes of one training seed
-METHODS = ("full attention", "Full Reuse", "CacheBlend", "Cache-Craft", "FusionRAG")
+FULL = "full attention"
+METHODS = (FULL, "Full Reuse", "CacheBlend", "Cache-Craft", "FusionRAG")
 Kept = Mapping[str, Any]
 
 
@@ -36,19 +41,43 @@ def rows(one: Kept) -> Records:
     return listed
 
 
+def over_seeds(size: str) -> list[Kept]:
+    """Return the models of a size (`lab-hard-small`), by training seed, that answered the same questions."""
+    found = {name: one for name, one in kept().items() if re.fullmatch(rf"{re.escape(size)}-\d+", name)}
+    listed = [found[name] for name in sorted(found, key=_seed)]
+    return [one for one in listed if _same(one, listed[0])]
+
+
+def sizes() -> list[str]:
+    """List the sizes of models that were trained from several seeds, the smaller first."""
+    named = {name.rpartition("-")[0] for name in kept() if name.rpartition("-")[2].isdecimal()}
+    return sorted(named, key=lambda name: (LARGE in f"{name}-", name))
+
+
+def gap(models: Sequence[Kept], one: str, other: str, score: str) -> OverSeeds:
+    """Compare two methods over training seeds, question by question; seeds and questions are resampled crosswise."""
+    pairs = [(digits(each, one, score), digits(each, other, score)) for each in models]
+    return crossed([np.subtract(*pair).tolist() for pair in pairs])
+
+
 def two_sizes() -> list[tuple[Kept, Kept]]:
     """Return (smaller, larger) of every training seed of which both sizes answered the same questions."""
     of = kept()
-    same = ("data", "seed", "samples", "passages")
     pairs = [(one, of.get(name.replace(SMALL, LARGE))) for name, one in of.items() if SMALL in name]
-    return [(one, other) for one, other in pairs if other and all(one[key] == other[key] for key in same)]
+    found = [(one, other) for one, other in pairs if other and _same(one, other)]
+    return [pair for pair in found if _same(pair[0], found[0][0])]
 
 
-def against_smaller(method: str) -> tuple[list[float], list[float]]:
-    """Return right answers of a method on the larger models, and of full attention on the smaller, seeds joined."""
-    larger: list[float] = []
-    smaller: list[float] = []
-    for small, large in two_sizes():
-        larger += digits(large, method, "right")
-        smaller += digits(small, "full attention", "right")
-    return larger, smaller
+def against_smaller(method: str) -> OverSeeds:
+    """Compare a method on the larger models with full attention on the smaller; at least one pair of sizes is there."""
+    pairs = two_sizes()
+    rows = [np.subtract(digits(large, method, "right"), digits(small, FULL, "right")) for small, large in pairs]
+    return crossed([row.tolist() for row in rows])
+
+
+def _seed(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _same(one: Kept, other: Kept) -> bool:
+    return all(one[key] == other[key] for key in ("data", "seed", "samples", "passages"))

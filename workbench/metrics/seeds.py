@@ -1,7 +1,9 @@
 """Scores over training seeds: an interval that holds for other seeds and other worlds.
 
 A model of another seed would score otherwise, and so would other questions. Both are resampled: seeds with replacement,
-and the answers of each drawn seed as right or wrong by its share.
+and the answers of each drawn seed as right or wrong by its share. Where every seed answered the same questions, seeds
+and questions are resampled crosswise (`crossed`); where a gain and its interval are known of each seed, a gain is drawn
+from it (`gains_over_seeds`).
 """
 
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ import numpy as np
 from workbench.core.errors import BadInput
 
 RESAMPLES = 4000
+Z = 1.959964  # standard deviations from the mean to the end of a 95% interval
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,33 @@ def gap_over_seeds(one: Sequence[float], other: Sequence[float], n: int, seed: i
     gaps = (draw.binomial(n, pairs[0][which]) - draw.binomial(n, pairs[1][which])) / n
     low, high = np.quantile(gaps.mean(1), (0.025, 0.975))
     return OverSeeds(pairs.shape[1], n, float((pairs[0] - pairs[1]).mean()), float(low), float(high))
+
+
+def crossed(values: Sequence[Sequence[float]], seed: int = 0) -> OverSeeds:
+    """Summarise a number a training seed and question [S, N]. BadInput where seeds have not the same questions."""
+    counts = [len(row) for row in values]
+    if len(set(counts)) != 1 or not counts[0]:
+        raise BadInput(f"questions by seed: {counts}; every seed needs the same, and at least one")
+    given = np.asarray(values, float)
+    draw, (seeds, n) = np.random.default_rng(seed), given.shape
+    by_seed, by_question = (draw.multinomial(k, np.full(k, 1 / k), RESAMPLES // 2) / k for k in (seeds, n))
+    low, high = np.quantile(((by_question @ given.T) * by_seed).sum(1), (0.025, 0.975))
+    return OverSeeds(seeds, n, float(given.mean()), float(low), float(high))
+
+
+def gains_over_seeds(gains: Sequence[tuple[float, float, float]], n: int, seed: int = 0) -> OverSeeds:
+    """Summarise a gain a training seed, each with the ends of its own 95% interval over `n` questions.
+
+    A drawn seed's gain is normal around what it has. BadInput for none, and for ends the wrong way round.
+    """
+    if not len(gains) or any(not low <= value <= high for value, low, high in gains):
+        raise BadInput(f"gains are {list(gains)}: at least one, each as (value, low, high) in order")
+    value, low, high = np.asarray(gains, float).T
+    draw = np.random.default_rng(seed)
+    which = draw.integers(len(value), size=(RESAMPLES, len(value)))
+    drawn = draw.normal(value[which], ((high - low) / (2 * Z))[which])
+    ends = np.quantile(drawn.mean(1), (0.025, 0.975))
+    return OverSeeds(len(value), n, float(value.mean()), *map(float, ends))
 
 
 def _resampled(shares: np.ndarray, n: int, draw: np.random.Generator) -> np.ndarray:

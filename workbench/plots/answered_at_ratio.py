@@ -1,6 +1,8 @@
 """FusionRAG's table 2 and figure 2 on lab questions: how faithful answers are, and the level of a smaller model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import plotly.graph_objects as go
@@ -8,11 +10,15 @@ import plotly.graph_objects as go
 from workbench.experiments import answered_at_ratio as kept
 from workbench.metrics.paired import difference
 from workbench.metrics.published_numbers import FUSION_RAG_TABLE_2
+from workbench.metrics.seeds import crossed
+from workbench.plots.dots import Column, dots
 from workbench.plots.elements import interval
 from workbench.plots.findings import compared, joined, judged
-from workbench.plots.theme import BLUE, INK, MUTED, ORANGE, finish
+from workbench.plots.looks import Look
+from workbench.plots.theme import BLUE, INK, MUTED, ORANGE, SKY, finish
 
 PAPER, OTHERS = "FusionRAG", ("CacheBlend", "Cache-Craft")
+CROSSED = "intervals of 95%, seeds and questions resampled"
 NO_FILE = "Not measured yet: python data/benchmarks/faithful.py"
 NO_SIZES = "No two sizes of a lab model have answered the same questions yet: data/benchmarks/faithful.py says how"
 
@@ -87,7 +93,7 @@ def smaller_model() -> go.Figure | None:
     if not (pairs := kept.two_sizes()):
         return None
     methods = list(pairs[0][1]["methods"])
-    gaps = [difference(*kept.against_smaller(method)) for method in methods]
+    gaps = [kept.against_smaller(method) for method in methods]
     middle, low, high = ([100 * getattr(gap, end) for gap in gaps] for end in ("mean", "low", "high"))
     fig = go.Figure()
     fig.add_scatter(
@@ -110,9 +116,51 @@ def smaller_model() -> go.Figure | None:
         fig,
         title="Methods on a larger model beside a smaller one (FusionRAG, figure 2)",
         notice=f"Over the smaller model's full attention, points: {joined(level)}.",
-        caption=f"{len(pairs)} training seeds, n = {gaps[0].n:,} questions in all, on {pairs[0][0]['data']}; 15% "
-        "recomputed where a selector chooses; intervals of 95% over questions. Published: at 15% CacheBlend and "
-        "Cache-Craft on Qwen2.5-7B stand where 3B stands.",
+        caption=f"{len(pairs)} training seeds, n = {gaps[0].n:,} questions each, on {pairs[0][0]['data']}; 15% "
+        f"recomputed where a selector chooses; {CROSSED}. Published: at 15% CacheBlend and Cache-Craft on Qwen2.5-7B "
+        "stand where 3B stands.",
         height=220,
         left=150,
     )
+
+
+def ranked_over_seeds() -> go.Figure | None:
+    """Draw right and faithful answers by method of models that were trained from several seeds; None without any."""
+    models = {size: kept.over_seeds(size) for size in kept.sizes()}
+    if not models:
+        return None
+    columns = []
+    for score in ("right", "faithful"):
+        rows = [
+            {"name": method, "series": size, "mean": mean.mean, "low": mean.low, "high": mean.high}
+            for size, seeds in models.items()
+            for method in kept.METHODS
+            for mean in [crossed([kept.digits(one, method, score) for one in seeds])]
+        ]
+        columns.append(Column(f"{score} answers", "share", rows, percent=True))
+    marks = (Look(SKY, "circle"), Look(BLUE, "square"), Look(INK, "diamond"))
+    looks = {size: replace(mark, name=size) for size, mark in zip(models, cycle(marks), strict=False)}
+    first = next(iter(models.values()))[0]
+    counts = joined([f"{size} {len(seeds)}" for size, seeds in models.items()])
+    return dots(
+        columns,
+        looks,
+        spread=True,
+        title="Methods at 15% on the harder lab, over training seeds",
+        notice=" ".join(said_over_seeds(size, seeds) for size, seeds in models.items()),
+        caption=f"Training seeds: {counts}; n = {first['samples']:,} questions each on {first['data']}, "
+        f"{first['passages']} passages; {CROSSED}. data/benchmarks/faithful.py.",
+    )
+
+
+def said_over_seeds(size: str, models: Sequence[Mapping[str, Any]]) -> str:
+    """Say how FusionRAG's right and faithful answers compare with the baselines' over training seeds."""
+    texts, above, below = [], [], []
+    for score in ("right", "faithful"):
+        gaps = {other: kept.gap(models, PAPER, other, score) for other in OTHERS}
+        parts = [compared(PAPER, other, gap.mean, (gap.low, gap.high)) for other, gap in gaps.items()]
+        texts.append(f"{score}: {'; '.join(parts)}")
+        above += [gap.low > 0 for gap in gaps.values()]
+        below += [gap.high < 0 for gap in gaps.values()]
+    verdict = True if all(above) else False if any(below) else None
+    return f"{size}, {'. '.join(texts)}. {judged('FusionRAG', 'it is better than both at 15%', verdict)}"
