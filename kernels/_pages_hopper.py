@@ -405,7 +405,7 @@ def launch(
     q = q if q.stride(3) == 1 else q.contiguous()
     group, rerotate = q_heads // heads, pages.shifts is not None
     splits = splits or parts_for(q, heads, pages.positions[0].numel())
-    step = min(size, 128) if rerotate else 128  # the pages of a step are shifted alike
+    step = min(size * pages.run, 128) if rerotate else 128  # the pages of a step are shifted alike
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     split = splits > 1
     parts, lse = new_parts(q, splits) if split else (out, out)

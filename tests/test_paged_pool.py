@@ -1,9 +1,11 @@
 """Prompts over shared pages compute what assembled prompts compute: questions, recomputed tokens, answers."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.random_models import FAMILIES, block_of, model_of
 from workbench.core.blocks import Prompt
@@ -15,12 +17,14 @@ from workbench.engine.cuda_graphs import Runner
 from workbench.engine.decoding import decode
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
+from workbench.engine.page_tables import table_of
 from workbench.engine.paged_pool import Pool
 from workbench.engine.static_batch import Bucket, _octave
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODEL = model_of().to(DEVICE)
 BLOCKS = [block_of(n, seed=n) for n in (19, 7, 33, 16)]
+OWN, PLACES = np.arange(70, 72, dtype=np.int32), np.arange(20, dtype=np.int32)  # of a prompt's own pages
 CLOSE = dict.fromkeys(("atol", "rtol"), 1e-4 if DEVICE == "cpu" else 1e-3)
 
 
@@ -255,7 +259,7 @@ def test_a_bucket_holds_what_it_is_made_for(filled):
     pool, cached = filled
     held = [pool.open(cached[:2], 9), pool.open(cached[2:], 3)]
     bucket = Bucket.of(held, 17)
-    assert (bucket.batch, bucket.rows, bucket.shifted, bucket.reserve) == (2, 32, True, 0)
+    assert (bucket.batch, bucket.rows, bucket.shifted, bucket.reserve) == (2, 24, True, 0)
     assert Bucket.of(held, 1, reserve=70).reserve == 128 and Bucket.of(held, 1, reserve=70).rows == 1
     assert Bucket.of(held, 3000).rows == 3000 and Bucket.of(held, 3000).large
     for one in held:
@@ -271,3 +275,53 @@ def test_pages_in_order_are_made_as_the_kernels_make_them():
         same = type(pages).of(pages.table, pages.positions, pages.shifts, pages.partial_pages)
         for field in ("table", "positions", "first", "last"):
             assert torch.equal(getattr(pages, field), getattr(same, field)), (which, field)
+
+
+def test_blocks_of_odd_pages_are_followed_by_an_empty_one_where_pages_are_rerotated_in_pairs():
+    """Every second page begins a step, whose keys are rerotated alike; what rows see is the same."""
+    pool = Pool(MODEL, 80, 16)
+    pool.run = 2
+    cached = [pools.Cached(torch.tensor(pool.take(n)), n) for n in (33, *[128] * 5, 16)]
+    plain, paired = (table_of(cached, OWN, PLACES + 689, 16, run=run) for run in (1, 2))
+    assert (plain.run, paired.run, len(paired)) == (1, 2, len(plain) + 2)
+    pairs = paired.shifts[: len(paired) // 2 * 2].reshape(-1, 2)
+    assert (pairs[:, 0] == pairs[:, 1]).all() and (np.diff(paired.first) >= 0).all()
+    for name in ("numbers", "first", "slots", "shifts"):
+        assert (getattr(paired, name)[paired.slots > 0] == getattr(plain, name)).all(), name
+    assert table_of([cached[0], cached[-1]], OWN, PLACES + 49, 16, run=2).run == 1, "too many would be empty"
+    assert table_of(cached, OWN, PLACES + 689, 16, naive=True, run=2).shifts is None
+
+
+def test_pages_in_pairs_compute_what_single_pages_do():
+    pool, answers = Pool(MODEL, 80, 16), []
+    cached = pool.encode(MODEL, [block_of(n, seed=n) for n in (33, *[128] * 5, 16)])
+    for run in (1, 2):
+        pool.run = run
+        held = pool.open(cached, 5)
+        assert held.table.run == run
+        answers.append(Runner(MODEL, pool).prefill([held], [torch.arange(5)]))
+    torch.testing.assert_close(answers[0], answers[1])
+
+
+def test_a_request_is_put_together_without_tensor_operations():
+    """Torch would wake its threads for kilobytes; what is left: the copy to the device, and the result."""
+    pool = Pool(MODEL, 60, 16, kernels=False)
+    cached, runner, ran = pool.encode(MODEL, BLOCKS), Runner(MODEL, pool), []
+    question = block_of(5).tokens
+
+    class Noted(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            ran.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    for _ in range(2):  # the first makes the inputs
+        held = pool.open(cached, 5)
+        runner.prefill([held], [torch.tensor(question)])
+    (ready,) = runner.captured.values()
+    result = torch.zeros(1, 97)
+    ready.batch.forward = lambda: result
+    ids = torch.tensor(question)
+    with Noted():
+        held = pool.open(cached, 5)
+        runner.prefill([held], [ids])
+    assert len(ran) <= 6, ran

@@ -104,14 +104,13 @@ class Runner:
     ) -> tuple[Tensor, StaticBatch]:
         _check(prompts, tokens)
         bucket = Bucket.of(prompts, max(map(len, tokens)), queries=layers)
-        prepare_model(self.model)  # if the model was switched to another attention in between
-        ready = self._ready(bucket) if wait is None else Captured(StaticBatch(self.model, self.pool, bucket))
+        ready = self._ready(bucket, wait is not None)
         batch = ready.batch
         batch.wait = wait
         batch.clear(common(prompts, max(map(len, tokens))))
         for i, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True)):
             batch.put(i, prompt, len(ids))
-            batch.on_host["ids"][i, : len(ids)] = ids
+            batch.on_host["ids"][i, : len(ids)] = ids.cpu().numpy()
             prompt.written += len(ids)
         batch.send()
         return ready.run()[: len(prompts)].clone(), batch
@@ -162,9 +161,9 @@ class Runner:
                 return
             yield [None if done else token for done, token in zip(ended, tokens, strict=True)]
 
-    def _ready(self, bucket: Bucket) -> Captured:
+    def _ready(self, bucket: Bucket, waits: bool = False) -> Captured:
         prepare_model(self.model)  # if the model was switched to another attention in between
-        if bucket.large:
+        if bucket.large or waits:
             return Captured(StaticBatch(self.model, self.pool, bucket))
         if bucket not in self.captured:
             batch = (DecodeBatch if bucket.reserve else StaticBatch)(self.model, self.pool, bucket)

@@ -7,8 +7,10 @@ all that is computed for it: recomputed tokens of blocks, the question, the answ
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -17,13 +19,15 @@ from workbench.core import renamed
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.core.page_table import INVALID_POS, Paged
+from workbench.core.page_table import Paged
 from workbench.engine.assembly import Positions, check_positions
 from workbench.engine.backends import AttentionProblem, named, rerotate
 from workbench.engine.encoding import encode_packed, packs
+from workbench.engine.page_tables import Ints, PageTable, table_of
 from workbench.models.spec import attach
 
 SCRATCH = 0  # the page that rows of a padded batch write to
+STEP = 128  # tokens that a step of the kernels for Hopper takes, where they are rerotated alike
 LEAST = 16  # tokens of a page that kernels on a GPU read: tensor cores multiply no fewer
 
 
@@ -38,24 +42,34 @@ class Cached:
     def __len__(self) -> int:
         return self.length
 
+    @cached_property
+    def numbers(self) -> Ints:
+        """[P] int32 `pages`, as page tables are joined from them."""
+        return self.pages.numpy().astype(np.int32)
+
 
 @dataclass(eq=False)
 class PagedPrompt:
     """The page table of one prompt, on the CPU.
 
     length   tokens of its context
-    pages    `Paged` of one request, [1, P]: pages in the order of their first position
+    table    its pages in the order of their first position
     own      [R + reserve] slots in the pool of what is computed for it, at `places`: recomputed tokens of the context,
              then the question and the answer
     written  how many of `own` are computed
     """
 
     length: int
-    pages: Paged
-    own: Tensor
-    places: Tensor
+    table: PageTable
+    own: Ints
+    places: Ints
     owned: list[int]
     written: int = 0
+
+    @property
+    def pages(self) -> Paged:
+        """Its table as kernels take it: `Paged` of one request, [1, P]."""
+        return self.table.paged()
 
     @property
     def reserve(self) -> int:
@@ -86,7 +100,9 @@ class Pool:
             )
             if reason:
                 raise BadInput(f"question_attention cannot read this pool: {reason}")
-        self.size, self.pairing = size, spec.pairing
+        self.pages, self.size, self.pairing = pages, size, spec.pairing
+        hopper = gpu and torch.cuda.get_device_capability(spec.device)[0] == 9
+        self.run = max(1, STEP // size) if self.kernels and hopper else 1  # pages that are best rerotated alike
         self.inv_freq = [table.to(spec.device, torch.float32).contiguous() for table in spec.inv_freq]
         self.keys, self.values = (
             [torch.zeros(h, pages * size, d, dtype=spec.dtype, device=spec.device) for h, d in spec.shapes]
@@ -181,43 +197,26 @@ class Pool:
                 f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"
             )
         check_positions(positions)
-        size = self.size
-        lengths = torch.tensor([len(block) for block in context], dtype=torch.int32)
-        length, counts = int(lengths.sum()), (lengths + size - 1) // size
-        starts = lengths.cumsum(0, dtype=torch.int32) - lengths
-        recomputed = torch.zeros(0, dtype=torch.long) if recompute is None else recompute.cpu().long()
-        _check_recompute(recomputed, length)
-        places = torch.cat((recomputed, torch.arange(length, length + reserve)))
-        owned = self.take(len(places))
-        cached = _positions(starts, lengths, counts, size)
-        if len(recomputed):
-            stale = torch.zeros(length + 1, dtype=torch.bool).index_fill_(0, recomputed, True)
-            cached.masked_fill_(stale[cached.clamp(max=length)], INVALID_POS)
-        mine = torch.full((len(owned) * size,), INVALID_POS, dtype=torch.int32)
-        mine[: len(places)] = places
-        by_block = starts - torch.tensor([block.start for block in context])
-        shifts = torch.cat((by_block.repeat_interleave(counts), torch.zeros(len(owned), dtype=torch.long)))
-        pages = _paged(
-            torch.cat((*(block.pages for block in context), torch.tensor(owned))),
-            torch.cat((cached, mine.view(-1, size))),
-            shifts if positions == "re-encoded" and bool(by_block.any()) else None,
-            partial_pages=bool(len(recomputed)) or bool((lengths[:-1] % size).any()),
-            ordered=not len(recomputed),
-        )
-        own = (torch.tensor(owned)[:, None] * size + torch.arange(size)).flatten()[: len(places)]
-        return PagedPrompt(length, pages, own, places, owned)
+        length = sum(block.length for block in context)
+        places = np.arange(length, length + reserve, dtype=np.int32)
+        if recompute is not None and len(recompute):
+            recomputed = recompute.cpu().numpy().astype(np.int32)
+            _check_recompute(recomputed, length)
+            places = np.concatenate((recomputed, places))
+        return self._prompt(context, places, positions)
 
     def blank(self, reserve: int) -> PagedPrompt:
         """Make the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
         if reserve < 1:
             raise BadInput(f"room for {reserve} tokens: a prompt has one at least")
-        owned = torch.tensor(self.take(reserve))
-        places = torch.arange(reserve)
-        positions = torch.full((len(owned) * self.size,), INVALID_POS, dtype=torch.int32)
-        positions[:reserve] = places
-        pages = _paged(owned, positions.view(-1, self.size), None, partial_pages=False, ordered=True)
-        own = (owned[:, None] * self.size + torch.arange(self.size)).flatten()[:reserve]
-        return PagedPrompt(0, pages, own, places, owned.tolist())
+        return self._prompt((), np.arange(reserve, dtype=np.int32))
+
+    def _prompt(self, context: Sequence[Cached], places: Ints, positions: Positions = "re-encoded") -> PagedPrompt:
+        owned = self.take(len(places))
+        mine = np.array(owned, np.int32)
+        table = table_of(context, mine, places, self.size, positions == "naive", self.run)
+        own = (mine[:, None] * self.size + np.arange(self.size, dtype=np.int32)).ravel()[: len(places)]
+        return PagedPrompt(sum(block.length for block in context), table, own, places, owned)
 
     @renamed.arguments(room="reserve")
     def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:
@@ -262,14 +261,14 @@ class Pool:
             kv.reserve(reserve)
         else:
             kv = self.spec.empty(length, reserve)
-        slots, places = (x[:rows].to(self.device) for x in (prompt.own, prompt.places))
+        slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
         for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
             theirs.index_copy_(1, places, mine[:, slots])
         return kv
 
     def write(self, prompt: PagedPrompt, kv: KV, rows: int) -> None:
         """Copy the first `rows` own rows of a prompt into its pages from a contiguous KV of it; they are computed."""
-        slots, places = (x[:rows].to(self.device) for x in (prompt.own, prompt.places))
+        slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
         for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
             mine.index_copy_(1, slots, theirs[:, places])
         prompt.written = rows
@@ -287,25 +286,6 @@ def of(model: PreTrainedModel, prompt: Prompt, reserve: int, size: int = 64, ker
     return Pool(model, 1 + count + -(-reserve // size), size, kernels)
 
 
-def _positions(starts: Tensor, lengths: Tensor, counts: Tensor, size: int) -> Tensor:
-    """[P, S] position of every slot of the pages of all blocks, INVALID_POS behind the end of a block."""
-    number = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)  # within its block
-    begin = (starts.repeat_interleave(counts) + number * size).int()
-    end = (starts + lengths).repeat_interleave(counts)
-    positions = begin[:, None] + torch.arange(size, dtype=torch.int32)
-    return positions.masked_fill_(positions >= end[:, None], INVALID_POS)
-
-
-def _paged(table: Tensor, positions: Tensor, shifts: Tensor | None, partial_pages: bool, ordered: bool) -> Paged:
-    """Pages of one request: table [P], positions [P, S], shifts [P]. Pages that are `ordered` need no sorting."""
-    if not ordered:
-        return Paged.of(table[None], positions[None], None if shifts is None else shifts[None], partial_pages)
-    visible = positions.masked_fill(positions == INVALID_POS, -1) if partial_pages else positions
-    last = visible.amax(-1).cummax(0).values
-    table, positions, first, last = (x.int()[None].contiguous() for x in (table, positions, positions[:, 0], last))
-    return Paged(table, positions, first, last, None if shifts is None else shifts[None].int(), partial_pages)
-
-
-def _check_recompute(rows: Tensor, length: int) -> None:
-    if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= length or bool((rows[1:] <= rows[:-1]).any())):
+def _check_recompute(rows: Ints, length: int) -> None:
+    if rows[0] < 0 or rows[-1] >= length or (rows[1:] <= rows[:-1]).any():
         raise BadInput(f"positions to compute again are rising, from 0 to {length - 1}")

@@ -1,8 +1,8 @@
 """Batches of fixed shape over a pool of pages: static inputs, and the forward pass over them.
 
-Requests are padded to a `Bucket`: batch and rows to the next power of two (rows from 16), pages to the next of 8 … 15
-times a power of two. More than 1,024 rows are not padded: such a batch is used once. A padded row stands at -1, sees
-nothing and writes to the pool's scratch page.
+Requests are padded to a `Bucket`: a batch to the next power of two, rows and pages to the next of 8 … 15 times a power
+of two (rows from 16, by 8 at least). More than 1,024 rows are not padded: such a batch is used once. A padded row
+stands at -1, sees nothing and writes to the pool's scratch page.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +14,17 @@ from transformers import PreTrainedModel
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.engine.backends import kernel
+from workbench.engine.page_tables import Ints, PageTable, common_pages
 from workbench.engine.paged_pool import SCRATCH, PagedPrompt, Pool
 from workbench.models.seam import LayerInput
 
 ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a batch out
 LARGE = 1024  # rows of a request, above which a batch is neither padded nor captured
 SHARED = 8  # pages at the front that several requests must have in common to be read together
-PARTS = ("table", "first", "last", "shifts", "positions")  # of a `Paged`
+UNIT = 8  # a number of rows is padded to a multiple of it
+BUFFERS = 2  # of inputs on the host: one is filled while the other is on its way
+PARTS = ("numbers", "first", "last", "page_max", "slots", "shifts")  # of a `PageTable`, [P] each
+BEHIND = ("first", "last", "page_max")  # INVALID_POS behind the last page
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Bucket:
     partial_pages       many pages have slots that no row sees
     reserve             slots for an answer, 0 for a prefill
     queries             layers whose queries are kept, for what is chosen by them
+    hidden              tokens are hidden one by one, so the position of every slot is sent
+    run                 so many pages side by side are rerotated alike
     """
 
     batch: int
@@ -43,19 +49,24 @@ class Bucket:
     partial_pages: bool
     reserve: int = 0
     queries: tuple[int, ...] = ()
+    hidden: bool = False
+    run: int = 1
 
     @classmethod
     def of(cls, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0, queries: tuple[int, ...] = ()) -> "Bucket":
-        tables, shared = [prompt.pages for prompt in prompts], common(prompts, rows)
+        tables, shared = [prompt.table for prompt in prompts], common(prompts, rows)
+        shifted = [table.run for table in tables if table.shifts is not None]
         return cls(
             _power(len(prompts)),
-            1 if reserve else rows if rows > LARGE else max(16, _power(rows)),
-            _octave(max(pages.table.shape[1] for pages in tables) - shared),
+            1 if reserve else rows if rows > LARGE else max(16, _octave(rows, UNIT)),
+            _octave(max(map(len, tables)) - shared),
             shared and _octave(shared),
-            any(pages.shifts is not None for pages in tables),
-            any(pages.partial_pages for pages in tables),
+            bool(shifted),
+            any(table.partial_pages for table in tables),
             reserve and max(64, _power(reserve)),
             queries,
+            any(table.positions is not None for table in tables),
+            1 if shared else min(shifted, default=1),
         )
 
     @property
@@ -67,23 +78,16 @@ def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
     """How many pages at the front all requests have in common, where it pays to read them together: else 0."""
     if len(prompts) < 2 or rows > 1:
         return 0
-    one, least = prompts[0].pages, min(prompt.pages.table.shape[1] for prompt in prompts)
-    same = torch.ones(least, dtype=torch.bool)
-    for other in (prompt.pages for prompt in prompts[1:]):
-        if (one.shifts is None) != (other.shifts is None):
-            return 0
-        for name in PARTS if one.shifts is not None else set(PARTS) - {"shifts"}:
-            alike = getattr(one, name)[0, :least] == getattr(other, name)[0, :least]
-            same &= alike.flatten(1).all(1) if alike.ndim > 1 else alike
-    count = int(same.int().cumprod(0).sum())
+    count = common_pages([prompt.table for prompt in prompts])
     return count if count >= SHARED else 0
 
 
 class StaticBatch:
     """The static inputs of a bucket, and the forward pass over them: one request of the pass (`PackedRequest`).
 
-    All inputs are views of one int32 tensor, so a request is one copy to the device. `queries` [B, Hq, R, D] of the
-    layers that the bucket keeps are those of the last pass.
+    All inputs are views of one int32 tensor, so a request is one copy to the device, from page-locked memory: the host
+    fills one buffer while the other is on its way. What slots hold is worked out on the device. `queries` [B, Hq, R, D]
+    of the layers that the bucket keeps are those of the last pass.
     """
 
     num_layers = None
@@ -104,14 +108,28 @@ class StaticBatch:
         }
         for whose, (count, pages) in self._tables().items():
             for part in PARTS:
-                size = (pool.size,) if part == "positions" else ()
-                self.shapes[f"{whose} {part}"] = (count, pages, *size)
-        self.host = torch.zeros(sum(map(_aligned, self.shapes.values())), dtype=torch.int32)
-        self.inputs = self.host.to(pool.device, copy=True)
-        self.on_host, self.on_device = self._views(self.host), self._views(self.inputs)
+                self.shapes[f"{whose} {part}"] = (count, pages)
+            if bucket.hidden:
+                self.shapes[f"{whose} positions"] = (count, pages, pool.size)
+        self._buffers = [_Buffer(self.shapes, pool.device, not bucket.large) for _ in range(BUFFERS)]
+        self._next = 0
+        self.inputs = self._buffers[0].tensor.to(pool.device, copy=True)
+        self.on_device = _views(self.inputs, self.shapes)
         self.rows = self.on_device["at"].view(-1)  # of the `PackedRequest`
+        self.offsets = torch.arange(pool.size, dtype=torch.int32, device=pool.device)
+        self.positions = {
+            whose: self.on_device[f"{whose} positions"]
+            if bucket.hidden
+            else torch.empty(*shape, pool.size, dtype=torch.int32, device=pool.device)
+            for whose, shape in self._tables().items()
+        }
         self.pages = [self._paged(whose) for whose in self._tables()]
         self.clear()
+
+    @property
+    def on_host(self) -> dict[str, Ints]:
+        """The inputs that are sent next, by name."""
+        return self._buffers[self._next].views
 
     def _tables(self) -> dict[str, tuple[int, int]]:
         """Requests and pages of every page table."""
@@ -119,35 +137,32 @@ class StaticBatch:
         return {"shared": (1, self.bucket.shared)} | own if self.bucket.shared else own
 
     def _paged(self, whose: str) -> Paged:
-        table, first, last, shifts, positions = (self.on_device[f"{whose} {part}"] for part in PARTS)
+        numbers, first, last, page_max, _, shifts = (self.on_device[f"{whose} {part}"] for part in PARTS)
         length = self.bucket.pages * self.pool.size if not self.bucket.shared else None
         shifted = shifts if self.bucket.shifted else None
-        return Paged(table, positions, first, last, shifted, self.bucket.partial_pages, length)
-
-    def _views(self, whole: Tensor) -> dict[str, Tensor]:
-        parts = whole.split(list(map(_aligned, self.shapes.values())))
-        return {
-            name: part[: torch.Size(shape).numel()].view(shape)
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        partial, run = self.bucket.partial_pages, self.bucket.run
+        return Paged(numbers, self.positions[whose], first, last, shifted, partial, length, page_max, run)
 
     def clear(self, skip: int = 0) -> None:
         """Make every row and page padding. Requests to come have `skip` pages in common."""
         self.skip = skip
-        self.host.zero_()
+        buffer = self._buffers[self._next]
+        buffer.free()
+        buffer.array.fill(0)
+        host = buffer.views
         for whose in self._tables():
-            for part in ("positions", "first", "last"):
-                self.on_host[f"{whose} {part}"].fill_(INVALID_POS)
-        self.on_host["at"].fill_(-1)
+            for part in BEHIND + ("positions",) * self.bucket.hidden:
+                host[f"{whose} {part}"].fill(INVALID_POS)
+        host["at"].fill(-1)
         for name in ("slots", "answer"):
-            self.on_host[name].fill_(SCRATCH * self.pool.size)
+            host[name].fill(SCRATCH * self.pool.size)
 
     def put(self, i: int, prompt: PagedPrompt, count: int) -> None:
         """Set request i: its page table, and its next `count` rows."""
         host, begin = self.on_host, prompt.written
         if self.bucket.shared and not i:
-            self._fill("shared", 0, prompt.pages, slice(0, self.skip))
-        self._fill("own", i, prompt.pages, slice(self.skip, None))
+            self._fill("shared", 0, prompt.table, slice(0, self.skip))
+        self._fill("own", i, prompt.table, slice(self.skip, None))
         host["at"][i, :count] = prompt.places[begin : begin + count]
         host["slots"][i, :count] = prompt.own[begin : begin + count]
         host["last"][i] = i * self.bucket.rows + count - 1
@@ -156,16 +171,29 @@ class StaticBatch:
             answer = prompt.own[begin : begin + self.bucket.reserve]
             host["answer"][i, : len(answer)] = answer
 
-    def _fill(self, whose: str, i: int, pages: Paged, which: slice) -> None:
+    def _fill(self, whose: str, i: int, table: PageTable, which: slice) -> None:
+        host = self.on_host
         for part in PARTS:
-            source = getattr(pages, part)
+            source = getattr(table, part)
             if source is not None:
-                source = source[0, which]
-                self.on_host[f"{whose} {part}"][i, : len(source)] = source
+                source = source[which]
+                host[f"{whose} {part}"][i, : len(source)] = source
+        if self.bucket.hidden:
+            source = table.every_position()[which]
+            host[f"{whose} positions"][i, : len(source)] = source
 
     def send(self) -> None:
-        """Copy the inputs to the device."""
-        self.inputs.copy_(self.host)
+        """Copy the inputs to the device. The other buffer is then the one to fill."""
+        self._buffers[self._next].send(self.inputs)
+        self._next = (self._next + 1) % BUFFERS
+
+    def expand(self) -> None:
+        """Work out on the device which position every slot holds."""
+        if not self.bucket.hidden:
+            for whose, positions in self.positions.items():
+                first, slots = self.on_device[f"{whose} first"], self.on_device[f"{whose} slots"]
+                torch.add(first[..., None], self.offsets, out=positions)
+                positions.masked_fill_(self.offsets >= slots[..., None], INVALID_POS)
 
     @property
     def backend(self) -> str:
@@ -195,6 +223,11 @@ class StaticBatch:
 
     def forward(self) -> Tensor:
         """Compute the logits [B, V] after the last row of every request."""
+        self.expand()
+        return self.step()
+
+    def step(self) -> Tensor:
+        """Do the same where positions are worked out already."""
         given = self.on_device
         self.slots = given["slots"].view(-1).long()
         out = self.model(
@@ -226,9 +259,14 @@ class DecodeBatch(StaticBatch):
         self.taken.zero_()
         self.on_device["ids"][: len(ids), 0] = ids
 
+    def send(self) -> None:
+        """Copy the inputs to the device, and work out positions once for all steps."""
+        super().send()
+        self.expand()
+
     def forward(self) -> Tensor:
         given = self.on_device
-        logits = super().forward()
+        logits = self.step()
         ids = logits.argmax(-1)[:, None].int()
         self.tokens.index_copy_(0, self.number, ids.T)
         given["ids"].copy_(ids)
@@ -237,6 +275,36 @@ class DecodeBatch(StaticBatch):
         given["slots"].copy_(given["answer"].gather(1, self.taken.clamp(max=self.bucket.reserve - 1).long()))
         self.number.add_(1).clamp_(max=self.bucket.reserve - 1)
         return logits
+
+
+class _Buffer:
+    """Inputs on the host: one array, its `views` by name, and when it was last sent."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], device: torch.device, pinned: bool):
+        count = sum(map(_aligned, shapes.values()))
+        cuda = device.type == "cuda"
+        self.tensor = torch.zeros(count, dtype=torch.int32, pin_memory=cuda and pinned)
+        self.array: Ints = self.tensor.numpy()
+        self.views: dict[str, Ints] = {name: part.numpy() for name, part in _views(self.tensor, shapes).items()}
+        self._sent = torch.cuda.Event() if cuda else None
+
+    def free(self) -> None:
+        """Wait until it is sent, where it still is on its way."""
+        if self._sent is not None and not self._sent.query():
+            self._sent.synchronize()
+
+    def send(self, target: Tensor) -> None:
+        target.copy_(self.tensor, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
+def _views(whole: Tensor, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    parts = whole.split([_aligned(shape) for shape in shapes.values()])
+    return {
+        name: part[: torch.Size(shape).numel()].view(shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
 
 
 def _aligned(shape: tuple[int, ...]) -> int:
@@ -248,7 +316,7 @@ def _power(count: int) -> int:
     return 1 << (max(count, 1) - 1).bit_length()
 
 
-def _octave(count: int) -> int:
-    """The next of 8 … 15 times a power of two, 8 at least."""
-    unit = 1 << max(0, count.bit_length() - 4)
+def _octave(count: int, least: int = 1) -> int:
+    """The next of 8 … 15 times a power of two, 8 at least, in steps of `least` or more."""
+    unit = max(least, 1 << max(0, count.bit_length() - 4))
     return max(8, -(-count // unit) * unit)

@@ -1,0 +1,165 @@
+"""The page table of one prompt, as small arrays on the host.
+
+A table is made for every request, while a device may be waiting for it. So it holds a few integers a page, joined from
+those that every block keeps of itself, and no tensor operation takes part: torch would wake its threads for kilobytes.
+What a slot holds follows from its page; the device works it out (`StaticBatch`), except where single tokens are hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from workbench.core.page_table import INVALID_POS, Paged
+
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+EMPTY = 0  # the page that stands where there is none
+WASTE = 8  # pages of a context for each empty one that may be put between blocks
+
+
+class CachedBlock(Protocol):
+    """What a table needs of a block in a pool."""
+
+    length: int
+    start: int
+
+    @property
+    def numbers(self) -> Ints:
+        """[P] its pages in order."""
+
+
+@dataclass(frozen=True, eq=False)
+class PageTable:
+    """The P pages that one prompt reads, in the order of their first position.
+
+    numbers        [P] page numbers
+    first          [P] smallest position of a page
+    slots          [P] how many slots at its front are visible; they hold positions from `first` on
+    shifts         [P] by how many positions its keys are rerotated; None where no page's are
+    positions      [P, size] of every slot, where tokens are hidden one by one; else None
+    partial_pages  many pages have slots that no row sees
+    run            so many pages side by side, counted from the first, are rerotated alike
+    """
+
+    size: int
+    numbers: Ints
+    first: Ints
+    slots: Ints
+    shifts: Ints | None = None
+    positions: Ints | None = None
+    partial_pages: bool = False
+    run: int = 1
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @cached_property
+    def page_max(self) -> Ints:
+        """[P] largest position of a page; INVALID_POS where a slot is hidden."""
+        if self.positions is not None:
+            return self.positions.max(1)
+        return np.where(self.slots == self.size, self.first + (self.size - 1), INVALID_POS).astype(np.int32)
+
+    @cached_property
+    def last(self) -> Ints:
+        """[P] largest position of a page and all before it, as `Paged` has it."""
+        if self.positions is not None:
+            seen = np.where(self.positions == INVALID_POS, -1, self.positions).max(1)
+            seen = np.where(self.first == INVALID_POS, INVALID_POS, seen)
+        else:
+            seen = self.first + self.slots - 1 if self.partial_pages else self.page_max
+        return np.maximum.accumulate(seen).astype(np.int32)
+
+    def every_position(self) -> Ints:
+        """[P, size] of every slot; INVALID_POS where no row may see it."""
+        if self.positions is not None:
+            return self.positions
+        offset = np.arange(self.size, dtype=np.int32)
+        return np.where(offset < self.slots[:, None], self.first[:, None] + offset, INVALID_POS).astype(np.int32)
+
+    def paged(self) -> Paged:
+        """Return it as tensors of one request, on the CPU."""
+        parts = (self.numbers, self.every_position(), self.first, self.last)
+        shifts = None if self.shifts is None else torch.from_numpy(self.shifts)[None]
+        table, positions, first, last = (torch.from_numpy(x)[None] for x in parts)
+        most = torch.from_numpy(self.page_max)[None]
+        return Paged(table, positions, first, last, shifts, self.partial_pages, page_max=most, run=self.run)
+
+
+def table_of(
+    context: Sequence[CachedBlock], own: Ints, places: Ints, size: int, naive: bool = False, run: int = 1
+) -> PageTable:
+    """Make the table of a prompt: the pages of its blocks, then pages `own` that hold positions `places` [R].
+
+    Positions below the length of the context are recomputed tokens: their cached entries are hidden. `naive` leaves
+    keys as they were cached. `run`: pages that should be rerotated alike; empty pages are put between blocks for it
+    where they are few.
+    """
+    lengths = np.array([block.length for block in context], np.int32)
+    counts = (lengths + (size - 1)) // size
+    starts = np.cumsum(lengths, dtype=np.int32) - lengths
+    length, pages = int(lengths.sum()), int(counts.sum())
+    recomputed = int(np.searchsorted(places, length))
+    shift = starts - np.array([block.start for block in context], np.int32)
+    shifted = not naive and bool(shift.any())
+    width = -counts % run if run > 1 and shifted and not recomputed else np.zeros_like(counts)
+    if (added := int(width.sum())) * WASTE > pages:
+        width, added = np.zeros_like(counts), 0
+    runs = run if shifted and not ((counts + width) % run).any() and not recomputed else 1
+    before = np.cumsum(counts, dtype=np.int32) - counts
+    first = np.arange(0, pages * size, size, dtype=np.int32) + np.repeat(starts - before * size, counts)
+    slots = np.minimum(np.repeat(starts + lengths, counts) - first, size)
+    numbers = np.concatenate([own[:0], *(block.numbers for block in context)])
+    if added:
+        at = np.arange(pages) + np.repeat(np.cumsum(width) - width, counts)
+        numbers, slots, first = (_spread(x, at, pages + added) for x in (numbers, slots, first))
+        first = np.maximum.accumulate(first)  # an empty page stands where the one before it does
+    held = np.minimum(len(places) - np.arange(len(own), dtype=np.int32) * size, size)
+    parts = [(numbers, own), (first, places[::size]), (slots, held)]
+    numbers, first, slots = (np.concatenate(part).astype(np.int32, copy=False) for part in parts)
+    shifts = np.repeat(np.append(shift, np.int32(0)), np.append(counts + width, len(own))) if shifted else None
+    if recomputed:
+        cached = PageTable(size, numbers[:pages], first[:pages], slots[:pages]).every_position()
+        return _hidden(cached, numbers, places, recomputed, length, shifts)
+    partial = bool((lengths[:-1] % size).any())
+    return PageTable(size, numbers, first, slots, shifts, None, partial, runs)
+
+
+def common_pages(tables: Sequence[PageTable]) -> int:
+    """Count the pages at the front that all tables have in common."""
+    one, least = tables[0], min(map(len, tables))
+    same = np.ones(least, bool)
+    for other in tables[1:]:
+        if (one.shifts is None) != (other.shifts is None):
+            return 0
+        for name in ("numbers", "first", "slots", "shifts"):
+            if getattr(one, name) is not None:
+                same &= getattr(one, name)[:least] == getattr(other, name)[:least]
+        if one.positions is not None or other.positions is not None:
+            same &= (one.every_position()[:least] == other.every_position()[:least]).all(1)
+    return int(np.argmin(same)) if not same.all() else least
+
+
+def _spread(x: Ints, at: Any, count: int) -> Ints:
+    spread = np.full(count, EMPTY, np.int32)
+    spread[at] = x
+    return spread
+
+
+def _hidden(cached: Ints, numbers: Ints, places: Ints, recomputed: int, length: int, shifts: Ints | None) -> PageTable:
+    """The table of a prompt some of whose tokens are recomputed: they may stand anywhere, so pages are sorted."""
+    size = cached.shape[1]
+    stale = np.zeros(length + 1, bool)
+    stale[places[:recomputed]] = True
+    cached[stale[np.minimum(cached, length)]] = INVALID_POS
+    mine = np.full((len(numbers) - len(cached)) * size, INVALID_POS, np.int32)
+    mine[: len(places)] = places
+    positions = np.concatenate((cached, mine.reshape(-1, size)))
+    first = positions.min(1)
+    order = np.argsort(first, kind="stable")
+    slots = np.full(len(order), size, np.int32)
+    shifts = None if shifts is None else shifts[order]
+    return PageTable(size, numbers[order], first[order], slots, shifts, positions[order], True)
