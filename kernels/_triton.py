@@ -6,6 +6,8 @@ Elsewhere stand-ins let kernels be defined and modules be imported, so that ever
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 class _Language:
     """Stand-in for `tl` and `gl`: what Python evaluates of a kernel when it is defined."""
@@ -45,6 +47,32 @@ try:
 except ImportError:
     gl, gluon_jit = _Language, _keep
     async_load = fence_async_shared = mbarrier = warpgroup_mma = warpgroup_mma_wait = GluonDescriptor = None
+
+
+try:
+    if triton is None:
+        raise ImportError("no Triton")
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:
+    gdc_launch_dependents = gdc_wait = None
+
+OVERLAP = False  # kernels begin while those before them end (programmatic dependent launch), on GPUs that can
+
+
+@jit
+def after_previous(PDL: tl.constexpr):
+    """Wait until what the kernel before has written can be read; with PDL, the next may begin then."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+def overlap(device: Any) -> tuple[dict[str, bool], bool]:
+    """Return (options of a launch, whether its kernel waits itself for the one before)."""
+    if not OVERLAP or gdc_wait is None or device.type != "cuda":
+        return {}, False
+    able = torch.cuda.get_device_capability(device)[0] >= 9
+    return ({"launch_pdl": True} if able else {}), able
 
 
 def need_triton(name: str) -> None:

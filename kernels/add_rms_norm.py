@@ -1,0 +1,70 @@
+"""The sum that a layer goes on with, and its norm: one pass over rows that torch reads and writes five times.
+
+    add_rms_norm(x [R, C], weight [C], eps, residual [R, C] or None) -> [2, R, C], same dtype
+
+Plane 0 is `x + residual`, plane 1 its root mean square norm (arXiv:1910.07467) times `weight`. As transformers' norms
+do, the sum is rounded before it is squared, and the norm before it is weighted; squares are summed in fp32.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from workbench.kernels._triton import after_previous, jit, need_triton, overlap, tl, triton
+
+
+def reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """Computed in the dtype of `x`, squares in fp32 (fp64 for fp64)."""
+    total = x if residual is None else x + residual
+    wide = total.double() if x.dtype == torch.float64 else total.float()
+    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return torch.stack((total, weight * normed))
+
+
+@jit
+def _add_rms_norm(
+    x, residual, weight, out, rows, x_row, residual_row, eps, C: tl.constexpr, CP: tl.constexpr, ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One row."""
+    row, col = tl.program_id(0).to(tl.int64), tl.arange(0, CP)
+    inside = col < C
+    w = tl.load(weight + col, mask=inside, other=0.0)  # a weight is no result of the kernel before
+    after_previous(PDL)
+    total = tl.load(x + row * x_row + col, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        total += tl.load(residual + row * residual_row + col, mask=inside, other=0.0).to(tl.float32)
+    total = total.to(out.dtype.element_ty)
+    wide = total.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / C + eps)
+    normed = (wide * scale).to(out.dtype.element_ty) * w
+    tl.store(out + row * C + col, total, mask=inside)
+    tl.store(out + (rows + row) * C + col, normed.to(out.dtype.element_ty), mask=inside)
+
+
+def launch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; channels lie side by side."""
+    need_triton("add_rms_norm")
+    rows, width = x.shape
+    out = torch.empty((2, rows, width), dtype=x.dtype, device=x.device)
+    padded = triton.next_power_of_2(width)
+    other = x if residual is None else residual
+    options, pdl = overlap(x.device)
+    _add_rms_norm[(rows,)](
+        x, other, weight, out, rows, x.stride(0), other.stride(0), eps, C=width, CP=padded, ADD=residual is not None,
+        PDL=pdl, num_warps=max(1, min(8, padded // 512)), **options,
+    )  # fmt: skip
+    return out
+
+
+def cases(
+    device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[Tensor, Tensor, float, Tensor | None]]:
+    """Arguments on which `launch` must equal `reference`: widths that are no power of two, one row, strided rows."""
+    for rows, width in ((1, 64), (5, 576), (17, 4096), (3, 80)):
+        seed = torch.Generator().manual_seed(rows + width)
+        x, residual, wide = (torch.randn(rows, n, generator=seed).to(device, dtype) for n in (width, width, 2 * width))
+        weight = torch.randn(width, generator=seed).to(device, dtype)
+        yield x, weight, 1e-5, residual
+        yield wide[:, :width], weight, 1e-6, None

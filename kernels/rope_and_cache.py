@@ -1,0 +1,150 @@
+"""Between the product that gives queries, keys and values and the attention: rotary positions, and the cache.
+
+    rope_and_cache(qkv [R, (Hq + 2 H) D], cos [R, W], sin [R, W], slots [R], keys [H, T, D], values [H, T, D],
+                   norms: (q weight [D], k weight [D]) or None, eps) -> queries [R, Hq, D], same dtype
+
+Heads of queries, then of keys, then of values stand side by side in a row. Queries and keys are normed head by head
+where a model does so (`norms`, Qwen3), then rotated: channel i with channel i + W/2, W <= D of them ("neox"). Keys and
+values of row r are written to slot `slots[r]` of `keys` and `values`. Rows that share a slot write it in any order.
+Arithmetic is fp32, rounded once; a norm is rounded as transformers rounds it.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from workbench.kernels._triton import after_previous, jit, need_triton, overlap, padded_width, tl
+
+Norms = tuple[Tensor, Tensor] | None
+
+
+def reference(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    norms: Norms = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Computed in the dtype of `qkv`; writes to `keys` and `values` too."""
+    heads, _, width = keys.shape
+    x = qkv.unflatten(-1, (-1, width))
+    q, k, v = x.split((x.shape[1] - 2 * heads, heads, heads), 1)
+    if norms is not None:
+        q, k = (_normed(part, weight, eps) for part, weight in zip((q, k), norms, strict=True))
+    q, k = (_rotated(part, cos[:, None], sin[:, None]) for part in (q, k))
+    keys[:, slots.long()] = k.transpose(0, 1).to(keys.dtype)
+    values[:, slots.long()] = v.transpose(0, 1).to(values.dtype)
+    return q
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.double() if x.dtype == torch.float64 else x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rotary, still = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    a, b = rotary.chunk(2, -1)
+    return torch.cat((rotary * cos + torch.cat((-b, a), -1) * sin, still), -1)
+
+
+@jit
+def _partner(at, weight, scale, other, inside, NORM: tl.constexpr):
+    """[DP] fp32 of the other channel of each plane, normed by `scale`."""
+    x = tl.load(at + other, mask=inside, other=0.0)
+    wide = x.to(tl.float32)
+    if NORM:
+        w = tl.load(weight + other, mask=inside, other=0.0)
+        wide = ((wide * scale).to(x.dtype) * w).to(x.dtype).to(tl.float32)
+    return wide
+
+
+@jit
+def _rope_and_cache(
+    qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, q_heads, heads, qkv_row, angle_row, key_head,
+    key_token, value_head, value_token, D: tl.constexpr, DP: tl.constexpr, W: tl.constexpr, NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One head of one row."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    col = tl.arange(0, DP)
+    inside, rotary = col < D, col < W
+    second = col >= W // 2
+    after_previous(PDL)
+    at = qkv + row * qkv_row + head * D
+    slot = tl.load(slots + row).to(tl.int64)
+    if head >= q_heads + heads:
+        x = tl.load(at + col, mask=inside, other=0.0)
+        there = values + (head - q_heads - heads).to(tl.int64) * value_head + slot * value_token
+        tl.store(there + col, x.to(values.dtype.element_ty), mask=inside)
+    else:
+        weight = q_weight
+        if head >= q_heads:
+            weight = k_weight
+        x = tl.load(at + col, mask=inside, other=0.0)
+        wide = x.to(tl.float32)
+        scale = 1.0
+        if NORM:
+            scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / D + eps)
+            w = tl.load(weight + col, mask=inside, other=0.0)
+            wide = ((wide * scale).to(x.dtype) * w).to(x.dtype).to(tl.float32)
+        other = tl.where(rotary, tl.where(second, col - W // 2, col + W // 2), col)
+        partner = _partner(at, weight, scale, other, inside, NORM)
+        c = tl.load(cos + row * angle_row + col, mask=rotary, other=1.0).to(tl.float32)
+        s = tl.load(sin + row * angle_row + col, mask=rotary, other=0.0).to(tl.float32)
+        wide = wide * c + tl.where(second, partner, -partner) * s
+        if head < q_heads:
+            tl.store(out + (row * q_heads + head) * D + col, wide.to(out.dtype.element_ty), mask=inside)
+        else:
+            there = keys + (head - q_heads).to(tl.int64) * key_head + slot * key_token
+            tl.store(there + col, wide.to(keys.dtype.element_ty), mask=inside)
+
+
+def launch(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    norms: Norms = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; channels lie side by side."""
+    need_triton("rope_and_cache")
+    heads, _, width = keys.shape
+    rows, q_heads = qkv.shape[0], qkv.shape[1] // width - 2 * heads
+    out = torch.empty((rows, q_heads, width), dtype=qkv.dtype, device=qkv.device)
+    q_weight, k_weight = norms or (cos, cos)
+    options, pdl = overlap(qkv.device)
+    _rope_and_cache[(rows, q_heads + 2 * heads)](
+        qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, q_heads, heads, qkv.stride(0), cos.stride(0),
+        *keys.stride()[:2], *values.stride()[:2], D=width, DP=padded_width(width), W=cos.shape[-1],
+        NORM=norms is not None, PDL=pdl, num_warps=1, **options,
+    )  # fmt: skip
+    return out
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[object, ...]]:
+    """Arguments on which `launch` must equal `reference`: head widths, groups, partial rotary, norms of heads."""
+    for rows, q_heads, heads, width, rotary, normed in (
+        (1, 4, 2, 64, 64, False),
+        (5, 3, 1, 80, 32, False),
+        (7, 4, 2, 128, 128, True),
+        (3, 2, 2, 16, 16, True),
+    ):
+        seed = torch.Generator().manual_seed(rows + width)
+
+        def drawn(*shape: int, by: torch.Generator = seed) -> Tensor:
+            return torch.randn(shape, generator=by).to(device, dtype)
+
+        angle = torch.randint(4096, (rows, 1), generator=seed) * 1e4 ** (-torch.arange(0, rotary, 2) / rotary)
+        cos, sin = (f(torch.cat((angle, angle), -1)).to(device, dtype) for f in (torch.cos, torch.sin))
+        slots = torch.randperm(40, generator=seed)[:rows].int().to(device)
+        norms = (drawn(width), drawn(width)) if normed else None
+        pools = (drawn(heads, 40, width), drawn(heads, 40, width))
+        yield drawn(rows, (q_heads + 2 * heads) * width), cos, sin, slots, *pools, norms, 1e-6
