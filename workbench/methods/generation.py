@@ -1,7 +1,6 @@
 """The whole flow in one call: prompts in, answers out, by any method."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -11,30 +10,21 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
-from workbench.core.plan import Pass
+from workbench.engine.block_pages import NoPages
 from workbench.engine.decoding import Tokens, by_request, check_options, decode, text_of
 from workbench.methods import Method, ReadyRequest, finish
+from workbench.methods.answered import Answered, Generation
+from workbench.methods.engines import EngineChoice, check_engine, choose_engine, pages_of
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
-from workbench.methods.receipts import Receipt, WatchedStore, receipts_of, timed
+from workbench.methods.page_request import PageRequest, generation_of, requests_of
+from workbench.methods.paged_answers import PagedAnswers
+from workbench.methods.receipts import WatchedStore, receipts_of, timed
 from workbench.models.spec import spec_for
 from workbench.store import MemoryStore, Store
 
 MODES: dict[str, Method] = {"full": Full(), "block": Reuse(), "superposition": Superposition()}
-
-
-@dataclass(frozen=True)
-class Generation:
-    """An answer, and what it took to compute."""
-
-    tokens: tuple[int, ...]
-    text: str  # up to the stop string
-    rows_computed: int  # tokens of the prompt
-    rows_reused: int
-    ttft: float = field(compare=False)  # seconds from the call to the first tokens of its batch
-    passes: tuple[Pass, ...] = field(repr=False)  # all that was computed up to the first token
-    receipt: Receipt | None = field(default=None, repr=False, compare=False)  # blocks reused, missed and why, times
 
 
 def generate(
@@ -48,6 +38,7 @@ def generate(
     top_p: float = 1.0,
     seed: int | Sequence[int] = 0,
     stop: str | Sequence[str] = (),
+    engine: str = "auto",
 ) -> list[Generation]:
     """Answer a batch of prompts of any lengths.
 
@@ -55,19 +46,15 @@ def generate(
            context block is cached independently (in `store`, or for this call only) and reused at its new place;
            "superposition": one path a document. `Full(sees=block_attention)`, `Reuse(positions="naive")` and others are
            in `workbench.methods`.
+    engine "paged" (pages and captured steps), "contiguous", or "auto", which takes pages on a GPU wherever model and
+           method allow (`methods.engines`)
     The other arguments are those of `decode`.
     """
     options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop}
-    return answer(model, tokenizer, prompts, method_of(mode), store, max_new_tokens, **options).generations
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A batch as `answer` leaves it: every request's KV holds its prompt and the tokens that were decoded."""
-
-    generations: list[Generation]
-    ready: list[ReadyRequest]
-    logits: list[Tensor]  # [V] behind every prompt
+    method = method_of(mode)
+    return answer(
+        model, tokenizer, prompts, method, store, max_new_tokens, engine=engine, keep=False, **options
+    ).generations
 
 
 def answer(
@@ -77,17 +64,113 @@ def answer(
     method: Method,
     store: Store | None = None,
     max_new_tokens: int = 64,
+    engine: str = "auto",
+    keep: bool = True,
     **options: Any,
 ) -> Answered:
-    """Answer a batch as `generate` does, and keep its requests; `options` are those of `decode`."""
+    """Answer a batch as `generate` does, and with `keep` keep its requests; `options` are those of `decode`."""
+    chosen = _checked(model, tokenizer, prompts, method, max_new_tokens, engine, options)
+    store = MemoryStore(1 << 62) if store is None else store
+    if chosen.name == "contiguous":
+        return _contiguous(model, tokenizer, prompts, method, store, max_new_tokens, str(chosen), options)
+    begin = perf_counter()
+    requests = requests_of(model, tokenizer, prompts, method, store, max_new_tokens, keep, **options)
+    with pages_of(model).lock:
+        try:
+            answers = PagedAnswers(model, requests)
+        except NoPages as problem:
+            if engine != "auto":
+                raise
+            return _contiguous(
+                model, tokenizer, prompts, method, store, max_new_tokens, f"contiguous: {problem}", options
+            )
+        for _ in answers.run():
+            pass
+    generations = [generation_of(request, tokenizer, begin) for request in requests]
+    logits = [request.logits for request in requests if request.logits is not None]
+    return Answered(generations, logits, str(chosen), _Unread(answers, requests).read if keep else list)
+
+
+def stream(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    mode: Method | str = "full",
+    store: Store | None = None,
+    max_new_tokens: int = 64,
+    engine: str = "auto",
+    **options: Any,
+) -> Iterator[tuple[int, int]]:
+    """Answer prompts as `generate` does, and yield (number of the prompt, token id) as tokens come.
+
+    Over pages, requests take their turns: some tokens of one may come before those of another. Nothing else is computed
+    by this model's pages before the stream is read to its end or closed.
+    """
+    method = method_of(mode)
+    chosen = _checked(model, tokenizer, prompts, method, max_new_tokens, engine, options)
+    store = MemoryStore(1 << 62) if store is None else store
+    return _streamed(model, tokenizer, prompts, method, store, max_new_tokens, chosen.name == "paged", options)
+
+
+def _streamed(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    method: Method,
+    store: Store,
+    max_new_tokens: int,
+    paged: bool,
+    options: dict[str, Any],
+) -> Iterator[tuple[int, int]]:
+    if paged:
+        requests = requests_of(model, tokenizer, prompts, method, store, max_new_tokens, **options)
+        numbers = {id(request): number for number, request in enumerate(requests)}
+        with pages_of(model).lock:
+            for request, token in PagedAnswers(model, requests).run():
+                yield numbers[id(request)], token
+        return
+    ready = method.begin(model, prompts, store, _reserve(model, prompts, max_new_tokens))
+    logits = finish(model, ready)
+    for step in decode_ready(model, tokenizer, ready, logits, max_new_tokens, **options):
+        yield from ((number, token) for number, token in enumerate(step) if token is not None)
+
+
+def _checked(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    method: Method,
+    max_new_tokens: int,
+    engine: str,
+    options: dict[str, Any],
+) -> EngineChoice:
+    """Refuse options and prompts that cannot be; return the engine."""
     stop = options.get("stop", ())
     temperature, top_p = options.get("temperature", 0.0), options.get("top_p", 1.0)
+    check_engine(engine)
     check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
-    context, longest = spec_for(model, (prompt.tokens for prompt in prompts)).context, max(map(len, prompts), default=0)
-    reserve = min(max_new_tokens, context - longest) if context else max_new_tokens
-    watched = WatchedStore(MemoryStore(1 << 62) if store is None else store)
+    spec_for(model, (prompt.tokens for prompt in prompts))
+    return choose_engine(model, method, prompts, max_new_tokens, engine)
+
+
+def _reserve(model: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int) -> int:
+    context, longest = spec_for(model).context, max(map(len, prompts), default=0)
+    return min(max_new_tokens, context - longest) if context else max_new_tokens
+
+
+def _contiguous(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    method: Method,
+    store: Store,
+    max_new_tokens: int,
+    engine: str,
+    options: dict[str, Any],
+) -> Answered:
+    watched = WatchedStore(store)
     begin = perf_counter()
-    ready = method.begin(model, prompts, watched, reserve)
+    ready = method.begin(model, prompts, watched, _reserve(model, prompts, max_new_tokens))
     begun = perf_counter()
     logits = finish(model, ready)
     stream = decode_ready(model, tokenizer, ready, logits, max_new_tokens, **options)
@@ -100,7 +183,7 @@ def answer(
     generations = [
         Generation(
             tuple(said),
-            text_of(tokenizer, said, stop),
+            text_of(tokenizer, said, options.get("stop", ())),
             r.computed,
             r.reused,
             first - begin,
@@ -109,7 +192,24 @@ def answer(
         )
         for said, r, one in zip(tokens, ready, receipts, strict=True)
     ]
-    return Answered(generations, ready, logits)
+    return Answered(generations, logits, engine, lambda: ready)
+
+
+class _Unread:
+    """Requests whose KV lies in pages, until it is read or nobody can read it any more."""
+
+    def __init__(self, answers: PagedAnswers, requests: Sequence[PageRequest]):
+        self.answers, self.requests = answers, requests
+        self.pages = pages_of(answers.model)
+        self.pages.unread.add(self)
+
+    def read(self) -> list[ReadyRequest]:
+        """Copy what is still in pages out of them."""
+        with self.pages.lock:
+            return [self.answers.read(request) for request in self.requests]
+
+    def __del__(self) -> None:
+        self.pages.abandoned.append((self.answers.release, self.requests))  # whoever is at work now is not disturbed
 
 
 def decode_ready(
@@ -132,10 +232,23 @@ def method_of(mode: Method | str) -> Method:
     return MODES[mode] if isinstance(mode, str) else mode
 
 
-def first_token(model: PreTrainedModel, prompt: Prompt, mode: Method | str = "full", store: Store | None = None) -> int:
+def first_token(
+    model: PreTrainedModel,
+    prompt: Prompt,
+    mode: Method | str = "full",
+    store: Store | None = None,
+    engine: str = "auto",
+) -> int:
     """Return the most likely first token of an answer.
 
     What a time to first token measures: from token ids (and blocks in a store) to a token id on the host.
     """
-    (logits,) = finish(model, method_of(mode).begin(model, [prompt], store))
-    return int(logits.argmax())
+    method = method_of(mode)
+    if choose_engine(model, method, [prompt], 1, engine).name == "contiguous":
+        (logits,) = finish(model, method.begin(model, [prompt], store))
+        return int(logits.argmax())
+    store = MemoryStore(1 << 62) if store is None else store
+    (request,) = requests_of(model, None, [prompt], method, store, 1)
+    request.eos = frozenset()
+    with pages_of(model).lock:
+        return next(token for _, token in PagedAnswers(model, [request]).run())

@@ -80,7 +80,7 @@ class Select:
         if not prompts:
             return []
         return [
-            _without_system(scores.float().cpu(), prompt, self.system)
+            without_system(scores.float().cpu(), prompt, self.system)
             for scores, prompt in zip(self.scores(model, prompts, kvs), prompts, strict=True)
         ]
 
@@ -185,7 +185,7 @@ def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:
     return torch.stack([(ours.float() - theirs.float()).square().sum((0, 2)) for ours, theirs in compared]).sum(0)
 
 
-def _without_system(scores: Tensor, prompt: Prompt, system: int) -> Tensor:
+def without_system(scores: Tensor, prompt: Prompt, system: int) -> Tensor:
     """Scores with -inf on the system blocks; inf, which stands for everything, is left."""
     head, documents = scores.tensor_split([prompt.starts[min(system, len(prompt.context))]])
     return torch.cat((head.masked_fill(head != torch.inf, -torch.inf), documents))

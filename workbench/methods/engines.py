@@ -1,0 +1,191 @@
+"""Which engine answers prompts, and why: one place decides.
+
+paged        pages of a pool, steps captured as CUDA graphs, requests that end make room for others
+             (`methods.paged_answers`). The default on a GPU
+contiguous   a contiguous KV a request, plain forward passes. For CPUs, sliding windows, watched layers, early stops and
+             rules by which an answer does not see all that is before it
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any, Literal, get_args
+from weakref import WeakSet
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.masks import Sees, causal, visible
+from workbench.core.plan import Plan
+from workbench.engine.backends import AttentionProblem, named, on_gpu
+from workbench.engine.block_pages import BlockPages, NoPages
+from workbench.engine.cuda_graphs import Runner
+from workbench.engine.paged_pool import Pool
+from workbench.methods import Method
+from workbench.models.spec import attach
+
+EngineName = Literal["auto", "paged", "contiguous"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+PAGE = 64  # tokens
+TOKENS = 1 << 16  # of a pool on a GPU, where a quarter of its free memory holds as many
+LEAST_TOKENS = 1 << 12
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """The engine that answers, and why it does."""
+
+    name: Literal["paged", "contiguous"]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+def check_engine(name: object) -> None:
+    """Refuse a name that is no engine's."""
+    if name not in ENGINES:
+        raise BadInput(f"engine {name!r}: it is one of {', '.join(ENGINES)}")
+
+
+def choose_engine(
+    model: PreTrainedModel,
+    method: Method,
+    prompts: Sequence[Prompt] = (),
+    max_new_tokens: int = 1,
+    asked: str = "auto",
+) -> EngineChoice:
+    """Choose the engine for prompts that are answered by `method`.
+
+    Raises BadInput for an unknown name, and where "paged" is asked for and cannot answer.
+    """
+    check_engine(asked)
+    if asked == "contiguous":
+        return EngineChoice("contiguous", "asked for by name")
+    spec = attach(model)
+    if asked == "auto" and not on_gpu(spec.device):
+        return EngineChoice("contiguous", f"on {spec.device} nothing is captured: a GPU with Triton is needed")
+    refusal = why_not_pages(model) or _why_not_rule(method, prompts, max_new_tokens)
+    if not refusal:
+        return EngineChoice(
+            "paged", "asked for by name" if asked == "paged" else f"pages and captured steps on {spec.device}"
+        )
+    if asked == "paged":
+        raise BadInput(f"engine 'paged' cannot answer: {refusal}")
+    return EngineChoice("contiguous", refusal)
+
+
+def why_not_pages(model: PreTrainedModel) -> str:
+    """Say why a model cannot be computed over pages; "" if it can."""
+    spec = attach(model)
+    if spec.window:
+        return f"the model has a sliding window of {spec.window} tokens"
+    for heads, width in set(spec.shapes) if on_gpu(spec.device) else ():
+        problem = AttentionProblem(1, PAGE, (heads, heads), width, spec.dtype, spec.device)
+        if reason := named("question_attention").refuses(problem):
+            return f"question_attention cannot read its pages: {reason}"
+    return ""
+
+
+def why_not_captured(plan: Plan) -> str:
+    """Say why a plan is not one of a `Runner`, whose rows are computed over pages; "" if it is."""
+    if plan.sees is not causal:
+        return "its rows do not see all that is before them"
+    if plan.return_queries:
+        return f"layers {list(plan.return_queries)} are watched"
+    if plan.num_layers is not None:
+        return f"it stops after {plan.num_layers} layers"
+    if plan.sparse is not None:
+        return "tiles are chosen while it runs"
+    return "it names its backend" if plan.backend is not None else ""
+
+
+def _why_not_rule(method: Method, prompts: Sequence[Prompt], count: int) -> str:
+    """Say why the rows of an answer are not plainly causal under a method's rule; "" if they are."""
+    rule = getattr(method, "sees", None)
+    for number, prompt in enumerate(prompts if rule else ()):
+        if not _plain(rule(prompt), len(prompt), count):
+            return f"by the rule of prompt {number} a token of the answer does not see all that is before it"
+    return ""
+
+
+def _plain(sees: Sees, length: int, count: int) -> bool:
+    rows = torch.arange(length, length + count)
+    cols = torch.arange(length + count)
+    return bool((visible(sees, rows, cols) == (cols <= rows[:, None])).all())
+
+
+class Pages:
+    """The pool, runner and blocks of one model: kept with it, so that what was captured serves later calls.
+
+    A copy of the model, or a pickled one, begins without. `unread` are requests that have ended and whose KV may still
+    be asked for: they are copied out of their pages where these are needed.
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.unread: WeakSet[Any] = WeakSet()
+        self.abandoned = deque[tuple[Callable[[Any], None], Sequence[Any]]]()  # (release, requests)
+        self._runner: Runner | None = None
+        self._blocks: BlockPages | None = None
+        self._weights: list[torch.Tensor] = []
+        self._state: object = None
+
+    def __deepcopy__(self, memo: object) -> "Pages":
+        return Pages()
+
+    def __reduce__(self) -> tuple[type["Pages"], tuple[()]]:
+        return Pages, ()
+
+    def of(self, model: PreTrainedModel, needed: int) -> tuple[Runner, BlockPages]:
+        """Return runner and blocks, of a pool of `needed` pages at least; it is made again where it was smaller, or
+        where the weights of the model lie elsewhere now."""
+        self.sweep()
+        state = self._where(model)
+        there = 0 if self._runner is None else self._runner.pool.pages - 1
+        if self._runner is None or self._blocks is None or self._state != state or there < needed:
+            for one in list(self.unread):
+                one.read()
+            self._runner = self._blocks = None
+            try:
+                pool = _pool(model, needed)
+            except torch.OutOfMemoryError:
+                raise NoPages(needed, 0, "no memory for a pool: a request") from None
+            self._runner, self._blocks = Runner(model, pool), BlockPages(pool)
+            self._weights = list(model.parameters())
+            self._state = self._where(model)
+        return self._runner, self._blocks
+
+    def sweep(self) -> None:
+        """Give back the pages of requests that nobody can read any more."""
+        while self.abandoned:
+            release, requests = self.abandoned.popleft()
+            for request in requests:
+                release(request)
+
+    def _where(self, model: PreTrainedModel) -> object:
+        return model.dtype, model.device, model.get_input_embeddings(), [x.data_ptr() for x in self._weights]
+
+
+def pages_of(model: PreTrainedModel) -> Pages:
+    """Return what is kept of a model."""
+    name = "_workbench_pages"
+    if name not in model.__dict__:
+        model.__dict__[name] = Pages()
+    kept: Pages = model.__dict__[name]
+    return kept
+
+
+def _pool(model: PreTrainedModel, needed: int) -> Pool:
+    """Make a pool of `needed` pages, or of more where memory allows."""
+    spec = attach(model)
+    tokens = LEAST_TOKENS
+    if spec.device.type == "cuda":
+        torch.cuda.empty_cache()
+        each = sum(2 * heads * width for heads, width in spec.shapes) * spec.dtype.itemsize
+        free, _ = torch.cuda.mem_get_info(spec.device)
+        tokens = max(tokens, min(TOKENS, free // 4 // each))
+    return Pool(model, 1 + max(needed, tokens // PAGE), PAGE)

@@ -1,0 +1,271 @@
+"""Prompts answered over the pages of one pool, by captured steps: of any lengths, methods and options, side by side.
+
+Cached blocks lie in pages that all prompts share (`engine.block_pages`). Requests wait until the pool has pages for
+them; their rows are computed together, and their answers decoded together, some tokens at a time; one that ends makes
+room for others. What a step of fixed shape cannot do (chosen tiles, chunks, mask rules, thousands of rows) is computed
+on a contiguous copy of the pages, and its rows are written back; decoding is captured in any case.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.engine.block_pages import NoPages
+from workbench.engine.paged_pool import PagedPrompt
+from workbench.engine.static_batch import LARGE
+from workbench.methods import ReadyRequest, finish
+from workbench.methods.engines import PAGE, pages_of
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.page_request import PageRequest, needed
+from workbench.methods.paged_begin import begin_blank, begin_copied, begin_reused, in_steps
+from workbench.methods.receipts import WatchedStore, receipts_of, timed
+
+MOST = 32  # requests that are decoded together
+ROWS = 4096  # tokens of prompts, padding included, that one captured step computes
+PROMPTS = 16384  # tokens of prompts that are begun together
+QUANTUM = 8  # tokens that are decoded before others may join
+
+
+class PagedAnswers:
+    """Answers requests over the pages of `model`; used by one thread at a time, within `pages_of(model).lock`.
+
+    most   requests that are decoded together
+    Raises NoPages for a request that finds no room in a pool of its own.
+    """
+
+    def __init__(self, model: PreTrainedModel, requests: Sequence[PageRequest], most: int = MOST, page: int = PAGE):
+        self.model, self.most = model, most
+        self.waiting, self.running = deque(requests), list[PageRequest]()
+        self._held: list[PageRequest] = []  # they have ended, and are kept
+        self._pages = pages_of(model)
+        needs = [needed(request, page) for request in requests]
+        self.runner, self.blocks = self._pages.of(model, max(needs, default=1))
+        self.pool = self.runner.pool
+
+    def run(self) -> Iterator[tuple[PageRequest, int]]:
+        """Answer all, and yield tokens as they come. Where it fails or is left, all pages are given back."""
+        try:
+            while self.waiting or self.running:
+                yield from self._admit()
+                yield from self._decode()
+        except BaseException:
+            for request in (*self.running, *self._held):
+                self.release(request)
+            raise
+
+    def release(self, request: PageRequest) -> None:
+        """Give the pages of a request back."""
+        if request.paged is not None:
+            self.pool.close(request.paged)
+            request.paged = None
+        self.blocks.unpin(request.context)
+        request.context = []
+
+    def read(self, request: PageRequest) -> ReadyRequest:
+        """Return a request that has ended with its KV, copied out of its pages, which are given back."""
+        ready = request.ready
+        assert ready is not None
+        if request.paged is None:
+            return ready
+        if request.rows:
+            kv = self.pool.read(request.context, request.paged, request.rows, request.positions)
+        else:  # all of it was copied into its pages
+            kv = self.pool.gather(request.context, 0, request.positions)
+        request.ready = replace(ready, request=replace(ready.request, kv=kv))
+        self.release(request)
+        return request.ready
+
+    def _admit(self) -> Iterator[tuple[PageRequest, int]]:
+        """Begin requests that wait, as many as find room, where it pays to stop the others for them."""
+        free = self.most - len(self.running)
+        if not self.waiting or (self.running and free < min(len(self.waiting), max(1, self.most // 4))):
+            return
+        group = self._group(free)
+        if not group:
+            if not self.running:
+                request = self.waiting[0]
+                raise NoPages(
+                    needed(request, self.pool.size), self.blocks.room, f"a prompt of {len(request.prompt)} tokens"
+                )
+            return
+        try:
+            self._begin(group)
+        except BaseException:
+            for request in group:
+                self.release(request)
+            raise
+        self.running += group
+        for request, token in zip(group, self._chosen(group), strict=True):
+            yield from self._take(request, [token])
+
+    def _group(self, free: int) -> list[PageRequest]:
+        """Take requests off the queue that are begun together: of one method and store, and with room for all."""
+        group: list[PageRequest] = []
+        pages = tokens = 0
+        while self.waiting and len(group) < free:
+            request = self.waiting[0]
+            if group and (request.method, id(request.store)) != (group[0].method, id(group[0].store)):
+                break
+            pages += needed(request, self.pool.size)
+            tokens += len(request.prompt)
+            if group and tokens > PROMPTS:
+                break
+            if not self._room(pages):
+                break
+            group.append(self.waiting.popleft())
+        return group
+
+    def _room(self, pages: int) -> bool:
+        """Whether so many pages can be had; those of kept requests are read first."""
+        for request in list(self._held):
+            if pages <= self.blocks.room:
+                break
+            self._held.remove(request)
+            self.read(request)
+        for other in list(self._pages.unread) if pages > self.blocks.room else ():
+            other.read()
+        return pages <= self.blocks.room
+
+    def _begin(self, group: Sequence[PageRequest]) -> None:
+        """Bring requests to the logits behind their prompts."""
+        begin = perf_counter()
+        watched = WatchedStore(group[0].store)
+        method, prompts = group[0].method, [request.prompt for request in group]
+        if type(method) is Reuse and not getattr(method.select, "fresh", False):
+            begin_reused(self.runner, self.blocks, group, watched)
+        elif method == Full() and max(map(len, prompts)) <= LARGE:
+            begin_blank(self.blocks, group)
+        else:
+            ready = method.begin(self.model, prompts, watched)
+            begin_copied(self.runner, self.blocks, group, ready)
+        begun = perf_counter()
+        self._compute(group)
+        seconds = dict(watched.seconds) | {"prefill": perf_counter() - begun}
+        seconds["place"] = begun - begin - sum(watched.seconds.values())
+        ready = [request.ready for request in group if request.ready is not None]
+        receipts = receipts_of(prompts, ready, watched.lookups, getattr(method, "positions", "re-encoded"))
+        for request, receipt in zip(group, receipts, strict=True):
+            request.receipt = timed(receipt, seconds)
+
+    def _compute(self, group: Sequence[PageRequest]) -> None:
+        """Run what is left of the prefill: captured steps, or one pass over contiguous copies."""
+        steps, copies = list[PageRequest](), list[PageRequest]()
+        for request in group:
+            if request.logits is None:
+                ready = request.ready
+                assert ready is not None
+                request.rows = len(ready.request.plan.rows)
+                (steps if in_steps(ready) else copies).append(request)
+        for part in _packs(steps):
+            asked = [_asked(request) for request in part]
+            logits = self.runner.prefill([paged for paged, _ in asked], [ids for _, ids in asked])
+            for request, row in zip(part, logits, strict=True):
+                request.logits = row
+        if copies:
+            self._compute_copied(copies)
+
+    def _compute_copied(self, group: Sequence[PageRequest]) -> None:
+        ready = []
+        for request in group:
+            paged, one = request.paged, request.ready
+            assert paged is not None and one is not None
+            kv = self.pool.read(request.context, paged, len(one.request.plan.rows), request.positions)
+            ready.append(replace(one, request=replace(one.request, kv=kv)))
+        for request, one, row in zip(group, ready, finish(self.model, ready), strict=True):
+            assert request.paged is not None
+            self.pool.write(request.paged, one.request.kv, len(one.request.plan.rows))
+            request.logits = row
+
+    def _decode(self) -> Iterator[tuple[PageRequest, int]]:
+        """Decode some tokens of all that run."""
+        greedy = [request for request in self.running if not request.choose.temperature]
+        drawn = [request for request in self.running if request.choose.temperature]
+        if greedy:
+            yield from self._decode_greedily(greedy)
+        for _ in range(QUANTUM):
+            if live := [request for request in drawn if request.ended is None]:
+                yield from self._decode_drawn(live)
+
+    def _decode_greedily(self, group: list[PageRequest]) -> Iterator[tuple[PageRequest, int]]:
+        prompts = [request.paged for request in group if request.paged is not None]
+        count = min(request.limit - len(request.tokens) for request in group)
+        count = min(count, QUANTUM) if self.waiting or len(group) > 1 else count
+        said = [len(request.tokens) for request in group]
+        written = [prompt.written for prompt in prompts]
+        last = torch.tensor([request.tokens[-1] for request in group], device=self.pool.device)
+        steps = self.runner.decode(prompts, last, count + 1)
+        next(steps)  # it is known
+        for step in steps:
+            for request, token in zip(group, step, strict=True):
+                if request.ended is None and token is not None:
+                    yield from self._take(request, [token], close=False)
+            over = sum(request.ended is not None for request in group)
+            if over == len(group) or (self.waiting and 2 * over >= len(group)):
+                break
+        for request, prompt, before, base in zip(group, prompts, said, written, strict=True):
+            prompt.written = base + len(request.tokens) - before  # the device is ahead
+            self._end(request)
+
+    def _decode_drawn(self, group: list[PageRequest]) -> Iterator[tuple[PageRequest, int]]:
+        prompts = [request.paged for request in group if request.paged is not None]
+        logits = self.runner.prefill(prompts, [torch.tensor(request.tokens[-1:]) for request in group])
+        for request, row in zip(group, logits, strict=True):
+            yield from self._take(request, [request.choose(row, request.random)])
+
+    def _chosen(self, group: Sequence[PageRequest]) -> list[int]:
+        """Choose the first tokens, once they are computed."""
+        rows = [request.logits for request in group if request.logits is not None]
+        likeliest = torch.stack(rows).argmax(-1).tolist()
+        tokens = [
+            request.choose(row, request.random) if request.choose.temperature else token
+            for request, row, token in zip(group, rows, likeliest, strict=True)
+        ]
+        for request in group:
+            request.first = perf_counter()
+        return tokens
+
+    def _take(
+        self, request: PageRequest, tokens: Sequence[int], close: bool = True
+    ) -> Iterator[tuple[PageRequest, int]]:
+        for token in tokens:
+            before = len(request.tokens)
+            request.take(token)
+            if len(request.tokens) > before:
+                yield request, token
+        if close:
+            self._end(request)
+
+    def _end(self, request: PageRequest) -> None:
+        """Let a request that has ended make room."""
+        if request.ended is None or request not in self.running:
+            return
+        self.running.remove(request)
+        if request.keep:
+            self._held.append(request)
+        else:
+            self.release(request)
+            request.logits = None
+
+
+def _asked(request: PageRequest) -> tuple[PagedPrompt, Tensor]:
+    assert request.paged is not None and request.ready is not None
+    one = request.ready.request
+    return request.paged, one.tokens[one.plan.rows]
+
+
+def _packs(requests: Sequence[PageRequest]) -> Iterator[list[PageRequest]]:
+    """Group requests of about as many rows to at most ROWS tokens, padding included."""
+    group: list[PageRequest] = []
+    for request in sorted(requests, key=lambda one: len(_asked(one)[1])):
+        if group and (len(group) + 1) * len(_asked(request)[1]) > ROWS:
+            yield group
+            group = []
+        group.append(request)
+    if group:
+        yield group
