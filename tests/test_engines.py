@@ -7,11 +7,14 @@ import pickle
 import pytest
 import torch
 
+from tests import tiny
 from tests.random_models import Letters, block_of, model_of, prompt_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, window
 from workbench.engine.block_pages import NoPages
+from workbench.experiments.record import Record
+from workbench.experiments.trial import Trial
 from workbench.methods import engines
 from workbench.methods import select as selectors
 from workbench.methods.engines import choose_engine, pages_of
@@ -211,3 +214,25 @@ def test_what_is_kept_of_a_model_is_not_copied_and_is_made_again_where_its_weigh
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     assert pages_of(model).of(model, 1)[0] is not runner
+
+
+def test_a_trial_by_pages_finds_what_a_trial_by_copies_finds(tmp_path):
+    folder = str(tiny.checkpoint(tmp_path / "model"))
+    given = {"model": folder, "samples": 5, "passages": 3, "batch": 3, "max_new_tokens": 6, "timed": 1}
+    for more in ({"mode": "full"}, {"mode": "block", "select": "query_guided", "fidelity": False}):
+        trials = [Trial(**given, **more, engine=name) for name in ("contiguous", "paged")]
+        (plain, expected), (paged, rows) = (trial.run_each() for trial in trials)
+        for one, other in zip(expected, rows, strict=True):
+            assert {k: v for k, v in other.items() if isinstance(v, str | int)} == {
+                k: v for k, v in one.items() if isinstance(v, str | int)
+            }
+        assert (paged.hit_rate, paged.rows_computed, paged.flops) == (plain.hit_rate, plain.rows_computed, plain.flops)
+        assert paged.engine == "paged: asked for by name" and paged.trial["engine"] == "paged"
+        assert Record.from_json(paged.to_json()) == paged
+        assert plain.kl is None or abs(plain.kl - paged.kl) < 1e-4
+
+
+def test_a_trial_that_names_no_engine_says_nothing_of_it():
+    assert "engine" not in Trial("lab-full").settings()
+    with pytest.raises(BadInput, match="engine 'fast'"):
+        Trial("lab-full", engine="fast")

@@ -16,7 +16,14 @@ from workbench.metrics.answers import Score
 from workbench.metrics.fidelity import Quality
 from workbench.metrics.latency import Quantiles
 
-LATER = ("faithfulness", "rows_charged", "answered", "misses", "receipts")  # records of earlier versions lack them
+LATER = (
+    "faithfulness",
+    "rows_charged",
+    "answered",
+    "misses",
+    "receipts",
+    "engine",
+)  # records of earlier versions lack them
 FIDELITY = frozenset(field.name for field in fields(Quality)) - {field.name for field in fields(Score)}
 
 
@@ -48,6 +55,7 @@ class Record(Quality):
     receipts: list[dict[str, Any]] | None = (
         None  # of every request, {id, at, receipt} (`methods.receipts`), where asked
     )
+    engine: str | None = None  # that answered, and why; None in records of earlier versions, and where a CPU answered
     note: str = ""  # what the model's folder says of it, e.g. that its weights are random
 
     def to_json(self) -> dict[str, Any]:

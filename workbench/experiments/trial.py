@@ -11,6 +11,7 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import data, models
+from workbench.core.annotations import check_fields
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.data import Sample, layouts
@@ -23,6 +24,7 @@ from workbench.methods import Method, registry
 from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
 from workbench.methods.config import DataName, DeviceName, LayoutName, MethodConfig, ModelName
+from workbench.methods.engines import check_engine, choose_engine
 from workbench.methods.generation import Generation, first_token
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
@@ -39,7 +41,7 @@ from workbench.store.views import KeepingStore
 
 Progress = Callable[[int, int], None]  # (samples answered, of how many)
 BATCH_TOKENS = 16384  # most prompt tokens that are computed together, whatever `batch` says
-LATER = ("faithfulness", "fidelity", "layout", "store", "receipt")  # fields that earlier versions lack
+LATER = ("faithfulness", "fidelity", "layout", "store", "receipt", "engine")  # fields that earlier versions lack
 SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attention, at most
 
 
@@ -72,8 +74,12 @@ class Trial(MethodConfig):
     fidelity: Annotated[bool, "Compare the predictions of every answer with those of full attention"] = True
     layout: LayoutName = None
     receipt: Annotated[bool, "Add to the record what every request reused, missed and took (`workbench trace`)"] = False
+    engine: Annotated[
+        str, "paged (pages, captured steps), contiguous, or auto: paged on a GPU wherever model and method allow"
+    ] = "auto"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self.check()
         for name, least in (("samples", 1), ("batch", 1), ("max_new_tokens", 1), ("timed", 1), ("seed", 0)):
             if not _is_int(value := getattr(self, name)) or value < least:
@@ -84,12 +90,10 @@ class Trial(MethodConfig):
             raise BadInput(f"store_gib is {self.store_gib!r}: a positive number is needed")
         if self.store is not None and (self.mode != "block" or self.prepared is not None):
             raise BadInput(f"store {self.store!r} is for mode block, and stands for prepared: give one of them")
-        for name in ("fidelity", "receipt"):
-            if not isinstance(getattr(self, name), bool):
-                raise BadInput(f"{name} is {getattr(self, name)!r}: it is True or False")
         if self.faithfulness is not None:
             check_judge(self.faithfulness)
         layouts.check(self.layout)
+        check_engine(self.engine)
 
     def settings(self) -> dict[str, Any]:
         """Return the fields as results hold them; one that earlier versions lack is left out where it is not set."""
@@ -124,6 +128,7 @@ class Trial(MethodConfig):
         prompts = layout.prompts(samples, tokenizer)
         _check_context(loaded.spec.context, samples, prompts)
         method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
+        engine = choose_engine(model, method, prompts, self.max_new_tokens, self.engine)
         if store is None:
             behind: Store | None = None
             if isinstance(method, Reuse) and (place := self.store or self.prepared):
@@ -136,7 +141,7 @@ class Trial(MethodConfig):
         generations = self.answer(prompts, loaded, store, progress, method, watch)
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
         looked_up = store.stats.since(before)
-        ttft = measure(_first_tokens(model, prompts[: self.timed], method), model.device)
+        ttft = measure(_first_tokens(model, prompts[: self.timed], method, self.engine), model.device)
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
         rows = [question_rows.row(*each) for each in zip_longest(samples, texts, compared)]
@@ -164,6 +169,7 @@ class Trial(MethodConfig):
             faithfulness=faithfulness,
             note=models.note_of(self.model),
             receipts=_receipts(samples, generations) if self.receipt else None,
+            engine=str(engine) if engine.name == "paged" or self.engine != "auto" else None,
         )
         return record, rows
 
@@ -183,10 +189,16 @@ class Trial(MethodConfig):
         method: Method | None = None,
         watch: Watch | None = None,
     ) -> list[Generation]:
-        """Generate greedy answers to prompts, in batches; cached blocks come from `store` and stay in it."""
+        """Generate greedy answers to prompts; cached blocks come from `store` and stay in it.
+
+        They are answered in batches, or over pages `batch` at a time, where one that ends makes room for the next.
+        """
         model, tokenizer, layout = loaded
         method = method or self.method()
-        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "stop": layout.stop}
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "stop": layout.stop, "engine": self.engine}
+        options |= {"keep": watch is not None, "most": self.batch}
+        if watch is None and choose_engine(model, method, (), 1, self.engine).name == "paged":
+            return generating.answer(model, tokenizer, prompts, method, store, progress=progress, **options).generations
         generations: list[Generation] = []
         for batch in batches([len(prompt) for prompt in prompts], self.batch):
             answered = generating.answer(model, tokenizer, [prompts[i] for i in batch], method, store, **options)
@@ -210,12 +222,14 @@ def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> It
         yield group
 
 
-def _first_tokens(model: PreTrainedModel, prompts: Sequence[Prompt], method: Method) -> Iterator[Callable[[], int]]:
+def _first_tokens(
+    model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, engine: str
+) -> Iterator[Callable[[], int]]:
     """Yield one job a prompt: from its token ids to its first new token, with its cached blocks in a store already."""
     for prompt in prompts:
         store = MemoryStore(1 << 62)
         method.begin(model, [prompt], store)
-        yield partial(first_token, model, prompt, method, store)
+        yield partial(first_token, model, prompt, method, store, engine)
 
 
 def _receipts(samples: Sequence[Sample], generations: Sequence[Generation]) -> list[dict[str, Any]]:

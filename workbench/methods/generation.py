@@ -1,6 +1,6 @@
 """The whole flow in one call: prompts in, answers out, by any method."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -19,7 +19,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.page_request import PageRequest, generation_of, requests_of
-from workbench.methods.paged_answers import PagedAnswers
+from workbench.methods.paged_answers import MOST, PagedAnswers
 from workbench.methods.receipts import WatchedStore, receipts_of, timed
 from workbench.models.spec import spec_for
 from workbench.store import MemoryStore, Store
@@ -66,9 +66,16 @@ def answer(
     max_new_tokens: int = 64,
     engine: str = "auto",
     keep: bool = True,
+    most: int = MOST,
+    progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> Answered:
-    """Answer a batch as `generate` does, and with `keep` keep its requests; `options` are those of `decode`."""
+    """Answer prompts as `generate` does; `options` are those of `decode`.
+
+    keep      keep the requests (`Answered.ready`)
+    most      that are decoded together over pages; contiguous KVs are all decoded together
+    progress  is called with how many have ended, of how many
+    """
     chosen = _checked(model, tokenizer, prompts, method, max_new_tokens, engine, options)
     store = MemoryStore(1 << 62) if store is None else store
     if chosen.name == "contiguous":
@@ -77,13 +84,14 @@ def answer(
     requests = requests_of(model, tokenizer, prompts, method, store, max_new_tokens, keep, **options)
     with pages_of(model).lock:
         try:
-            answers = PagedAnswers(model, requests)
+            answers = PagedAnswers(model, requests, most)
         except NoPages as problem:
             if engine != "auto":
                 raise
             return _contiguous(
                 model, tokenizer, prompts, method, store, max_new_tokens, f"contiguous: {problem}", options
             )
+        answers.progress = progress
         for _ in answers.run():
             pass
     generations = [generation_of(request, tokenizer, begin) for request in requests]

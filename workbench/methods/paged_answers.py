@@ -7,7 +7,7 @@ on a contiguous copy of the pages, and its rows are written back; decoding is ca
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -42,6 +42,7 @@ class PagedAnswers:
     def __init__(self, model: PreTrainedModel, requests: Sequence[PageRequest], most: int = MOST, page: int = PAGE):
         self.model, self.most = model, most
         self.waiting, self.running = deque(requests), list[PageRequest]()
+        self.progress: Callable[[int, int], None] | None = None  # (ended, of how many), after every some tokens
         self._held: list[PageRequest] = []  # they have ended, and are kept
         self._pages = pages_of(model)
         needs = [needed(request, page) for request in requests]
@@ -50,10 +51,15 @@ class PagedAnswers:
 
     def run(self) -> Iterator[tuple[PageRequest, int]]:
         """Answer all, and yield tokens as they come. Where it fails or is left, all pages are given back."""
+        total, ended = len(self.waiting), 0
         try:
             while self.waiting or self.running:
                 yield from self._admit()
                 yield from self._decode()
+                now = total - len(self.waiting) - len(self.running)
+                if self.progress and now > ended:
+                    self.progress(now, total)
+                ended = now
         except BaseException:
             for request in (*self.running, *self._held):
                 self.release(request)
