@@ -21,8 +21,8 @@ def masks(found: Metrics) -> str:
     """Tell what block attention leaves out, and what that does to the prediction."""
     return (
         f"Block attention computes {found['block_pairs_share']:.0%} of the pairs of a causal prompt, and with its "
-        f"blocks cached {found['reuse_rows_share']:.0%} of the rows; {found['passage_attention_to_other_blocks']:.0%} of "
-        "what passages attend to lies in other passages, and leaving it out moves the next token by "
+        f"blocks cached {found['reuse_rows_share']:.0%} of the rows; {found['passage_attention_to_other_blocks']:.0%} "
+        "of what passages attend to lies in other passages, and leaving it out moves the next token by "
         f"{found['kl_block']:.2f} nats."
     )
 
