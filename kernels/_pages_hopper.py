@@ -406,7 +406,7 @@ def launch(
     group, rerotate = q_heads // heads, pages.shifts is not None
     splits = splits or parts_for(q, heads, pages.positions[0].numel())
     step = min(size * pages.run, 128) if rerotate else 128  # the pages of a step are shifted alike
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty_like(q)
     split = splits > 1
     parts, lse = new_parts(q, splits) if split else (out, out)
     page_max = pages.positions.amax(-1) if pages.page_max is None else pages.page_max

@@ -323,7 +323,7 @@ def launch(
     scale: float | None,
 ) -> Tensor:
     """`reference` on the GPU: rows in tiles of `config.rows` (times heads of a group), keys in `splits` parts."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty_like(q)
     if splits > 1:
         merge(*launch_parts(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale), out)
     else:

@@ -91,7 +91,7 @@ def launch(
     together = q.transpose(0, 1).flatten(1, 2)[None]  # [1, Hq, B · R, D]
     one, one_lse = _parts(together, keys, values, rows.reshape(1, -1), shared, inv_freq, pairing, scale)
     two, two_lse = _parts(q, keys, values, rows, own, inv_freq, pairing, scale)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = torch.empty_like(q)
     _merge[(batch * heads * count,)](
         one, one_lse, one.shape[3], two, two_lse, two.shape[3], out, batch, heads, count, *out.stride()[:3],
         SHARED=triton.next_power_of_2(one.shape[3]), OWN=triton.next_power_of_2(two.shape[3]), D=width,

@@ -1,4 +1,4 @@
-"""The gate of a feed-forward layer, from the two products that one matrix gives side by side (SwiGLU, arXiv:2002.05202).
+"""The gate of a feed-forward layer, from two products that one matrix gives side by side (SwiGLU, arXiv:2002.05202).
 
     silu_and_mul(x [R, 2 F]) -> [R, F], same dtype: silu of the first half times the second
 

@@ -6,6 +6,7 @@ than to run. A CUDA graph starts them all at once, if nothing but the contents o
 CUDA, and for large batches, whose kernels run longer than they take to start, the same batches run without a graph.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -17,10 +18,13 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.engine.compile import fused
+from workbench.engine.fused_layers import FusedLayers, layers_of
 from workbench.engine.paged_pool import PagedPrompt, Pool
 from workbench.engine.static_batch import Bucket, DecodeBatch, StaticBatch, common
 from workbench.models.spec import prepare_model
 
+LAYERS = ("fused", "compiled", "model")
+LOG = logging.getLogger(__name__)  # says what is being prepared
 WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries choose theirs
 
 
@@ -47,7 +51,10 @@ class Runner:
     """Prefill and decoding of prompts over one pool.
 
     graphs   capture steps; None: on CUDA, where the pool is read by kernels
-    compile  capture them with fused layers (`workbench.engine.compile`), which takes some seconds more for every bucket
+    compile  the same as layers="compiled"
+    layers   "fused": own kernels between products (`engine.fused_layers`); "compiled": by torch (`engine.compile`),
+             which takes some seconds more for every bucket; "model": as they are. None: fused where steps are captured
+             and the model's layers are known, else the model's. `why` says what is against fused ones.
     """
 
     model: PreTrainedModel
@@ -55,8 +62,15 @@ class Runner:
     graphs: bool | None = None
     compile: bool = False
     captured: dict[Bucket, Captured] = field(default_factory=dict)
+    layers: str | None = None
+    why: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
+        if self.layers not in (None, *LAYERS):
+            raise BadInput(f"layers {self.layers!r}: it is one of {', '.join(LAYERS)}, or None")
+        if self.compile:
+            self.layers = "compiled"
+        self.compile = self.layers == "compiled"
         if self.graphs is None:
             self.graphs = self.pool.device.type == "cuda" and self.pool.kernels
         if self.graphs and self.pool.device.type != "cuda":
@@ -66,6 +80,16 @@ class Runner:
                 "layers are compiled for graphs only: without them, run within `workbench.engine.compile.fused`"
             )
         self._memory = torch.cuda.graph_pool_handle() if self.graphs else None
+        self._fused: FusedLayers | None = None
+        # where steps are captured, weights are put side by side now: a graph keeps the addresses that it has seen
+        found = layers_of(self.model, self.pool.kernels) if self.graphs or self.layers == "fused" else "not captured"
+        if isinstance(found, str):
+            self.why = found
+            if self.layers == "fused":
+                raise BadInput(f"layers of this model cannot be fused: {found}")
+        elif self.layers in (None, "fused"):
+            self._fused = found
+        self.layers = self.layers or ("fused" if self._fused else "model")
 
     @torch.no_grad()
     def prefill(
@@ -164,10 +188,14 @@ class Runner:
     def _ready(self, bucket: Bucket, waits: bool = False) -> Captured:
         prepare_model(self.model)  # if the model was switched to another attention in between
         if bucket.large or waits:
-            return Captured(StaticBatch(self.model, self.pool, bucket))
+            return Captured(StaticBatch(self.model, self.pool, bucket, self._fused))
         if bucket not in self.captured:
-            batch = (DecodeBatch if bucket.reserve else StaticBatch)(self.model, self.pool, bucket)
+            if self._fused is not None and self._fused.stale:  # a parameter was exchanged
+                self._fused = FusedLayers(self.model, self.pool.kernels)
+                self.captured.clear()
+            batch = (DecodeBatch if bucket.reserve else StaticBatch)(self.model, self.pool, bucket, self._fused)
             batch.send()
+            LOG.info("preparing %s, layers %s", bucket, self.layers)
             with fused(self.model) if self.compile else nullcontext():
                 self.captured[bucket] = self._capture(batch) if self.graphs else Captured(batch)
         return self.captured[bucket]

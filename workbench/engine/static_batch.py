@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.engine.backends import kernel
-from workbench.engine.page_tables import Ints, PageTable, common_pages
+from workbench.engine.fused_layers import FusedLayers
+from workbench.engine.host_buffers import HostBuffer, Ints, views
+from workbench.engine.page_tables import PageTable, common_pages
 from workbench.engine.paged_pool import SCRATCH, PagedPrompt, Pool
 from workbench.models.seam import LayerInput
 
@@ -92,8 +94,8 @@ class StaticBatch:
 
     num_layers = None
 
-    def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket):
-        self.model, self.pool, self.bucket = model, pool, bucket
+    def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket, layers: FusedLayers | None = None):
+        self.model, self.pool, self.bucket, self.layers = model, pool, bucket, layers
         self.skip = 0  # pages that the present requests have in common
         self.wait: Callable[[int], None] | None = None  # called with a layer before its cached pages are read
         self.queries: dict[int, Tensor] = {}
@@ -111,10 +113,10 @@ class StaticBatch:
                 self.shapes[f"{whose} {part}"] = (count, pages)
             if bucket.hidden:
                 self.shapes[f"{whose} positions"] = (count, pages, pool.size)
-        self._buffers = [_Buffer(self.shapes, pool.device, not bucket.large) for _ in range(BUFFERS)]
+        self._buffers = [HostBuffer(self.shapes, pool.device, not bucket.large) for _ in range(BUFFERS)]
         self._next = 0
         self.inputs = self._buffers[0].tensor.to(pool.device, copy=True)
-        self.on_device = _views(self.inputs, self.shapes)
+        self.on_device = views(self.inputs, self.shapes)
         self.rows = self.on_device["at"].view(-1)  # of the `PackedRequest`
         self.offsets = torch.arange(pool.size, dtype=torch.int32, device=pool.device)
         self.positions = {
@@ -211,15 +213,35 @@ class StaticBatch:
         keys, values = self.pool.keys[x.layer], self.pool.values[x.layer]
         keys.index_copy_(1, self.slots, x.k)
         values.index_copy_(1, self.slots, x.v)
-        module = kernel(self.backend)
-        call = module.launch if self.pool.kernels else module.reference
-        inv_freq = self.pool.inv_freq[x.layer] if self.bucket.shifted else None
         queries = x.q.unflatten(1, (self.bucket.batch, self.bucket.rows)).transpose(0, 1)
-        positions = self.on_device["at"]
         if x.layer in self.bucket.queries:
             self.queries[x.layer] = queries.clone()
-        out: Tensor = call(queries, keys, values, positions, *self.pages, inv_freq, self.pool.pairing, x.scale)
-        return out.transpose(0, 1).flatten(1, 2)
+        return self._over_pages(x.layer, queries, self.on_device["at"], x.scale).transpose(0, 1).flatten(1, 2)
+
+    def attend_written(self, layer: int, q: Tensor, scale: float, last: bool) -> Tensor:
+        """Attend with queries [B · R, Hq, D] whose keys and values are written already -> [B · R, Hq · D].
+
+        With `last`, of the last row of each request only: [B, Hq · D].
+        """
+        if self.wait is not None:
+            self.wait(layer)
+        rows, at = self.bucket.rows, self.on_device["at"]
+        if layer in self.bucket.queries:
+            self.queries[layer] = q.unflatten(0, (-1, rows)).transpose(1, 2).clone()
+        if last:
+            wanted = self.on_device["last"]
+            q, rows, at = q[wanted], 1, at.view(-1, 1)[wanted]
+        queries = q.unflatten(0, (-1, rows)).transpose(1, 2)
+        return self._over_pages(layer, queries, at, scale).transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _over_pages(self, layer: int, queries: Tensor, at: Tensor, scale: float | None) -> Tensor:
+        """Attention [B, Hq, R, D] of queries at positions `at` [B, R]; a single row needs no `q_sparse_attention`."""
+        module = kernel("question_attention" if at.shape[1] == 1 and not self.bucket.shared else self.backend)
+        call = module.launch if self.pool.kernels else module.reference
+        inv_freq = self.pool.inv_freq[layer] if self.bucket.shifted else None
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        out: Tensor = call(queries, keys, values, at, *self.pages, inv_freq, self.pool.pairing, scale)
+        return out
 
     def forward(self) -> Tensor:
         """Compute the logits [B, V] after the last row of every request."""
@@ -229,6 +251,11 @@ class StaticBatch:
     def step(self) -> Tensor:
         """Do the same where positions are worked out already."""
         given = self.on_device
+        if self.layers is not None:
+            ids, positions, slots = given["ids"].view(-1), self.rows.clamp(min=0), given["slots"].view(-1)
+            pools = list(zip(self.pool.keys, self.pool.values, strict=True))
+            wanted = given["last"] if self.bucket.rows > 1 else None
+            return self.layers.forward(ids, positions, slots, pools, self.attend_written, wanted)
         self.slots = given["slots"].view(-1).long()
         out = self.model(
             input_ids=given["ids"].view(1, -1),
@@ -245,8 +272,8 @@ class DecodeBatch(StaticBatch):
     """A step of decoding: one row a request. It takes the likeliest token itself and makes the next step's inputs, so a
     step needs nothing from the host. `tokens` [reserve, B]: the token chosen by each step."""
 
-    def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket):
-        super().__init__(model, pool, bucket)
+    def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket, layers: FusedLayers | None = None):
+        super().__init__(model, pool, bucket, layers)
         self.tokens = torch.zeros(bucket.reserve, bucket.batch, dtype=torch.int32, device=pool.device)
         self.number = torch.zeros(1, dtype=torch.long, device=pool.device)
         self.taken = torch.zeros(bucket.batch, 1, dtype=torch.int32, device=pool.device)
@@ -275,41 +302,6 @@ class DecodeBatch(StaticBatch):
         given["slots"].copy_(given["answer"].gather(1, self.taken.clamp(max=self.bucket.reserve - 1).long()))
         self.number.add_(1).clamp_(max=self.bucket.reserve - 1)
         return logits
-
-
-class _Buffer:
-    """Inputs on the host: one array, its `views` by name, and when it was last sent."""
-
-    def __init__(self, shapes: dict[str, tuple[int, ...]], device: torch.device, pinned: bool):
-        count = sum(map(_aligned, shapes.values()))
-        cuda = device.type == "cuda"
-        self.tensor = torch.zeros(count, dtype=torch.int32, pin_memory=cuda and pinned)
-        self.array: Ints = self.tensor.numpy()
-        self.views: dict[str, Ints] = {name: part.numpy() for name, part in _views(self.tensor, shapes).items()}
-        self._sent = torch.cuda.Event() if cuda else None
-
-    def free(self) -> None:
-        """Wait until it is sent, where it still is on its way."""
-        if self._sent is not None and not self._sent.query():
-            self._sent.synchronize()
-
-    def send(self, target: Tensor) -> None:
-        target.copy_(self.tensor, non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
-
-
-def _views(whole: Tensor, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    parts = whole.split([_aligned(shape) for shape in shapes.values()])
-    return {
-        name: part[: torch.Size(shape).numel()].view(shape)
-        for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
-
-
-def _aligned(shape: tuple[int, ...]) -> int:
-    """Elements that an input takes, so that the next begins at a multiple of 128 bytes."""
-    return -(-torch.Size(shape).numel() // 32) * 32
 
 
 def _power(count: int) -> int:

@@ -1,0 +1,119 @@
+"""Layers over pages with few kernels: the model's own results, its weights still its own, and a clause where not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tests.random_models import block_of, model_of
+from workbench.core.errors import BadInput
+from workbench.engine.cuda_graphs import Runner
+from workbench.engine.fused_layers import layers_of, reason_against, side_by_side
+from workbench.engine.paged_pool import Pool
+
+LENGTHS = (19, 7, 33)
+QUESTIONS = (5, 9)
+
+
+def answers(model, layers, kernels=False, count=6, tokens=16):
+    pool = Pool(model, 40, tokens, kernels=kernels)
+    cached = pool.encode(model, [block_of(n, seed=n) for n in LENGTHS])
+    runner = Runner(model, pool, layers=layers)
+    held = [pool.open(cached[::-1], QUESTIONS[0] + count), pool.open(cached[:2], QUESTIONS[1] + count)]
+    ids = [torch.tensor(block_of(n, seed=n).tokens) for n in QUESTIONS]
+    logits, queries = runner.prefill_queries(held, ids, (0, model.config.num_hidden_layers - 1))
+    return logits, queries, list(runner.decode(held, logits, count)), runner
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3", "yarn", "mistral", "qwen2", "qwen3"])
+def test_they_compute_what_the_model_computes(name):
+    """Prefill of two requests, the queries that are kept, and answers."""
+    model = model_of(name, num_hidden_layers=3)
+    logits, queries, tokens, _ = answers(model, "model")
+    fused, kept, same, runner = answers(model, "fused")
+    assert runner.layers == "fused" and same == tokens
+    torch.testing.assert_close(fused, logits, atol=1e-3, rtol=1e-4)
+    for layer, wanted in queries.items():
+        for i, count in enumerate(QUESTIONS):
+            torch.testing.assert_close(kept[layer][i, :, :count], wanted[i, :, :count], atol=1e-4, rtol=1e-4)
+
+
+def test_their_kernels_compute_what_their_references_compute():
+    pytest.importorskip("triton", reason="Triton is not available on this platform")
+    model = model_of("qwen3", num_hidden_layers=2)
+    logits, _, tokens, _ = answers(model, "fused", count=2)
+    fused, _, same, _ = answers(model, "fused", kernels=True, count=2)
+    torch.testing.assert_close(fused, logits, atol=1e-3, rtol=1e-4)
+    assert same == tokens
+
+
+def test_weights_lie_once_in_memory_and_stay_the_models_own(tmp_path):
+    model = model_of(num_hidden_layers=2)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    assert not isinstance(layers := layers_of(model, False), str)
+    a = model.get_decoder().layers[0].self_attn
+    assert a.q_proj.weight.untyped_storage().data_ptr() == a.v_proj.weight.untyped_storage().data_ptr()
+    assert layers.layers[0].qkv[0].data_ptr() == a.q_proj.weight.data_ptr()
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, before[name]), name
+    other = layers_of(model, False)
+    assert other.layers[0].qkv[0].data_ptr() == layers.layers[0].qkv[0].data_ptr(), "nothing is moved twice"
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    for name, x in again.state_dict().items():
+        assert torch.equal(x, before[name]), name
+    alone = copy.deepcopy(model)
+    with torch.no_grad():
+        a.k_proj.weight.add_(1)  # as an adapter is merged
+    assert torch.equal(layers.layers[0].qkv[0][len(a.q_proj.weight) :][: len(a.k_proj.weight)], a.k_proj.weight)
+    assert not torch.equal(alone.get_decoder().layers[0].self_attn.k_proj.weight, a.k_proj.weight)
+    assert not layers.stale
+    a.q_proj.weight = nn.Parameter(a.q_proj.weight.clone())
+    assert layers.stale
+
+
+def test_a_runner_sees_weights_that_were_exchanged():
+    model = model_of(num_hidden_layers=2)
+    pool = Pool(model, 40, 16)
+    runner = Runner(model, pool, layers="fused")
+    cached, ids = pool.encode(model, [block_of(20)]), torch.tensor([1, 2, 3])
+    runner.prefill([pool.open(cached, 3)], [ids])
+    attention = model.get_decoder().layers[1].self_attn
+    attention.q_proj.weight = nn.Parameter(attention.q_proj.weight * 2)
+    (fused,) = runner.prefill([pool.open(cached, 20)], [torch.cat((torch.arange(17), ids))])
+    (plain,) = Runner(model, pool).prefill([pool.open(cached, 20)], [torch.cat((torch.arange(17), ids))])
+    torch.testing.assert_close(fused, plain, atol=1e-3, rtol=1e-4)
+
+
+class Adapted(nn.Linear):
+    """As libraries of adapters put in the place of a projection."""
+
+
+def test_what_is_not_known_runs_as_it_is_and_says_why():
+    model = model_of()
+    attention = model.get_decoder().layers[0].self_attn
+    attention.q_proj.__class__ = Adapted
+    assert reason_against(model) == "a projection is Adapted, not a plain Linear"
+    attention.q_proj.__class__ = nn.Linear
+    handle = model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
+    assert "hook" in reason_against(model)
+    handle.remove()
+    assert reason_against(model) == ""
+    assert "cohere" in reason_against(model_of("cohere"))
+    pool = Pool(model_of("cohere"), 9, 16)
+    with pytest.raises(BadInput, match="layers of cohere are not known"):
+        Runner(model_of("cohere"), pool, layers="fused")
+    with pytest.raises(BadInput, match=r"'fast'.*fused, compiled, model"):
+        Runner(model, pool, layers="fast")
+    assert Runner(model, Pool(model, 9, 16)).layers == "model"
+
+
+def test_tensors_that_lie_side_by_side_are_not_moved():
+    parts = [nn.Parameter(torch.randn(n, 4)) for n in (3, 2, 5)]
+    values = torch.cat([x.detach().clone() for x in parts])
+    whole = side_by_side(parts)
+    assert torch.equal(whole, values) and side_by_side(parts).data_ptr() == whole.data_ptr()
+    assert torch.equal(side_by_side(parts[::-1]), torch.cat([x.detach() for x in parts[::-1]])), (
+        "another order is moved"
+    )

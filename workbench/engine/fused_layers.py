@@ -1,0 +1,176 @@
+"""Decoder layers over pages with few kernels: what a `Runner` runs where the model's layers are known.
+
+Per layer: q, k and v are one product, and gate and up are one; a kernel each adds and norms, rotates and writes the
+cache, and gates. The last layer computes no more rows than logits are wanted of. Weights are not copied: those that
+are multiplied together lie side by side in one tensor, and the model's own parameters become views of it. So
+`state_dict`, adapters that are merged later and the model's own forward pass stay right, and memory does not grow.
+
+`layers_of` says of a model why it cannot be run so; it then runs as it is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from workbench.engine.backends import kernel
+
+KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are those of Llama, q and k normed or not
+Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias
+
+
+@dataclass(frozen=True, eq=False)
+class FusedLayer:
+    """The weights of one layer, those that are multiplied together as one."""
+
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+    before_attention: Tensor
+    before_mlp: Tensor
+    norms: tuple[Tensor, Tensor] | None  # of the heads of q and k
+    eps: float
+    scale: float
+
+
+class FusedLayers:
+    """The layers of a model over one pool. `kernels`: Triton's; else their torch references."""
+
+    def __init__(self, model: PreTrainedModel, kernels: bool):
+        self.model, self.kernels = model, kernels
+        self.decoder: Any = model.get_decoder()
+        self.head: Any = model.get_output_embeddings()
+        self.layers = [_fused(layer) for layer in self.decoder.layers]
+        self._add_rms_norm, self._silu_and_mul, self._rope_and_cache = (
+            getattr(kernel(name), "launch" if kernels else "reference")
+            for name in ("add_rms_norm", "silu_and_mul", "rope_and_cache")
+        )
+
+    @property
+    def stale(self) -> bool:
+        """Whether a parameter was exchanged since, so that the weights here are no longer the model's."""
+        return any(
+            mine.qkv[0].data_ptr() != theirs.self_attn.q_proj.weight.data_ptr()
+            or mine.gate_up[0].data_ptr() != theirs.mlp.gate_proj.weight.data_ptr()
+            or mine.o[0].data_ptr() != theirs.self_attn.o_proj.weight.data_ptr()
+            for mine, theirs in zip(self.layers, self.decoder.layers, strict=True)
+        )
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        pools: Sequence[tuple[Tensor, Tensor]],
+        attend: Callable[[int, Tensor, float, bool], Tensor],
+        wanted: Tensor | None,
+    ) -> Tensor:
+        """Compute logits [W, V] of the rows `wanted` [W], of all [R] where None.
+
+        `ids`, `positions` and `slots` [R]; `pools`: keys and values of every layer; `attend(layer, q [R, Hq, D], scale,
+        last)` returns [R, Hq · D], in the last layer of the rows `wanted` only.
+        """
+        x = self.decoder.embed_tokens(ids)
+        cos, sin = (part[0] for part in self.decoder.rotary_emb(x[None], positions[None]))
+        residual: Tensor | None = None
+        for number, (layer, (keys, values)) in enumerate(zip(self.layers, pools, strict=True)):
+            residual, x = self._add_rms_norm(x, layer.before_attention, layer.eps, residual)
+            qkv = linear(x, *layer.qkv)
+            q = self._rope_and_cache(qkv, cos, sin, slots, keys, values, layer.norms, layer.eps)
+            last = number + 1 == len(self.layers) and wanted is not None
+            x = linear(attend(number, q, layer.scale, last), *layer.o)
+            if last:
+                residual = residual[wanted]
+            residual, x = self._add_rms_norm(x, layer.before_mlp, layer.eps, residual)
+            x = linear(self._silu_and_mul(linear(x, *layer.gate_up)), *layer.down)
+        norm = self.decoder.norm
+        _, x = self._add_rms_norm(x, norm.weight, norm.variance_epsilon, residual)
+        return self.head(x)
+
+
+def layers_of(model: PreTrainedModel, kernels: bool) -> FusedLayers | str:
+    """Return the fused layers of a model, or say in a clause why it has none.
+
+    The weights that are multiplied together are moved side by side, once.
+    """
+    return reason_against(model) or FusedLayers(model, kernels)
+
+
+def reason_against(model: PreTrainedModel) -> str:
+    """Say why a model's layers cannot be run so; "" if they can. Nothing is changed."""
+    decoder: Any = model.get_decoder()
+    kind = decoder.config.model_type
+    if kind not in KNOWN:
+        return f"layers of {kind} are not known to be those of {', '.join(KNOWN)}"
+    head: Any = model.get_output_embeddings()
+    if type(head) is not nn.Linear or type(decoder.embed_tokens) is not nn.Embedding:
+        return "its embeddings are not plain"
+    if getattr(decoder.config, "hidden_act", "") != "silu":
+        return f"its activation is {decoder.config.hidden_act!r}, not 'silu'"
+    if model.training and getattr(decoder.config, "attention_dropout", 0):
+        return "it is being trained"
+    return next((reason for layer in decoder.layers if (reason := _odd(layer))), "")
+
+
+def _odd(layer: Any) -> str:
+    linears = [module for group in _groups(layer) for module in group]
+    for module in linears:
+        if type(module) is not nn.Linear:
+            return f"a projection is {type(module).__name__}, not a plain Linear"
+    if len({(x.weight.dtype, x.weight.device) for x in linears}) > 1:
+        return "projections of a layer lie on different devices, or differ in dtype"
+    if any(len({x.bias is None for x in group}) > 1 for group in _groups(layer)):
+        return "some projections of a layer have a bias, others none"
+    for module in layer.modules():
+        if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+            return "a module of it has a hook"
+        if "forward" in vars(module):
+            return f"the forward pass of a {type(module).__name__} of it is replaced"
+    return ""
+
+
+def _groups(layer: Any) -> tuple[list[nn.Linear], ...]:
+    """Projections of a layer that are multiplied with the same rows."""
+    a, m = layer.self_attn, layer.mlp
+    return [a.q_proj, a.k_proj, a.v_proj], [a.o_proj], [m.gate_proj, m.up_proj], [m.down_proj]
+
+
+def _fused(layer: Any) -> FusedLayer:
+    a, norm = layer.self_attn, layer.input_layernorm
+    norms = (a.q_norm.weight, a.k_norm.weight) if hasattr(a, "q_norm") else None
+    qkv, o, gate_up, down = (_joined(group) for group in _groups(layer))
+    after = layer.post_attention_layernorm
+    return FusedLayer(qkv, o, gate_up, down, norm.weight, after.weight, norms, norm.variance_epsilon, a.scaling)
+
+
+def _joined(linears: Sequence[nn.Linear]) -> Linear:
+    weight = side_by_side([x.weight for x in linears])
+    biases = [x.bias for x in linears if x.bias is not None]
+    return weight, side_by_side(biases) if biases else None
+
+
+@torch.no_grad()
+def side_by_side(parameters: Sequence[Tensor]) -> Tensor:
+    """Return parameters [n_i, …] as one tensor [sum of n_i, …] whose parts they are from now on.
+
+    Where they lie so already, nothing is moved.
+    """
+    first = parameters[0].data
+    if len(parameters) == 1:
+        return first
+    heights = [len(x) for x in parameters]
+    ends = torch.tensor(heights).cumsum(0).tolist()
+    row = first.stride(0) * first.element_size()
+    at = [first.data_ptr() + (end - height) * row for end, height in zip(ends, heights, strict=True)]
+    same = {x.untyped_storage().data_ptr() for x in parameters} == {first.untyped_storage().data_ptr()}
+    if same and [x.data_ptr() for x in parameters] == at and all(x.is_contiguous() for x in parameters):
+        return first.as_strided((ends[-1], *first.shape[1:]), first.stride())
+    whole = torch.cat([x.data for x in parameters])
+    for x, part in zip(parameters, whole.split(heights), strict=True):
+        x.data = part
+    return whole
