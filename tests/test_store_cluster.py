@@ -6,8 +6,8 @@ import signal
 import pytest
 import torch
 
+from workbench.core import dask_cluster
 from workbench.core.errors import BadInput
-from workbench.methods import shards
 from workbench.methods.precompute import Preparation
 from workbench.store import FolderStore
 
@@ -45,7 +45,7 @@ def test_two_workers_one_of_which_is_killed_make_what_one_process_makes(folder, 
 
 
 def test_a_cluster_that_does_not_answer_is_one_sentence(folder, loaded, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "ANSWER", 0.5)
+    monkeypatch.setattr(dask_cluster, "ANSWER", 0.5)
     with pytest.raises(BadInput, match=r"no Dask scheduler answers at .tcp://127\.0\.0\.1:9"):
         Preparation(str(folder), tmp_path / "a", cluster="tcp://127.0.0.1:9", **ASKED).run(loaded=loaded)
     with pytest.raises(BadInput, match="no Dask scheduler answers at 'nonsense://x'"):

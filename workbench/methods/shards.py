@@ -9,15 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from logging import ERROR
 from typing import Any
-from zlib import crc32
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from workbench import models
+from workbench.core import dask_cluster
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.methods.prepare import Prepare
@@ -31,7 +30,6 @@ from workbench.store.views import StagingStore
 Shard = tuple[str, tuple[Block, ...]]  # name of a file, and the passages it holds
 Made = tuple[float, float, int]  # (begin, end, passages) of a shard
 UNPREPARED = "unprepared"
-ANSWER = 10.0  # seconds in which a Dask scheduler answers
 RETRIES = 5  # of a shard whose Dask worker died
 
 
@@ -139,46 +137,31 @@ def processes(
 def cluster(
     address: str, workers: int, device: str, named: Named, system: tuple[Block, ...], model: str
 ) -> Iterator[Make]:
-    """Yield a function that prepares a stage on a Dask cluster; `local` begins one of `workers` processes here.
+    """Yield a function that prepares a stage on a Dask cluster (`core.dask_cluster`); of one that is begun here, on
+    `workers` processes.
 
     A worker that dies is replaced, and its shard prepared by another. `model` is the fingerprint that every worker's
     model must have. Raises BadInput without Dask, and for a cluster that does not answer.
     """
-    try:
+    threads = max(1, torch.get_num_threads() // workers) if address == dask_cluster.LOCAL else None
+    with dask_cluster.connected(address, workers) as client:
         import distributed
-    except ImportError:
-        raise BadInput("a cluster needs Dask: pip install 'cached-block-workbench[cluster]'") from None
-    if address == "local":
-        quiet = {"dashboard_address": ":0", "silence_logs": ERROR}
-        made = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, **quiet)
-    else:
-        made = None
-    try:
-        client = distributed.Client(made or address, timeout=ANSWER, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as problem:
-        raise BadInput(f"no Dask scheduler answers at {address!r}: {problem}") from None
-    threads = max(1, torch.get_num_threads() // workers) if made else None
 
-    def there(stage: PrepareStage) -> Iterator[Made]:
-        shared = (named, device, threads, stage.folder, stage.policy, system, model)
-        begin = time.monotonic()  # clocks of other machines say other times
-        futures = [client.submit(_on_cluster, shared, shard, pure=False, retries=RETRIES) for shard in stage.shards]
-        try:
-            for future in distributed.as_completed(futures, loop=client.loop):
-                yield begin, time.monotonic(), future.result()[2]
-        except distributed.KilledWorker as problem:
-            raise RuntimeError(
-                f"workers ended again and again, perhaps for lack of memory; what is written stays: {problem}"
-            ) from None
-        finally:
-            client.cancel(futures)
+        def there(stage: PrepareStage) -> Iterator[Made]:
+            shared = (named, device, threads, stage.folder, stage.policy, system, model)
+            begin = time.monotonic()  # clocks of other machines say other times
+            futures = [client.submit(_on_cluster, shared, shard, pure=False, retries=RETRIES) for shard in stage.shards]
+            try:
+                for future in distributed.as_completed(futures, loop=client.loop):
+                    yield begin, time.monotonic(), future.result()[2]
+            except distributed.KilledWorker as problem:
+                raise RuntimeError(
+                    f"workers ended again and again, perhaps for lack of memory; what is written stays: {problem}"
+                ) from None
+            finally:
+                client.cancel(futures)
 
-    try:
         yield there
-    finally:
-        client.close()
-        if made is not None:
-            made.close()
 
 
 def _device(device: str, number: int) -> str:
@@ -217,16 +200,8 @@ def _next(folder: Where, shard: Shard) -> Made:
 def _on_cluster(shared: tuple, shard: Shard) -> Made:
     """Prepare a shard in a Dask worker, which may have died over it before."""
     named, device, threads, folder, policy, system, wanted = shared
-    number = _worker_number() if device == "cuda" else 0
+    number = dask_cluster.worker_number() if device == "cuda" else 0
     model = _loaded(named, _device(device, number), threads)
     if fingerprint(model) != wanted:
         raise BadInput(f"a worker's model {named[0]!r} has other weights than the one here")
     return ShardMaker(model, policy, folder, system).make(shard)
-
-
-def _worker_number() -> int:
-    """Return a number of this Dask worker, by which GPUs are dealt out: those of one machine count up."""
-    from distributed import get_worker
-
-    name = str(get_worker().name)
-    return int(name) if name.isdigit() else crc32(name.encode())

@@ -1,0 +1,147 @@
+"""Tasks carried out by a Dask cluster: one that answers at an address, or one that is begun here.
+
+`--cluster` takes
+    local               worker processes of this machine (Dask's LocalCluster)
+    slurm, kubernetes   begun by Dask's own deployers (dask-jobqueue, dask-kubernetes), set up by Dask's configuration
+    ssh:HOST,HOST       the scheduler on the first host, a worker on each (Dask's SSHCluster)
+    an address          of a scheduler that runs, tcp://10.0.0.1:8786, or the JSON file that it wrote
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from logging import ERROR
+from traceback import format_exception
+from typing import Any
+from zlib import crc32
+
+from workbench.core.errors import BadInput
+
+LOCAL, SSH = "local", "ssh:"
+ANSWER = 10.0  # seconds in which a scheduler answers
+GPU = "GPU"  # Dask's resource of which a task on a GPU takes one; `dask worker --resources GPU=1`
+DEPLOYERS = {  # name → module, class and package
+    "slurm": ("dask_jobqueue", "SLURMCluster", "dask-jobqueue"),
+    "kubernetes": ("dask_kubernetes.operator", "KubeCluster", "dask-kubernetes"),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task: its result, or why it has none and the traceback of its last try."""
+
+    number: int
+    result: Any = None
+    problem: str = ""
+    trace: str = ""
+
+
+@contextmanager
+def connected(address: str, workers: int = 1, gpu: bool = False, retries: int = 3) -> Iterator[Any]:
+    """Yield a client of a cluster; what is begun for it ends with the block.
+
+    workers  processes (`local`) or jobs (`slurm`, `kubernetes`) that are begun
+    gpu      give each of them a slot for a GPU
+    retries  how many workers may die over a task, of clusters that are begun here
+
+    Raises BadInput without Dask or the deployer's package, and for a scheduler that does not answer.
+    """
+    if workers < 1:
+        raise BadInput(f"workers is {workers}: at least 1 is needed")
+    try:
+        import dask
+        import distributed
+    except ImportError:
+        raise BadInput("a cluster needs Dask: pip install 'cached-block-workbench[cluster]'") from None
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": retries}))
+        made = _begun(distributed, address, workers, {GPU: 1} if gpu else None)
+        if made is not None:
+            stack.callback(made.close)
+        place = {"scheduler_file": address} if address.endswith(".json") else {"address": made or address}
+        try:
+            client = distributed.Client(**place, timeout=ANSWER, set_as_default=False)
+        except (OSError, TimeoutError, ValueError) as problem:
+            raise BadInput(f"no Dask scheduler answers at {address!r}: {problem}") from None
+        stack.callback(client.close)
+        yield client
+
+
+def _begun(distributed: Any, address: str, workers: int, slots: dict[str, int] | None) -> Any:
+    """Begin the cluster that is named; None for an address."""
+    if address == LOCAL:
+        options = {"dashboard_address": "127.0.0.1:0", "silence_logs": ERROR, "memory_limit": 0, "resources": slots}
+        return distributed.LocalCluster(n_workers=workers, threads_per_worker=1, **options)
+    if address.startswith(SSH):
+        hosts = [host for host in address.removeprefix(SSH).split(",") if host]
+        if not hosts:
+            raise BadInput(f"cluster {address!r}: {SSH}HOST,HOST is needed")
+        options = {"nthreads": 1} | ({"resources": slots} if slots else {})
+        return _deployed("asyncssh", lambda: distributed.SSHCluster([hosts[0], *hosts], worker_options=options))
+    if address in DEPLOYERS:
+        module, name, package = DEPLOYERS[address]
+        made = _deployed(package, lambda: getattr(import_module(module), name)())
+        made.scale(workers)
+        return made
+    return None
+
+
+def _deployed(package: str, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except ImportError:
+        raise BadInput(f"this cluster needs {package}: pip install {package}") from None
+    except Exception as problem:  # whatever a deployer raises of its settings
+        said = " ".join(str(problem).split())
+        raise BadInput(f"the cluster could not be begun ({type(problem).__name__}: {said}): see {package}") from None
+
+
+def carried_out(
+    client: Any, work: Callable[[Any], Any], items: Sequence[Any], retries: int = 0, gpu: Sequence[bool] = ()
+) -> Iterator[Outcome]:
+    """Yield what became of `work(item)` for every item, as soon as it is over.
+
+    retries  how often it is tried again where it raises; where its worker dies, as often as the scheduler allows
+    gpu      an item each, whether it takes a slot for a GPU
+
+    Tasks are cancelled where the iteration ends early. Raises BadInput where no worker has a slot that is needed.
+    """
+    import distributed
+
+    if any(gpu):
+        _check_slots(client)
+    slots = [{GPU: 1} if each else None for each in gpu] or [None] * len(items)
+    futures = {
+        client.submit(work, item, pure=False, retries=retries, resources=slot, priority=-number): number
+        for number, (item, slot) in enumerate(zip(items, slots, strict=True))
+    }
+    try:
+        for future in distributed.as_completed(futures, loop=client.loop):
+            problem = future.exception()
+            number = futures.pop(future)
+            if problem is None:
+                yield Outcome(number, future.result())
+            elif isinstance(problem, distributed.KilledWorker):
+                yield Outcome(number, problem="its worker ended again and again, perhaps for lack of memory")
+            else:
+                trace = "".join(format_exception(type(problem), problem, future.traceback()))
+                yield Outcome(number, problem=f"{type(problem).__name__}: {problem}", trace=trace)
+            future.release()
+    finally:
+        client.cancel(list(futures))
+
+
+def _check_slots(client: Any) -> None:
+    """Refuse a cluster whose workers, those there are, have no slot for a GPU; workers may also come later."""
+    known = client.scheduler_info()["workers"].values()
+    if known and not any(worker["resources"].get(GPU) for worker in known):
+        raise BadInput(f"no worker of the cluster has a slot for a GPU: begin them with `--resources {GPU}=1`")
+
+
+def worker_number() -> int:
+    """Return a number of this Dask worker, by which GPUs are dealt out: those of one machine count up."""
+    from distributed import get_worker
+
+    name = str(get_worker().name)
+    return int(name) if name.isdigit() else crc32(name.encode())
