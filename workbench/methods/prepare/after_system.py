@@ -12,7 +12,12 @@ from workbench.store import Store, fetch
 
 @dataclass(frozen=True)
 class AfterSystem:
-    """Each passage is encoded after the first `system` blocks of its prompt, from position |S| on."""
+    r"""Each passage is encoded after the first `system` blocks of its prompt, from position |S| on.
+
+    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $S$ the system blocks:
+
+    $$\mathrm{cached}_i = \mathrm{KV}(B_i \mid S)$$
+    """
 
     system: int = registry.system_blocks()
 

@@ -19,11 +19,16 @@ from workbench.store import Store, fetch
 
 @dataclass(frozen=True)
 class BehindDocument:
-    """Each passage is encoded after the first `system` blocks of its prompt and up to `n` passages of its own document,
-    the last ones before it; all of them see one another as they do in a prompt.
+    r"""Each passage is encoded after the first `system` blocks of its prompt and up to `n` passages of its own
+    document, the last ones before it; all of them see one another as they do in a prompt.
 
     `corpus` says which passages these are (`Corpus.ahead`); the first of a document is cached as by `after_system`.
     Raises BadInput for a passage that is not in the corpus, and for a document that is longer than the model's context.
+
+    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $D_{i-n} \ldots D_{i-1}$ the passages
+    before it in its document:
+
+    $$\mathrm{cached}_i = \mathrm{KV}(D_i \mid S, D_{i-n}, \ldots, D_{i-1})$$
     """
 
     corpus: Corpus = field(repr=False)

@@ -11,7 +11,12 @@ from workbench.store import Store, fetch
 
 @dataclass(frozen=True)
 class Independent:
-    """Every block is encoded at position 0 with nothing before it."""
+    r"""Every block is encoded at position 0 with nothing before it.
+
+    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$:
+
+    $$\mathrm{cached}_i = \mathrm{KV}(B_i \mid \varnothing)$$
+    """
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
         return shaped(prompts, fetch(model, contexts(prompts), store))

@@ -27,12 +27,16 @@ TOKENS = 32768  # most tokens, neighbours included, that are in work at one time
 
 @dataclass(frozen=True)
 class WithNeighbours:
-    """The system blocks and the `n` passages of `corpus` most like a passage, each cached `after_system`, are put one
+    r"""The system blocks and the `n` passages of `corpus` most like a passage, each cached `after_system`, are put one
     behind the other, the most alike first; then the passage is computed over them, and its own KV is kept.
 
     It is kept as computed, at its position behind them (`KV.start`), and rerotated once, when a prompt is assembled.
     Neighbours come from the whole corpus, never from the passages of the question at hand, and a passage is no
     neighbour of itself. Raises BadInput for a corpus of n passages or fewer.
+
+    With $\mathrm{KV}(x \mid y)$ the keys and values of block $x$ behind $y$, and $N_1 \ldots N_n$ its nearest passages:
+
+    $$\mathrm{cached}_i = \mathrm{KV}(B_i \mid S, N_1, \ldots, N_n)$$
     """
 
     corpus: Corpus = field(repr=False)

@@ -12,12 +12,17 @@ from workbench.methods.select import KV, Pass, Prompt, Select, layers, softmax, 
 
 @dataclass(frozen=True)
 class AnswerGuided(Select):
-    """Attention of the prompt's last `window` tokens, over all layers; costs what FusionRAG's selector costs.
+    r"""Attention of the prompt's last `window` tokens, over all layers; costs what FusionRAG's selector costs.
 
     FusionRAG (section 3.2) sums over all question tokens at the last layer. But most question tokens look nothing up,
     and the last layer need not be where the model looks things up. The prompt's last token has read the question and is
     about to give the answer: what it attends to, in whatever layer, is what the answer is made of. Cache compression
     asks the end of the prompt for the same reason (SnapKV, arXiv:2404.14469).
+
+    With $W$ the last `window` tokens, heads $h$, all layers $l$, and $B(t)$ the block of token $t$:
+
+    $$s_t = \sum_l \sum_h \sum_{q \in W}
+    \frac{\exp(q_h^l \cdot k_t^l / \sqrt{d})}{\sum_{u \in B(t)} \exp(q_h^l \cdot k_u^l / \sqrt{d})}$$
     """
 
     window: int = whole(1, "how many tokens at the question's end, 1 or more", least=1)

@@ -24,7 +24,7 @@ class Past:
 
 @dataclass(frozen=True)
 class CacheCraft(Select):
-    """Of every chunk, the ⌈CFO · length⌉ tokens that pay most attention to other chunks.
+    r"""Of every chunk, the ⌈CFO · length⌉ tokens that pay most attention to other chunks.
 
     CFO = clip(α · CCI · (1 - β'), 0, 1), the share of a chunk that must be recomputed
     CCI = σ(a / b), how much its KV depends on other chunks: inter-attention against intra-attention, per token pair
@@ -36,6 +36,8 @@ class CacheCraft(Select):
             that of this prompt; a first chunk lacks nothing.
 
     Without a ratio these numbers decide; a ratio takes the best of these tokens.
+
+    $$\mathrm{CFO} = \mathrm{clip}(\alpha \, \sigma(a / b) \, (1 - \beta (1 - \gamma)),\ 0,\ 1)$$
     """
 
     alpha: float = ruled(0.5, "it is 0 or more", lambda value: type(value) in (int, float) and value >= 0)

@@ -10,10 +10,12 @@ from workbench.methods.select import Prompt, Select, whole
 
 @dataclass(frozen=True)
 class FirstK(Select):
-    """The nearer to its block's start, the sooner: blocks of any length lose their attention sink first.
+    r"""The nearer to its block's start, the sooner: blocks of any length lose their attention sink first.
 
     k   never more than this many tokens of a block, and just those without a ratio (LegoLink-k); None: as many as the
         ratio says, evenly over the blocks
+
+    $$s_t = -(t - \mathrm{start}(B(t)))$$
     """
 
     k: int | None = whole(None, "how many tokens at a block's start, 1 or more", least=1)

@@ -13,7 +13,7 @@ from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, lay
 
 @dataclass(frozen=True)
 class InterAttention(Select):
-    """Attention that a token pays to the passages before its own, or receives from those behind it.
+    r"""Attention that a token pays to the passages before its own, or receives from those behind it.
 
     layers  averaged: "all" (Cache-Craft, arXiv:2502.15734), "last" or layer numbers
     side    "pays" (Cache-Craft: a token that leans on other chunks is the one reuse falsifies) or "receives"
@@ -21,6 +21,11 @@ class InterAttention(Select):
     Cache-Craft keeps these sums from the requests in which a chunk was computed. Blocks that are cached apart have
     none, so they are measured on this very prompt, by a prefill up to the deepest of `layers`: the best that its
     statistics could be.
+
+    With attention weights $a$ averaged over heads and layers, and $B(t)$ the block of token $t$:
+
+    $$s_t = \sum_{u \notin B(t)} a_{t \to u} \quad \text{("pays")}, \qquad
+    s_t = \sum_{u \notin B(t)} a_{u \to t} \quad \text{("receives")}$$
     """
 
     layers: str | tuple[int, ...] = layers("all", "all", "last")

@@ -11,7 +11,7 @@ from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, exa
 
 @dataclass(frozen=True)
 class KvDeviation(Select):
-    """Squared distance from the KV of full attention at `layer`, summed over heads and channels (FusionRAG, eq. 7, 8).
+    r"""Squared distance from the KV of full attention at `layer`, summed over heads and channels (FusionRAG, eq. 7, 8).
 
     Layers 0 to `layer` are computed in full to know it; layer 0 does not deviate, so layer 1 is the first that tells.
 
@@ -22,6 +22,11 @@ class KvDeviation(Select):
             2.2.2). It writes the context rows of these layers in the request's own assembled cache, no cached block
 
     The released code in full: `kv_deviation(part=v, fresh=True, system=0)`; its ratio is of all context tokens.
+
+    With $k$, $v$ as cached and $\hat k$, $\hat v$ under full attention, in layer $l$ = `layer`:
+
+    $$s_t = \sum_h
+    \left( \lVert k_{t,h}^l - \hat k_{t,h}^l \rVert^2 + \lVert v_{t,h}^l - \hat v_{t,h}^l \rVert^2 \right)$$
     """
 
     layer: int = whole(1, "it is a layer number, 0 or more")

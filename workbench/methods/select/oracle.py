@@ -13,13 +13,18 @@ from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, exa
 
 @dataclass(frozen=True)
 class OracleTokens(Select):
-    """Squared distance from the KV of full attention, summed over heads, channels and `layers` (FusionRAG, figure 3a:
+    r"""Squared distance from the KV of full attention, summed over heads, channels and `layers` (FusionRAG, figure 3a:
     "the most critical tokens, identified by a postmortem oracle").
 
     layers  "all", "last" or layer numbers
     part    "kv", "v" or "k", as for `kv_deviation`
 
     It is an oracle of deviation, not of answers: a token may deviate much and matter to no question.
+
+    With $k$, $v$ as cached and $\hat k$, $\hat v$ under full attention:
+
+    $$s_t = \sum_{l \in L} \sum_h
+    \left( \lVert k_{t,h}^l - \hat k_{t,h}^l \rVert^2 + \lVert v_{t,h}^l - \hat v_{t,h}^l \rVert^2 \right)$$
     """
 
     layers: str | tuple[int, ...] = layers("all", "all", "last")

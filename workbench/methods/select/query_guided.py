@@ -12,7 +12,7 @@ from workbench.methods.select import KV, Pass, Prompt, Select, layers, ruled, so
 
 @dataclass(frozen=True)
 class QueryGuided(Select):
-    """The question is prefilled over the stitched cache; a token's score is the attention it gets from the question.
+    r"""The question is prefilled over the stitched cache; a token's score is the attention it gets from the question.
 
     layers   "last" (the paper; of a model with sliding windows the last layer without one), "all", or layer numbers
     tokens   of the question: "all" (the paper), or "last", the one that gives the first token of the answer
@@ -20,6 +20,11 @@ class QueryGuided(Select):
              as the model itself weighs
 
     Summed over question tokens, heads and layers.
+
+    With question rows $Q$, heads $h$ and layers $L$, and $B(t)$ the block of token $t$:
+
+    $$s_t = \sum_{l \in L} \sum_h \sum_{q \in Q}
+    \frac{\exp(q_h^l \cdot k_t^l / \sqrt{d})}{\sum_{u \in B(t)} \exp(q_h^l \cdot k_u^l / \sqrt{d})}$$
     """
 
     layers: str | tuple[int, ...] = layers("last", "last", "all")

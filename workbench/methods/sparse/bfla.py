@@ -23,7 +23,7 @@ from workbench.methods.sparse import (
 
 @dataclass(frozen=True)
 class Bfla(Sparse):
-    """Blocks that hold `mass` of a softmax over pooled blocks; then local, sink and rescued tiles (section 3).
+    r"""Blocks that hold `mass` of a softmax over pooled blocks; then local, sink and rescued tiles (section 3).
 
     Defaults are the paper's recommended row of table 5; it does not say its tile.
 
@@ -47,6 +47,11 @@ class Bfla(Sparse):
 
     χ and ψ are the released code's, the paper leaves them open; h is the KV head. The released code's own settings:
     `bfla(rescue=blocks, anchor=chunk, stride=0)`.
+
+    Score of blocks $i$, $j$ over their vectors $\bar q_a$, $\bar k_c$ of $g$ tokens each, and what is kept by mass:
+
+    $$A_{ij} = \mathrm{softmax}_j \left( \max_{a \in i,\, c \in j} \frac{\bar q_a \cdot \bar k_c}{\sqrt{D}} \right),
+    \qquad \text{fewest } j \text{ with } \sum_j A_{ij} \ge \gamma$$
     """
 
     THRESHOLD = "mass"

@@ -11,7 +11,7 @@ from workbench.methods.sparse import HERE, Grid, Site, Sparse, Tiles, count, nam
 
 @dataclass(frozen=True)
 class Compact(Sparse):
-    """What any query block of the chunk and any head of the execution group selects is read by all of them (section
+    r"""What any query block of the chunk and any head of the execution group selects is read by all of them (section
     3.2); the chunk itself is kept in whole. It only ever adds.
 
     over    the method, or its spec: `compact(over=bfla(mass=0.95))`. It decides per query block and head, first; tokens
@@ -20,6 +20,10 @@ class Compact(Sparse):
             groups, as the paper's implementation does where they are large; it has to divide them
 
     `Tiles.pages` and `tiles.pages` write the choice as a table for a paged kernel.
+
+    With $K_{bh}$ what query block $b$ and head $h$ select, for the chunk $C$ and an execution group $H$:
+
+    $$\text{pages}(C, H) = \bigcup_{b \in C} \bigcup_{h \in H} K_{bh}$$
     """
 
     over: Sparse | str = "flash_prefill(alpha=0.06)"

@@ -11,7 +11,7 @@ from workbench.methods.sparse import Grid, Site, Sparse, TileRule, Tiles, count,
 
 @dataclass(frozen=True)
 class FlashPrefill(Sparse):
-    """A block is kept where its score is at least `alpha` times the largest of its row.
+    r"""A block is kept where its score is at least `alpha` times the largest of its row.
 
     Every query is scored against the mean key of every block that it sees in whole; scores of a query block are summed.
 
@@ -20,6 +20,10 @@ class FlashPrefill(Sparse):
     sink     blocks kept at the front
     window   blocks kept that end with a row's own
     tail     query blocks at the end of the prompt that keep everything
+
+    With $\bar k_j$ the mean key of block $j$, kept where $S_{ij} \ge \alpha \max_{j'} S_{ij'}$:
+
+    $$S_{ij} = \sum_{q \in i} \exp \left( \frac{q \cdot \bar k_j}{\sqrt{D}} \right)$$
     """
 
     THRESHOLD = "alpha"

@@ -11,8 +11,14 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 @dataclass(frozen=True)
 class OracleTiles(Sparse):
-    """Fewest tiles that hold `mass` of the attention of a query tile, for each head apart; a row's own tile is counted
-    first. `block` tokens a tile."""
+    r"""Fewest tiles that hold `mass` of the attention of a query tile, for each head apart; a row's own tile is counted
+    first. `block` tokens a tile.
+
+    With $a$ the attention of the rows of a query tile: fewest $j$ for which
+
+    $$\sum_j m_j \ge \text{mass}, \qquad
+    m_j = \frac{\sum_{r \in i} \sum_{c \in j} a_{rc}}{\sum_{r \in i} \sum_c a_{rc}}$$
+    """
 
     THRESHOLD = "mass"
     STEPS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)

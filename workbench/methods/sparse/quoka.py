@@ -12,7 +12,7 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction,
 
 @dataclass(frozen=True)
 class Quoka(Sparse):
-    """Per KV head, the share `keep` of the past tokens; the chunk itself is seen in whole.
+    r"""Per KV head, the share `keep` of the past tokens; the chunk itself is seen in whole.
 
     Of each head the share `queries` of the chunk's rows with the lowest cosine to their mean query vote.
 
@@ -23,6 +23,10 @@ class Quoka(Sparse):
 
     The past is what is not computed now: of a whole prompt nothing, so that only chunked prefill (or cached blocks)
     is made sparse. `block` tokens are a page, where the choice is carried out in pages.
+
+    With $V$ the voting queries, means over the heads of a group of unit vectors:
+
+    $$s_t = \max_{q \in V} \frac{q \cdot k_t}{\lVert k_t \rVert}$$
     """
 
     THRESHOLD = "keep"

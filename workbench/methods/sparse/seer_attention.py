@@ -16,7 +16,7 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 @dataclass(frozen=True)
 class SeerAttention(Sparse):
-    """Blocks whose gate, a softmax over the key blocks, is at least `threshold`; its weights come with `ready(model)`.
+    r"""Blocks whose gate, a softmax over the key blocks, is at least `threshold`; its weights come with `ready(model)`.
 
     gate       file of the gate; "" for the one beside the weights of the model
     threshold  published: 5e-4 to 5e-3
@@ -25,6 +25,11 @@ class SeerAttention(Sparse):
     block      tokens of a block: the gate's, 64
 
     Keys are rerotated to before RoPE by their position, so a cache with naive positions is seen as if re-encoded.
+
+    With $\bar q_i$ the mean query of a block, $\tilde k_j$ its keys' maximum, minimum and mean, and learned $W$:
+
+    $$G_{ij} = \mathrm{softmax}_j \left( \frac{(W_q \bar q_i) \cdot (W_k \tilde k_j)}{\sqrt{d}} \right)
+    \ge \text{threshold}$$
     """
 
     THRESHOLD = "threshold"

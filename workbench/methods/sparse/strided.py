@@ -10,7 +10,10 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count
 
 @dataclass(frozen=True)
 class Strided(Sparse):
-    """Tiles at a distance of a multiple of `stride` tiles from a row's own, and the `local` tiles before its own."""
+    r"""Tiles at a distance of a multiple of `stride` tiles from a row's own, and the `local` tiles before its own.
+
+    $$(i - j) \bmod \text{stride} = 0 \quad \text{or} \quad i - \text{local} \le j \le i$$
+    """
 
     THRESHOLD = "stride"
     STEPS = (64, 32, 16, 12, 8, 6, 4, 3, 2)

@@ -12,12 +12,16 @@ from workbench.methods.sparse import Site, Sparse, Tiles, count
 
 @dataclass(frozen=True)
 class VerticalSlash(Sparse):
-    """Columns and diagonals that the last rows attend to most; columns are single keys, diagonals take whole tiles.
+    r"""Columns and diagonals that the last rows attend to most; columns are single keys, diagonals take whole tiles.
 
     vertical, slash   how many columns and diagonals (the published search: 30 to 3,000 and 200 to 2,048)
     last              rows at the end that are asked (of every chunk, where a prompt is prefilled in chunks)
     front, near       columns at the front, and diagonals nearest to the row, that are among them in any case
     block             tokens of a tile
+
+    With $a$ the attention of the last rows $R$: scores of column $j$ and of the diagonal at distance $o$.
+
+    $$v_j = \sum_{i \in R} a_{ij}, \qquad d_o = \sum_{i \in R} a_{i,\, i-o}$$
     """
 
     THRESHOLD = "slash"

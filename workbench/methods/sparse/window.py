@@ -9,7 +9,10 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count
 
 @dataclass(frozen=True)
 class Window(Sparse):
-    """`sink` tiles at the front, a row's own tile and the `local` tiles before it; `block` tokens a tile."""
+    r"""`sink` tiles at the front, a row's own tile and the `local` tiles before it; `block` tokens a tile.
+
+    $$j < \text{sink} \quad \text{or} \quad i - \text{local} \le j \le i$$
+    """
 
     THRESHOLD = "local"
     STEPS = (0, 1, 2, 4, 8, 12, 16, 24, 32)

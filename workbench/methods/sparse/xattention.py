@@ -24,7 +24,7 @@ from workbench.methods.sparse import Grid, Sparse, Tiles, check_count, check_div
 
 @dataclass(frozen=True)
 class Xattention(Sparse):
-    """Fewest blocks that hold `threshold` of the estimated attention; column 0 and a row's own are counted first.
+    r"""Fewest blocks that hold `threshold` of the estimated attention; column 0 and a row's own are counted first.
 
     Of every `stride` × `stride` square the antidiagonal is summed: query stride - 1 - s times key s. A softmax over the
     squares of a row of squares, scale 1/(sqrt(D) stride), is summed over the squares of each block.
@@ -36,6 +36,10 @@ class Xattention(Sparse):
                the first chunk of its estimate (`estimated`), where the diagonal overwrites the mark of column 0: it is
                kept without being counted first, and one block is kept beyond those that hold τ. Its later chunks
                count, as "counted" does
+
+    Score of a square of `stride` $= S$ rows and columns, $a$ and $c$ the numbers of a square's row and column:
+
+    $$P_{ac} = \mathrm{softmax}_c \left( \frac{1}{S \sqrt{D}} \sum_{s=0}^{S-1} q_{aS + S-1-s} \cdot k_{cS+s} \right)$$
     """
 
     THRESHOLD = "threshold"
