@@ -53,7 +53,7 @@ def test_what_a_control_makes_impossible_is_said_and_the_figure_stays():
     (value,) = controls(box)
     assert box.children[1].value == "" and "value 0" in texts(box)
     value.value = 2
-    assert "at most &lt;1>" in box.children[1].value and "value 0" in texts(box)
+    assert "at most &lt;1&gt;" in box.children[1].value and "value 0" in texts(box)
     value.value = 1
     assert box.children[1].value == "" and "value 1" in texts(box)
     assert slider("over", 9, 0, 2).value == 2
@@ -62,9 +62,9 @@ def test_what_a_control_makes_impossible_is_said_and_the_figure_stays():
 def test_a_mask_rule_is_drawn_with_the_attention_under_it(loaded, view):
     box = live_masks.masks_explorer(loaded, view, "window(3)")
     rule, layer, head = controls(box)
-    before = texts(box, 2)
+    before = texts(box, 3)
     rule.value, layer.value, head.value = "window(9)", 0, 1
-    assert texts(box, 2) != before and "Layer 0, head 1; ★" in texts(box)
+    assert texts(box, 3) != before and "Layer 0, head 1; ★" in texts(box)
     rule.value = "nonsense("
     assert "mask rule" in box.children[1].value
     assert len(box.children[-1].data) == 2 * (1 + 1), "one head, and its mean"
@@ -82,7 +82,7 @@ def test_one_question_is_answered_with_three_methods(loaded, samples):
     box = reuse.reuse_explorer(loaded, samples, 2)
     number, _, head = controls(box)
     number.value, head.value = 1, 0
-    table, attention = box.children[2:]
+    table, attention = box.children[3:]
     assert len(table.data[0].cells.values[0]) == 3 and "sample 1" in texts(box)
     assert len(attention.data) == 3 * (1 + 1)
 

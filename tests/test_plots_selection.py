@@ -65,8 +65,9 @@ def test_coloured_text_frames_what_is_chosen():
     scores = np.array([-np.inf] * 3 + [0.1, 0.5, 0.2, 0.4, 0.3, 9, 8, 7, 6])
     choices = {"one": Choice(scores, np.array([8, 9])), "two": Choice(scores[::-1].copy(), np.array([0]))}
     check(fig := coloured(choices, TOKENS, PROMPT.block_of.numpy(), title="T", marked=[1], **SAID))
-    (bars,) = fig.data
-    assert len(bars.text) == 14 and bars.text[0] == " t0&lt;"
+    bars, letters = fig.data
+    assert letters.mode == "text" and list(letters.x) == list(bars.base), "letters lie over the boxes of all tokens"
+    assert len(letters.text) == 14 and letters.text[0] == " t0&lt;"
     assert [i for i, width in enumerate(bars.marker.line.width) if width] == [8, 9]
     assert bars.marker.color[8] == 1 and bars.marker.color[0] == 0 and bars.marker.color[13] == 0
     assert "never" in bars.customdata[0] and "always" in bars.customdata[13] and "recomputed" in bars.customdata[8]
@@ -75,8 +76,8 @@ def test_coloured_text_frames_what_is_chosen():
 
 
 def test_long_text_wraps_and_blocks_begin_a_line():
-    lines, columns, first = _layout([60] * 5, np.array([0, 0, 0, 1, 1]))
-    assert lines == [0, 0, 1, 2, 2] and columns == [0, 60, 0, 0, 60] and first == {0: 0, 1: 2}
+    lines, columns, first = _layout([56] * 5, np.array([0, 0, 0, 1, 1]))
+    assert lines == [0, 0, 1, 2, 2] and columns == [0, 56, 0, 0, 56] and first == {0: 0, 1: 2}
 
 
 def test_agreement_shows_one_measure_at_a_time():

@@ -188,7 +188,7 @@ def notice(box) -> str:
 def test_the_explorer_of_tiles_follows_its_controls():
     box = explored.tiles_explorer(MODEL, STATES, ["window(block=8, local=2)", "bfla"], chunk=32, layer=1)
     method, threshold, layer, head, below, chunks, chunk = box.children[0].children
-    said, shown, second = box.children[1:]
+    said, _, shown, second = box.children[1:]
     names = [name for name, _ in method.options]
     assert names[:2] == ["window and sink", "BFLA"] and "oracle" in names and "SeerAttention" not in names, "no gate"
     before = shown.data[1].z.copy()

@@ -121,7 +121,7 @@ def test_budgets_are_changed_and_replayed_live():
 
 
 def texts_of(box):
-    return " ".join(note.text for figure in box.children[2:] for note in figure.layout.annotations)
+    return " ".join(note.text for figure in box.children[3:] for note in figure.layout.annotations)
 
 
 def test_the_load_of_the_scheduler_is_drawn_from_committed_rows():

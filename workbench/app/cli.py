@@ -14,6 +14,7 @@ from workbench.core.errors import BadInput
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
     "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),
     "sweep": (".sweep", "Try every combination of lists of options; run again to go on after an interruption."),
+    "compare": (".compare", "Set runs, trials or models side by side: paired differences, and what changed."),
     "prepare": (".prepare", "Cache the passages of a data set beforehand, with one preparation."),
     "store": (
         ".store",

@@ -6,6 +6,7 @@ Selectors are given as specs (`query_guided(layers=all)`) and shown by name. `ab
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
+from unicodedata import combining, east_asian_width
 
 import numpy as np
 import plotly.graph_objects as go
@@ -21,8 +22,10 @@ from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import SELECTORS, reuse_name, selector_looks
 from workbench.plots.masks import names, shown
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, PAPER, RED, RULE, Texts, clear, finish
+from workbench.plots.token_axes import TokenAxes, counts_tokens
 
-COLUMNS, LINE = 124, 23  # characters a line of text, px a line
+COLUMNS, LINE = 112, 23  # characters a line of text, px a line
+MOST = 4000  # tokens that are drawn at once, of a longer prompt
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SCALE = [[0, PAPER], [0.5, "#fdf0d5"], [0.8, "#f9cf84"], [1, "#f0a125"]]
 
@@ -41,33 +44,39 @@ def coloured(
     block_of: np.ndarray,
     *,
     marked: Collection[int] = (),
+    first: int = 0,
+    most: int = MOST,
     **texts: Unpack[Texts],
 ) -> go.Figure:
     """Draw the prompt's own text, every token coloured by a selector's score, the chosen ones framed.
 
     `tokens` [N] text of all tokens of the prompt, `block_of` [N] their blocks, the last of which is the question. The
-    colour is the rank of a token's score among all that can be chosen. A menu picks one of `choices`.
+    colour is the rank of a token's score among all that can be chosen. A menu picks one of `choices`. Of a longer
+    prompt, at most `most` tokens from token `first` on are drawn, and the notice says so.
     """
-    line, column, first = _layout([len(token) for token in tokens], block_of)
+    part = slice(min(first, max(0, len(tokens) - 1)), first + most)
+    words, of_words = list(tokens[part]), block_of[part]
+    widths = [max(1, width_of(token)) for token in words]
+    line, column, heads = _layout(widths, of_words)
     last = int(block_of.max())
-    height = LINE * (max(line) + 1)
-    looks = {name: _look(choice, len(tokens)) for name, choice in choices.items()}
-    font = {"family": MONO, "size": 11.5, "color": INK}
+    height = max(3 * LINE, LINE * (max(line) + 1))
+    looks = {name: _look(choice, len(tokens), part) for name, choice in choices.items()}
     fig = go.Figure()
     fig.add_bar(
         orientation="h",
         y=line,
-        x=[max(len(token), 1) for token in tokens],
+        x=widths,
         base=column,
-        text=[shown(token, 40) for token in tokens],
-        textfont=font,
-        **{"textposition": "inside", "insidetextanchor": "start", "textangle": 0, "constraintext": "none"},
         width=0.86,
-        cliponaxis=False,
         showlegend=False,
         hovertemplate="%{customdata}<extra></extra>",
         **next(iter(looks.values())),
     )
+    font = {"family": MONO, "size": 11, "color": INK}
+    letters = {"x": column, "y": line, "text": [shown(token, 40) for token in words], "textfont": font}
+    # after the boxes of all tokens, so that none covers letters
+    fig.add_scatter(**letters, mode="text", textposition="middle right", hoverinfo="skip", showlegend=False)
+    fig.update_traces(cliponaxis=False)
     buttons = []
     for name, look in looks.items():
         marker, edge = look["marker"], look["marker"]["line"]
@@ -76,13 +85,22 @@ def coloured(
         buttons.append({"label": name, "method": "restyle", "args": [changed, [0]]})
     choice_of = menu(buttons, height, 8, active=0, font={"size": 12, "color": MUTED})
     fig.update_layout(bargap=0, barmode="overlay", updatemenus=[choice_of])
-    fig.update_xaxes(visible=False, range=[0, COLUMNS])
-    heads = ["question" if b == last else f"{b}{'★' if b in marked else ''}" for b in range(last + 1)]
-    ticks = {"tickvals": [first[b] for b in range(last + 1)], "ticktext": heads, "ticks": ""}
+    fig.update_xaxes(visible=False, range=[-0.6, COLUMNS])
+    names_of = {b: "question" if b == last else f"{b}{'★' if b in marked else ''}" for b in heads}
+    ticks = {"tickvals": list(heads.values()), "ticktext": list(names_of.values()), "ticks": ""}
     fig.update_yaxes(range=[max(line) + 0.6, -0.6], showgrid=False, showline=False, **ticks)
-    for b in range(1, last + 1):
-        fig.add_hline(first[b] - 0.5, line={"color": RULE, "width": 0.7})
+    for begin in list(heads.values())[1:]:
+        fig.add_hline(begin - 0.5, line={"color": RULE, "width": 0.7})
+    if len(words) < len(tokens):
+        texts["notice"] += f" Shown: tokens {part.start:,} to {part.start + len(words) - 1:,} of {len(tokens):,}."
+    counts_tokens(fig, TokenAxes(len(tokens), len(tokens), text=True, first=part.start))
     return finish(fig, height=height, above=46, below=12, right=16, **texts)
+
+
+def width_of(token: str) -> int:
+    """Return how many columns a token takes: two a letter that is twice as wide (Chinese, Japanese, Korean), none a
+    letter that is joined to the one before."""
+    return sum((east_asian_width(x) in "WF") + (combining(x) == 0) for x in token)
 
 
 def _layout(lengths: Sequence[int], block_of: np.ndarray) -> tuple[list[int], list[int], dict[int, int]]:
@@ -92,17 +110,17 @@ def _layout(lengths: Sequence[int], block_of: np.ndarray) -> tuple[list[int], li
     first: dict[int, int] = {}
     at, here = 0, -1
     for length, block in zip(lengths, block_of.tolist(), strict=True):
-        if block not in first or at + max(length, 1) > COLUMNS:
+        if block not in first or at + length > COLUMNS:
             here, at = here + 1, 0
             first.setdefault(block, here)
         line.append(here)
         column.append(at)
-        at += max(length, 1)
+        at += length
     return line, column, first
 
 
-def _look(choice: Choice, count: int) -> dict[str, Any]:
-    """Return colours, frames and hover texts of all `count` tokens."""
+def _look(choice: Choice, count: int, part: slice) -> dict[str, Any]:
+    """Return colours, frames and hover texts of `part` of all `count` tokens."""
     scores = np.full(count, -np.inf)
     scores[: len(choice.scores)] = choice.scores
     finite = np.isfinite(scores)
@@ -112,7 +130,7 @@ def _look(choice: Choice, count: int) -> dict[str, Any]:
         rank[finite] = order / max(finite.sum() - 1, 1)
     picked = np.isin(np.arange(count), choice.rows)
     notes = []
-    for i in range(count):
+    for i in range(count)[part]:
         if i >= len(choice.scores):
             notes.append(f"position {i}: the question is always computed")
         elif not finite[i]:
@@ -120,8 +138,9 @@ def _look(choice: Choice, count: int) -> dict[str, Any]:
         else:
             chosen = "recomputed" if picked[i] else "reused"
             notes.append(f"position {i}: {chosen}<br>score {scores[i]:.3g}, above {rank[i]:.0%} of the others")
-    edge = {"color": np.where(picked, INK, PAPER).tolist(), "width": np.where(picked, 1.6, 0).tolist()}
-    marker = {"color": rank.round(3), "colorscale": SCALE, "cmin": 0, "cmax": 1, "line": edge}
+    framed = picked[part]
+    edge = {"color": np.where(framed, INK, PAPER).tolist(), "width": np.where(framed, 1.6, 0).tolist()}
+    marker = {"color": rank[part].round(3), "colorscale": SCALE, "cmin": 0, "cmax": 1, "line": edge}
     return {"marker": marker, "customdata": notes}
 
 

@@ -21,7 +21,10 @@ from workbench.plots.elements import block_axis, block_edges, interval
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import MODES, SELECTORS, selector_looks
 from workbench.plots.masks import names
+from workbench.plots.reduce import blocks as reduce_cells
+from workbench.plots.reduce import firsts
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, RED, SEQUENTIAL, Notes, finish, panel_titles
+from workbench.plots.token_axes import TokenAxes, counts_tokens
 
 Records = Sequence[Mapping[str, Any]]
 Gaps = Mapping[str, np.ndarray]  # name → squared deviations [T, L]
@@ -30,16 +33,27 @@ PARTS = {  # field of `Repair` → title
     "chosen": "left in the recomputed tokens",
     "asked": "left in the question",
 }
+CELLS = 1024  # most cells across
 FLOOR = 1e-4  # squared deviation that counts as none: rounding
 
 
 def deviation(
-    gaps: Gaps, tokens: Sequence[str], block_of: np.ndarray, *, marked: Collection[int] = (), **notes: Unpack[Notes]
+    gaps: Gaps,
+    tokens: Sequence[str],
+    block_of: np.ndarray,
+    *,
+    marked: Collection[int] = (),
+    **notes: Unpack[Notes],
 ) -> go.Figure:
     """Draw squared deviations over tokens and layers, one panel each over one logarithmic colour scale.
 
-    What deviates by less than rounding is left white. `block_of` is of the T tokens; `marked` blocks get a star.
+    What deviates by less than rounding is left white. `block_of` is of the T tokens; `marked` blocks get a star. Over
+    1,024 tokens, a cell is the largest of some neighbours.
     """
+    count = len(block_of)
+    at = firsts(count, CELLS)
+    gaps = {name: reduce_cells(gap, CELLS) for name, gap in gaps.items()}
+    tokens, block_of = [tokens[i] for i in at], block_of[at]
     shown = {name: np.where(gap > FLOOR, np.log10(np.maximum(gap, FLOOR)), np.nan).T for name, gap in gaps.items()}
     every = np.concatenate([z[~np.isnan(z)] for z in shown.values()])
     low, high = (float(np.quantile(every, 0.02)), float(every.max())) if len(every) else (-1.0, 0.0)
@@ -71,6 +85,7 @@ def deviation(
     axis = {"colorscale": SEQUENTIAL, "cmin": low, "cmax": high, "colorbar": bar}
     fig.update_layout(coloraxis=axis, plot_bgcolor=PAPER)
     panel_titles(fig)
+    counts_tokens(fig, TokenAxes(count, len(at)))
     title_text = "How far cached keys and values are from full attention"
     return finish(fig, title=title_text, height=170 * len(shown), above=34, below=56, right=90, **notes)
 
@@ -156,7 +171,7 @@ def token_map(gaps: Mapping[str, Tensor], view: Reading, *, about: str) -> go.Fi
         view.block_of[:end],
         marked=view.supporting,
         notice=findings.of_first_passage({name: gap.numpy() for name, gap in gaps.items()}, view.block_of[:end], FLOOR),
-        caption=f"{view.source}. {about}. White: less than rounding. ★ marks passages that the answer needs.",
+        caption=f"{view.source}. {about}. Blank: less than rounding. ★ marks passages that the answer needs.",
     )
 
 

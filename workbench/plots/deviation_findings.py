@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.metrics.kv_deviation import Repair
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.plots.findings import judged, times
 
@@ -73,3 +74,15 @@ def context_or_question(final: Mapping[tuple[str, str], float], spec: str) -> st
     if asked < context:
         return "The question comes nearer to full attention than the context that it reads."
     return "The question stays as far from full attention as the context that it reads, or further."
+
+
+def of_repair(selector: str, ratio: float, left: Repair) -> str:
+    """Say what recomputing leaves in the last layer, of the context and of the question."""
+    if not len(left.rows):
+        return "Nothing is recomputed: both panels are the same."
+    context, asked = float(left.context[-1]), float(left.asked[-1])
+    kinder = "more" if asked < context else "no more"
+    return (
+        f"{selector} at {ratio:.0%} leaves {context:.0%} of the context's squared deviation in the last layer and "
+        f"{asked:.0%} of the question's: it helps the question {kinder} than the context."
+    )

@@ -152,6 +152,7 @@ def profiles(
     *,
     colours: Mapping[str, str],
     symbols: Mapping[str, str] | None = None,
+    dashes: Mapping[str, str] | None = None,
     share: bool = False,
     zero: bool = True,
     **more: Any,
@@ -160,7 +161,11 @@ def profiles(
     begin at 0; `more` as in `line_chart`: height, lines, mark and the texts."""
     if zero:
         panels = [p if "type" in p.y else replace(p, y={**p.y, "rangemode": "tozero"}) for p in panels]
-    drawn = _recoloured(panels, lambda name: Look(colours.get(name, BLUE), (symbols or {}).get(name, "circle")))
+    marks, strokes = symbols or {}, dashes or {}
+    looks = {
+        name: Look(colour, marks.get(name, "circle"), strokes.get(name, "solid")) for name, colour in colours.items()
+    }
+    drawn = _recoloured(panels, lambda name: looks.get(name, Look(BLUE, marks.get(name, "circle"))))
     return line_chart(drawn, share=share, spacing=0.03 if share else 0.3 / (len(panels) + 1), gap=24, **more)
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from workbench.experiments import bench
 from workbench.methods import registry
-from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY, pale
+from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PINK, RED, SKY, escaped, mixed, pale
 
 BROWN, VIOLET = "#8C6D31", "#6A51A3"
 
@@ -193,7 +193,7 @@ def block_hovers(record: Mapping[str, Any]) -> list[str]:
     for at, status in enumerate(record["fates"]):
         shift = f" by {record['moves'][at]:+d}" if status == "moved" else ""
         head = f"block {at}, {record['sizes'][at]} tokens: {REUSE_STATUSES[status].name}{shift}"
-        label = record["labels"][at].replace("<", "&lt;")
+        label = escaped(record["labels"][at])
         hovers.append(f"<b>{head}</b><br>{label}")
     return hovers
 
@@ -203,13 +203,47 @@ class LineLooks(TypedDict):
 
     colours: dict[str, str]
     symbols: dict[str, str]
+    dashes: dict[str, str]
+
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+TINTS = (None, INK, PAPER)  # what the colour of further lines of a family is mixed with
+
+
+def family_looks(named: Iterable[tuple[str, Look]]) -> dict[str, Look]:
+    """Return looks by name, told apart where several have one colour, symbol and dash, as variants of one method do.
+
+    Further lines of a family are dashed otherwise, their marks are hollow or of another shape, and their colour is
+    darker or lighter.
+    """
+    looks: dict[str, Look] = {}
+    taken: dict[tuple[str, str, str], int] = {}
+    for name, look in named:
+        key = look.colour, look.symbol, look.dash
+        number = taken[key] = taken.get(key, -1) + 1
+        looks[name] = _variant(look, number) if name not in looks else looks[name]
+    return looks
+
+
+def _variant(look: Look, number: int) -> Look:
+    if not number:
+        return look
+    shape = look.symbol.removesuffix("-open")
+    at = SYMBOLS.index(shape) if shape in SYMBOLS else 0
+    symbol = f"{shape}-open" if number == 1 and shape == look.symbol else SYMBOLS[(at + 3 * number) % len(SYMBOLS)]
+    tint = TINTS[number % len(TINTS)]
+    colour = mixed(look.colour, tint, 0.4) if tint else look.colour
+    dash = DASHES[(DASHES.index(look.dash) + number) % len(DASHES)]
+    return replace(look, colour=colour, symbol=symbol, dash=dash)
 
 
 def line_looks(looks: Iterable[Look]) -> LineLooks:
-    """Return colours and symbols by name."""
-    by_name = {look.name: look for look in looks}
-    colours, symbols = ({name: getattr(by_name[name], of) for name in by_name} for of in ("colour", "symbol"))
-    return {"colours": colours, "symbols": symbols}
+    """Return colours, symbols and dashes by name; lines of one family are told apart."""
+    by_name = family_looks((look.name, look) for look in {look.name: look for look in looks}.values())
+    colours, symbols, dashes = (
+        {name: getattr(by_name[name], of) for name in by_name} for of in ("colour", "symbol", "dash")
+    )
+    return {"colours": colours, "symbols": symbols, "dashes": dashes}
 
 
 REUSE_NAMES = {

@@ -14,7 +14,7 @@ from workbench.plots.bars import question_of
 from workbench.plots.elements import block_axis, block_edges, steps
 from workbench.plots.reduce import MaskRule, firsts, shares
 from workbench.plots.table import table, verdict
-from workbench.plots.theme import FAINT, PAPER, RULE, Notes, block_colour, finish, pale, panel_titles
+from workbench.plots.theme import FAINT, PAPER, RULE, Notes, block_colour, escaped, finish, pale, panel_titles
 
 COLUMNS, GAP = 3, 0.05
 
@@ -60,8 +60,8 @@ def names(tokens: Sequence[str], block_of: np.ndarray) -> list[str]:
 
 def shown(token: str, most: int = 24) -> str:
     """Return a token's text, safe for a plotly label."""
-    text = token.replace("\n", "⏎").replace("<", "&lt;").replace(">", "&gt;")
-    return text if len(text) <= most else text[: most - 1] + "…"
+    text = token.replace("\n", "⏎")
+    return escaped(text if len(text) <= most else text[: most - 1] + "…")
 
 
 def _traces(panel: MaskPanel, labels: list[str], block_of: np.ndarray) -> tuple[go.Heatmap, go.Heatmap]:
@@ -117,7 +117,7 @@ def compare_masks(rules: Mapping[str, MaskRule], view: Reading, *, cached: Colle
         [MaskPanel(name, shares(rule, length), context if name in cached else None) for name, rule in rules.items()],
         [view.tokens[i] for i in cells],
         block_of,
-        notice="Colour is the block looked at, grey is hidden by the rule, white is the future. Under block attention "
+        notice="Colour is the block looked at, grey is hidden by the rule, blank is the future. Under block attention "
         "only the question (Q) crosses the boundaries of blocks.",
         caption=f"Text: {view.source}, {length} tokens; shapes only, no model involved{reduced}. Your rule: {own}. "
         "Drag to zoom, all panels follow; hover for the two tokens.",

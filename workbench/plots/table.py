@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 import plotly.graph_objects as go
 
-from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, WIDTH, Texts, finish
+from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, WIDTH, Texts, finish, plain
 
 ROW, LINE = 26, 16  # px, of a row and of each further line of the head
 PADDING, CHARACTER = 17, 6.7  # px, of a cell and of a character on average
@@ -36,6 +36,7 @@ def table(
         + list(row[words:])
         for row in rows
     ]
+    lines = [list(map(plain, row)) for row in lines]
     wrapped = [len(wrap(text, max(4, n - 1))) for text, n in zip(head, most, strict=True)]  # bold is wider
     above = ROW + LINE * max(0, max(wrapped) - 1)
     fill = [FAINT if i in groups else PAPER for i in range(len(rows))]

@@ -1,5 +1,6 @@
 """What every figure shares: template, colours, and the frame of title, what to notice and how it was measured."""
 
+import re
 from collections.abc import Iterable
 from importlib import import_module
 from math import ceil, floor, log10
@@ -8,7 +9,7 @@ from typing import Any, TypedDict
 
 import plotly.graph_objects as go
 
-WIDTH = 980  # px; fixed, so that labels fall where they were looked at
+WIDTH = 900  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
 FONT = "Inter, 'Open Sans', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
@@ -47,6 +48,19 @@ TEMPLATE = go.layout.Template(
     }
 )
 
+# A dark page shows a figure with its lightness turned round: white becomes the grey of JupyterLab's dark theme; hues
+# and what stands out stay. Only figures on white paper are turned; `tests/test_theme.py` holds the colours to it.
+TURNED = (0.93, 180)  # of `invert` and, in degrees, of `hue-rotate`
+_FIGURE = ".js-plotly-plot:has(.main-svg[style*='255, 255, 255'])"
+_TURN = f"{{ filter: invert({TURNED[0]}) hue-rotate({TURNED[1]}deg); }}"
+_DARK = "body[data-jp-theme-light='false'], body.vscode-dark, body.dark, body.dark-theme, :root[data-theme='dark']"
+STYLE = f"""
+:is({_DARK}) {_FIGURE} {_TURN}
+"""
+PAGE_STYLE = f"""{STYLE}
+@media (prefers-color-scheme: dark) {{ :root:not([data-theme='light']) {_FIGURE} {_TURN} }}
+"""
+
 
 class Notes(TypedDict):
     """The texts of a figure whose title is always the same: what to notice, and how it was measured."""
@@ -81,6 +95,12 @@ def pale(colour: str, strength: float = 0.4) -> str:
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
+def mixed(colour: str, other: str, share: float) -> str:
+    """Mix `share` of `other` into `colour` (#rrggbb)."""
+    parts = ((int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5))
+    return "#" + "".join(f"{round((1 - share) * one + share * two):02x}" for one, two in parts)
+
+
 def clear(colour: str, opacity: float) -> str:
     """Return `colour` (#rrggbb) with this opacity, from 0 to 1."""
     return f"rgba({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))}, {opacity})"
@@ -104,7 +124,8 @@ def finish(
     `height` is that of the plot area in px; `above` and `below` are reserved, between the plot area and the texts, for
     legends, menus, sliders and axis titles. `legend`: px between the plot area and a legend over it.
     """
-    noticed, measured = _lines(notice, 136), _lines(caption, 168)
+    title, notice, caption = map(plain, (title, notice, caption))
+    noticed, measured = _lines(notice, 124), _lines(caption, 152)
     top = 50 + 18 * len(noticed) + above
     if legend is not None:
         fig.update_layout(legend=legend_over(height, legend))
@@ -122,6 +143,16 @@ def finish(
         place = {"y": y, "yanchor": anchor, "yshift": shift, **frame}
         fig.add_annotation(text=text, showarrow=False, align="left", font={"size": size, "color": colour}, **place)
     return fig
+
+
+def plain(text: str) -> str:
+    """Return a text in which every tag but a line break and a raised or lowered letter is shown as it is written."""
+    return re.sub(r"<(?!br>|/?su[bp]>)", "&lt;", text)
+
+
+def escaped(text: str) -> str:
+    """Return a text of a user as plotly shows it letter by letter: its tags and entities stay text."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _lines(text: str, width: int) -> list[str]:

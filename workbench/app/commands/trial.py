@@ -14,6 +14,7 @@ from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.experiments import record
 from workbench.experiments.record import Record
+from workbench.experiments.runs import write_answers
 from workbench.experiments.trial import Trial
 from workbench.methods.config import MethodConfig
 from workbench.methods.presets import METHODS, options, tiles
@@ -45,7 +46,10 @@ def trial(
         str | None, typer.Option(help="Options of the sparse method, as block=256,mass=0.99", rich_help_panel=METHOD)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout", rich_help_panel=OUTPUT)] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON record to this file", rich_help_panel=OUTPUT)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the JSON record to this file, its questions beside it", rich_help_panel=OUTPUT),
+    ] = None,
     **given: Any,
 ) -> None:
     """Answer questions with one method and report quality, time to first token and cost."""
@@ -55,10 +59,13 @@ def trial(
     planned = Trial(**options(method, {name: value for name, value in given.items() if value is not None}))
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise BadInput(f"--out {str(out)!r}: a file in a folder that exists is needed")
+    if out is not None and out.suffix == ".parquet":
+        raise BadInput(f"--out {str(out)!r}: the record is JSON; the questions are written beside it as .parquet")
     with progress("answering") as advance:
-        result = planned.run(advance)
+        result, rows = planned.run_each(advance)
     line = record.dumps(result)
     if out is not None:
+        write_answers(out.with_suffix(".parquet"), rows)
         write_text(out, line + "\n")
     show(as_json, line, _report(result))
 

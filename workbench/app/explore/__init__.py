@@ -1,1 +1,44 @@
-"""Live explorers (ipywidgets) over the figures of workbench.plots."""
+"""Explorers: one line each on one's own model, prompt or records, live over the figures of workbench.plots.
+
+    from workbench import explore
+
+    explore.masks("lab-full", text)            who sees whom, and where the model then looks
+    explore.deviation("lab-full", text)        how far cached keys and values are from full attention
+    explore.tokens("lab-full", text)           which tokens a selector recomputes, on the text, and the answer
+    explore.sparse("lab-full", text)           which key tiles a sparse method keeps
+    explore.latency("lab-full", text)          where the time to the first token goes
+    explore.tradeoff("runs/sweep")             quality against cost of trials, of a folder, records or a data frame
+    explore.store("prepared")                  what a store of cached blocks holds, or what records say of theirs
+
+A model is a name, a folder or what `models.load` returns; a prompt is a text, a list of blocks, a `Prompt`, a `Sample`.
+Explorers of one prompt are linked: a click on a token marks it in all of them. Each is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.app.explore.of_prompt import deviation, masks, sparse, tokens
+    from workbench.app.explore.of_records import store, tradeoff
+    from workbench.app.explore.of_requests import latency
+
+_HOME = {
+    "masks": "of_prompt",
+    "deviation": "of_prompt",
+    "tokens": "of_prompt",
+    "sparse": "of_prompt",
+    "latency": "of_requests",
+    "tradeoff": "of_records",
+    "store": "of_records",
+}
+__all__ = ["deviation", "latency", "masks", "sparse", "store", "tokens", "tradeoff"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,25 +1,44 @@
 """Controls over figures on the screen; a figure takes the place of another without flicker."""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
+from html import escape
 from typing import Any
 
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 
+from workbench.app.explore.linked import Selection
+from workbench.app.explore.saving import save_row
 from workbench.core.errors import BadInput
+from workbench.plots.theme import STYLE
+from workbench.plots.token_axes import axes_of, marks, token_of
+
+STYLE_TAG = f"<style>{STYLE}</style>"  # figures follow the theme of the page
 
 
 class Live:
     """A FigureWidget that shows one figure after another. Batch controls (frames, sliders, menus) are left out:
-    widgets drive it."""
+    widgets drive it.
 
-    def __init__(self, figure: go.Figure):
+    With a `selection`, the token that is selected is marked, and a click on a token selects it.
+    """
+
+    def __init__(self, figure: go.Figure, selection: Selection | None = None):
         self.widget = go.FigureWidget(_bare(figure))
+        self.selection = selection
+        self._follow()
+        if selection is not None:
+            selection.observe(lambda _: self._mark(), "token")
+            self._mark()
 
     def show(self, figure: go.Figure) -> None:
         """Draw `figure` in place of what is shown."""
-        new = _bare(figure)
+        self._draw(_bare(figure))
+        self._follow()
+        self._mark()
+
+    def _draw(self, new: go.Figure) -> None:
         self.widget.layout.shapes = []  # an update leaves alone what the new layout does not mention
         with self.widget.batch_update():
             if [trace.type for trace in new.data] == [trace.type for trace in self.widget.data]:
@@ -30,6 +49,23 @@ class Live:
         self.widget.data = []
         self.widget.add_traces(new.data)
         self.widget.update_layout(new.layout.to_plotly_json(), overwrite=True)
+
+    def _follow(self) -> None:
+        """Remember the shapes that the figure has of its own, and listen to clicks on its tokens."""
+        self._shapes = list(self.widget.layout.shapes)
+        if self.selection is not None and axes_of(self.widget) is not None:
+            for trace in self.widget.data:
+                trace.on_click(self._clicked)
+
+    def _clicked(self, trace: Any, points: Any, _: Any) -> None:
+        if points.point_inds and self.selection is not None:
+            token = token_of(self.widget, trace, points.point_inds[0])
+            if token is not None:
+                self.selection.token = token
+
+    def _mark(self) -> None:
+        if self.selection is not None:
+            self.widget.layout.shapes = [*self._shapes, *marks(self.widget, self.selection.token)]
 
 
 def _bare(figure: go.Figure) -> go.Figure:
@@ -43,36 +79,48 @@ def _bare(figure: go.Figure) -> go.Figure:
 
 
 def explorer(
-    controls: Sequence[widgets.Widget], draw: Callable[..., go.Figure | Sequence[go.Figure]], note: str = ""
+    controls: Sequence[widgets.Widget],
+    draw: Callable[..., go.Figure | Sequence[go.Figure]],
+    note: str = "",
+    selection: Selection | None = None,
+    name_of: Callable[[int], str] | None = None,
 ) -> widgets.VBox:
     """Put controls over figures. `draw(*values)` gives the figures, always as many.
 
     Where a control's value makes them impossible (BadInput), the reason is shown beside the controls and the figures
-    stay as they were.
+    stay as they were. Figures with token axes (`plots.token_axes`) share `selection`; `name_of` describes a token.
     """
 
     def figures() -> list[go.Figure]:
         drawn = draw(*(control.value for control in controls))
         return [drawn] if isinstance(drawn, go.Figure) else list(drawn)
 
-    message = widgets.HTML(note)
-    lives = [Live(figure) for figure in figures()]
+    message, chosen = widgets.HTML(note), widgets.HTML(STYLE_TAG)
+    shown = figures()
+    lives = [Live(figure, selection) for figure in shown]
 
     def redraw(_: Any) -> None:
         try:
             drawn = figures()
         except BadInput as problem:
-            escaped = str(problem).replace("&", "&amp;").replace("<", "&lt;")
-            message.value = f'<span style="color:#b00020">{escaped}</span>'
+            message.value = f'<span style="color:#b00020">{escape(str(problem), quote=False)}</span>'
             return
         message.value = note
+        shown[:] = drawn
         for live, figure in zip(lives, drawn, strict=True):
             live.show(figure)
 
+    def say(_: Any = None) -> None:
+        if selection is not None and name_of is not None and selection.token >= 0:
+            chosen.value = f"{STYLE_TAG}<b>selected</b>: {escape(name_of(selection.token))}"
+
     for control in controls:
         control.observe(redraw, "value")
+    if selection is not None:
+        selection.observe(say, "token")
+        say()
     rows = [widgets.HBox(list(controls), layout=widgets.Layout(flex_flow="row wrap")), message]
-    return widgets.VBox([*rows, *(live.widget for live in lives)])
+    return widgets.VBox([*rows, widgets.HBox([*save_row(lambda: shown), chosen]), *(live.widget for live in lives)])
 
 
 def slider(label: str, value: int, low: int, high: int) -> widgets.IntSlider:

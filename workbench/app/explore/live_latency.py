@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 from ipywidgets import VBox
 
 from workbench.app.explore.live import explorer, slider
+from workbench.core.blocks import Prompt
 from workbench.data.sample import Sample
 from workbench.experiments import ttft
 from workbench.experiments.record import device_name
@@ -15,7 +16,8 @@ from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics.latency import STAGES, stages
 from workbench.models.loading import Loaded
 from workbench.plots.bars import breakdown, listed
-from workbench.store import Store
+from workbench.plots.findings import times
+from workbench.store import MemoryStore, Store
 
 MOST = 4096  # tokens
 
@@ -27,26 +29,43 @@ def latency_explorer(loaded: Loaded, samples: Sequence[Sample], question: int = 
 
     def draw(length: int, cached: int, percent: int) -> go.Figure:
         prompt = ttft.prompt_of_length(length, samples, tokenizer, layout, min(question, length // 2))
-        store = ttft.filled(model, prompt.context)
-        partial = ttft.partial_store(model, prompt.context, store, round(cached / 100 * len(prompt.context)))
-        select = QueryGuided() if percent else None
-        recomputed = f"the same, {percent}% recomputed"
-        methods: dict[str, tuple[Full | Reuse, Store]] = {
-            "full attention": (Full(), store),
-            f"blocks, {cached}% cached": (Reuse(), partial),
-            recomputed: (Reuse(select=select, ratio=percent / 100), partial),
-        }
-        seconds = {
-            name: stages(model, prompt, method, blocks, repeats).seconds for name, (method, blocks) in methods.items()
-        }
-        return breakdown(
-            seconds,
-            STAGES,
-            title=f"{len(prompt):,} tokens in {len(prompt.blocks)} blocks",
-            notice=f"With {percent}% recomputed: {listed(STAGES, seconds[recomputed])}. Blocks that are not cached are "
-            "encoded while blocks are put in place.",
-            caption=f"Medians of {repeats} requests, {device_name(model.device)}.",
-        )
+        return stages_of(loaded, prompt, ttft.filled(model, prompt.context), cached, percent, repeats)
 
     tokens = slider("tokens", 512, min(64, longest), longest)
     return explorer([tokens, slider("cached (%)", 100, 0, 100), slider("recomputed (%)", 0, 0, 100)], draw)
+
+
+def request_explorer(loaded: Loaded, prompt: Prompt, repeats: int = 3) -> VBox:
+    """Explore share of the blocks of one prompt that is in the store, and share of its tokens recomputed."""
+    store = ttft.filled(loaded.model, prompt.context)
+
+    def draw(cached: int, percent: int) -> go.Figure:
+        return stages_of(loaded, prompt, store, cached, percent, repeats)
+
+    return explorer([slider("cached (%)", 100, 0, 100), slider("recomputed (%)", 15, 0, 100)], draw)
+
+
+def stages_of(loaded: Loaded, prompt: Prompt, store: MemoryStore, cached: int, percent: int, repeats: int) -> go.Figure:
+    """Measure and draw the stages of three methods; `cached` and `percent` recomputed in percent."""
+    model = loaded.model
+    partial = ttft.partial_store(model, prompt.context, store, round(cached / 100 * len(prompt.context)))
+    select = QueryGuided() if percent else None
+    recomputed = f"the same, {percent}% recomputed"
+    methods: dict[str, tuple[Full | Reuse, Store]] = {
+        "full attention": (Full(), store),
+        f"blocks, {cached}% cached": (Reuse(), partial),
+        recomputed: (Reuse(select=select, ratio=percent / 100), partial),
+    }
+    seconds = {
+        name: stages(model, prompt, method, blocks, repeats).seconds for name, (method, blocks) in methods.items()
+    }
+    full, _, partly = (sum(of_stages.values()) for of_stages in seconds.values())
+    return breakdown(
+        seconds,
+        STAGES,
+        title=f"{len(prompt):,} tokens in {len(prompt.blocks)} blocks",
+        notice=f"With {percent}% recomputed the first token comes {times(full / partly, 'sooner', 'later')} than with "
+        f"full attention: {listed(STAGES, seconds[recomputed])}. Blocks that are not cached are encoded while others "
+        "are put in place.",
+        caption=f"Medians of {repeats} requests, {device_name(model.device)}.",
+    )

@@ -1,6 +1,6 @@
 """What explorers of prompts share: the number of a sample, a selector, layer and head, and where a token looks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,6 +13,7 @@ from workbench.methods import select
 from workbench.models.loading import Loaded
 from workbench.plots.attention_mass import attention
 from workbench.plots.looks import SELECTORS
+from workbench.plots.token_axes import TokenAxes, counts_tokens
 
 
 def view_of(loaded: Loaded, samples: Sequence[Sample], number: int) -> Reading:
@@ -36,7 +37,7 @@ def attention_of(mass: Mapping[str, np.ndarray], view: Reading, layer: int, head
     """Draw where the last token looks: `mass` mode → [L, H, T]; `layer` and `head` as in `layer_and_head`."""
     heads = slice(None) if head < 0 else slice(head, head + 1)
     which = "mean over heads" if head < 0 else f"head {head}"
-    return attention(
+    drawn = attention(
         {mode: tokens[:, heads] for mode, tokens in mass.items()},
         view.tokens,
         view.block_of,
@@ -45,3 +46,15 @@ def attention_of(mass: Mapping[str, np.ndarray], view: Reading, layer: int, head
         notice=f"Layer {layer}, {which}; ★ marks blocks that the answer needs.",
         caption=caption,
     )
+    return counts_tokens(drawn, TokenAxes(len(view.tokens), len(view.tokens)))
+
+
+def naming(view: Reading) -> Callable[[int], str]:
+    """Return a function that describes a token by its position, text and block."""
+
+    def described(token: int) -> str:
+        block = int(view.block_of[token])
+        place = "the question" if block == len(view.prompt.blocks) - 1 else f"block {block}"
+        return f"token {token:,} “{view.tokens[token]}” of {place}"
+
+    return described

@@ -35,7 +35,7 @@ def repair_explorer(loaded: Loaded, samples: Sequence[Sample], cached: Mapping[s
             marked=view.supporting,
             notice=f"In the last layer {SELECTORS.name_of(spec)} at {percent}% leaves {repaired.context[-1]:.0%} of "
             f"the context's deviation, and {repaired.asked[-1]:.0%} of the question's.",
-            caption=f"{view.source}. ★ marks passages that the answer needs; white: less than rounding.",
+            caption=f"{view.source}. ★ marks passages that the answer needs; blank: less than rounding.",
         )
 
     controls = [number_slider("question", samples), menu(list(cached)), selector_menu("kv_deviation")]

@@ -1,12 +1,13 @@
 """Choose method, threshold, layer and head: kept tiles over true attention, and the union or the rules behind them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import plotly.graph_objects as go
 from ipywidgets import Checkbox, Dropdown, Layout, SelectionSlider, VBox
 from transformers import PreTrainedModel
 
+from workbench.app.explore.linked import Selection
 from workbench.app.explore.live import explorer, menu, number_slider, slider
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
@@ -18,6 +19,7 @@ from workbench.plots.bfla_rules import bfla_rules as rules_figure
 from workbench.plots.bfla_rules import first_rule
 from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.tile_recall import Span, maps, of_head
+from workbench.plots.token_axes import TokenAxes, counts_tokens
 from workbench.plots.union import union as union_figure
 
 SECOND = {"union to pages": "union", "which rule keeps a tile (BFLA)": "rules"}
@@ -83,6 +85,8 @@ def tiles_explorer(
     caption: str = "",
     layer: int = 0,
     head: int = 0,
+    selection: Selection | None = None,
+    name_of: Callable[[int], str] | None = None,
 ) -> VBox:
     """Explore `states` of one prompt; `layer` and `head` are their places in the lists and begin. Below the tiles: the
     union of one chunk, or the rules of BFLA."""
@@ -111,6 +115,7 @@ def tiles_explorer(
             notice=said(choice, head),
             caption=caption,
         )
+        counts_tokens(tiles, TokenAxes(length, length, y=True))
         if second == "rules":
             return [tiles, rules(states, layer, method, head, caption)]
         rows = slice(number * chunk, min((number + 1) * chunk, length))
@@ -131,7 +136,8 @@ def tiles_explorer(
     chunks = Checkbox(value=False, description=f"choose in chunks of {chunk}")
     last = (length - 1) // chunk
     methods = method_and_threshold([*specs, *others(specs, sparse.named(specs[0]).size, model)])
-    return explorer([*methods, layers, heads, below, chunks, slider("chunk", last, 0, last)], draw)
+    controls = [*methods, layers, heads, below, chunks, slider("chunk", last, 0, last)]
+    return explorer(controls, draw, selection=selection, name_of=name_of)
 
 
 def said(choice: Chosen, head: int) -> str:

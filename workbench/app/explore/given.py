@@ -1,0 +1,68 @@
+"""What people give to an explorer: a model in any form, a prompt in any form."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from workbench import models
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.data import layouts, prompt_view
+from workbench.data.prompt_view import Reading
+from workbench.data.sample import Sample
+from workbench.models.about import layout_of, tokenizer_of
+from workbench.models.checkpoints import folder
+from workbench.models.loading import Loaded
+
+Model = str | Path | Loaded | PreTrainedModel | tuple
+Given = str | Sequence[str] | Prompt | Sample | Reading
+
+
+def loaded_of(model: Model) -> Loaded:
+    """Return a model with tokenizer and layout.
+
+    `model` is a name, a folder, what `models.load` returns, (model, tokenizer) with or without a layout, or a
+    transformers model that knows the folder it came from. Raises BadInput for anything else.
+    """
+    match model:
+        case Loaded():
+            return model
+        case str() | Path():
+            return models.load(model)
+        case PreTrainedModel():
+            place = folder(str(model.name_or_path))
+            tokenizer = tokenizer_of(place)
+            return Loaded(model, tokenizer, layout_of(place, tokenizer))
+        case (PreTrainedModel() as lm, tokenizer):
+            return Loaded(lm, tokenizer, layout_of(folder(str(lm.name_or_path)), tokenizer))
+        case (PreTrainedModel() as lm, tokenizer, layout):
+            return Loaded(lm, tokenizer, layout)
+    raise BadInput(f"model is {type(model).__name__}: a name, a folder or what models.load returns is needed")
+
+
+def reading_of(loaded: Loaded, prompt: Given, question: str = "") -> Reading:
+    """Return a prompt with the text of its tokens.
+
+    `prompt` is a text (passages between blank lines; its last paragraph is the question unless `question` is given), a
+    list of texts of blocks (the last one is the question), a `Prompt`, a `Sample` or a `Reading`. Raises BadInput.
+    """
+    _, tokenizer, layout = loaded
+    match prompt:
+        case Reading():
+            return prompt
+        case Sample():
+            return prompt_view.of_sample(prompt, f"sample {prompt.id}", tokenizer, layout)
+        case Prompt():
+            texts = prompt_view.texts(prompt, tokenizer)
+            return Reading(prompt, texts, "a prompt", str(tokenizer.decode(prompt.blocks[-1].tokens)).strip())
+        case str():
+            text, _, last = (prompt.strip(), "", question) if question else prompt.strip().rpartition("\n\n")
+            if not text:
+                raise BadInput("the prompt is one paragraph: give passages, a blank line, and the question behind it")
+            return prompt_view.of_text(text, last, tokenizer, layout)
+    if isinstance(prompt, Sequence) and len(prompt) > 1 and all(isinstance(piece, str) for piece in prompt):
+        pieces = tuple(prompt)
+        (joined,) = layouts.prompts([list(pieces)], tokenizer, bos=layout.bos)
+        return Reading(joined, prompt_view.texts(joined, tokenizer), "own blocks", pieces[-1].strip(), pieces=pieces)
+    raise BadInput("prompt: a text, a list of at least two texts, a Prompt or a Sample is needed")

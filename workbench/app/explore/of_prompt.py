@@ -1,0 +1,137 @@
+"""Explorers of one prompt: masks, deviation, recomputed tokens, sparse tiles. A selected token is marked in all."""
+
+from functools import lru_cache
+
+import plotly.graph_objects as go
+import torch
+from ipywidgets import VBox
+from transformers import PreTrainedModel
+
+from workbench.app.explore.critical import answers
+from workbench.app.explore.given import Given, Model, loaded_of, reading_of
+from workbench.app.explore.linked import selection_of
+from workbench.app.explore.live import explorer, slider
+from workbench.app.explore.live_masks import masks_explorer
+from workbench.app.explore.long import long_explorer
+from workbench.app.explore.prompts import naming, selector_menu
+from workbench.app.explore.tiles import tiles_explorer
+from workbench.core.blocks import Prompt
+from workbench.core.kv import KV
+from workbench.engine.assembly import assemble
+from workbench.methods import prepare as preparations
+from workbench.methods import select
+from workbench.methods.sparse._small import small
+from workbench.metrics.answers import exact_match
+from workbench.metrics.kv_deviation import full_attention_kv, repair
+from workbench.metrics.tile_recall import dense_states
+from workbench.plots.chosen_tokens import Choice, coloured
+from workbench.plots.deviation import deviation as deviation_map
+from workbench.plots.deviation_findings import of_repair
+from workbench.plots.looks import SELECTORS, reuse_name
+from workbench.store import MemoryStore
+
+TILE, LONG = 32, 4096  # tokens: of a tile; of a prompt from which on the choice of tiles is shown in a window
+TEXT = 1200  # tokens of text that are shown at once
+
+
+def masks(model: Model, prompt: Given, question: str = "", rule: str = "causal & (same_block | window(64))") -> VBox:
+    """Explore who sees whom under full, block attention and a rule of one's own, and where the model then looks."""
+    loaded = loaded_of(model)
+    return masks_explorer(loaded, reading_of(loaded, prompt, question), rule)
+
+
+def deviation(model: Model, prompt: Given, question: str = "", prepare: str = "after_system") -> VBox:
+    """Explore how far cached keys and values are from full attention, token by token and layer, and what recomputing
+    some of them leaves of it.
+
+    `prepare` is a preparation without a corpus. Raises BadInput for an unknown one.
+    """
+    loaded = loaded_of(model)
+    lm, view = loaded.model, reading_of(loaded, prompt, question)
+    end = view.prompt.starts[-1]
+    kv, truth = _reused(lm, view.prompt, prepare), full_attention_kv(lm, view.prompt)
+
+    @lru_cache
+    def scores(spec: str) -> torch.Tensor:
+        return select.named(spec)(lm, view.prompt, kv)
+
+    def draw(spec: str, percent: int) -> go.Figure:
+        rows = select.choose(scores(spec), view.prompt, percent / 100)
+        (left,) = repair(lm, view.prompt, kv, [rows], truth)
+        gaps = {f"cached {prepare}": left.before, f"{len(rows):,} tokens recomputed": left.after}
+        return deviation_map(
+            {name: gap[:end].cpu().numpy() for name, gap in gaps.items()},
+            view.tokens[:end],
+            view.block_of[:end],
+            marked=view.supporting,
+            notice=of_repair(SELECTORS.name_of(spec), percent / 100, left),
+            caption=f"{view.source}, {len(view.prompt):,} tokens. Blank: less than rounding. Click a token to mark it.",
+        )
+
+    controls = [selector_menu("kv_deviation"), slider("recomputed (%)", 15, 0, 100)]
+    return explorer(controls, draw, selection=selection_of(view.prompt), name_of=naming(view))
+
+
+def tokens(model: Model, prompt: Given, question: str = "", prepare: str = "after_system") -> VBox:
+    """Explore on the text itself which tokens a selector recomputes at a ratio, and what the model then answers."""
+    loaded = loaded_of(model)
+    lm, view = loaded.model, reading_of(loaded, prompt, question)
+    kv = _reused(lm, view.prompt, prepare)
+    everything = torch.arange(view.prompt.starts[-1])
+
+    @lru_cache
+    def scores(spec: str) -> torch.Tensor:
+        return select.named(spec)(lm, view.prompt, kv)
+
+    @lru_cache
+    def said(spec: str, percent: int) -> str:
+        rows = select.choose(scores(spec), view.prompt, percent / 100)
+        return answers(loaded, view.prompt, kv, [rows], 24)[0]
+
+    reuse, full = answers(loaded, view.prompt, kv, [everything[:0], everything], 24)
+
+    def draw(spec: str, percent: int, block: int) -> go.Figure:
+        rows, answer = select.choose(scores(spec), view.prompt, percent / 100), said(spec, percent)
+        same = "the answer of full attention" if exact_match(answer, [full]) else f"full attention says “{full}”"
+        expected = f" Expected: {', '.join(view.answers)}." if view.answers else ""
+        return coloured(
+            {SELECTORS.name_of(spec): Choice(scores(spec).cpu().numpy(), rows.cpu().numpy())},
+            view.tokens,
+            view.block_of,
+            marked=view.supporting,
+            first=view.prompt.starts[block],
+            most=TEXT,
+            title=f"{percent}% recomputed: “{answer}”",
+            notice=f"“{view.question}” With {len(rows):,} of {len(everything):,} tokens recomputed: {same}. "
+            f"{reuse_name(prepare)[:1].upper()}{reuse_name(prepare)[1:]} alone says “{reuse}”.{expected}",
+            caption=f"{view.source}, {len(view.prompt):,} tokens. Colour: rank of the score; framed: recomputed; the "
+            "question always is. Click a token to mark it in the other figures.",
+        )
+
+    blocks = slider("from block", 0, 0, len(view.prompt.blocks) - 1)
+    controls = [selector_menu("query_guided"), slider("recomputed (%)", 15, 0, 100), blocks]
+    return explorer(controls, draw, selection=selection_of(view.prompt), name_of=naming(view))
+
+
+def sparse(
+    model: Model, prompt: Given, question: str = "", methods: tuple[str, ...] = ("bfla", "flash_prefill"), tile: int = 0
+) -> VBox:
+    """Explore which key tiles sparse methods keep, over the attention that the tiles truly get.
+
+    `tile` is the size of the tiles in tokens; 0 stands for 32, or 128 from 4,096 tokens on. Of such a prompt, the whole
+    choice is shown in small and a window of it tile by tile.
+    """
+    loaded = loaded_of(model)
+    view = reading_of(loaded, prompt, question)
+    states = dense_states(loaded.model, view.prompt.tokens)
+    size = tile or (TILE if len(states) < LONG else 4 * TILE)
+    specs = [small(spec, size) for spec in methods]
+    caption = f"{view.source}, {len(states):,} tokens. Stronger: more attention. {', '.join(specs)}."
+    own = {"caption": caption, "selection": selection_of(view.prompt), "name_of": naming(view)}
+    if len(states) >= LONG:
+        return long_explorer(states, specs, **own)
+    return tiles_explorer(loaded.model, states, specs, **own)
+
+
+def _reused(lm: PreTrainedModel, prompt: Prompt, prepare: str) -> KV:
+    return assemble(lm, prompt, preparations.named(prepare)(lm, [prompt], MemoryStore(1 << 40))[0])
