@@ -1,6 +1,7 @@
 """`workbench bench question` and the like: every candidate of every whole-model benchmark can be carried out."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.blocks import Block, Prompt
+from workbench.engine import static_batch
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.experiments.bench import chunked, operations, recompute, whole_model
@@ -45,6 +47,20 @@ def test_every_candidate_can_be_carried_out(scene, name, monkeypatch):
         for entry in found["contestants"]:
             assert "problem" not in entry, entry
             assert entry["ms"] > 0 and entry["ratio"] > 0
+
+
+@pytest.mark.parametrize("name", ["question", "decode"])
+def test_other_ways_take_the_place_of_baselines_and_are_put_back(scene, name, monkeypatch):
+    monkeypatch.setattr(operations, "CONTEXTS", (4,))
+    before = static_batch.UNIT
+    for work, candidates in OPERATIONS[name](replace(scene, tuning=True)):
+        assert all(candidate.name.startswith("ours") for candidate in candidates) and len(candidates) > 3
+        for candidate in candidates:
+            candidate.runs = 1
+        found = whole_model.measured(work, candidates, Roof(1e9, 1e9))
+        assert [entry for entry in found["contestants"] if "problem" in entry] == []
+        assert name == "decode" or all(entry["cosine"] > 0.999 for entry in found["contestants"])
+    assert before == static_batch.UNIT
 
 
 def test_recomputed_rows_are_chosen_within_the_time_and_random_ones_are_called_so(scene):

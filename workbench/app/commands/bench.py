@@ -29,7 +29,9 @@ def bench_command(
     kernel: Annotated[str, typer.Argument(help=KERNEL)],
     against: Annotated[str, typer.Option(help="Baselines: flash, cudnn, flex, flashinfer, or `all`")] = AGAINST,
     check: Annotated[bool, CHECK] = False,
-    variants: Annotated[bool, typer.Option("--variants", help="Also try other launch shapes")] = False,
+    variants: Annotated[
+        bool, typer.Option("--variants", help="Also try other launch shapes; of whole models other ways, no baselines")
+    ] = False,
     only: Annotated[str, typer.Option(help="Workloads whose name holds this text")] = "",
     out: Annotated[Path, typer.Option(help="Folder for KERNEL.json; workloads that it holds of this GPU stay")] = OUT,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout")] = False,
@@ -85,7 +87,9 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path,
         report: dict[str, Any] = {}
         seen: set[str] = set()
         path = out / f"{name}.json"
-        parts = operations.run(name, names, only) if name in bench.MODELS else run(name, names, variants, only)
+        parts = (
+            operations.run(name, names, only, variants) if name in bench.MODELS else run(name, names, variants, only)
+        )
         for part in parts:  # the facts of the GPU, then one workload after the other
             if as_json:
                 print(json.dumps(part), flush=True)

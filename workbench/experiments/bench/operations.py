@@ -13,11 +13,11 @@ from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.engine.compile import fused
-from workbench.engine.cuda_graphs import Runner
 from workbench.engine.forward import all_rows, prefill_many
-from workbench.experiments.bench import chunked, stock
+from workbench.experiments.bench import chunked, over_pages, stock
 from workbench.experiments.bench.density import Counted
-from workbench.experiments.bench.pools import BLOCK, describe, filled, token_of
+from workbench.experiments.bench.over_pages import VARIANTS
+from workbench.experiments.bench.pools import BLOCK, token_of
 from workbench.experiments.bench.recompute import QUESTION, recompute
 from workbench.experiments.bench.run import gpu_facts
 from workbench.experiments.bench.timing import roof
@@ -31,39 +31,28 @@ CONTEXTS = (32, 4, 8, 16, 64)  # units under the question; variants of ours are 
 PROMPTS = (128, 2, 4, 8, 16, 32, 64)  # units that are prefilled at once
 
 
-def paged(scene: Scene, context: int, question: int, graphs: bool, compiled: bool, candidate: Candidate) -> Sample:
-    """Compute the question over a pool: page table, copy to the device, forward pass, token on the host."""
-    pool, cached = filled(scene, context, question, candidate)
-    runner = Runner(scene.model, pool, graphs and GPU, compiled and graphs and GPU)
-    ids = scene.ids(question)
-
-    def first_token() -> int:
-        prompt = pool.open(cached, question)
-        token = int(runner.prefill([prompt], [ids])[0].argmax())
-        pool.close(prompt)
-        for captured in runner.captured.values():
-            describe(candidate, captured)
-        return token
-
-    return partial(clock, first_token)
-
-
 def question(scene: Scene) -> Iterator[Comparison]:
+    """Yield the question over each context; with `scene.tuning`, other ways in place of the baselines."""
     for length in CONTEXTS:
         context, count = length * scene.unit, min(QUESTION, scene.unit)
         pairs = count * context + count * (count + 1) / 2
         shape = {"context": context, "question": count, "block": min(BLOCK, scene.unit)}
         name = f"50-token question over {length}K cached"
-        candidates = [Candidate("ours", partial(paged, scene, context, count, True, True), 30)]
-        if length == CONTEXTS[0]:
+        asked = partial(over_pages.question, scene, context, count)
+        candidates = [Candidate("ours", asked, 30)]
+        if scene.tuning:
+            candidates += [Candidate(f"ours, {name}", partial(asked, **how), 30) for name, how in VARIANTS.items()]
+        else:
+            if length == CONTEXTS[0]:
+                candidates += [
+                    Candidate("ours, layers not fused", partial(asked, layers="model"), 30),
+                    Candidate("ours, layers compiled", partial(asked, layers="compiled"), 30),
+                    Candidate("ours, nor captured", partial(asked, graphs=False), 10),
+                ]
             candidates += [
-                Candidate("ours, layers not fused", partial(paged, scene, context, count, True, False), 30),
-                Candidate("ours, nor captured", partial(paged, scene, context, count, False, False), 10),
+                Candidate("transformers, ready prefix cache", partial(stock.prefix, scene, context, count), 15),
+                Candidate("transformers, full prefill", partial(stock.whole, scene, context + count, ""), 4),
             ]
-        candidates += [
-            Candidate("transformers, ready prefix cache", partial(stock.prefix, scene, context, count), 15),
-            Candidate("transformers, full prefill", partial(stock.whole, scene, context + count, ""), 4),
-        ]
         yield Workload(name, shape, scene.flops(count, pairs), scene.bytes(context)), candidates
 
 
@@ -132,47 +121,34 @@ def whole_prompt(scene: Scene) -> Iterator[Comparison]:
 
 
 def decode(scene: Scene) -> Iterator[Comparison]:
+    """Yield a token of each of eight answers; with `scene.tuning`, other ways in place of the baselines."""
     context, batch = 32 * scene.unit, 8
     shape = {"context": context, "batch": batch, "shared": True}
     flops = scene.flops(batch, float(batch * context), batch)
-    candidates = [
-        Candidate("ours", partial(answers, scene, context, batch, True), 4),
-        Candidate("ours, layers not fused", partial(answers, scene, context, batch, False), 4),
-        Candidate("transformers", partial(stock.answers, scene, context, batch), 10),
-    ]
+    decoded = partial(over_pages.answers, scene, context, batch)
+    candidates = [Candidate("ours", decoded, 30)]
+    if scene.tuning:
+        tried = {name: how for name, how in VARIANTS.items() if "unit" not in how and "run" not in how}
+        candidates += [Candidate(f"ours, {name}", partial(decoded, **how), 30) for name, how in tried.items()]
+    else:
+        candidates += [
+            Candidate("ours, layers not fused", partial(decoded, layers="model"), 4),
+            Candidate("ours, layers compiled", partial(decoded, layers="compiled"), 4),
+            Candidate("transformers", partial(stock.answers, scene, context, batch), 10),
+        ]
     yield Workload("a token of each of 8 over 32K", shape, flops, scene.bytes(context)), candidates
-
-
-def answers(scene: Scene, context: int, batch: int, compiled: bool, candidate: Candidate, count: int = 33) -> Sample:
-    """Decode eight requests over the same pages; a sample is the mean of some steps, fetching of tokens included."""
-    own = min(QUESTION, scene.unit) + count
-    pool, cached = filled(scene, context, batch * (own + 64), candidate)
-    runner, ids = Runner(scene.model, pool, compile=compiled and GPU), scene.ids(own - count)
-
-    def sample() -> float:
-        prompts = [pool.open(cached, own) for _ in range(batch)]
-        logits = runner.prefill(prompts, [ids] * batch)
-        ms = clock(lambda: list(runner.decode(prompts, logits, count))) / (count - 1)
-        for prompt in prompts:
-            pool.close(prompt)
-        for bucket, captured in runner.captured.items():
-            if bucket.reserve:
-                describe(candidate, captured)
-        return ms
-
-    return sample
 
 
 OPERATIONS = {"question": question, "recompute": recompute, "prefill": whole_prompt, "decode": decode}
 
 
-def run(name: str, against: list[str], only: str = "") -> Iterator[dict[str, Any]]:
+def run(name: str, against: list[str], only: str = "", tuning: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the report as it grows, in the form of `bench.run.run`. BadInput where there is no GPU."""
     if not GPU:
         raise BadInput("whole models are timed on a GPU, and there is none here")
     ceiling = roof()
     yield gpu_facts() | {"kernel": name, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
-    scene = Scene(build(), against)
+    scene = Scene(build(), against, tuning=tuning)
     if name == "chunked":
         yield from (entry for entry in chunked.entries(scene, ceiling) if only in entry["name"])
         return

@@ -5,6 +5,8 @@ They therefore contain all that a request needs: page tables, copies, the token 
 """
 
 import gc
+import json
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -64,11 +66,15 @@ Comparison = tuple[Workload, list[Candidate]]
 
 @dataclass(frozen=True)
 class Scene:
-    """The arguments of every operation: the model, tokens of a `unit` (1024; tests take fewer), baselines asked for."""
+    """The arguments of every operation: the model, tokens of a `unit` (1024; tests take fewer), baselines asked for.
+
+    tuning   what is tried beside the default is timed, in place of the baselines
+    """
 
     model: PreTrainedModel
     against: list[str]
     unit: int = 1024
+    tuning: bool = False
 
     def ids(self, count: int) -> torch.Tensor:
         """Draw token ids [count] on the CPU."""
@@ -117,6 +123,7 @@ def measured(work: Workload, candidates: list[Candidate], ceiling: Roof) -> dict
             traceback.print_exc()
             times[candidate.name] = timing.reason(problem)
         sample = None
+        print(json.dumps({"done": candidate.name} | candidate.facts, default=str), file=sys.stderr, flush=True)
         candidate.after.close()
         gc.collect()
         if GPU:
