@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.random_models import FAMILIES, Letters, model_of, prompt_of
+from tests.random_models import FAMILIES, Letters, block_of, model_of, prompt_of
 from workbench.core.masks import block_attention, causal, window
 from workbench.core.plan import Plan
 from workbench.core.tile_grid import Grid
@@ -113,14 +113,15 @@ def test_blocks_encoded_in_one_launch_are_those_encoded_by_torch(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
-def test_a_graph_computes_what_its_step_computes(dtype, shared):
+@pytest.mark.parametrize("layers", ["fused", "model"])
+def test_a_graph_computes_what_its_step_computes(dtype, shared, layers):
     """Question and answers of three requests over shared pages, captured and not."""
     model, found = wide(dtype), []
     for graphs in (True, False):
         pool = Pool(model, 200)
         cached = pool.encode(model, LONG.context)
         contexts = (cached, cached[:3], cached) if shared else (cached, cached[:2], cached[1:])
-        runner = Runner(model, pool, graphs)
+        runner = Runner(model, pool, graphs, layers=layers)
         for _ in range(2):  # the second time all is captured
             held = [pool.open(context, 50 + 40) for context in contexts]
             logits = runner.prefill(held, [LONG.tokens[-n:] for n in (50, 20, 33)])
@@ -136,14 +137,35 @@ def test_a_graph_computes_what_its_step_computes(dtype, shared):
 
 def test_fused_layers_compute_what_layers_compute():
     model, answers = wide(torch.float32), []
-    for compiled in (False, True):
+    for layers in ("model", "compiled", None):
         pool = Pool(model, 200)
         held = pool.open(pool.encode(model, LONG.context), 90)
-        runner = Runner(model, pool, compile=compiled)
+        runner = Runner(model, pool, layers=layers)
+        assert runner.layers == (layers or "fused"), runner.why
         logits = runner.prefill([held], [LONG.tokens[-50:]])
         answers.append((logits, list(runner.decode([held], logits, 10))))
-    torch.testing.assert_close(answers[0][0], answers[1][0], atol=1e-3, rtol=1e-3)
-    assert answers[0][1] == answers[1][1]
+    for logits, tokens in answers[1:]:
+        torch.testing.assert_close(answers[0][0], logits, atol=1e-3, rtol=1e-3)
+        assert answers[0][1] == tokens
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_fused_layers_in_half_precision_over_pages_in_pairs(monkeypatch, overlap):
+    """Blocks of an odd number of pages among long ones, keys rerotated two pages at a time; kernels that overlap."""
+    monkeypatch.setattr("workbench.kernels._triton.OVERLAP", overlap)
+    model, answers = wide(), []
+    for run, layers in ((1, "model"), (2, "fused")):
+        pool = Pool(model, 200)
+        pool.run = run
+        blocks = [*LONG.context, *(block_of(n, seed=n) for n in (1024, 1024, 700, 1024))]
+        held = pool.open(pool.encode(model, blocks)[::-1], 60)
+        runner = Runner(model, pool, layers=layers)
+        for _ in range(3):
+            held.written = 0
+            answers.append(runner.prefill([held], [LONG.tokens[-50:]])[0])
+        assert held.table.run == run
+    for logits in answers[1:]:
+        near(logits, answers[0])
 
 
 def test_pages_compute_what_an_assembled_copy_computes():
