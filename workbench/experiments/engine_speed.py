@@ -1,0 +1,195 @@
+"""Both engines on the same questions: greedy tokens beside each other, and how fast each answers and decodes.
+
+    unit = answered(loaded, trial, samples, batches=(1, 16))
+    unit = decoded(loaded, prompts, batches=(1, 16), count=64)
+
+Where tokens differ, the place is asked once more: of the contiguous path. A gap of at
+most one step of the dtype between the logits of the two tokens is a tie; up to `NEAR` steps is what rounding in some
+layers adds up to.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import zip_longest
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.experiments.trial import Trial, batches
+from workbench.methods import Method, finish
+from workbench.methods.generation import Generation, generate
+from workbench.metrics.answers import Records
+from workbench.metrics.fidelity import predict
+from workbench.models.loading import Loaded
+from workbench.store import MemoryStore
+
+ENGINES = ("contiguous", "paged")
+NEAR = 8  # steps of the dtype between logits that rounding in the layers before may make
+LISTED = 50  # differences that are listed
+Tokens = list[tuple[int, ...]]
+Tell = Callable[[str], None]
+
+
+def answered(
+    loaded: Loaded, trial: Trial, prompts: Sequence[Prompt], sizes: Sequence[int], tell: Tell
+) -> dict[str, Any]:
+    """Answer prompts as a trial does, by both engines, so many at a time: {speed: rows, tokens: rows}.
+
+    Each engine answers twice: over an empty store, where blocks are encoded and steps captured within the time
+    ("cold"), and over the store that this leaves ("warm").
+    """
+    model, method = loaded.model, trial.method(system=bool(loaded.layout.system))
+    speed: Records = []
+    said: dict[tuple[str, int], Tokens] = {}
+    for size in sizes:
+        for engine in ENGINES:
+            store = MemoryStore(1 << 62)
+            for state in ("cold", "warm"):
+                one = replace(trial, batch=size, engine=engine)
+                seconds, generations = _timed(
+                    model, lambda one=one, store=store: one.answer(prompts, loaded, store, None, method)
+                )
+                row = {"engine": engine, "batch": size, "store": state, **_rates(seconds, generations)}
+                speed.append(row)
+                tell(
+                    " ".join(
+                        f"{key} {value if isinstance(value, str) else round(value, 2)}" for key, value in row.items()
+                    )
+                )
+            said[engine, size] = [generation.tokens for generation in generations]
+            del store
+    pairs = [(("contiguous", size), ("paged", size)) for size in sizes]
+    pairs += [(("contiguous", sizes[0]), ("contiguous", size)) for size in sizes[1:]]  # how much batches change alone
+    tokens = [
+        {
+            "one": list(one),
+            "other": list(other),
+            **differences(loaded, prompts, method, said[one], said[other]),
+        }
+        for one, other in pairs
+    ]
+    return {"speed": speed, "tokens": tokens}
+
+
+def differences(
+    loaded: Loaded, prompts: Sequence[Prompt], method: Method, said: Tokens, others: Tokens
+) -> dict[str, Any]:
+    """Compare two engines' greedy tokens: {questions, equal, ties, near, other, listed}."""
+    differing = [i for i, (one, other) in enumerate(zip(said, others, strict=True)) if one != other]
+    listed = [_difference(loaded.model, prompts[i], method, said[i], others[i]) | {"question": i} for i in differing]
+    counts = {kind: sum(row["kind"] == kind for row in listed) for kind in ("tie", "near", "other")}
+    listed.sort(key=lambda row: -row["steps"])
+    return {"questions": len(said), "equal": len(said) - len(differing), **counts, "listed": listed[:LISTED]}
+
+
+def decoded(
+    loaded: Loaded, prompts: Sequence[Prompt], method: Method, sizes: Sequence[int], count: int, tell: Tell
+) -> Records:
+    """Decode `count` tokens of every prompt by both engines, no end token ending any: tokens a second behind the first.
+
+    {engine, batch, tokens_per_s, ms_per_step, requests}; a batch that is warmed up is not counted.
+    """
+    model, rows = loaded.model, Records()
+    words = _Endless(loaded.tokenizer)
+    with endless(model):
+        for size in sizes:
+            groups = list(batches([len(prompt) for prompt in prompts], size))
+            for engine in ENGINES:
+                store = MemoryStore(1 << 62)
+                seconds = []
+                for number, group in enumerate([groups[0], *groups]):
+                    asked = [prompts[i] for i in group]
+                    spent, said = _timed(
+                        model,
+                        lambda asked=asked, store=store, engine=engine: generate(
+                            model, words, asked, method, store, count, engine=engine
+                        ),
+                    )
+                    if number and len(group) == size:
+                        seconds.append(spent - max(one.ttft for one in said))
+                if seconds:
+                    step = median(seconds) / (count - 1)
+                    rates = {"tokens_per_s": size / step, "ms_per_step": 1e3 * step, "requests": size * len(seconds)}
+                    rows.append({"engine": engine, "batch": size, "count": count, **rates})
+                    tell(f"decoding {engine} batch {size}: {size / step:,.0f} tokens/s, {1e3 * step:.2f} ms a step")
+    return rows
+
+
+@contextmanager
+def endless(model: PreTrainedModel) -> Iterator[None]:
+    """Let no token end a text meanwhile."""
+    owners = [model.generation_config, model.config, model.config.get_text_config(decoder=True)]
+    before = [getattr(owner, "eos_token_id", None) for owner in owners]
+    for owner in owners:
+        owner.eos_token_id = None
+    try:
+        yield
+    finally:
+        for owner, ids in zip(owners, before, strict=True):
+            owner.eos_token_id = ids
+
+
+class _Endless:
+    """A tokenizer without an end token."""
+
+    eos_token_id = None
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+
+    def decode(self, *tokens: Any, **options: Any) -> str:
+        return str(self.tokenizer.decode(*tokens, **options))
+
+
+def _difference(
+    model: PreTrainedModel, prompt: Prompt, method: Method, said: Sequence[int], other: Sequence[int]
+) -> dict[str, Any]:
+    """Tell by how much the first two tokens that differ do: {at, gap, steps, kind}.
+
+    An end token is none of an answer: it stands for the likeliest token that the other path did not take.
+    """
+    pairs = enumerate(zip_longest(said, other))
+    at, (a, b) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+    logits = _at(model, prompt, method, said[:at]).float()
+    first = int(logits.argmax()) if a is None else a
+    second = int(logits.topk(2).indices[1 if first == int(logits.argmax()) else 0]) if b is None else b
+    if a is None and first == second:
+        first = int(logits.topk(2).indices[1])
+    gap = abs(float(logits[first] - logits[second]))
+    largest = float(logits[[first, second]].abs().max())
+    steps = gap / _step(largest, model.dtype)
+    kind = "tie" if steps <= 1 else "near" if steps <= NEAR else "other"
+    return {"at": at, "gap": gap, "steps": steps, "kind": kind}
+
+
+def _at(model: PreTrainedModel, prompt: Prompt, method: Method, before: Sequence[int]) -> Tensor:
+    """Return the logits [V] behind a prompt and some tokens of its answer, by the contiguous path."""
+    ready = method.begin(model, [prompt], None, len(before) + 1)
+    logits = finish(model, ready)
+    return predict(model, ready, logits, [(*before, 0)])[0][-1]
+
+
+def _step(size: float, dtype: torch.dtype) -> float:
+    """Return the distance of two neighbouring numbers of a dtype at this size."""
+    _, exponent = torch.frexp(torch.tensor(max(size, 1e-30)))
+    return float(torch.finfo(dtype).eps * 2.0 ** (int(exponent) - 1))
+
+
+def _timed(model: PreTrainedModel, work: Callable[[], list[Generation]]) -> tuple[float, list[Generation]]:
+    begin = perf_counter()
+    done = work()
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return perf_counter() - begin, done
+
+
+def _rates(seconds: float, generations: Sequence[Generation]) -> dict[str, float]:
+    tokens = sum(len(generation.tokens) for generation in generations)
+    rates = {"questions_per_s": len(generations) / seconds, "tokens_per_s": tokens / seconds}
+    return {"questions": len(generations), "tokens": tokens, "seconds": seconds, **rates}
