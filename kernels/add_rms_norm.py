@@ -1,9 +1,10 @@
 """The sum that a layer goes on with, and its norm: one pass over rows that torch reads and writes five times.
 
-    add_rms_norm(x [R, C], weight [C], eps, residual [R, C] or None) -> [2, R, C], same dtype
+    add_rms_norm(x [R, C], weight [C], eps, residual [R, C] or None) -> [2, R, C], dtype of `weight`
 
 Plane 0 is `x + residual`, plane 1 its root mean square norm (arXiv:1910.07467) times `weight`. As transformers' norms
-do, the sum is rounded before it is squared, and the norm before it is weighted; squares are summed in fp32.
+do, the sum is rounded before it is squared, and the norm before it is weighted; squares are summed in fp32. `x` may
+come in parts [S, R, C] that are yet to be added up (`few_rows_linear`).
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from workbench.kernels._triton import after_previous, jit, need_triton, overlap,
 
 
 def reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """Computed in the dtype of `x`, squares in fp32 (fp64 for fp64)."""
+    """Computed in the dtype of `weight`, squares in fp32 (fp64 for fp64)."""
+    x = (x.sum(0) if x.ndim == 3 else x).to(weight.dtype)
     total = x if residual is None else x + residual
     wide = total.double() if x.dtype == torch.float64 else total.float()
     normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
@@ -24,8 +26,8 @@ def reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = N
 
 @jit
 def _add_rms_norm(
-    x, residual, weight, out, rows, x_row, residual_row, eps, C: tl.constexpr, CP: tl.constexpr, ADD: tl.constexpr,
-    PDL: tl.constexpr,
+    x, residual, weight, out, rows, x_part, x_row, residual_row, eps, PARTS: tl.constexpr, C: tl.constexpr, CP:
+    tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row."""
     row, col = tl.program_id(0).to(tl.int64), tl.arange(0, CP)
@@ -33,6 +35,10 @@ def _add_rms_norm(
     w = tl.load(weight + col, mask=inside, other=0.0)  # a weight is no result of the kernel before
     after_previous(PDL)
     total = tl.load(x + row * x_row + col, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(x + part * x_part + row * x_row + col, mask=inside, other=0.0).to(tl.float32)
+    if PARTS > 1:
+        total = total.to(out.dtype.element_ty).to(tl.float32)
     if ADD:
         total += tl.load(residual + row * residual_row + col, mask=inside, other=0.0).to(tl.float32)
     total = total.to(out.dtype.element_ty)
@@ -46,14 +52,15 @@ def _add_rms_norm(
 def launch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; channels lie side by side."""
     need_triton("add_rms_norm")
-    rows, width = x.shape
-    out = torch.empty((2, rows, width), dtype=x.dtype, device=x.device)
+    rows, width = x.shape[-2:]
+    out = torch.empty((2, rows, width), dtype=weight.dtype, device=x.device)
     padded = triton.next_power_of_2(width)
     other = x if residual is None else residual
     options, pdl = overlap(x.device)
     _add_rms_norm[(rows,)](
-        x, other, weight, out, rows, x.stride(0), other.stride(0), eps, C=width, CP=padded, ADD=residual is not None,
-        PDL=pdl, num_warps=max(1, min(8, padded // 512)), **options,
+        x, other, weight, out, rows, x.stride(0), x.stride(-2), other.stride(-2), eps,
+        PARTS=len(x) if x.ndim == 3 else 1, C=width, CP=padded, ADD=residual is not None, PDL=pdl,
+        num_warps=max(1, min(8, padded // 512)), **options,
     )  # fmt: skip
     return out
 
@@ -68,3 +75,4 @@ def cases(
         weight = torch.randn(width, generator=seed).to(device, dtype)
         yield x, weight, 1e-5, residual
         yield wide[:, :width], weight, 1e-6, None
+        yield torch.randn(3, rows, width, generator=seed).to(device), weight, 1e-5, residual

@@ -1,12 +1,13 @@
 """Between the product that gives queries, keys and values and the attention: rotary positions, and the cache.
 
     rope_and_cache(qkv [R, (Hq + 2 H) D], cos [R, W], sin [R, W], slots [R], keys [H, T, D], values [H, T, D],
-                   norms: (q weight [D], k weight [D]) or None, eps) -> queries [R, Hq, D], same dtype
+                   norms: (q weight [D], k weight [D]) or None, eps) -> queries [R, Hq, D], dtype of `cos`
 
 Heads of queries, then of keys, then of values stand side by side in a row. Queries and keys are normed head by head
 where a model does so (`norms`, Qwen3), then rotated: channel i with channel i + W/2, W <= D of them ("neox"). Keys and
 values of row r are written to slot `slots[r]` of `keys` and `values`. Rows that share a slot write it in any order.
-Arithmetic is fp32, rounded once; a norm is rounded as transformers rounds it.
+Arithmetic is fp32, rounded once; a norm is rounded as transformers rounds it. `qkv` may come in parts [S, R, …] that
+are yet to be added up (`few_rows_linear`).
 """
 
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ def reference(
 ) -> Tensor:
     """Computed in the dtype of `qkv`; writes to `keys` and `values` too."""
     heads, _, width = keys.shape
+    qkv = (qkv.sum(0) if qkv.ndim == 3 else qkv).to(cos.dtype)
     x = qkv.unflatten(-1, (-1, width))
     q, k, v = x.split((x.shape[1] - 2 * heads, heads, heads), 1)
     if norms is not None:
@@ -53,21 +55,31 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @jit
-def _partner(at, weight, scale, other, inside, NORM: tl.constexpr):
-    """[DP] fp32 of the other channel of each plane, normed by `scale`."""
-    x = tl.load(at + other, mask=inside, other=0.0)
+def _channels(at, part, inside, like, PARTS: tl.constexpr):
+    """[DP] channels at pointers `at`, the parts added up, as numbers of the model."""
+    x = tl.load(at, mask=inside, other=0.0)
+    if PARTS > 1:
+        x = x.to(tl.float32)
+        for i in tl.static_range(1, PARTS):
+            x += tl.load(at + i * part, mask=inside, other=0.0).to(tl.float32)
+    return x.to(like.dtype.element_ty)
+
+
+@jit
+def _scaled(x, at, inside, scale, NORM: tl.constexpr):
+    """[DP] fp32 channels of a head, normed by `scale` and weights `at` where NORM."""
     wide = x.to(tl.float32)
     if NORM:
-        w = tl.load(weight + other, mask=inside, other=0.0)
+        w = tl.load(at, mask=inside, other=0.0)
         wide = ((wide * scale).to(x.dtype) * w).to(x.dtype).to(tl.float32)
     return wide
 
 
 @jit
 def _rope_and_cache(
-    qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, q_heads, heads, qkv_row, angle_row, key_head,
-    key_token, value_head, value_token, D: tl.constexpr, DP: tl.constexpr, W: tl.constexpr, NORM: tl.constexpr,
-    PDL: tl.constexpr,
+    qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, q_heads, heads, qkv_part, qkv_row, angle_row,
+    key_head, key_token, value_head, value_token, PARTS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, W:
+    tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One head of one row."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -78,22 +90,22 @@ def _rope_and_cache(
     at = qkv + row * qkv_row + head * D
     slot = tl.load(slots + row).to(tl.int64)
     if head >= q_heads + heads:
-        x = tl.load(at + col, mask=inside, other=0.0)
+        x = _channels(at + col, qkv_part, inside, out, PARTS)
         there = values + (head - q_heads - heads).to(tl.int64) * value_head + slot * value_token
         tl.store(there + col, x.to(values.dtype.element_ty), mask=inside)
     else:
         weight = q_weight
         if head >= q_heads:
             weight = k_weight
-        x = tl.load(at + col, mask=inside, other=0.0)
-        wide = x.to(tl.float32)
+        x = _channels(at + col, qkv_part, inside, out, PARTS)
         scale = 1.0
         if NORM:
-            scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / D + eps)
-            w = tl.load(weight + col, mask=inside, other=0.0)
-            wide = ((wide * scale).to(x.dtype) * w).to(x.dtype).to(tl.float32)
+            squares = x.to(tl.float32) * x.to(tl.float32)
+            scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / D + eps)
+        wide = _scaled(x, weight + col, inside, scale, NORM)
         other = tl.where(rotary, tl.where(second, col - W // 2, col + W // 2), col)
-        partner = _partner(at, weight, scale, other, inside, NORM)
+        y = _channels(at + other, qkv_part, inside, out, PARTS)
+        partner = _scaled(y, weight + other, inside, scale, NORM)
         c = tl.load(cos + row * angle_row + col, mask=rotary, other=1.0).to(tl.float32)
         s = tl.load(sin + row * angle_row + col, mask=rotary, other=0.0).to(tl.float32)
         wide = wide * c + tl.where(second, partner, -partner) * s
@@ -117,13 +129,14 @@ def launch(
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1; channels lie side by side."""
     need_triton("rope_and_cache")
     heads, _, width = keys.shape
-    rows, q_heads = qkv.shape[0], qkv.shape[1] // width - 2 * heads
-    out = torch.empty((rows, q_heads, width), dtype=qkv.dtype, device=qkv.device)
+    rows, q_heads = qkv.shape[-2], qkv.shape[-1] // width - 2 * heads
+    out = torch.empty((rows, q_heads, width), dtype=cos.dtype, device=qkv.device)
     q_weight, k_weight = norms or (cos, cos)
     options, pdl = overlap(qkv.device)
     _rope_and_cache[(rows, q_heads + 2 * heads)](
-        qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, q_heads, heads, qkv.stride(0), cos.stride(0),
-        *keys.stride()[:2], *values.stride()[:2], D=width, DP=padded_width(width), W=cos.shape[-1],
+        qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, q_heads, heads, qkv.stride(0),
+        qkv.stride(-2), cos.stride(0), *keys.stride()[:2], *values.stride()[:2],
+        PARTS=len(qkv) if qkv.ndim == 3 else 1, D=width, DP=padded_width(width), W=cos.shape[-1],
         NORM=norms is not None, PDL=pdl, num_warps=1, **options,
     )  # fmt: skip
     return out
@@ -148,3 +161,5 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         norms = (drawn(width), drawn(width)) if normed else None
         pools = (drawn(heads, 40, width), drawn(heads, 40, width))
         yield drawn(rows, (q_heads + 2 * heads) * width), cos, sin, slots, *pools, norms, 1e-6
+        parts = torch.randn(4, rows, (q_heads + 2 * heads) * width, generator=seed).to(device)
+        yield parts, cos, sin, slots, *pools, norms, 1e-6

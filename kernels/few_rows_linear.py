@@ -1,0 +1,108 @@
+"""A few rows times a large matrix, which is read once: the products of a question or of a step of decoding.
+
+    few_rows_linear(x [R, K], weight [N, K], splits) -> [R, N], same dtype; R <= 64
+
+The matrix is the left operand of the matrix unit, so that few rows are few columns. A program takes a tile of N and a
+part of K, its tiles coming through tensor descriptors (Hopper's copy engine), as many at a time as shared memory holds.
+`launch_parts` leaves the parts of K, [splits, R, N] in fp32, to the kernel that reads them (`add_rms_norm`,
+`rope_and_cache`), which adds them up on its way.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.kernels._triton import (
+    TensorDescriptor,
+    after_previous,
+    jit,
+    need_triton,
+    overlap,
+    padded_width,
+    tl,
+    triton,
+)
+
+MOST = 64  # rows
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """Rows of the matrix and channels of a tile, warps of a program, depth of the pipeline, parts of K."""
+
+    tile: int = 128
+    channels: int = 64
+    warps: int = 8
+    stages: int = 6
+    splits: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.tile}x{self.channels}, {self.warps} warps, {self.stages} stages, {self.splits} splits"
+
+
+def reference(x: Tensor, weight: Tensor, splits: int = 1) -> Tensor:
+    """Computed by torch."""
+    return torch.nn.functional.linear(x, weight)
+
+
+@jit
+def _few_rows_linear(
+    x, weight, out, rows, width, channels, splits, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One tile of N, one part of K. x, weight: tensor descriptors; out [splits, rows, width]."""
+    PRECISION: tl.constexpr = "ieee" if x.dtype == tl.float32 else "tf32"
+    tile, split = tl.program_id(0), tl.program_id(1)
+    steps = tl.cdiv(channels, K)
+    share = tl.cdiv(steps, splits)
+    begin = tl.minimum(split * share, steps)
+    end = tl.minimum(begin + share, steps)
+    acc = tl.zeros([N, ROWS], tl.float32)
+    after_previous(PDL)
+    for i in tl.range(begin, end):
+        w = weight.load([tile * N, i * K])
+        a = x.load([0, i * K])
+        acc = tl.dot(w, tl.trans(a), acc, input_precision=PRECISION)
+    n, m = tile * N + tl.arange(0, N), tl.arange(0, ROWS)
+    target = out + (split * rows + m[None, :]).to(tl.int64) * width + n[:, None]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=(n < width)[:, None] & (m < rows)[None, :])
+
+
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether this kernel takes arguments: few rows, and strides that the copy engine can fetch tiles by."""
+    aligned = all(y.stride(1) == 1 and y.stride(0) * y.element_size() % 16 == 0 for y in (x, weight))
+    return len(x) <= MOST and aligned and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
+
+
+def launch_parts(x: Tensor, weight: Tensor, config: LinearConfig) -> Tensor:
+    """The Triton kernel -> [splits, R, N], fp32 where there are parts to add; for arguments that `fits` approves."""
+    need_triton("few_rows_linear")
+    (rows, channels), width = x.shape, len(weight)
+    tall = padded_width(rows)
+    out = torch.empty(
+        (config.splits, rows, width), dtype=x.dtype if config.splits == 1 else torch.float32, device=x.device
+    )
+    given = TensorDescriptor(x, [rows, channels], [x.stride(0), 1], [tall, config.channels])
+    matrix = TensorDescriptor(weight, [width, channels], [weight.stride(0), 1], [config.tile, config.channels])
+    options, pdl = overlap(x.device)
+    _few_rows_linear[(triton.cdiv(width, config.tile), config.splits)](
+        given, matrix, out, rows, width, channels, config.splits, N=config.tile, K=config.channels, ROWS=tall, PDL=pdl,
+        num_warps=config.warps, num_stages=config.stages, **options,
+    )  # fmt: skip
+    return out
+
+
+def launch(x: Tensor, weight: Tensor, splits: int = 1, *, config: LinearConfig | None = None) -> Tensor:
+    """The Triton kernel, its parts added up: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1."""
+    parts = launch_parts(x, weight, config or LinearConfig(splits=splits, stages=6 if x.element_size() == 2 else 3))
+    return parts[0] if len(parts) == 1 else parts.sum(0).to(x.dtype)
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Arguments on which `launch` must equal `reference`: one row, odd widths, parts of K, one of them empty."""
+    for rows, width, channels, splits in ((1, 96, 64, 1), (8, 200, 192, 2), (50, 130, 256, 3), (64, 256, 320, 4)):
+        seed = torch.Generator().manual_seed(rows + width)
+        x, weight = (torch.randn(n, channels, generator=seed) / channels**0.25 for n in (rows, width))
+        yield x.to(device, dtype), weight.to(device, dtype), splits
