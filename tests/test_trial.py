@@ -131,7 +131,7 @@ def test_batches_keep_the_order_and_both_limits():
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"timed": 0}, "timed is 0"),
         ({"store_gib": 0}, "store_gib is 0"),
-        ({"fidelity": "no"}, "fidelity is 'no': it is True or False"),
+        ({"fidelity": "no"}, "fidelity is 'no': it must be True or False"),
         ({"faithfulness": "nli"}, "unknown judge 'nli': allowed are lab or a model; unknown model 'nli'"),
     ],
 )

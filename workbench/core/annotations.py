@@ -16,21 +16,24 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from workbench.core.errors import BadInput, shown
 
 WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
-BEYOND = 1 << 63  # whole numbers beyond it fit no tensor
+LARGEST = (1 << 31) - 1  # whole number, also below zero: positions and counts of kernels have 32 bits
 
 
 def check_fields(made: Any) -> None:
-    """Raise BadInput for the first field of a dataclass object that is not what its annotation says."""
+    """Raise BadInput for the first field of a dataclass object, of those it was made from, that is not as annotated."""
     cls: Any = type(made)
     hints = _hints(cls)
-    for field in fields(made):
+    for field in (each for each in fields(made) if each.init):
         check(field.name, getattr(made, field.name), hints[field.name])
 
 
 def check(name: str, value: Any, annotation: Any) -> None:
     """Raise BadInput, which names the value and what is allowed, where a value is not what its annotation says."""
-    if not fits(value, annotation):
-        raise BadInput(f"{name} is {shown(value)}: it must be {words(annotation)}")
+    if fits(value, annotation):
+        return
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise BadInput(f"{name} is {shown(value)}: at most {LARGEST:,} is allowed")
+    raise BadInput(f"{name} is {shown(value)}: it must be {words(annotation)}")
 
 
 def fits(value: Any, annotation: Any) -> bool:
@@ -48,7 +51,7 @@ def fits(value: Any, annotation: Any) -> bool:
     if kind is float:
         return not isinstance(value, bool) and isinstance(value, Real) and not math.isnan(value)
     if kind is int:
-        return not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < BEYOND
+        return not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) <= LARGEST
     if kind is collections.abc.Callable:
         return callable(value)
     if getattr(kind, "_is_protocol", False) and not issubclass(kind, collections.abc.Sized | collections.abc.Iterable):

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from transformers import PreTrainedModel
 
 from workbench import data, models
+from workbench.core.annotations import check_fields
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.data import layouts
@@ -79,6 +80,7 @@ class Preparation:
     ] = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         layouts.check(self.layout)
         registry.found(prepare.__name__, self.prepare, ("corpus", "system"))
         for name in ("workers", "shard"):

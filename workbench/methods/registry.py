@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from workbench.core import renamed, specs
+from workbench.core import annotations, renamed, specs
 from workbench.core.errors import BadInput
 
 
@@ -98,10 +98,14 @@ def is_whole(value: Any, least: int = 0) -> bool:
 
 
 def check_options(policy: Any) -> None:
-    """Raise BadInput for the first option of a policy whose value is not allowed."""
+    """Raise BadInput for the first option of a policy whose value is not allowed.
+
+    By what the option was declared with, and by its annotation.
+    """
     for declared in fields(policy):
         if check := declared.metadata.get("check"):
             check(declared.name, getattr(policy, declared.name))
+    annotations.check_fields(policy)
 
 
 def _policy(module: ModuleType, name: str) -> type:

@@ -19,12 +19,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from workbench.core import json_text
 from workbench.core.errors import BadInput
-from workbench.core.files import earlier, replace_folder
+from workbench.core.files import check_folder, earlier, replace_folder
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.tuning.config import TuneConfig
 
 RECORD = "progress.json"
+BEGUN = ("state.new", "seconds", "curve.json", "own_answers.json")  # what a run writes before its first state
 LINE_SECONDS = 20.0  # longest without a line of the curve, where one is due
 READ_EVERY = 20  # steps between two rows of the curve (each one waits for the device)
 
@@ -232,7 +234,19 @@ def watched(
 def saved_record(out: Path) -> dict[str, Any] | None:
     """The record of the state in `out`, None where there is none."""
     state = _state(out)
-    return json.loads((state / RECORD).read_text()) if state else None
+    return json_text.read(state / RECORD) if state else None
+
+
+def check_run_folder(out: Path) -> None:
+    """Raise BadInput for a place that cannot be the folder of a run, and for a folder that holds anything else."""
+    check_folder("--out", out)
+    if not out.is_dir() or _state(out):
+        return
+    others = sorted(path.name for path in out.iterdir() if path.name not in BEGUN and not path.name.startswith("."))
+    if others:
+        raise BadInput(
+            f"--out {str(out)!r} holds {others[0]!r} and no run to go on with: choose an empty or new folder"
+        )
 
 
 def check_same(out: Path, settings: dict[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -243,7 +257,7 @@ def check_same(out: Path, settings: dict[str, Any], defaults: Mapping[str, Any] 
     saved, settings = saved_record(out), json.loads(json.dumps(settings))
     if saved is None:
         return
-    recipe = {**defaults, **saved["recipe"]}
+    recipe = {**defaults, **saved.get("recipe", {})}
     if changed := [name for name in settings if recipe.get(name) != settings[name]]:
         raise BadInput(f"{out} holds a run of another recipe (different: {', '.join(changed)}); choose another folder")
 

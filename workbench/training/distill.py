@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput
 from workbench.core.tile_grid import Grid, peaks
 from workbench.engine.forward import all_rows, prefill_many
@@ -30,6 +31,7 @@ class GateConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("steps", "batch", "block"):
             if (value := getattr(self, name)) < 1:
                 raise BadInput(f"{name} is {value}: it is 1 or more")

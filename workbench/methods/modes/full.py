@@ -10,6 +10,7 @@ from workbench.core.plan import Pass
 from workbench.engine.chunked import check_chunk
 from workbench.engine.forward import all_rows
 from workbench.methods import Prompt, ReadyRequest, Store
+from workbench.methods.registry import check_options
 from workbench.methods.sparse import Sparse
 
 
@@ -24,6 +25,9 @@ class Full:
     sees: Callable[[Prompt], Sees] | None = None
     sparse: Sparse | None = None
     chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0

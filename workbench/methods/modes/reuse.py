@@ -18,6 +18,7 @@ from workbench.engine.chunked import check_chunk
 from workbench.methods import PrefillRequest, Prompt, ReadyRequest
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.independent import Independent
+from workbench.methods.registry import check_options
 from workbench.methods.select import Select, check_budget
 from workbench.methods.sparse import Sparse
 from workbench.store import MemoryStore, Store
@@ -47,6 +48,7 @@ class Reuse:
     def __post_init__(self) -> None:
         if self.positions not in ("re-encoded", "naive"):
             raise BadInput(f"unknown positions {self.positions!r}: allowed are re-encoded, naive")
+        check_options(self)
         check_budget(self.ratio)
 
     def begin(

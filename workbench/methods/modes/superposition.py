@@ -17,6 +17,7 @@ from workbench.core.plan import Pass, Plan
 from workbench.core.rope import rotate
 from workbench.engine.forward import all_rows
 from workbench.methods import PrefillRequest, ReadyRequest, prefill_many
+from workbench.methods.registry import check_options
 from workbench.models.spec import ModelSpec, attach
 from workbench.store import MemoryStore, Store, fetch
 
@@ -41,6 +42,7 @@ class Superposition:
     prior: bool = True
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.paths < 1:
             raise BadInput(f"paths is {self.paths}: at least 1 path is kept")
 

@@ -23,6 +23,7 @@ from workbench.core.tiles import Tiles
 from workbench.engine import backends
 from workbench.methods import registry
 
+LARGEST = 1 << 16  # tokens of a tile, which torch pads prompts to
 HERE = Site()  # a whole prompt, in layer 0
 FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a spec
 
@@ -58,6 +59,9 @@ class Sparse(ABC):
 
     def __post_init__(self) -> None:
         registry.check_options(self)
+        for name in ("block", "stride"):
+            if getattr(self, name, 0) > LARGEST:
+                raise BadInput(f"{name} is {getattr(self, name):,}: a tile has at most {LARGEST:,} tokens")
 
     @property
     def size(self) -> int:

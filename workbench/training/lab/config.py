@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from transformers import LlamaConfig
 
+from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput
 from workbench.data.lab_style import NAMED
 
@@ -35,6 +36,7 @@ class PretrainConfig:
     corpus: str = "lab"  # worlds it is trained on: those of "lab", or those of "lab" and "lab-hard" mixed
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "context", "warmup", "last"):
             if (value := getattr(self, name)) < 1:
                 raise BadInput(f"recipe setting {name} is {value}: at least 1 is needed")

@@ -22,7 +22,16 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from workbench.core.determinism import deterministic
 from workbench.core.errors import BadInput
 from workbench.data.lab_questions import ALL_KINDS, KINDS, SEVERAL
-from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, Training, check_same, optimizers
+from workbench.training.common import (
+    READ_EVERY,
+    Drawn,
+    Progress,
+    Tally,
+    Training,
+    check_run_folder,
+    check_same,
+    optimizers,
+)
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES_OF, Batch, Stage, draw
 
@@ -138,8 +147,7 @@ def check(config: PretrainConfig, out: Path, workers: int) -> None:
     """Raise BadInput for a number of processes that is not allowed, and for a folder of another config."""
     if not 0 <= workers <= LEAD:
         raise BadInput(f"workers is {workers}: allowed are 0 to {LEAD}")
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
+    check_run_folder(out)
     check_same(out, asdict(config), {"corpus": "lab"})
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput
 
 ALLOWED = {
@@ -55,6 +56,7 @@ class TuneConfig:
     gradient_checkpointing: Annotated[bool, "Less memory, more time"] = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, allowed in ALLOWED.items():
             if (value := getattr(self, name)) not in allowed:
                 raise BadInput(f"unknown {name} {value!r}: allowed are {', '.join(allowed)}")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput
 from workbench.experiments.trial import Trial
 from workbench.models.loading import Loaded
@@ -25,6 +26,7 @@ class Evaluation:
     batch: int = 64
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.every < 0:
             raise BadInput(f"evaluate_every is {self.every}: 0 (never) or more is needed")
         if self.samples < 1:

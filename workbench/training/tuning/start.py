@@ -15,9 +15,10 @@ from workbench import models
 from workbench.core.errors import BadInput
 from workbench.data.lab_style import is_lab
 from workbench.models.adapters import digest_of, is_adapter
+from workbench.models.families import decoder_config
 from workbench.models.loading import Loaded
 from workbench.store.keys import fingerprint
-from workbench.training.common import Tally, check_same, optimizers, phase, saved_record
+from workbench.training.common import Tally, check_run_folder, check_same, optimizers, phase, saved_record
 from workbench.training.tuning.attention import NAME
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data, Example, Files, Limits, OwnAnswers, Source
@@ -46,8 +47,7 @@ def start(
 
     Raises BadInput for every setting, model, sample or folder that does not fit; nothing is written.
     """
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
+    check_run_folder(out)
     if config.lora_rank and not find_spec("peft"):
         raise BadInput("lora_rank needs the package peft: pip install 'cached-block-workbench[lora]'")
     if (attention := more.get("attention", "auto")) not in ATTENTION:
@@ -67,6 +67,9 @@ def start(
         raise BadInput(f"max_length is {config.max_length}: the model's context is {spec.context} tokens")
     if dropout := getattr(bare.config, "attention_dropout", 0.0):
         raise BadInput(f"the model has attention_dropout {dropout}: set it to 0 in its config.json")
+    width = min(min(heads * channels for heads, channels in spec.shapes), decoder_config(bare.config).hidden_size)
+    if config.lora_rank > width:
+        raise BadInput(f"lora_rank is {config.lora_rank}: at most {width}, the width of the model's narrowest matrix")
     limits = Limits(config.max_length, spec.window if "block" in config.copies else None)
     source, held_out = _sources(config, data, loaded, limits, evaluation, say)
     identity = {
@@ -158,6 +161,8 @@ def _check_resumed(out: Path, identity: dict) -> None:
     saved = saved_record(out)
     if saved is None:
         return
+    if "base" not in saved or "data" not in saved:
+        raise BadInput(f"{out} holds a training of another kind; choose another folder")
     base, now = saved["base"], identity["base"]
     if base["fingerprint"] != now["fingerprint"]:
         names = f"({base['name']}, now {now['name']})"
