@@ -123,7 +123,7 @@ def _paired(run: Run, base: Run, score: str) -> tuple[list[float], list[float], 
     """Return the score of the questions that both have answered, or why they cannot be paired."""
     for each in (run, base):
         if not each.answers:
-            return [], [], f"{each.name}: only its sums were kept, not its questions"
+            return [], [], f"of {'both' if not (run.answers or base.answers) else each.name} only sums were kept"
     texts = all("expected" in row for each in (run, base) for row in each.answers)
     if not texts and run.asked != base.asked:
         return [], [], "other questions were asked"

@@ -15,6 +15,13 @@ from workbench.plots.measures import MEASURES
 from workbench.plots.theme import BLOCKS, FAINT, INK, escaped, finish, panel_titles
 
 COLUMNS, ROWS, NAME = 3, 40, 44  # panels a line; runs that are drawn; letters of a name
+HEADS = {
+    "nll": "likelihood lost (nll)",
+    "kl": "KL from full",
+    "kl_first": "KL, first token",
+    "agree": "tokens that agree",
+    "agree_first": "first tokens that agree",
+}
 FOREMOST = ("em", "f1", "kl", "nll")  # the first of these that was measured is told first
 CHEAPER = {"ttft_p50": ("sooner", "later"), "rows_computed": ("fewer", "more")}
 
@@ -24,8 +31,10 @@ def differences(found: RunComparison) -> go.Figure:
     scores = list(dict.fromkeys(each.score for each in found.differences))[:12]
     runs = list(dict.fromkeys(each.run for each in found.differences))[:ROWS]
     lines, across = ceil(len(scores) / COLUMNS), min(COLUMNS, len(scores))
-    heads = [_words(score) for score in scores]
-    spacing = {"horizontal_spacing": 0.03, "vertical_spacing": 0.34 / lines}
+    row, gap = max(60, 26 * len(runs)), 84  # px
+    height = lines * row + (lines - 1) * gap
+    heads = [HEADS.get(score, _words(score)[:28]) for score in scores]
+    spacing = {"horizontal_spacing": 0.03, "vertical_spacing": gap / height if lines > 1 else 0}
     fig = make_subplots(lines, across, shared_yaxes=True, subplot_titles=heads, **spacing)
     for number, score in enumerate(scores):
         place = {"row": number // COLUMNS + 1, "col": number % COLUMNS + 1}
@@ -40,7 +49,6 @@ def differences(found: RunComparison) -> go.Figure:
     ticks = {"tickvals": list(range(len(runs))), "ticktext": names, "ticks": ""}
     fig.update_yaxes(**ticks, range=[len(runs) - 0.4, -0.6], gridcolor=FAINT)
     panel_titles(fig, 12)
-    height = lines * max(60, 26 * len(runs)) + (lines - 1) * 64
     n = sorted({each.n for each in found.differences if each.n})
     asked = f"n = {' to '.join(f'{count:,}' for count in dict.fromkeys((n[0], n[-1])))} questions" if n else ""
     caption = (
@@ -117,7 +125,7 @@ def sentence(each: RunDifference) -> str:
 
 
 def _words(score: str) -> str:
-    return MEASURES[score].words.split(",")[0] if score in MEASURES else COSTS.get(score, score)
+    return MEASURES[score].words.split(", nats")[0] if score in MEASURES else COSTS.get(score, score)
 
 
 def difference_rows(found: RunComparison) -> Iterable[tuple[str, ...]]:
@@ -125,7 +133,7 @@ def difference_rows(found: RunComparison) -> Iterable[tuple[str, ...]]:
     for each in found.differences:
         share = each.score in MEASURES and MEASURES[each.score].percent
         scale, form = (100, "+.1f") if share else (1, "+.4g")
-        ends = each.why if each.low is None else f"{each.low * scale:{form}} to {(each.high or 0) * scale:{form}}"
+        ends = "not paired" if each.low is None else f"{each.low * scale:{form}} to {(each.high or 0) * scale:{form}}"
         value = ".1%" if share else ".4g"
         gap = f"{each.difference * scale:{form}}{' points' if share else ''}"
         yield each.run, _words(each.score), f"{each.one:{value}}", f"{each.other:{value}}", gap, ends, f"{each.n:,}"

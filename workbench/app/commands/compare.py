@@ -1,18 +1,19 @@
 """`workbench compare`: runs, trials or models side by side."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 
 from workbench import models
 from workbench.app import compared_page
 from workbench.app.commands.options import OUTPUT, AsJson
-from workbench.app.commands.text import plain, progress, show
+from workbench.app.commands.text import plain, progress
 from workbench.app.figure_files import write_figure
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
@@ -70,7 +71,10 @@ def compare(
         write_text(html, compared_page.page(found))
     if figure is not None:
         write_figure(differences(found), figure)
-    show(as_json, json.dumps(found.to_json(), default=str), _report(found))
+    if as_json:
+        print(json.dumps(found.to_json(), default=str))
+    else:
+        Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(_report(found))
 
 
 def is_model(text: str) -> bool:

@@ -1,0 +1,150 @@
+"""`workbench compare`: runs of any kind side by side, paired by question where they can be."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from workbench.app import compared_page
+from workbench.app.cli import app
+from workbench.core.errors import BadInput
+from workbench.experiments import runs as reading
+from workbench.experiments.run_differences import compared
+from workbench.experiments.runs import Run
+from workbench.experiments.trial import Trial
+from workbench.plots.run_differences import differences, said, sentence
+
+QUICK = ["--samples", "4", "--passages", "3", "--timed", "1", "--max-new-tokens", "2"]
+
+
+def made(name: str, em: list[int], **more) -> Run:
+    answers = [{"id": str(i), "expected": f"e{i}", "em": float(x)} for i, x in enumerate(em)]
+    scores = {"em": sum(em) / len(em), "ttft_p50": more.pop("ttft", 1.0), "rows_computed": 10.0}
+    parameters = {"model": "m", "data": "lab", "samples": len(em), "seed": 0, **more}
+    return Run(name, f"{name}.json", parameters, scores, {"torch": "2"}, answers)
+
+
+FULL, REUSE = made("full", [1, 1, 1, 1, 1, 0]), made("reuse", [1, 0, 0, 0, 0, 0], select="none", ttft=0.25)
+
+
+@pytest.fixture(scope="module")
+def records(loaded, tmp_path_factory) -> Path:
+    """Records of two trials on disk, as `workbench trial --out` writes them."""
+    place = tmp_path_factory.mktemp("records")
+    for name, mode in (("full", "full"), ("block", "block")):
+        trial = Trial("tiny", samples=4, passages=3, timed=1, max_new_tokens=2, mode=mode)
+        record, rows = trial.run_each(loaded=loaded)
+        (place / f"{name}.json").write_text(json.dumps(record.to_json()))
+        reading.write_answers(place / f"{name}.parquet", rows)
+    return place
+
+
+def test_differences_are_paired_by_question_and_worded_by_their_sign():
+    found = compared([FULL, REUSE])
+    (em,) = (each for each in found.differences if each.score == "em")
+    assert em.difference == pytest.approx(-4 / 6) and em.n == 6 and em.high is not None and em.high < 0
+    assert em.p == pytest.approx(0.125), "McNemar of 4 and 0"
+    assert "66.7 points lower" in said(found) and "worse" in said(found) and "4.0 times sooner" in said(found)
+    turned = compared([REUSE, FULL])
+    assert "66.7 points higher" in said(turned) and "better" in said(turned) and "4.0 times later" in said(turned)
+    same = compared([FULL, replace(FULL, name="again")])
+    assert "the same on all 6 questions" in said(same)
+
+
+def test_what_changed_is_told_and_the_base_is_chosen():
+    other = replace(REUSE, versions={"torch": "3"})
+    found = compared([FULL, other], base="2")
+    assert found.base.name == "reuse" and found.parameters == {"select": [None, "none"]}
+    assert found.versions == {"torch": ["2", "3"]}
+    assert [row["ttft_p50_ratio"] for row in found.costs()] == [4, 1]
+
+
+def test_runs_of_other_questions_are_not_paired():
+    other = replace(REUSE, answers=[{**row, "expected": "else"} for row in REUSE.answers])
+    unpaired = compared([FULL, other]).differences[0]
+    assert unpaired.low is None and "no question" in unpaired.why and "not paired" in sentence(unpaired)
+    sums = compared([FULL, replace(REUSE, answers=())]).differences[0]
+    assert "only sums" in sums.why and sums.difference == pytest.approx(-4 / 6)
+    digits = [
+        replace(run, answers=[{"id": row["id"], "em": row["em"]} for row in run.answers]) for run in (FULL, REUSE)
+    ]
+    assert compared(digits).differences[0].n == 6
+    digits[1] = replace(digits[1], parameters={**digits[1].parameters, "seed": 1})
+    assert "other questions" in compared(digits).differences[0].why
+
+
+def test_runs_of_one_name_are_told_apart_by_what_differs():
+    runs = [replace(FULL, name="full", parameters={**FULL.parameters, "seed": seed}) for seed in (0, 1, 1)]
+    assert [run.name for run in reading.distinct(runs)] == ["full, seed 0", "full, seed 1", "full, seed 1 (2)"]
+
+
+@pytest.mark.parametrize(
+    "call, problem",
+    [
+        (lambda: compared([FULL]), "1 run: at least two"),
+        (lambda: compared([FULL, REUSE], base="x"), "no run is named 'x': there are full, reuse"),
+        (lambda: compared([FULL, REUSE], scores=["kl"]), "not every run has a score 'kl': they share em"),
+        (lambda: reading.read("nowhere.json"), "no run 'nowhere.json'"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(call, problem):
+    with pytest.raises(BadInput, match=problem):
+        call()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "nonsense", "{}", "[1]", '{"trial": 1}', "[" * 5000, "\x00"])
+def test_files_without_records_are_refused(tmp_path, text):
+    (path := tmp_path / "r.json").write_text(text)
+    with pytest.raises(BadInput):
+        reading.read(path)
+
+
+def test_a_page_figure_and_markdown_keep_markup_of_users_as_text():
+    evil = "<img src=x onerror=alert(1)>|<b>"
+    found = compared([replace(FULL, name=evil, source=evil), replace(REUSE, name=f"x{evil}")])
+    page, text = compared_page.page(found), compared_page.markdown(found)
+    body = page[page.index("<body>") :]
+    assert "<img" not in body.replace("\\u003c", "").split("<script>")[0] and "&lt;img" in body
+    figure = json.loads(differences(found).to_json())
+    shown = [note["text"] for note in figure["layout"]["annotations"]] + figure["layout"]["yaxis"]["ticktext"]
+    assert not any("<img" in each for each in shown)
+    assert "<img" not in text.replace("\\<img", "") and "\\|" in text
+
+
+def test_records_are_compared_on_the_command_line(records, tmp_path):
+    paths = [str(records / "full.json"), str(records / "block.json")]
+    out = {kind: tmp_path / f"compared.{kind}" for kind in ("html", "md")}
+    words = ["compare", *paths, "--html", str(out["html"]), "--markdown", str(out["md"]), "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["base"] == "full" and [run["run"] for run in found["runs"]] == ["full", "block"]
+    assert {each["n"] for each in found["differences"]} == {4} and found["parameters"]["mode"] == ["full", "block"]
+    assert "Plotly.newPlot" in out["html"].read_text() and "| run | score |" in out["md"].read_text()
+    assert "http" not in out["html"].read_text().split("<body>")[1].split("<script>")[0]
+
+
+def test_a_trial_writes_its_questions_beside_its_record(folder, tmp_path):
+    record = tmp_path / "r.json"
+    done = CliRunner().invoke(app, ["trial", "--model", str(folder), *QUICK, "--out", str(record)])
+    assert done.exit_code == 0, done.output
+    assert len(pd.read_parquet(tmp_path / "r.parquet")) == 4
+    (run,) = reading.read(record)
+    assert len(run.answers) == 4 and run.scores["n"] == 4
+
+
+def test_bad_words_end_in_one_sentence(records, tmp_path):
+    for words, problem in (
+        (["nowhere", "x"], "neither a record, a folder of results nor a model"),
+        ([str(records / "full.json")], "at least two"),
+        (
+            [str(records / "full.json")] * 2 + ["--html", str(tmp_path / "no" / "x.html")],
+            "a file in a folder that exists",
+        ),
+        ([str(tmp_path)] * 2, "holds no results"),
+    ):
+        done = CliRunner().invoke(app, ["compare", *words])
+        assert done.exit_code == 2 and problem in done.stderr, done.output

@@ -1,0 +1,103 @@
+"""Colours are told apart by people with the common colour-vision deficiencies, on light pages and on dark ones."""
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from colorspacious import cspace_convert
+
+from workbench.plots import looks, theme
+from workbench.plots.looks import Look
+
+DEFICIENCIES = (None, "deuteranomaly", "protanomaly", "tritanomaly")
+GROUPS = {
+    "modes": looks.MODES,
+    "selectors": looks.SELECTORS,
+    "sparse methods": looks.SPARSE_METHODS,
+    "baselines": looks.BASELINES,
+    "reuse": looks.REUSE_STATUSES,
+    "schemes": looks.SCHEMES,
+}
+APART = 8  # CAM02-UCS; 1 is about what can just be seen side by side
+HUE = np.array([[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144], [0.426, 1.43, -0.856]])  # hue-rotate(180deg)
+
+
+def rgb(colour: str) -> np.ndarray:
+    return np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+
+
+def turned(colour: np.ndarray) -> np.ndarray:
+    """What the filter of a dark page makes of a colour."""
+    amount, degrees = theme.TURNED
+    assert degrees == 180
+    inverted = colour * (1 - 2 * amount) + amount
+    return np.clip(HUE @ inverted, 0, 1)
+
+
+def seen(colour: np.ndarray, deficiency: str | None) -> np.ndarray:
+    """A colour as someone with a deficiency sees it, in a space whose distances are alike."""
+    if deficiency is None:
+        return cspace_convert(colour, "sRGB1", "CAM02-UCS")
+    eye = {"name": "sRGB1+CVD", "cvd_type": deficiency, "severity": 90}
+    return cspace_convert(np.clip(cspace_convert(colour, eye, "sRGB1"), 0, 1), "sRGB1", "CAM02-UCS")
+
+
+def alike(one: Look, other: Look, dark: bool, deficiency: str | None) -> bool:
+    pair = [turned(rgb(look.colour)) if dark else rgb(look.colour) for look in (one, other)]
+    first, second = (seen(colour, deficiency) for colour in pair)
+    return bool(np.linalg.norm(first - second) < APART)
+
+
+def luminance(colour: np.ndarray) -> float:
+    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
+
+
+def contrast(colour: np.ndarray, paper: np.ndarray) -> float:
+    high, low = sorted((luminance(colour), luminance(paper)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_names_of_one_figure_differ_in_colour_or_in_shape(group, dark):
+    confused = [
+        (one, other, deficiency)
+        for (one, a), (other, b) in combinations(GROUPS[group].items(), 2)
+        for deficiency in DEFICIENCIES
+        if (a.symbol, a.dash) == (b.symbol, b.dash) and alike(a, b, dark, deficiency)
+    ]
+    assert confused == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_neighbouring_blocks_differ_in_colour(dark):
+    cycle = [*theme.BLOCKS, theme.BLOCKS[0]]
+    for deficiency in DEFICIENCIES:
+        for one, other in pairwise(cycle):
+            assert not alike(Look(one), Look(other), dark, deficiency), (one, other, deficiency)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_texts_stand_out_from_the_paper(dark):
+    paper, *inks = (turned(rgb(c)) if dark else rgb(c) for c in (theme.PAPER, theme.INK, theme.MUTED))
+    assert [contrast(ink, paper) >= 4.5 for ink in inks] == [True, True]
+    assert (luminance(paper) < 0.02) is dark
+
+
+def test_variants_of_one_method_have_lines_of_their_own():
+    specs = ["query_guided", "query_guided(layers=all)", "query_guided(softmax=joint)", "kv_deviation"]
+    drawn = looks.selector_looks(specs)
+    ways = list(zip(*(drawn[way].values() for way in ("colours", "symbols", "dashes")), strict=True))
+    assert len({*ways}) == 4 and ways[0] == (theme.BLUE, "square", "solid")
+    assert len({way[1:] for way in ways[:3]}) == 3, "told apart without colour"
+    assert [colour == theme.RED for colour, *_ in ways] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "text", ["<b>x</b>", '<a href="javascript:alert(1)">x</a>', "<img src=x onerror=alert(1)>", "a<b"]
+)
+def test_markup_of_users_stays_text(text):
+    assert "<" not in theme.plain(text) and "<" not in theme.escaped(text)
+    assert theme.plain("10<sup>3</sup><br>y") == "10<sup>3</sup><br>y"
+    assert theme.escaped("&lt;") == "&amp;lt;"
