@@ -16,6 +16,7 @@ from workbench import models
 from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.experiments import sweep as sweeps
+from workbench.experiments import sweep_runs
 from workbench.experiments.sweep import Failed, cases, difference, sweep
 from workbench.experiments.sweep_grid import Case
 from workbench.experiments.trial import Trial
@@ -146,7 +147,7 @@ def test_an_interrupted_sweep_ends_as_if_nothing_had_been(whole, base, tmp_path,
 def test_a_model_is_loaded_once(base, tmp_path, monkeypatch):
     load, calls = models.load, []
     monkeypatch.setattr(models, "load", lambda *given: calls.append(given) or load(*given))
-    sweeps._load.cache_clear()
+    sweep_runs.load.cache_clear()
     sweep(base, tmp_path, seed=[0, 1, 2])
     assert len(calls) == 1
 
@@ -161,8 +162,8 @@ def test_a_model_that_has_changed_is_tried_anew(tmp_path):
 
 
 def test_processes_find_what_one_process_finds(whole, base, tmp_path, monkeypatch):
-    pool = sweeps._pool
-    monkeypatch.setattr(sweeps, "_pool", lambda jobs: pool(1))  # one starts faster
+    pool = sweep_runs.pool
+    monkeypatch.setattr(sweep_runs, "pool", lambda jobs: pool(1))  # one starts faster
     _, table = whole
     found = sweep(base, tmp_path, jobs=2, **LISTS | {"prepare": ["independent"]})
     same(found, table[table.prepare == "independent"].reset_index(drop=True))
@@ -198,7 +199,7 @@ def test_a_process_that_dies_takes_its_own_trial_only(base, tmp_path, monkeypatc
 
             return super().submit(dies, case, *given)
 
-    monkeypatch.setattr(sweeps, "_pool", Fragile)
+    monkeypatch.setattr(sweep_runs, "pool", Fragile)
     with pytest.raises(Failed, match=r"1 trials failed.*its process ended") as problem:
         sweep(base, tmp_path, jobs=2, seed=[0, 1, 2])
     assert set(problem.value.outcome.table.seed) == {0, 2}

@@ -34,7 +34,7 @@ class Case:
         """
         settings = self.trial.settings()
         settings["prepare"] = renamed.spec(settings["prepare"], renamed.EARLIER)
-        state = [settings, _files(self.trial)]
+        state = [settings, files_of(self.trial)]
         return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -70,7 +70,7 @@ def cases(base: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> list[C
     return list(trials.values())
 
 
-def _files(trial: Trial) -> list[list[Any]]:
+def files_of(trial: Trial) -> list[list[Any]]:
     """List name, size and time of the files that a trial reads."""
     try:
         paths = sorted(path for path in models.folder(trial.model).iterdir() if path.is_file())

@@ -26,6 +26,11 @@ SCORES = {"em": "exact match", "f1": "F1", "nll": "gold nll", "kl": "KL from ful
 SWITCH = {"true": True, "false": False}
 OWN = ("as_json", "out", "sparse_args")  # options of `workbench trial` that are no field of a trial
 
+CLUSTER = (
+    "Run trials on a Dask cluster: local (--jobs workers), slurm, kubernetes, ssh:HOST,HOST, "
+    "or the address or file of a scheduler"
+)
+
 app = typer.Typer(add_completion=False)
 
 
@@ -44,6 +49,10 @@ def _lists() -> Iterator[Parameter]:
 def sweep(
     *,
     jobs: Annotated[int, typer.Option(help="Processes that run trials side by side", rich_help_panel=OUTPUT)] = 1,
+    cluster: Annotated[str | None, typer.Option(help=CLUSTER, metavar="ADDRESS", rich_help_panel=OUTPUT)] = None,
+    retries: Annotated[
+        int, typer.Option(help="How often a trial that failed is tried again", rich_help_panel=OUTPUT)
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Lines of JSON on stdout", rich_help_panel=OUTPUT)] = False,
     out: Annotated[Path, typer.Option(help="Folder of the results", rich_help_panel=OUTPUT)] = Path("runs/sweep"),
     **given: str | None,
@@ -60,7 +69,7 @@ def sweep(
         raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
     base = {name: getattr(Trial, name, None) for name in FIELDS}
     with progress("sweeping") as advance:
-        outcome = sweeps.run(sweeps.cases(base, lists), out, jobs, advance)
+        outcome = sweeps.run(sweeps.cases(base, lists), out, jobs, advance, cluster=cluster, retries=retries)
     if as_json:
         print(outcome.table.to_json(orient="records", lines=True), end="")
     else:

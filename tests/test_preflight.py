@@ -1,0 +1,75 @@
+"""What is wrong in a list of trials is said before the first of them runs, without a model's weights."""
+
+from dataclasses import asdict
+
+import pytest
+
+from tests import tiny
+from workbench import models
+from workbench.core.errors import BadInput
+from workbench.experiments import preflight, sweep_runs
+from workbench.experiments.sweep import cases, sweep
+from workbench.experiments.trial import Trial
+
+QUESTIONS = {"samples": 4, "passages": 3, "max_new_tokens": 3, "timed": 1}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return Trial(str(tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")), **QUESTIONS)
+
+
+def trials(base, **lists):
+    return [case.trial for case in cases(asdict(base), lists)]
+
+
+@pytest.mark.parametrize(
+    "lists, words",
+    [
+        ({"dtype": [None, "float64"]}, r"unknown dtype 'float64': allowed are float32, .* \(1 trial\)"),
+        ({"passages": [3, 40]}, r"has \d+ tokens, the model's context is \d+, answer included: ask for fewer"),
+        ({"sparse": ["none", "seer_attention"], "seed": [0, 1]}, r"there is no gate .*distill.*\(2 of 4 trials\)"),
+        ({"sparse": ["compact(over=seer_attention)"]}, "there is no gate"),
+        ({"sparse": ["xattention(threshold=no.json)"]}, "there are no thresholds 'no.json'"),
+        ({"layout": [None, "missing.json"]}, "missing.json"),
+        ({"faithfulness": ["lab"], "data": ["manuals"]}, "question"),
+        ({"mode": ["block"], "prepared": ["nowhere"]}, "nowhere"),
+        ({"device": ["cuda:77"]}, "cuda:77"),
+    ],
+)
+def test_each_problem_is_named_before_a_run(base, lists, words, monkeypatch, tmp_path):
+    monkeypatch.setattr(Trial, "run_each", None)
+    monkeypatch.setattr(models, "load", None)
+    with pytest.raises(BadInput, match=words):
+        sweep(base, tmp_path / "out", **lists)
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_problems_are_told_together_with_their_trials(base):
+    listed = trials(base, dtype=[None, "int3"], passages=[3, 400], seed=[0, 1])
+    with pytest.raises(BadInput) as problem:
+        preflight.check(listed)
+    words = str(problem.value)
+    assert words.startswith("6 of 8 trials cannot run: ") and words.count(";") >= 1 and "\n" not in words
+    assert "unknown dtype 'int3'" in words and "(4 of 8 trials)" in words
+
+
+def test_what_can_run_passes_and_devices_of_other_machines_are_only_read(base):
+    preflight.check(trials(base, mode=["full", "block"], sparse=["none", "bfla"], layout=[None, "lab"]))
+    preflight.check(trials(base, device=["cuda:7"]), here=False)
+    with pytest.raises(BadInput, match="unknown device 'tpu'"):
+        preflight.check(trials(base, device=["tpu"]), here=False)
+
+
+def test_what_is_finished_is_not_checked_again(base, tmp_path, monkeypatch):
+    table = sweep(base, tmp_path, seed=[0])
+    monkeypatch.setattr(preflight, "check", lambda trials, *_, **__: seen.extend(trials))
+    seen = []
+    assert sweep(base, tmp_path, seed=[0, 1]).trial.nunique() == 2 and len(table)
+    assert [trial.seed for trial in seen] == [1]
+
+
+def test_a_gpu_is_dealt_by_the_number_of_the_worker(monkeypatch):
+    monkeypatch.setattr(sweep_runs.dask_cluster, "worker_number", lambda: 5)
+    assert sweep_runs.dealt("cuda", lambda: 4) == "cuda:1" and sweep_runs.dealt("cuda", lambda: 1) == "cuda"
+    assert sweep_runs.dealt("cpu", lambda: 4) == "cpu" and sweep_runs.dealt("cuda:2", lambda: 4) == "cuda:2"
