@@ -13,13 +13,13 @@ from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
 from workbench.engine import paged_pool as pools
 from workbench.engine.assembly import assemble
+from workbench.engine.buckets import Bucket, _octave
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.decoding import decode
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.engine.page_tables import table_of
 from workbench.engine.paged_pool import Pool
-from workbench.engine.static_batch import Bucket, _octave
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODEL = model_of().to(DEVICE)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from workbench.engine.backends import kernel
+from workbench.engine.products import Products
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are those of Llama, q and k normed or not
 Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias
@@ -39,10 +39,11 @@ class FusedLayer:
 
 
 class FusedLayers:
-    """The layers of a model over one pool. `kernels`: Triton's; else their torch references."""
+    """The layers of a model over one pool. `kernels`: Triton's; else their torch references. `products`: how rows are
+    multiplied."""
 
-    def __init__(self, model: PreTrainedModel, kernels: bool):
-        self.model, self.kernels = model, kernels
+    def __init__(self, model: PreTrainedModel, kernels: bool, products: Products | None = None):
+        self.model, self.kernels, self.products = model, kernels, products or Products()
         self.decoder: Any = model.get_decoder()
         self.head: Any = model.get_output_embeddings()
         self.layers = [_fused(layer) for layer in self.decoder.layers]
@@ -61,6 +62,17 @@ class FusedLayers:
             for mine, theirs in zip(self.layers, self.decoder.layers, strict=True)
         )
 
+    def prepare(self, rows: int, requests: int) -> None:
+        """Find the fastest way to multiply so many rows, `requests` of which get logits."""
+        if not self.kernels:
+            return
+        for name in ("qkv", "o", "gate_up", "down"):
+            found = [getattr(layer, name) for layer in self.layers]
+            if all(bias is None for _, bias in found):
+                self.products.prepare(rows, [weight for weight, _ in found], parts=name != "gate_up")
+        if self.head.bias is None:
+            self.products.prepare(requests, [self.head.weight])
+
     def forward(
         self,
         ids: Tensor,
@@ -75,30 +87,30 @@ class FusedLayers:
         `ids`, `positions` and `slots` [R]; `pools`: keys and values of every layer; `attend(layer, q [R, Hq, D], scale,
         last)` returns [R, Hq · D], in the last layer of the rows `wanted` only.
         """
-        x = self.decoder.embed_tokens(ids)
+        product, x = self.products, self.decoder.embed_tokens(ids)
         cos, sin = (part[0] for part in self.decoder.rotary_emb(x[None], positions[None]))
         residual: Tensor | None = None
         for number, (layer, (keys, values)) in enumerate(zip(self.layers, pools, strict=True)):
             residual, x = self._add_rms_norm(x, layer.before_attention, layer.eps, residual)
-            qkv = linear(x, *layer.qkv)
+            qkv = product(x, *layer.qkv, parts=True)
             q = self._rope_and_cache(qkv, cos, sin, slots, keys, values, layer.norms, layer.eps)
             last = number + 1 == len(self.layers) and wanted is not None
-            x = linear(attend(number, q, layer.scale, last), *layer.o)
+            x = product(attend(number, q, layer.scale, last), *layer.o, parts=True)
             if last:
                 residual = residual[wanted]
             residual, x = self._add_rms_norm(x, layer.before_mlp, layer.eps, residual)
-            x = linear(self._silu_and_mul(linear(x, *layer.gate_up)), *layer.down)
+            x = product(self._silu_and_mul(product(x, *layer.gate_up)), *layer.down, parts=True)
         norm = self.decoder.norm
         _, x = self._add_rms_norm(x, norm.weight, norm.variance_epsilon, residual)
-        return self.head(x)
+        return product(x, self.head.weight, self.head.bias)
 
 
-def layers_of(model: PreTrainedModel, kernels: bool) -> FusedLayers | str:
+def layers_of(model: PreTrainedModel, kernels: bool, products: Products | None = None) -> FusedLayers | str:
     """Return the fused layers of a model, or say in a clause why it has none.
 
     The weights that are multiplied together are moved side by side, once.
     """
-    return reason_against(model) or FusedLayers(model, kernels)
+    return reason_against(model) or FusedLayers(model, kernels, products)
 
 
 def reason_against(model: PreTrainedModel) -> str:

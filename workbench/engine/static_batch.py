@@ -5,8 +5,7 @@ of two (rows from 16, by 8 at least). More than 1,024 rows are not padded: such 
 stands at -1, sees nothing and writes to the pool's scratch page.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,74 +13,17 @@ from transformers import PreTrainedModel
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.engine.backends import kernel
+from workbench.engine.buckets import Bucket
 from workbench.engine.fused_layers import FusedLayers
 from workbench.engine.host_buffers import HostBuffer, Ints, views
-from workbench.engine.page_tables import PageTable, common_pages
+from workbench.engine.page_tables import PageTable
 from workbench.engine.paged_pool import SCRATCH, PagedPrompt, Pool
 from workbench.models.seam import LayerInput
 
 ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a batch out
-LARGE = 1024  # rows of a request, above which a batch is neither padded nor captured
-SHARED = 8  # pages at the front that several requests must have in common to be read together
-UNIT = 8  # a number of rows is padded to a multiple of it
 BUFFERS = 2  # of inputs on the host: one is filled while the other is on its way
 PARTS = ("numbers", "first", "last", "page_max", "slots", "shifts")  # of a `PageTable`, [P] each
 BEHIND = ("first", "last", "page_max")  # INVALID_POS behind the last page
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Shape of a batch, by which captured graphs are kept.
-
-    batch, rows, pages  requests, and rows and pages of each
-    shared              pages at the front that all requests have in common
-    shifted             some keys are rerotated as they are read
-    partial_pages       many pages have slots that no row sees
-    reserve             slots for an answer, 0 for a prefill
-    queries             layers whose queries are kept, for what is chosen by them
-    hidden              tokens are hidden one by one, so the position of every slot is sent
-    run                 so many pages side by side are rerotated alike
-    """
-
-    batch: int
-    rows: int
-    pages: int
-    shared: int
-    shifted: bool
-    partial_pages: bool
-    reserve: int = 0
-    queries: tuple[int, ...] = ()
-    hidden: bool = False
-    run: int = 1
-
-    @classmethod
-    def of(cls, prompts: Sequence[PagedPrompt], rows: int, reserve: int = 0, queries: tuple[int, ...] = ()) -> "Bucket":
-        tables, shared = [prompt.table for prompt in prompts], common(prompts, rows)
-        shifted = [table.run for table in tables if table.shifts is not None]
-        return cls(
-            _power(len(prompts)),
-            1 if reserve else rows if rows > LARGE else max(16, _octave(rows, UNIT)),
-            _octave(max(map(len, tables)) - shared),
-            shared and _octave(shared),
-            bool(shifted),
-            any(table.partial_pages for table in tables),
-            reserve and max(64, _power(reserve)),
-            queries,
-            any(table.positions is not None for table in tables),
-            1 if shared else min(shifted, default=1),
-        )
-
-    @property
-    def large(self) -> bool:
-        return self.rows > LARGE
-
-
-def common(prompts: Sequence[PagedPrompt], rows: int) -> int:
-    """How many pages at the front all requests have in common, where it pays to read them together: else 0."""
-    if len(prompts) < 2 or rows > 1:
-        return 0
-    count = common_pages([prompt.table for prompt in prompts])
-    return count if count >= SHARED else 0
 
 
 class StaticBatch:
@@ -302,13 +244,3 @@ class DecodeBatch(StaticBatch):
         given["slots"].copy_(given["answer"].gather(1, self.taken.clamp(max=self.bucket.reserve - 1).long()))
         self.number.add_(1).clamp_(max=self.bucket.reserve - 1)
         return logits
-
-
-def _power(count: int) -> int:
-    return 1 << (max(count, 1) - 1).bit_length()
-
-
-def _octave(count: int, least: int = 1) -> int:
-    """The next of 8 … 15 times a power of two, 8 at least, in steps of `least` or more."""
-    unit = max(least, 1 << max(0, count.bit_length() - 4))
-    return max(8, -(-count // unit) * unit)

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.engine.block_pages import NoPages
+from workbench.engine.buckets import LARGE
 from workbench.engine.paged_pool import PagedPrompt
-from workbench.engine.static_batch import LARGE
 from workbench.methods import ReadyRequest, finish
 from workbench.methods.engines import PAGE, pages_of
 from workbench.methods.modes.full import Full

@@ -10,10 +10,10 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.engine.block_pages import BlockPages
+from workbench.engine.buckets import LARGE
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.forward import PrefillRequest
 from workbench.engine.paged_question import from_question
-from workbench.engine.static_batch import LARGE
 from workbench.methods import ReadyRequest, finish
 from workbench.methods.engines import why_not_captured
 from workbench.methods.modes.reuse import Reuse

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workbench.engine import static_batch
+from workbench.engine import buckets
 from workbench.engine.cuda_graphs import Captured, Runner
 from workbench.engine.paged_pool import Pool
 from workbench.experiments.bench import timing
@@ -27,6 +27,7 @@ from workbench.kernels import _triton
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "layers not fused": {"layers": "model"},
     "layers compiled": {"layers": "compiled"},
+    "products of torch": {"measured": False},
     "kernels overlap": {"overlap": True},
     "pages one by one": {"run": 1},
     "rows by 16": {"unit": 64},
@@ -38,19 +39,19 @@ HOST = 30  # how often the host's part is timed
 @contextmanager
 def settings(pool: Pool, overlap: bool = False, unit: int = 0, run: int = 0) -> Iterator[None]:
     """Let a variant hold: kernels that overlap, rows padded to a multiple of `unit`, `run` pages rerotated alike."""
-    before = _triton.OVERLAP, static_batch.UNIT, pool.run
+    before = _triton.OVERLAP, buckets.UNIT, pool.run
     _triton.OVERLAP = overlap
-    static_batch.UNIT, pool.run = unit or before[1], run or before[2]
+    buckets.UNIT, pool.run = unit or before[1], run or before[2]
     try:
         yield
     finally:
-        _triton.OVERLAP, static_batch.UNIT, pool.run = before
+        _triton.OVERLAP, buckets.UNIT, pool.run = before
 
 
 def question(scene: Scene, context: int, count: int, candidate: Candidate, graphs: bool = True, **how: Any) -> Sample:
     """Compute the question over a pool: page table, copy to the device, forward pass, token on the host."""
     pool, cached = filled(scene, context, count, candidate)
-    layers = how.pop("layers", None)
+    layers, best = how.pop("layers", None), how.pop("measured", True)
     ids = scene.ids(count)
 
     def logits(runner: Runner) -> torch.Tensor:
@@ -61,7 +62,7 @@ def question(scene: Scene, context: int, count: int, candidate: Candidate, graph
 
     plain = logits(Runner(scene.model, pool, False, layers="model"))
     candidate.after.enter_context(settings(pool, **how))
-    runner = Runner(scene.model, pool, graphs and GPU, layers=layers if graphs and GPU else "model")
+    runner = Runner(scene.model, pool, graphs and GPU, layers=layers if graphs and GPU else "model", measured=best)
     begin = perf_counter()
     first = logits(runner)
     candidate.facts["prepare_s"] = perf_counter() - begin
@@ -70,6 +71,7 @@ def question(scene: Scene, context: int, count: int, candidate: Candidate, graph
         describe(candidate, ready)
         candidate.facts |= {"rows": ready.batch.bucket.rows, "run": ready.batch.bucket.run}
         candidate.facts["replay_ms"] = replayed(ready)
+    candidate.facts["products"] = runner.products
     candidate.facts["host_ms"] = host(partial(logits, runner))
     return partial(clock, lambda: int(logits(runner).argmax()))
 
@@ -78,9 +80,9 @@ def answers(scene: Scene, context: int, batch: int, candidate: Candidate, count:
     """Decode requests over the same pages; a sample is the mean of some steps, fetching of tokens included."""
     own = min(QUESTION, scene.unit) + count
     pool, cached = filled(scene, context, batch * (own + 64), candidate)
-    layers = how.pop("layers", None)
+    layers, best = how.pop("layers", None), how.pop("measured", True)
     candidate.after.enter_context(settings(pool, **how))
-    runner, ids = Runner(scene.model, pool, layers=layers if GPU else None), scene.ids(own - count)
+    runner, ids = Runner(scene.model, pool, layers=layers if GPU else None, measured=best), scene.ids(own - count)
 
     def sample() -> float:
         prompts = [pool.open(cached, own) for _ in range(batch)]

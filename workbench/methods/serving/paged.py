@@ -13,12 +13,12 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
+from workbench.engine.buckets import Bucket
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.decoding import eos_ids, text_of
 from workbench.engine.forward import PrefillRequest
 from workbench.engine.paged_pool import PagedPrompt
 from workbench.engine.paged_question import from_question
-from workbench.engine.static_batch import Bucket
 from workbench.methods import ReadyRequest
 from workbench.methods.generation import Generation
 from workbench.methods.modes.reuse import Reuse

@@ -1,0 +1,139 @@
+"""Products of few rows with large matrices, by whichever way is the fastest on this GPU: torch's, or our kernel's.
+
+Which it is depends on the shape and on the versions of libraries, so it is measured: once for each shape, on the
+weights at hand, in a captured run over all layers, so that matrices are not found in the cache. What came out is kept
+in a file (`kept`), by GPU and versions; a way whose result is not torch's, or that does not run there, is left out.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from workbench.core import files
+from workbench.engine.backends import kernel
+
+TORCH = "torch"
+LARGE = 16 << 20  # bytes of a matrix below which torch's product is taken unmeasured
+ADDED = 3e9  # bytes of parts that the kernel behind reads in a millisecond
+REPEATS = 5
+CLOSE = 0.02  # by which results may differ, of the largest
+
+
+def kept() -> Path:
+    """Return the file of what was measured; in the folder that XDG_CACHE_HOME names, if it names one."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench" / "products.json"
+
+
+def ways(rows: int, width: int, channels: int, parts: bool) -> list[Any]:
+    """Return the launches that are tried for [rows, channels] times [width, channels]; with `parts`, of K too."""
+    config = kernel("few_rows_linear").LinearConfig
+    found = []
+    for tile, depth, warps, stages in ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6)):
+        tiles = -(-width // tile)
+        splits = [1] if not parts else sorted({max(1, 132 // tiles), max(1, 264 // tiles)})
+        found += [config(tile, depth, warps, stages, n) for n in splits if channels // n >= 2 * depth]
+    return found
+
+
+@dataclass
+class Products:
+    """Which way to take, by shape: None is torch's. `times`: what was measured, milliseconds for each way."""
+
+    path: Path | None = None
+    chosen: dict[str, Any] = field(default_factory=dict)
+    times: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, parts: bool = False) -> Tensor:
+        """Multiply x [R, K] by weight [N, K] -> [R, N]; where `parts` are taken, maybe [S, R, N] in fp32."""
+        way = self.chosen.get(_shape(x, weight, parts)) if bias is None else None
+        if way is None:
+            return linear(x, weight, bias)
+        found: Tensor = kernel("few_rows_linear").launch_parts(x, weight, way)
+        return found[0] if len(found) == 1 else found
+
+    def prepare(self, rows: int, weights: Sequence[Tensor], parts: bool = False) -> None:
+        """Find the fastest way for so many rows, if it is not known: `weights` of one shape, one of each layer."""
+        module = kernel("few_rows_linear")
+        x = torch.randn(rows, weights[0].shape[1], dtype=weights[0].dtype, device=weights[0].device)
+        shape = _shape(x, weights[0], parts)
+        if shape in self.chosen or not x.is_cuda or weights[0].nbytes < LARGE or not module.fits(x, weights[0]):
+            return
+        tried = {str(way): way for way in ways(rows, *weights[0].shape, parts)}
+        name = _where(x.device) + ", " + shape
+        times = self._read().get(name)
+        if not isinstance(times, dict):
+            times = {TORCH: timed(lambda w: linear(x, w), weights)}
+            for label, way in tried.items():
+                if (ms := _tried(x, weights, way)) is not None:
+                    times[label] = ms
+            self._write(name, times)
+        self.times[shape] = times
+        self.chosen[shape] = tried.get(min(times, key=lambda label: times[label], default=TORCH))
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.path.read_text()) if self.path else {}
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _write(self, name: str, entry: Mapping[str, float]) -> None:
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            files.write_text(self.path, json.dumps(self._read() | {name: entry}, indent=1))
+        except OSError:
+            return  # a folder that cannot be written: it is measured once more next time
+
+
+def timed(work: Any, weights: Sequence[Tensor]) -> float:
+    """Median milliseconds of `work(weight)`, of captured runs over all weights."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work(weights[0])
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for weight in weights:
+            work(weight)
+    times = []
+    for _ in range(REPEATS):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        times.append(first.elapsed_time(last) / len(weights))
+    return sorted(times)[len(times) // 2]
+
+
+def _tried(x: Tensor, weights: Sequence[Tensor], way: Any) -> float | None:
+    """Milliseconds of our kernel; None where it is not right, or does not run."""
+    launch = kernel("few_rows_linear").launch_parts
+    added = way.splits * x.shape[0] * len(weights[0]) * 4 / ADDED if way.splits > 1 else 0.0
+    try:
+        wanted, found = linear(x, weights[0]).float(), launch(x, weights[0], way).float().sum(0)
+        if not bool((found - wanted).abs().max() <= CLOSE * wanted.abs().max()):
+            return None
+        return timed(lambda w: launch(x, w, way), weights) + added
+    except Exception:  # a compiler refuses a shape, or shared memory does not hold it, in ways of its own
+        return None
+
+
+def _shape(x: Tensor, weight: Tensor, parts: bool) -> str:
+    return f"{len(x)}x{weight.shape[1]}x{weight.shape[0]} {str(x.dtype).removeprefix('torch.')}{' parts' * parts}"
+
+
+def _where(device: torch.device) -> str:
+    import triton
+
+    return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, triton {triton.__version__}"
