@@ -15,6 +15,8 @@ from nbconvert import HTMLExporter
 from nbconvert.preprocessors import Preprocessor
 from plotly.offline import get_plotlyjs
 
+from workbench.app.explore import prompt_html
+
 PLOTLY = "application/vnd.plotly.v1+json"
 
 # Blocks that would load require.js, MathJax, Mermaid and the widget manager from the network are empty.
@@ -45,7 +47,7 @@ Plotly.newPlot("{name}", figure); }})();</script>"""
 
 
 class _PlotlyToHtml(Preprocessor):
-    """Replace every plotly output by a div and the script that draws it."""
+    """Replace every plotly output, and every prompt one can touch, by a div and the script that draws it."""
 
     def preprocess_cell(self, cell: Any, resources: Any, index: int) -> tuple[Any, Any]:
         for number, output in enumerate(cell.get("outputs", [])):
@@ -53,6 +55,8 @@ class _PlotlyToHtml(Preprocessor):
                 height = figure.get("layout", {}).get("height") or 450
                 name = f"figure-{index}-{number}"
                 output.data = {"text/html": FIGURE.format(name=name, height=height, figure=script_json(figure))}
+            if prompt := output.get("data", {}).get(prompt_html.MIME):
+                output.data = {"text/html": prompt_html.body(prompt, f"prompt-{index}-{number}")}
         return cell, resources
 
 

@@ -2,6 +2,7 @@
 
     from workbench import explore
 
+    explore.prompt("lab-full", text)           the text itself: move, edit, remove and add blocks, and see both answers
     explore.masks("lab-full", text)            who sees whom, and where the model then looks
     explore.deviation("lab-full", text)        how far cached keys and values are from full attention
     explore.tokens("lab-full", text)           which tokens a selector recomputes, on the text, and the answer
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     from workbench.app.explore.of_prompt import deviation, masks, sparse, tokens
     from workbench.app.explore.of_records import store, tradeoff
     from workbench.app.explore.of_requests import latency
+    from workbench.app.explore.prompt_grid import prompt_page
+    from workbench.app.explore.prompt_widget import prompt
 
 _HOME = {
+    "prompt": "prompt_widget",
+    "prompt_page": "prompt_grid",
     "masks": "of_prompt",
     "deviation": "of_prompt",
     "tokens": "of_prompt",
@@ -31,7 +36,17 @@ _HOME = {
     "tradeoff": "of_records",
     "store": "of_records",
 }
-__all__ = ["deviation", "latency", "masks", "sparse", "store", "tokens", "tradeoff"]
+__all__ = [
+    "deviation",
+    "latency",
+    "masks",
+    "prompt",
+    "prompt_page",
+    "sparse",
+    "store",
+    "tokens",
+    "tradeoff",
+]
 
 
 def __getattr__(name: str) -> Any:

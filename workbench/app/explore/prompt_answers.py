@@ -1,0 +1,265 @@
+"""A prompt answered by full attention and by a chosen method, stage by stage, and again after every change.
+
+Blocks stay cached between changes, so only what changed is encoded; the answer of full attention is kept by prompt,
+the scores of a selector by prompt and preparation.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.app.explore import prompt_heat as heat
+from workbench.app.explore.prompt_choices import Wanted
+from workbench.app.explore.prompt_text import PromptReader
+from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Pass
+from workbench.engine.assembly import assemble
+from workbench.engine.decoding import decode, text_of
+from workbench.engine.forward import PrefillOutput, PrefillRequest, all_rows, prefill_many
+from workbench.methods import ReadyRequest
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.receipts import WatchedStore, receipts_of
+from workbench.methods.select import choose
+from workbench.metrics import cost
+from workbench.metrics.answers import exact_match
+from workbench.metrics.kv_deviation import squared
+from workbench.models.loading import Loaded
+from workbench.store import MemoryStore
+
+KEPT, SHOWN = 6, 6  # prompts whose full attention is kept; tokens of a distribution that are shown
+STORED = 1 << 30  # bytes of cached blocks
+Stage = tuple[str, dict[str, Any]]  # name of what is known now, and its values
+Alive = Callable[[], None]  # raises where the answer is no longer wanted
+
+
+@dataclass
+class Answer:
+    """An answer under way: `text` grows while it is decoded."""
+
+    logits: Tensor  # [V] fp32 behind the prompt
+    kv: KV
+    seconds: float  # to the first token
+    attention: Tensor  # [L, T] from the question
+    text: str = ""
+    done: bool = False
+
+
+@dataclass
+class Answers:
+    """Both answers to one prompt: of the chosen method, and of full attention once it is there."""
+
+    prompt: Prompt
+    expected: Sequence[str]
+    method: Answer
+    full: Answer | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PromptAnswers:
+    """Answers changing prompts with one model."""
+
+    def __init__(self, loaded: Loaded, reader: PromptReader, expected: Sequence[str] = (), max_new_tokens: int = 24):
+        self.loaded, self.reader, self.expected, self.max_new_tokens = loaded, reader, tuple(expected), max_new_tokens
+        self.store = MemoryStore(STORED)
+        self.shape = cost.shape_of(loaded.model)
+        self._kept: dict[str, OrderedDict[Hashable, Any]] = {"full": OrderedDict(), "scores": OrderedDict()}
+
+    def stages(self, wanted: Wanted, alive: Alive = lambda: None) -> Iterator[Stage]:
+        """Answer a prompt: yields ("text" | "bill" | "answers" | "heat", values), the newest known each time.
+
+        The values are plain JSON, but for the `Prompt` in "text". The chosen method is answered first, then full
+        attention. `alive` is called between stages and before every layer of a forward pass. Raises BadInput where the
+        prompt does not fit the model.
+        """
+        prompt = self.reader.prompt(wanted.pieces)
+        context = self.loaded.spec.context
+        if context and len(prompt) >= context:
+            raise BadInput(f"the prompt has {len(prompt):,} tokens: the model's context is {context:,}")
+        yield "text", self._text(wanted, prompt)
+        alive()
+        method = wanted.method(len(prompt))
+        watched = WatchedStore(self.store)
+        begin = perf_counter()
+        cached = method.prepare(self.loaded.model, [prompt], watched)[0]
+        kv = assemble(self.loaded.model, prompt, cached, method.positions, self._reserve(prompt))
+        placed = perf_counter() - begin
+        alive()
+        scores, choosing = self._scores(wanted, method, prompt, kv)
+        rows = choose(scores, prompt, method.ratio, system=wanted.system) if scores is not None else torch.tensor([])
+        ready = method.start(self.loaded.model, prompt, kv, torch.cat((rows.long(), prompt.question)))
+        mine, tiles = self._prefill(prompt, ready.request, alive)
+        mine.seconds += placed + choosing
+        answers = Answers(prompt, self.expected, mine)
+        yield "bill", self._bill(prompt, ready, watched, method, mine.seconds)
+        yield from self._spoken(answers, mine, alive)
+        answers.full = self._full(prompt, alive)
+        yield from self._spoken(answers, answers.full, alive)
+        yield "heat", self._heat(answers, wanted, cached, method, scores, rows, tiles)
+
+    def _reserve(self, prompt: Prompt) -> int:
+        context = self.loaded.spec.context
+        return min(self.max_new_tokens, context - len(prompt)) if context else self.max_new_tokens
+
+    def _keep(self, kind: str, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what was made for `key`, the newest KEPT of a kind."""
+        kept = self._kept[kind]
+        if key not in kept:
+            kept[key] = make()
+            while len(kept) > KEPT:
+                kept.popitem(last=False)
+        kept.move_to_end(key)
+        return kept[key]
+
+    def _text(self, wanted: Wanted, prompt: Prompt) -> dict[str, Any]:
+        blocks = [
+            {"id": piece.id, "kind": piece.kind, "text": piece.text, "start": start, "tokens": self.reader.texts(block)}
+            for piece, start, block in zip(wanted.pieces, prompt.starts, prompt.blocks, strict=True)
+        ]
+        return {"blocks": blocks, "length": len(prompt), "prompt": prompt}
+
+    def _scores(self, wanted: Wanted, method: Reuse, prompt: Prompt, kv: KV) -> tuple[Tensor | None, float]:
+        """Scores [T of the context] of the method's selector, and the seconds that they took when they were made."""
+        if method.select is None:
+            return None, 0.0
+
+        def make() -> tuple[Tensor, float]:
+            begin = perf_counter()
+            scores = method.select(self.loaded.model, prompt, kv)  # type: ignore[misc]
+            return scores, perf_counter() - begin
+
+        key = (_tokens(prompt), wanted.prepare, wanted.positions, wanted.select)
+        return self._keep("scores", key, make)
+
+    def _prefill(self, prompt: Prompt, request: PrefillRequest, alive: Alive) -> tuple[Answer, dict]:
+        """Run the last forward pass of a request: its answer without text, and the tiles it attended to, by layer."""
+        model, layers = self.loaded.model, tuple(range(self.loaded.spec.layers))
+        recorded = heat.Recorded(request.plan.sparse) if request.plan.sparse else None
+        plan = replace(request.plan, sparse=recorded, return_queries=layers)
+        begin = perf_counter()
+        (output,) = prefill_many(model, [PrefillRequest(request.tokens, plan, request.kv)], 1, [lambda _: alive()])
+        seconds = perf_counter() - begin
+        return self._answer(prompt, output, request.kv, seconds), recorded.tiles if recorded else {}
+
+    def _answer(self, prompt: Prompt, output: PrefillOutput, kv: KV, seconds: float) -> Answer:
+        assert output.logits is not None
+        attention = heat.from_question(self.loaded.model, output.queries, kv, prompt)
+        return Answer(output.logits[-1].float().cpu(), kv, seconds, attention)
+
+    def _full(self, prompt: Prompt, alive: Alive) -> Answer:
+        request = all_rows(self.loaded.model, prompt.tokens, self._reserve(prompt))
+        return self._keep("full", _tokens(prompt), lambda: self._prefill(prompt, request, alive)[0])
+
+    def _spoken(self, answers: Answers, answer: Answer, alive: Alive) -> Iterator[Stage]:
+        """Decode one of two answers, unless it is there already; yields both after every token."""
+        tokenizer, stop = self.loaded.tokenizer, self.loaded.layout.stop
+        yield "answers", self._answers(answers)
+        if answer.done:
+            return
+        kv = answer.kv if answer is answers.method else answer.kv.clone(self._reserve(answers.prompt))
+        tokens: list[int] = []
+        stream = decode(
+            self.loaded.model, [kv], answer.logits[None], self.max_new_tokens, stop=stop, tokenizer=tokenizer
+        )
+        for (token,) in stream:
+            if token is not None:
+                tokens.append(token)
+                answer.text = text_of(tokenizer, tokens, stop).strip()
+                alive()
+                yield "answers", self._answers(answers)
+        answer.done = True
+        yield "answers", self._answers(answers)
+
+    def _answers(self, answers: Answers) -> dict[str, Any]:
+        """Return both answers as far as they are, their first-token distributions and how far apart these are."""
+        listed = {"method": answers.method, "full": answers.full}
+        logs = {name: one.logits.log_softmax(-1) for name, one in listed.items() if one is not None}
+        shown = dict.fromkeys(
+            token for log in logs.values() for token in log.topk(min(SHOWN, len(log))).indices.tolist()
+        )
+        order = sorted(shown, key=lambda token: -max(float(log[token]) for log in logs.values()))[:SHOWN]
+        first = [
+            {"token": self.reader.token(token), **{name: float(log[token].exp()) for name, log in logs.items()}}
+            for token in order
+        ]
+        said: dict[str, Any] = {"first": first, "kl": None, "agree": None}
+        for name, one in listed.items():
+            right = bool(exact_match(one.text, self.expected)) if one and one.done and self.expected else None
+            said[name] = {"text": one.text, "done": one.done, "right": right} if one else None
+        if "full" in logs:
+            full, method = logs["full"], logs["method"]
+            said["kl"] = max(0.0, float((full.exp() * (full - method)).sum()))
+            said["agree"] = int(full.argmax()) == int(method.argmax())
+            said["seconds_full"] = answers.full.seconds if answers.full else None
+        return said
+
+    def _bill(
+        self, prompt: Prompt, ready: ReadyRequest, watched: WatchedStore, method: Reuse, seconds: float
+    ) -> dict[str, Any]:
+        """Return rows by what became of them, operations and seconds, beside those of full attention."""
+        (receipt,) = receipts_of([prompt], [ready], watched.lookups, method.positions)
+        rows = dict.fromkeys(("question", "recomputed", "encoded", "shifted", "reused"), 0)
+        rows["question"] = receipt.question
+        blocks = []
+        for block in receipt.blocks:
+            status = "encoded" if block.status == "encoded" else "shifted" if block.shift else "reused"
+            rows["recomputed"] += block.recomputed
+            rows[status] += block.tokens - block.recomputed
+            blocks.append({"status": status, "shift": block.shift, "recomputed": block.recomputed})
+        encoded = [block.tokens for block in receipt.blocks if block.status == "encoded"]
+        spent = cost.of_passes(self.shape, ready.passes, ready.reused).flops
+        full = cost.of_passes(self.shape, [Pass(range(len(prompt)), len(prompt))], 0).flops
+        encoding = cost.encoding(self.shape, encoded).flops if encoded else 0.0
+        return {
+            "rows": rows,
+            "blocks": blocks,
+            "length": len(prompt),
+            "computed": ready.computed + sum(encoded),
+            "flops": {"method": spent + encoding, "encoding": encoding, "full": full},
+            "seconds": {"method": seconds, "encoding": float(watched.seconds.get("encode", 0.0))},
+        }
+
+    def _heat(
+        self,
+        answers: Answers,
+        wanted: Wanted,
+        cached: Sequence[KV],
+        method: Reuse,
+        scores: Tensor | None,
+        rows: Tensor,
+        tiles: dict,
+    ) -> dict[str, Any]:
+        assert answers.full is not None
+        prompt, layers, length = answers.prompt, self.loaded.spec.layers, len(answers.prompt)
+        truth = _first(answers.full.kv, length)
+        before = squared(assemble(self.loaded.model, prompt, cached, method.positions), truth)
+        before[prompt.starts[-1] :] = 0  # the question is not cached
+        drawn = heat.tile_map(tiles, layers)
+        return {
+            "deviation": heat.deviation(before),
+            "left": heat.deviation(squared(_first(answers.method.kv, length), truth)),
+            "attention_full": heat.painted(answers.full.attention, clip=0.99),
+            "attention": heat.painted(answers.method.attention, clip=0.99),
+            "score": None if scores is None else heat.floats(scores),
+            "tiles": heat.painted(heat.kept_tokens(tiles, layers, length)) if tiles else None,
+            "tile_map": heat.painted(drawn) if drawn is not None else None,
+            "chosen": rows.long().tolist(),
+            "layers": layers,
+            "length": length,
+            "system": prompt.starts[1] if wanted.system and wanted.prepare == "after_system" else 0,
+        }
+
+
+def _tokens(prompt: Prompt) -> tuple[int, ...]:
+    return tuple(prompt.tokens.tolist())
+
+
+def _first(kv: KV, length: int) -> KV:
+    """The prompt's part of a KV that has grown with an answer."""
+    return KV([x[:, :length] for x in kv.keys], [x[:, :length] for x in kv.values], kv.start)
