@@ -242,24 +242,6 @@ def test_neighbours_by_another_embedder_have_a_name_and_no_place_on_the_line_of_
     assert list(choices.neighbours(both, ["none"]).data[-1].x) == [0, 10]
 
 
-def sparse_rows(bfla, drawn):
-    entries = [("bfla(block=64)", 0.2, bfla), ("random(share=0.3)", 0.3, drawn)]
-    records = [
-        {"trial": s, "sparse": s, "kept_density": d, "kl": kl, "kl_low": kl, "kl_high": kl} for s, d, kl in entries
-    ]
-    about = {"note": "4-bit.", "n": 8, "seed": 5, "passages": 40, "device": "some GPU", "kind": "all"}
-    return pd.DataFrame(records).assign(**about, data="nq", model="tiny", group="sparse")
-
-
-def test_bfla_is_set_beside_random_tiles_that_keep_more():
-    assert "20% .100, less than .200 of random" in figures.sparse_sentence(sparse_rows(0.1, 0.2))
-    assert "20% .300, no less than .200 of random" in figures.sparse_sentence(sparse_rows(0.3, 0.2))
-    alone = sparse_rows(0.1, 0.2).assign(kept_density=[0.4, 0.3])
-    assert figures.sparse_sentence(alone) == "No random tiles are as dense as BFLA's here."
-    drawn = figures.sparse(Real.of(sparse_rows(0.1, 0.2), pd.DataFrame({"model": []}), "tiny"))
-    assert "40 passages" in caption(drawn) and len(real().sparse) == 0
-
-
 @pytest.mark.parametrize("model, data, problem", [("none", "", "none of model 'none'"), ("tiny", "x", "there are nq")])
 def test_results_that_are_not_there_are_refused(model, data, problem):
     found = real()

@@ -9,9 +9,7 @@ from scipy.stats import spearmanr
 
 from workbench.plots import real_findings as findings
 from workbench.plots.dots import Column, dots
-from workbench.plots.lines import plane, planes
-from workbench.plots.looks import Look, looks_of
-from workbench.plots.measures import MEASURES
+from workbench.plots.looks import Look
 from workbench.plots.real_findings import RATIO, SYSTEM, Real, name_of, said
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, MUTED, ORANGE, PINK
@@ -176,44 +174,3 @@ def kinds_sentence(real: Real) -> str:
         return words
     left = ", ".join(f"{kind} {said(rows.kl[both])}" for kind, rows in scores.items())
     return f"{words} Preparation by 10 neighbours with answer-guided selection leaves: {left}."
-
-
-def sparse(real: Real) -> go.Figure:
-    """Draw KL of sparse prefills against the density they keep."""
-    rows = real.sparse
-    points = [
-        {
-            "name": looks_of([r["sparse"]]).popitem()[0],
-            "x": r["kept_density"],
-            "y": r["kl"],
-            "low": r["kl_low"],
-            "high": r["kl_high"],
-            "label": r["trial"],
-        }
-        for r in rows.sort_values("kept_density").to_dict("records")
-    ]
-    row = rows.iloc[0]
-    return planes(
-        [plane("", points, "share of causal pairs kept", MEASURES["kl"].axis, percent=False)],
-        looks_of(rows["sparse"]),
-        title="Sparse prefill of real text",
-        notice=sparse_sentence(rows),
-        caption=f"{row.note} {row.data}: n = {row.n:,}, seed {row.seed:,}, {row.passages} passages; {row.device}. "
-        "Bars: bootstrap 95% intervals.",
-    )
-
-
-def sparse_sentence(rows: pd.DataFrame) -> str:
-    """Set BFLA beside random tiles that keep no fewer pairs."""
-    names = rows["sparse"].str.partition("(")[0]
-    bfla, drawn = rows[names == "bfla"].sort_values("kept_density"), rows[names == "random"].sort_values("kept_density")
-    words = []
-    for ours in bfla.to_dict("records"):
-        denser = drawn[drawn.kept_density >= ours["kept_density"]]
-        if len(denser):
-            theirs = denser.iloc[0]
-            told = "less" if ours["kl"] < theirs.kl else "no less"
-            words.append(
-                f"{ours['kept_density']:.0%} {said(ours['kl'])}, {told} than {said(theirs.kl)} of random tiles"
-            )
-    return f"KL of BFLA by density: {'; '.join(words)}." if words else "No random tiles are as dense as BFLA's here."
