@@ -68,8 +68,7 @@ def answered(
     pairs += [(("contiguous", sizes[0]), ("contiguous", size)) for size in sizes[1:]]  # how much batches change alone
     tokens = [
         {
-            "one": list(one),
-            "other": list(other),
+            "between": [list(one), list(other)],
             **differences(loaded, prompts, method, said[one], said[other]),
         }
         for one, other in pairs
@@ -80,10 +79,10 @@ def answered(
 def differences(
     loaded: Loaded, prompts: Sequence[Prompt], method: Method, said: Tokens, others: Tokens
 ) -> dict[str, Any]:
-    """Compare two engines' greedy tokens: {questions, equal, ties, near, other, listed}."""
+    """Compare two engines' greedy tokens: {questions, equal, tie, near, apart, listed}."""
     differing = [i for i, (one, other) in enumerate(zip(said, others, strict=True)) if one != other]
     listed = [_difference(loaded.model, prompts[i], method, said[i], others[i]) | {"question": i} for i in differing]
-    counts = {kind: sum(row["kind"] == kind for row in listed) for kind in ("tie", "near", "other")}
+    counts = {kind: sum(row["kind"] == kind for row in listed) for kind in ("tie", "near", "apart")}
     listed.sort(key=lambda row: -row["steps"])
     return {"questions": len(said), "equal": len(said) - len(differing), **counts, "listed": listed[:LISTED]}
 
@@ -164,7 +163,7 @@ def _difference(
     gap = abs(float(logits[first] - logits[second]))
     largest = float(logits[[first, second]].abs().max())
     steps = gap / _step(largest, model.dtype)
-    kind = "tie" if steps <= 1 else "near" if steps <= NEAR else "other"
+    kind = "tie" if steps <= 1 else "near" if steps <= NEAR else "apart"
     return {"at": at, "gap": gap, "steps": steps, "kind": kind}
 
 

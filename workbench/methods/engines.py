@@ -154,7 +154,7 @@ class Pages:
                 pool = _pool(model, needed)
             except torch.OutOfMemoryError:
                 raise NoPages(needed, 0, "no memory for a pool: a request") from None
-            self._runner, self._blocks = Runner(model, pool), BlockPages(pool)
+            self._runner, self._blocks = Runner(model, pool, coarse=True), BlockPages(pool)
             self._weights = list(model.parameters())
             self._state = self._where(model)
         return self._runner, self._blocks
