@@ -8,6 +8,7 @@ from struct import pack
 
 import torch
 
+from workbench.core import html_views
 from workbench.core.errors import BadInput
 
 
@@ -37,6 +38,12 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def _repr_html_(self) -> str:
+        """Show label, length and content of the block in a notebook."""
+        first = ", ".join(map(str, self.tokens[:16])) + (", …" if len(self) > 16 else "")
+        rows = [("label", self.label or "–"), ("tokens", len(self)), ("ids", first), ("content", self.key)]
+        return html_views.table("Block", rows)
 
 
 @dataclass(frozen=True)
@@ -77,3 +84,13 @@ class Prompt:
 
     def __len__(self) -> int:
         return sum(map(len, self.blocks))
+
+    def _repr_html_(self) -> str:
+        """Show the blocks with their places in a notebook."""
+        last = len(self.blocks) - 1
+        rows = [
+            (number, "question" if number == last else block.label or "–", start, len(block), block.key[:12])
+            for number, (block, start) in enumerate(zip(self.blocks, self.starts, strict=True))
+        ]
+        title = f"Prompt of {len(self):,} tokens in {len(self.blocks)} blocks"
+        return html_views.table(title, rows, ("block", "label", "first position", "tokens", "content"))

@@ -1,11 +1,12 @@
 """Keys and values of a run of tokens, one tensor per layer."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
-from workbench.core import renamed
+from workbench.core import html_views, renamed
 from workbench.core.errors import BadInput
 
 Tensors = list[torch.Tensor]
@@ -53,6 +54,18 @@ class KV:
 
     def __len__(self) -> int:
         return self.keys[0].shape[1]
+
+    def _repr_html_(self) -> str:
+        """Show shapes, places and size in a notebook."""
+        shapes = Counter(f"{x.shape[0]} heads × {x.shape[2]} channels" for x in self.keys)
+        rows = [
+            ("tokens", f"{len(self):,}, positions {self.start:,} to {self.start + len(self) - 1:,}"),
+            ("layers", "; ".join(f"{count} of {shape}" for shape, count in shapes.items())),
+            ("stored as", f"{str(self.keys[0].dtype)[6:]} on {self.keys[0].device}"),
+            ("bytes", html_views.size(self.nbytes)),
+            ("shared", "read-only" if self.read_only else "writable"),
+        ]
+        return html_views.table("KV", rows)
 
     @property
     def nbytes(self) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.core import renamed
+from workbench.core import html_views, renamed
 from workbench.core.errors import BadInput
 from workbench.core.masks import Sees, causal
 from workbench.core.tiles import Tiles
@@ -53,6 +53,19 @@ class Plan:
         if rows[0] < 0 or (len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all())):
             raise BadInput("rows must be positions in strictly rising order, from 0: sort and deduplicate them")
         object.__setattr__(self, "rows", rows.long())
+
+    def _repr_html_(self) -> str:
+        """Show which rows are computed and how in a notebook."""
+        rows = [("rows", f"{len(self.rows):,}: {html_views.ranges(self.rows)}"), ("sees", _called(self.sees))]
+        rows += [(name, _called(value)) for name in ("sparse", "backend") if (value := getattr(self, name)) is not None]
+        rows += [("queries of layers", ", ".join(map(str, self.return_queries)))] if self.return_queries else []
+        rows += [("layers", f"the first {self.num_layers}")] if self.num_layers is not None else []
+        return html_views.table("Plan", rows)
+
+
+def _called(value: object) -> str:
+    """Return the name of a function, else the value as it shows itself."""
+    return getattr(value, "__name__", None) or repr(value)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from workbench.core import html_views
 from workbench.core.errors import BadInput
 
 
@@ -44,6 +45,22 @@ class Tiles:
             raise BadInput(
                 f"columns are [heads, keys] bool for {len(self.kept)} heads, got {tuple(columns.shape)} {columns.dtype}"
             )
+
+    def _repr_html_(self) -> str:
+        """Show how many tiles are kept, and where, mean over heads, in a notebook."""
+        heads, i, j = self.kept.shape
+        by_head = self.kept.float().flatten(1).mean(1)
+        low, high = float(by_head.min()), float(by_head.max())
+        rows: list[tuple[str, object]] = [
+            ("heads", heads),
+            ("tiles", f"{i:,} query tiles × {j:,} key tiles of {self.size} tokens"),
+            ("kept", f"{float(by_head.mean()):.1%} of all tiles (by head {low:.1%} to {high:.1%})"),
+        ]
+        rows += (
+            [("columns", f"{float(self.columns.float().mean()):.1%} of the keys")] if self.columns is not None else []
+        )
+        rows += [("one choice", f"for every {self.shared} heads")] if self.shared > 1 else []
+        return html_views.table("Tiles", rows) + html_views.picture(self.kept.float().mean(0))
 
     def visible(self, rows: int, length: int, first: int = 0) -> Tensor:
         """[Hq, R, T] bool for rows `first` to `first + rows`, for the reference path."""

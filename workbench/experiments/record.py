@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from workbench.core import renamed
+from workbench.core import html_views, renamed
 from workbench.core.errors import BadInput
 from workbench.metrics.answers import Score
 from workbench.metrics.fidelity import Quality
@@ -92,12 +92,38 @@ class Record(Quality):
 
     way = label  # its earlier name
 
+    def _repr_html_(self) -> str:
+        """Show scores with their intervals, costs, parameters and versions in a notebook."""
+        scored = [
+            (row["kind"] or "(no kind)", *(_interval(row, name) for name in SHOWN), row["n"]) for row in self.rows()
+        ]
+        title = f"{self.trial['model']} on {self.trial['data']}: {self.label}"
+        costs = [
+            ("time to first token", f"{self.ttft_s.p50 * 1e3:.1f} ms, {self.ttft_s.n} requests"),
+            ("tokens computed", f"{self.rows_computed:,.0f} of {self.prompt_tokens:,.0f}"),
+            ("operations", f"{self.flops:.2e}"),
+            ("bytes moved", f"{self.bytes:.2e}, of these {self.bytes_loaded:.2e} from the store"),
+            ("device", self.device),
+            *([("note", self.note)] if self.note else []),
+            *self.versions.items(),
+        ]
+        parts = [html_views.table(title, scored, ("questions", *SHOWN.values(), "n")), html_views.table("Costs", costs)]
+        return "".join([*parts, html_views.table("Parameters", self.trial.items())])
+
     def rows(self) -> list[dict[str, Any]]:
         """Return one row of scores a kind of question and one for "all", with the mode of the trial."""
         mode = self.trial["mode"] if self.trial["positions"] != "naive" else "naive"
         score = {field.name: getattr(self, field.name) for field in fields(Quality)}
         scores = {"all": score} | {kind: asdict(of_kind) for kind, of_kind in self.by_kind.items()}
         return [{"mode": mode, "kind": kind} | _measured(of_kind) for kind, of_kind in scores.items()]
+
+
+SHOWN = {"em": "exact match", "f1": "F1", "kl": "KL from full"}  # scores in a notebook
+
+
+def _interval(row: dict[str, Any], name: str) -> str:
+    value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
+    return "–" if value is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _measured(score: dict[str, Any]) -> dict[str, Any]:
