@@ -5,9 +5,9 @@ for each other. What it reserves is not evicted until it is released. Loaders fi
 to the engine; blocks that no tier holds are left empty, for the engine to compute.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from threading import Event, Lock
@@ -25,7 +25,8 @@ from workbench.store.packed import ALIGNED, PackedKV, pack
 from workbench.store.tiered import TieredStore
 from workbench.store.tiers import Books
 
-GROUP = 1 << 29  # bytes that are copied before they are put into pages
+GROUP = 1 << 28  # bytes that are copied before they are put into pages
+STAGED = 3  # groups that are copied, or put into pages, at once
 
 
 class NoRoom(Exception):
@@ -66,7 +67,9 @@ class PageTier(Books):
         self.copying = Lock()  # held while blocks are copied: no CUDA graph is captured meanwhile
         self._held: dict[str, PagedBlock] = {}
         cuda = pool.device.type == "cuda"
-        self._stream = torch.cuda.Stream(pool.device) if cuda else None
+        self._stream = torch.cuda.Stream(pool.device) if cuda else None  # copies from the host
+        self._placing = torch.cuda.Stream(pool.device) if cuda else None  # puts what came into its pages, meanwhile
+        self._placed: deque[Any] = deque(maxlen=STAGED)  # events of the last groups that were put into pages
         self._released: Any = None  # after all work that may still use pages that were given back
 
     def reserve(self, blocks: Mapping[str, int], own: int) -> list[str]:
@@ -124,8 +127,8 @@ class PageTier(Books):
                         self._copy({key: kvs[key] for key in group}, layers)
             else:
                 self._copy_by_layer(kvs, arrived)
-            if self._stream is not None:
-                self._stream.synchronize()
+            if self._placing is not None:
+                self._placing.synchronize()
         for key in kvs:
             self._held[key].settle("there")
 
@@ -135,15 +138,15 @@ class PageTier(Books):
         for layer in range(len(self.pool.keys)):
             with self.copying:
                 self._copy(kvs, [layer])
-            if self._stream is None:
+            if self._placing is None:
                 arrived(layer)
                 continue
-            copied.append(self._stream.record_event())
+            copied.append(self._placing.record_event())
             if layer:
                 copied[layer - 1].synchronize()
                 arrived(layer - 1)
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self._placing is not None:
+            self._placing.synchronize()
             arrived(len(self.pool.keys) - 1)
 
     def missed(self, keys: Iterable[str]) -> None:
@@ -237,11 +240,31 @@ class PageTier(Books):
             self._put(packed, slots.to(self.pool.device, non_blocking=True), layers)
 
     def _put(self, packed: Sequence[PackedKV], slots: Tensor, layers: Sequence[int]) -> None:
-        like, begin, end = packed[0], packed[0].layers[layers[0]][0], packed[0].layers[layers[-1]][1]
+        begin, end = packed[0].layers[layers[0]][0], packed[0].layers[layers[-1]][1]
         width = -(-(end - begin) // ALIGNED) * ALIGNED
+        if len(self._placed) == STAGED:
+            self._placed.popleft().synchronize()  # its staged bytes are free again
         staged = torch.empty(len(packed), width, dtype=torch.uint8, device=self.pool.device)
         for row, kv in zip(staged, packed, strict=True):
             row[: end - begin].copy_(kv.flat[begin:end], non_blocking=True)
+        with self._beside_copies(staged, slots):
+            self._place(packed, staged, slots, layers)
+
+    @contextmanager
+    def _beside_copies(self, *used: Tensor) -> Iterator[None]:
+        """Run on a stream behind the copies so far, while later ones go on."""
+        if self._placing is None or self._stream is None:
+            yield
+            return
+        self._placing.wait_stream(self._stream)
+        with torch.cuda.stream(self._placing):
+            yield
+            self._placed.append(self._placing.record_event())
+        for tensor in used:
+            tensor.record_stream(self._placing)
+
+    def _place(self, packed: Sequence[PackedKV], staged: Tensor, slots: Tensor, layers: Sequence[int]) -> None:
+        like, begin = packed[0], packed[0].layers[layers[0]][0]
         for layer in layers:
             at = like.layers[layer][0] - begin
             for pool, x in ((self.pool.keys[layer], like.keys[layer]), (self.pool.values[layer], like.values[layer])):
