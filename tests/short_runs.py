@@ -5,6 +5,15 @@ from pathlib import Path
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
 TINY = {  # parameters that make a run short
+    "00_start_here": {
+        "sample": 0,
+        "passages": 2,
+        "select": "first_k",
+        "selectors": ["none", "first_k"],
+        "ratios": [0.25, 0.5],
+        "orders": 2,
+        "max_new_tokens": 2,
+    },
     "01_masks": {"passages": 2, "max_new_tokens": 2},
     "02_positions": {"passages": 2, "samples": 2, "distances": [0, 3, 64], "keys": 8},
     "03_reuse": {"passages": 2, "samples": 4, "lengths": [64, 96], "repeats": 2, "max_new_tokens": 2},
@@ -60,6 +69,13 @@ TINY = {  # parameters that make a run short
     "13_papers": {},
     "14_store": {"requests": 24, "pool": 60, "prepared": 30, "gpu": 1.0, "lengths": [64, 96], "repeats": 1},
 }
-FIGURES = {"01_masks": 6, "02_positions": 6, "03_reuse": 6, "04_block_finetuning": 6, "05_beyond_rag": 9}
+FIGURES = {
+    "00_start_here": 1,
+    "01_masks": 6,
+    "02_positions": 6,
+    "03_reuse": 6,
+    "04_block_finetuning": 6,
+    "05_beyond_rag": 9,
+}
 FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9, "10_sparse_quality": 8}
 FIGURES |= {"09_sparse_masks": 8, "11_latency": 8, "12_real_model": 11, "13_papers": 1, "14_store": 11}

@@ -16,6 +16,7 @@ from workbench.app.notebook_run import Run, Workers
 from workbench.experiments import results, ttft
 
 TABLES = {
+    "00_start_here": {"answers"},
     "01_masks": {"masks", "answers"},
     "02_positions": {"rounding", "families", "drift", "first_token", "angles"},
     "03_reuse": {"quality", "ttft", "cost", "published"},
@@ -121,6 +122,15 @@ def test_store_serves_replays_and_compares(folder, tmp_path):
     rounds = tables["served"].groupby("round")[["reused", "bytes"]].sum()
     assert rounds.reused["empty tiers"] < rounds.reused["again"] == rounds.reused["memory empty, folder full"]
     assert 0.6 < metrics["path_storage_saved"] < 0.8 and metrics["path_redundant_removed"] == 1
+
+
+def test_the_first_notebook_answers_a_prompt_in_every_order_and_its_page_needs_no_kernel(folder, tmp_path):
+    metrics, tables = finished("00_start_here", folder, tmp_path)
+    answers = tables["answers"]
+    assert metrics["orders"] == answers.order.nunique() == 2 + 2 and len(answers) == 4 * (1 + 2)
+    assert 0 < metrics["flops_share"] < 1 and "one prompt is answered" in metrics["found"]
+    page = (tmp_path / "00_start_here" / "00_start_here.html").read_text()
+    assert page.count("pageModel(data)") == 1 and "anywidget" not in page.split("pageModel(data)")[1]
 
 
 def test_masks_show_the_readers_own_text_and_what_reuse_saves(folder, tmp_path):
@@ -277,6 +287,8 @@ def test_sparse_masks_weigh_what_is_kept_and_what_is_dropped(folder, tmp_path):
     ("name", "parameters", "sentence"),
     [
         ("04_block_finetuning", {"passages": 1}, "parameter passages is 1"),
+        ("00_start_here", {"ratios": [0.1, 2]}, "parameter ratios is 2"),
+        ("00_start_here", {"prepare": "with_neighbours"}, "parameter prepare is 'with_neighbours'"),
         ("01_masks", {"rule": "__import__('os')"}, "mask rule"),
         ("01_masks", {"window": 0}, "parameter window is 0"),
         ("02_positions", {"samples": "many"}, "parameter samples is 'many'"),
