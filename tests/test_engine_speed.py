@@ -1,0 +1,78 @@
+"""Engines beside each other: what is measured, how differences are told, and the figure of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.random_models import Letters, model_of, prompt_of
+from workbench import models
+from workbench.data import load
+from workbench.experiments import engine_speed
+from workbench.experiments.trial import Trial
+from workbench.methods.generation import generate
+from workbench.methods.modes.full import Full
+from workbench.plots.engine_speed import engines_beside, notice
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = str(tiny.checkpoint(tmp_path_factory.mktemp("engines") / "model"))
+    loaded = models.load(folder)
+    prompts = loaded.layout.prompts(load("lab", 3, passages=2), loaded.tokenizer)
+    trial = Trial(folder, mode="block", max_new_tokens=4)
+    said = []
+    unit = engine_speed.answered(loaded, trial, prompts, (1, 2), said.append)
+    rows = engine_speed.decoded(loaded, prompts, Full(), (1, 2), 5, said.append)
+    about = {"model": "tiny", "dtype": "float32"}
+    units = {"a": {**about, "method": "block", **unit}, "b": {**about, "method": "full", "decoding": rows}}
+    return {"device": "here", "sizes": [1, 2], "units": units}, said
+
+
+def test_every_engine_batch_and_store_is_timed_and_tokens_are_compared(kept):
+    units, said = kept[0]["units"], kept[1]
+    assert len(units["a"]["speed"]) == 8 and {row["questions"] for row in units["a"]["speed"]} == {3}
+    between = [pair["between"] for pair in units["a"]["tokens"]]
+    assert between == [[["contiguous", n], ["paged", n]] for n in (1, 2)] + [[["contiguous", 1], ["contiguous", 2]]]
+    assert all(pair["equal"] == 3 for pair in units["a"]["tokens"])
+    assert [row["requests"] for row in units["b"]["decoding"]] == [3, 3, 2, 2]
+    assert len(said) == 12
+
+
+def test_the_figure_shows_all_and_its_sentence_is_made_of_the_numbers(kept):
+    fig = engines_beside(kept[0])
+    cells = fig.data[0].cells.values
+    assert cells[4].count("3 of 3") == 2 and len(cells[0]) == 2 + 4 + 2
+    assert "Of 6 answers 0 differ." in notice(kept[0])
+    pair = kept[0]["units"]["a"]["tokens"][0]
+    told = {**kept[0], "units": {"a": {**kept[0]["units"]["a"], "tokens": [pair | {"equal": 1, "tie": 2}]}}}
+    assert notice(told).endswith("Of 3 answers 2 differ, all of them ties.")
+    told["units"]["a"]["tokens"][0]["tie"] = 1
+    assert notice(told).endswith("Of 3 answers 2 differ, 1 of them by more than a tie.")
+
+
+def test_a_difference_is_told_by_the_gap_of_its_first_two_tokens():
+    model, prompts = model_of(), [prompt_of(20, 5)]
+    (right,) = generate(model, Letters(), prompts, max_new_tokens=6)
+    wrong = (*right.tokens[:3], (right.tokens[3] + 1) % 90, 5)
+    loaded = models.Loaded(model, Letters(), None)
+    found = engine_speed.differences(loaded, prompts, Full(), [right.tokens], [wrong])
+    assert found["equal"] == 0 and found["apart"] == 1 and found["listed"][0]["at"] == 3
+    ended = engine_speed.differences(loaded, prompts, Full(), [right.tokens], [right.tokens[:2]])
+    assert ended["listed"][0]["at"] == 2 and ended["listed"][0]["gap"] > 0
+    assert engine_speed.differences(loaded, prompts, Full(), [right.tokens], [right.tokens])["equal"] == 1
+
+
+@pytest.mark.parametrize(("size", "dtype", "step"), [(1.0, torch.bfloat16, 2**-7), (20.0, torch.bfloat16, 2**-3)])
+def test_a_step_of_the_dtype_grows_with_the_number(size, dtype, step):
+    assert engine_speed._step(size, dtype) == step
+    following = torch.tensor(size, dtype=dtype) + step
+    assert float(following) == size + step
+
+
+def test_no_token_ends_a_text_meanwhile_and_all_is_put_back():
+    model = model_of(eos_token_id=7)
+    with engine_speed.endless(model):
+        assert model.config.eos_token_id is None
+    assert model.config.eos_token_id == 7 and replace(Trial("x"), engine="paged").engine == "paged"

@@ -1,0 +1,86 @@
+"""Both engines of `generate` beside each other: questions and tokens a second, and whether they say the same."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import plotly.graph_objects as go
+
+from workbench.experiments import results
+from workbench.plots.table import table
+
+Row = Mapping[str, Any]
+STATES = {"cold": "blocks encoded", "warm": "blocks in the store"}
+
+
+def engines_beside(kept: Row | None = None) -> go.Figure | None:
+    """Tabulate what `data/benchmarks/engines.py` kept; None where it has not been run."""
+    if kept is None:
+        if "engines" not in results.names():
+            return None
+        kept = results.read("engines")
+    rows: list[list[str]] = []
+    groups: list[int] = []
+    for unit in kept["units"].values():
+        groups.append(len(rows))
+        rows.append([f"{unit['model']}, {unit['dtype']}, {unit['method']}", *[""] * 5])
+        rows += [list(row) for row in _lines(unit)]
+    return table(
+        ["at a time", "contiguous", "pages", "times", "same tokens", "ties"],
+        rows,
+        groups=groups,
+        widths=[3.2, 1.3, 1.3, 0.9, 1.4, 1],
+        title="One engine over contiguous caches, one over pages",
+        notice=notice(kept),
+        caption=f"{kept['device']}. Questions a second of whole answers, tokens a second of decoding alone. Same "
+        "tokens: greedy answers that are equal; ties: others whose first two differing tokens are at most one step of "
+        "the dtype apart. data/benchmarks/engines.py.",
+    )
+
+
+def notice(kept: Row) -> str:
+    """Say how much faster pages decode and answer, and how many answers differ by more than a tie."""
+    said = []
+    for size in kept["sizes"]:
+        times = [paged / plain for u in kept["units"].values() for plain, paged in _decoding(u, size)]
+        if times:
+            how = "One request at a time" if size == 1 else f"{size} at a time"
+            said.append(f"{how}, pages decode {_span(times)} times as many tokens a second.")
+    pairs = [pair for unit in kept["units"].values() for pair in _pairs(unit)]
+    if pairs:
+        asked, differ = sum(p["questions"] for p in pairs), sum(p["questions"] - p["equal"] for p in pairs)
+        apart = differ - sum(p["tie"] for p in pairs)
+        said.append(
+            f"Of {asked:,} answers {differ:,} differ"
+            + (f", {apart:,} of them by more than a tie." if apart else ", all of them ties." if differ else ".")
+        )
+    return " ".join(said) or "Nothing was measured."
+
+
+def _lines(unit: Row) -> Iterator[tuple[str, str, str, str, str, str]]:
+    pairs = {pair["between"][1][1]: pair for pair in _pairs(unit)}
+    speed = unit.get("speed", ())
+    for size, state in dict.fromkeys((row["batch"], row["store"]) for row in speed):
+        at = {row["engine"]: row for row in speed if (row["batch"], row["store"]) == (size, state)}
+        plain, paged = (at[name]["questions_per_s"] for name in ("contiguous", "paged"))
+        pair = pairs.get(size) if state == "warm" else None
+        same = (f"{pair['equal']:,} of {pair['questions']:,}", f"{pair['tie']:,}") if pair else ("", "")
+        yield f"{size}, {STATES[state]}: questions/s", f"{plain:,.1f}", f"{paged:,.1f}", f"{paged / plain:.1f}", *same
+    for size in dict.fromkeys(row["batch"] for row in unit.get("decoding", ())):
+        for plain, paged in _decoding(unit, size):
+            yield f"{size}, decoding: tokens/s", f"{plain:,.0f}", f"{paged:,.0f}", f"{paged / plain:.1f}", "", ""
+
+
+def _decoding(unit: Row, size: int) -> Iterator[tuple[float, float]]:
+    at = {row["engine"]: row["tokens_per_s"] for row in unit.get("decoding", ()) if row["batch"] == size}
+    if len(at) == 2:
+        yield at["contiguous"], at["paged"]
+
+
+def _pairs(unit: Row) -> list[Row]:
+    """Return what was compared between the engines, not between batches of one."""
+    return [pair for pair in unit.get("tokens", ()) if pair["between"][0][0] != pair["between"][1][0]]
+
+
+def _span(times: list[float]) -> str:
+    low, high = min(times), max(times)
+    return f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
