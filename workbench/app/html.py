@@ -16,6 +16,7 @@ from nbconvert.preprocessors import Preprocessor
 from plotly.offline import get_plotlyjs
 
 from workbench.app.explore import prompt_html
+from workbench.plots.theme import PAGE_STYLE
 
 PLOTLY = "application/vnd.plotly.v1+json"
 
@@ -31,6 +32,13 @@ NOTEBOOK = """
   main { max-width: 1100px; margin: 0 auto; }
   .report-bar { max-width: 1100px; margin: 8px auto; font: 14px system-ui, sans-serif; display: flex; gap: 16px; }
   body:not(.with-code) .jp-CodeCell .jp-Cell-inputWrapper, .jp-OutputPrompt, .jp-InputPrompt { display: none; }
+  .jp-RenderedHTMLCommon { overflow-x: auto; }
+  {{ resources.figure_style }}
+  @media (prefers-color-scheme: dark) {
+    {{ resources.include_css("static/theme-dark.css") | replace('<style type="text/css">', '')
+      | replace('</style>', '') }}
+    :root { color-scheme: dark; } body { background: var(--jp-layout-color0); color: var(--jp-content-font-color1); }
+  }
 </style>
 {%- endblock -%}
 {%- block body_header -%}
@@ -72,7 +80,7 @@ def notebook_page(executed: Path, page: Path) -> None:
         extra_loaders=[DictLoader({"page.html.j2": NOTEBOOK})],
         preprocessors=[_PlotlyToHtml],
     )
-    text, _ = exporter.from_filename(str(executed), resources={"plotly_js": get_plotlyjs()})
+    text, _ = exporter.from_filename(str(executed), resources={"plotly_js": get_plotlyjs(), "figure_style": PAGE_STYLE})
     page.write_text(text, encoding="utf-8")
 
 
