@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install report lab test check style format picture clean
+.PHONY: help install report docs lab test check style format picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ install: $(READY) ## create .venv and install into it (every other target does s
 
 report: $(READY) ## run every notebook on the shipped model, some on a real one, write runs/report/index.html
 	$(BIN)/workbench report --jobs $(JOBS)
+
+docs: $(READY) ## build the documentation, for file:// and without a network: runs/docs/index.html
+	$(BIN)/python -m workbench.app.docs_site
 
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks

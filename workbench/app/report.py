@@ -2,6 +2,7 @@
 
     <out>/index.html     all notebooks of this run: picture, status, duration, what was found
     <out>/plotly.min.js  draws the pictures
+    <out>/docs/          the documentation, where it can be built (`docs_site`) and all notebooks were asked for
     <out>/<name>/        its files (see `notebook_run`)
 
 A failing notebook does not stop the others; it is shown in the index and in the exit code. `index.html` of an earlier
@@ -23,7 +24,7 @@ import papermill
 import typer
 from plotly.offline import get_plotlyjs
 
-from workbench.app import real_pages, report_index
+from workbench.app import docs_site, real_pages, report_index
 from workbench.app.commands.text import progress
 from workbench.app.notebook_run import Run, Task, Workers
 from workbench.core.errors import BadInput
@@ -60,12 +61,13 @@ def run(
     jobs: int = 2,
     cell_timeout_s: int = 600,
     real: Sequence[Path] = (),
+    docs: bool = False,
 ) -> ReportResult:
     """Run `notebooks`, `jobs` at a time, into `out`. Every notebook gets those `parameters` that it declares.
 
     Notebooks of `real` run with the real model (`real_pages.MODEL`), once it is fetched. Where it cannot be, those that
-    are among `notebooks`, too, run once only. Raises BadInput, with no file written: no or unknown notebooks, a
-    parameter that no notebook has, a wrong value.
+    are among `notebooks`, too, run once only. With `docs`, the documentation is built beside them.
+    Raises BadInput, with no file written: no or unknown notebooks, a parameter that no notebook has, a wrong value.
     """
     started, out = time.monotonic(), out.resolve()
     notebooks, real = [path.resolve() for path in notebooks], [path.resolve() for path in real]
@@ -76,12 +78,14 @@ def run(
         workers.check([*tasks, *real_tasks])
         out.mkdir(parents=True, exist_ok=True)
         (out / "index.html").unlink(missing_ok=True)
-        with real_pages.Fetching(real_pages.MODEL if real else None) as fetching:
+        model = real_pages.MODEL if real else None
+        with real_pages.Fetching(model) as fetching, docs_site.Building(docs) as building:
             ordered = [*tasks, *real_tasks] if fetching.is_busy else [*real_tasks, *tasks]  # the long ones first
             finished = {run.name: run for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered))}
             missing = fetching.missing()
+            links = [("docs/index.html", "Documentation")] if building.put(out / "docs") else []
     lab, ours = ([finished[task.name] for task in part if task.name in finished] for part in (tasks, real_tasks))
-    _write_index(out, lab, ours, missing, time.monotonic() - started)
+    _write_index(out, lab, ours, missing, time.monotonic() - started, links)
     return ReportResult(out / "index.html", (*lab, *ours), missing)
 
 
@@ -115,7 +119,14 @@ def _watched(runs: Iterable[Run], total: int) -> Iterator[Run]:
             yield run
 
 
-def _write_index(out: Path, lab: Sequence[Run], real: Sequence[Run], missing: str, seconds: float) -> None:
+def _write_index(
+    out: Path,
+    lab: Sequence[Run],
+    real: Sequence[Run],
+    missing: str,
+    seconds: float,
+    links: Sequence[tuple[str, str]] = (),
+) -> None:
     runs = (*lab, *real)
     failed = sum(not run.ok for run in runs)
     summary = f"{len(runs)} notebooks, {failed} failed, {seconds:.0f} s, {datetime.now():%Y-%m-%d %H:%M}"
@@ -124,7 +135,7 @@ def _write_index(out: Path, lab: Sequence[Run], real: Sequence[Run], missing: st
         note = missing or real_pages.note()
         groups.append(report_index.Group([_card(out, run) for run in real], real_pages.HEADING, note))
     write_text(out / report_index.PLOTLY_FILE, get_plotlyjs())
-    write_text(out / "index.html", report_index.page(summary, groups))
+    write_text(out / "index.html", report_index.page(summary, groups, links))
 
 
 def _card(out: Path, run: Run) -> dict[str, Any]:
@@ -162,7 +173,7 @@ def command(
         given = parse(parameter or [])
         is_wanted = real if real is not None else not notebooks and "model" not in given
         lab, ours = real_pages.split(chosen) if is_wanted else (chosen, [])
-        result = run(lab, out, given, jobs, real=ours)
+        result = run(lab, out, given, jobs, real=ours, docs=not notebooks)
     except BadInput as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error

@@ -26,7 +26,7 @@ from workbench.store import MemoryStore, Store
 
 @dataclass(frozen=True)
 class Reuse:
-    """Every context block is cached and reused at its new place; the question is always computed.
+    r"""Every context block is cached and reused at its new place; the question is always computed.
 
     positions   of the reused keys: "re-encoded" for where their block stands now (Block-Attention, Full Reuse), or
                 "naive", as cached (PromptCache, arXiv:2311.04934)
@@ -36,6 +36,10 @@ class Reuse:
                 FusionRAG; the question is not in it); None: as many as the selector wants
     sparse      chooses the key tiles that the computed rows attend to
     chunk       rows of one pass; None: all at once
+
+    A block that moves by $s$ tokens has its keys rotated once, and the rows $R$ are computed over what is cached:
+
+    $$k_{p+s} = R(s) \, k_p, \qquad R = \text{chosen tokens} \cup \text{question}$$
     """
 
     positions: Positions = "re-encoded"

@@ -26,7 +26,7 @@ Placed = tuple[KV, torch.Tensor]  # cached tokens, and the positions [T], whole 
 
 @dataclass(frozen=True)
 class Superposition:
-    """Paths system → document → question run side by side; the `paths` best of them are joined for the answer.
+    r"""Paths system → document → question run side by side; the `paths` best of them are joined for the answer.
 
     A path's question sees the system block and its own document only. Paths are ranked by the posterior of their
     document, P(d | q) ∝ P(q | d) P(d), probabilities of the model after the system block. P(d) is taken per token, so
@@ -36,6 +36,8 @@ class Superposition:
     position. A document is encoded at its own length and its keys are stretched afterwards, which keeps it cacheable
     (the paper encodes it stretched). The last token of the question is held back to join the paths: it sees the system
     block, the kept documents and their questions, and gives the first token.
+
+    $$P(d \mid q) \propto P(q \mid d)\, P(d)$$
     """
 
     paths: int = 4

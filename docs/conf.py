@@ -1,0 +1,39 @@
+"""Sphinx reads this: pages in MyST Markdown, the theme Furo, formulas as MathML; nothing is loaded from a network.
+
+`make docs` (`workbench.app.docs_site`) copies this folder, adds generated pages and builds runs/docs/index.html.
+"""
+
+from docutils import nodes
+from latex2mathml.converter import convert
+
+project = "Cached-block workbench"
+extensions = ["myst_parser"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]
+html_theme = "furo"
+html_title = project
+html_show_search_summary = False  # it would fetch pages, which browsers refuse from file://
+html_copy_source = False
+html_show_copyright = False
+html_use_index = True
+html_math_renderer = "mathml"
+pygments_style, pygments_dark_style = "default", "monokai"
+add_module_names = False
+smartquotes = False
+toc_object_entries = False  # else every page carries the names of all objects
+
+
+def _inline(translator, node: nodes.math) -> None:
+    translator.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _display(translator, node: nodes.math_block) -> None:
+    translator.body.append(convert(node.astext(), display="block"))
+    raise nodes.SkipNode
+
+
+def setup(app) -> None:
+    """Register formulas as MathML, which browsers draw by themselves."""
+    app.add_html_math_renderer("mathml", (_inline, None), (_display, None))
