@@ -148,6 +148,7 @@ def test_a_change_in_the_browser_is_answered_by_its_revision(loaded, sample):
 
 def test_what_cannot_be_answered_is_said_and_the_older_answer_stays(loaded, sample):
     widget = explore.prompt(loaded, sample, select="none", max_new_tokens=2).wait(20)
+    good = widget.wanted
     for change, said in [
         ({"blocks": widget.wanted["blocks"][-1:]}, "1 blocks"),
         ({"blocks": [{**widget.wanted["blocks"][0], "text": "  "}, *widget.wanted["blocks"][1:]]}, "empty"),
@@ -155,10 +156,13 @@ def test_what_cannot_be_answered_is_said_and_the_older_answer_stays(loaded, samp
         ({"select": "__import__('os')"}, "not understood"),
         ({"ratio": 2}, "ratio 2"),
     ]:
-        widget.set_state({"wanted": {**widget.wanted, **change, "revision": widget.wanted["revision"] + 1}})
+        answered = widget.answers["revision"]
+        widget.set_state({"wanted": {**good, **change, "revision": widget.wanted["revision"] + 1}})
         widget.wait(20)
-        assert said in widget.problem and widget.answers["revision"] == 0 and widget.busy == ""
-        widget.set_state({"wanted": {**widget.wanted, "blocks": asked(loaded, sample)[1].to_json()["blocks"]}})
+        assert said in widget.problem and widget.answers["revision"] == answered and widget.busy == ""
+        widget.set_state({"wanted": {**good, "revision": widget.wanted["revision"] + 1}})
+        widget.wait(20)
+        assert widget.problem == "" and widget.answers["revision"] == widget.wanted["revision"]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from workbench.methods.select import check_budget
 from workbench.plots.looks import SELECTORS
 
 RATIOS = (0.05, 0.15, 0.4)
-SELECTED = ("none", "query_guided", "answer_guided", "kv_deviation")
+SELECTED = ("none", "query_guided", "answer_guided")
 ORDERS = 24
 RESULTS = ("text", "answers", "bill", "heat")
 
