@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from logging import ERROR
+from pathlib import Path
 from traceback import format_exception
 from typing import Any
 from zlib import crc32
@@ -49,6 +50,8 @@ def connected(address: str, workers: int = 1, gpu: bool = False, retries: int = 
     """
     if workers < 1:
         raise BadInput(f"workers is {workers}: at least 1 is needed")
+    if address.endswith(".json") and not Path(address).is_file():
+        raise BadInput(f"no Dask scheduler has written {address!r}")
     try:
         import dask
         import distributed

@@ -11,7 +11,7 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -115,7 +115,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         (out / SUCCESS).unlink(missing_ok=True)
         there = runner.on(client, todo, cluster, jobs) if client else runner.here(todo, jobs, tell)
-        for case, problem in there:
+        for case, problem in stack.enter_context(closing(there)):
             done += case.trial.samples
             tell(0)
             if problem:

@@ -1,0 +1,181 @@
+"""Trials on a Dask cluster of real processes: results equal one process's, also where a worker or this process dies."""
+
+import os
+import signal
+from dataclasses import asdict
+
+import pandas as pd
+import pytest
+
+from tests import tiny
+from workbench.core import dask_cluster
+from workbench.core.errors import BadInput
+from workbench.experiments import sweep as sweeps
+from workbench.experiments import sweep_runs
+from workbench.experiments.sweep import cases
+from workbench.experiments.sweep_grid import Case
+from workbench.experiments.trial import Trial
+
+dask = pytest.importorskip("dask")
+distributed = pytest.importorskip("distributed")
+QUESTIONS = {"samples": 2, "passages": 3, "max_new_tokens": 3, "timed": 1, "fidelity": False}
+MEASURED = ["seconds", "ttft_p5", "ttft_p50", "ttft_p95", "ttft_least", "ttft_most"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return Trial(str(tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")), **QUESTIONS)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Workers that need not import everything again."""
+    with dask.config.set({"distributed.worker.multiprocessing-method": "fork"}):
+        yield
+
+
+def many(base, seeds):
+    return cases(asdict(base), {"seed": range(seeds), "mode": ["full", "block"]})
+
+
+def kill_a_worker(client):
+    os.kill(min(client.run(os.getpid).values()), signal.SIGKILL)
+
+
+def assert_killed_equals_alone(found, tmp_path, monkeypatch):
+    alone = sweeps.run(found, tmp_path / "alone")
+    connected, clients, told = sweep_runs.connected, [], []
+
+    def remembered(*given):
+        context = connected(*given)
+
+        class Kept:
+            def __enter__(self):
+                clients.append(context.__enter__())
+                return clients[-1]
+
+            def __exit__(self, *error):
+                return context.__exit__(*error)
+
+        return Kept()
+
+    def progress(done, total):
+        if not told:
+            kill_a_worker(clients[-1])
+        told.append((done, total))
+
+    monkeypatch.setattr(sweep_runs, "connected", remembered)
+    many = sweeps.run(found, tmp_path / "many", jobs=2, progress=progress, cluster="local")
+    assert told[-1] == (2 * len(found), 2 * len(found)) and not many.failures
+    pd.testing.assert_frame_equal(many.table.drop(columns=MEASURED), alone.table.drop(columns=MEASURED))
+    pd.testing.assert_frame_equal(many.answers, alone.answers)
+    assert (tmp_path / "many" / "_SUCCESS").exists() and not list((tmp_path / "many" / "trials").glob(".*"))
+
+
+def test_two_workers_one_of_which_is_killed_find_what_one_process_finds(base, tmp_path, monkeypatch, forked):
+    assert_killed_equals_alone(many(base, 10), tmp_path, monkeypatch)
+
+
+@pytest.mark.weekly  # processes that import everything
+def test_two_hundred_trials_on_workers_of_which_one_is_killed(base, tmp_path, monkeypatch):
+    assert_killed_equals_alone(many(base, 100), tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    """A scheduler with one worker in this process, which an address is known of."""
+    options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**options, protocol="tcp://") as cluster:
+        yield cluster.scheduler_address
+
+
+def test_what_was_finished_when_it_was_killed_is_not_run_again(base, tmp_path, scheduler, monkeypatch):
+    found = many(base, 3)
+
+    def interrupt(done, total):
+        if done >= 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run(found, tmp_path, progress=interrupt, cluster=scheduler)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*.json")}
+    assert len(kept) == 3 and not (tmp_path / "_SUCCESS").exists()
+    outcome = sweeps.run(found, tmp_path, cluster=scheduler)
+    assert outcome.table.trial.nunique() == 6 and all(path.stat().st_mtime_ns == at for path, at in kept.items())
+    monkeypatch.setattr(Trial, "run_each", None)
+    sweeps.run(found, tmp_path, cluster="tcp://127.0.0.1:9")  # nothing is left: no cluster is asked
+
+
+def test_a_trial_that_fails_is_tried_again_so_often_and_no_further(base, tmp_path, scheduler, monkeypatch):
+    run, calls = Trial.run_each, []
+
+    def fail(trial, *given):
+        calls.append(trial.seed)
+        if trial.seed == 1 or (trial.seed == 2 and calls.count(2) < 3):
+            raise MemoryError("no room")
+        return run(trial, *given)
+
+    monkeypatch.setattr(Trial, "run_each", fail)
+    outcome = sweeps.run(cases(asdict(base), {"seed": [0, 1, 2]}), tmp_path, cluster=scheduler, retries=2)
+    assert (calls.count(0), calls.count(1), calls.count(2)) == (1, 3, 3)
+    ((name, why),) = outcome.failures.items()
+    assert "seed=1" in name and why == "MemoryError: no room" and set(outcome.table.seed) == {0, 2}
+    (failed,) = tmp_path.glob("trials/*.failed.json")
+    assert "in fail" in failed.read_text() and not (tmp_path / "_SUCCESS").exists()
+
+
+def test_what_a_worker_refuses_is_not_tried_again(base, tmp_path, scheduler, monkeypatch):
+    calls = []
+
+    def refuse(trial, *given):
+        calls.append(trial)
+        raise BadInput("this cannot be")
+
+    monkeypatch.setattr(Trial, "run_each", refuse)
+    outcome = sweeps.run(cases(asdict(base), {"seed": [0]}), tmp_path, cluster=scheduler, retries=5)
+    assert list(outcome.failures.values()) == ["this cannot be"] and len(calls) == 1
+
+
+def test_a_worker_with_other_files_than_here_refuses(base, monkeypatch):
+    task = sweep_runs._Task(Case(base), [["model.safetensors", 1]], 0.0, None)
+    assert "are others on a worker than here" in sweep_runs._on_worker(task)["refused"]
+
+
+def test_a_trial_on_a_gpu_needs_workers_with_slots(base, tmp_path, scheduler):
+    with pytest.raises(BadInput, match="no worker of the cluster has a slot for a GPU: begin them with `--resources"):
+        sweeps.run(cases(asdict(base), {"device": ["cuda"]}), tmp_path / "out", cluster=scheduler)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("tcp://127.0.0.1:9", "no Dask scheduler answers at 'tcp://127.0.0.1:9'"),
+        ("missing.json", "no Dask scheduler has written 'missing.json'"),
+        ("ssh:", "ssh:HOST,HOST is needed"),
+        ("slurm", "dask-jobqueue"),
+        ("kubernetes", "dask-kubernetes"),
+    ],
+)
+def test_a_cluster_that_cannot_be_had_is_one_sentence_and_nothing_is_written(
+    base, tmp_path, address, words, monkeypatch
+):
+    monkeypatch.setattr(dask_cluster, "ANSWER", 0.5)
+    with pytest.raises(BadInput, match=words) as problem:
+        sweeps.run(many(base, 1), tmp_path / "out", cluster=address)
+    assert "\n" not in str(problem.value) and not (tmp_path / "out").exists()
+
+
+def test_deployers_of_dask_are_begun_by_name_with_as_many_workers(monkeypatch):
+    scaled = []
+
+    class Deployed:
+        def scale(self, workers):
+            scaled.append(workers)
+
+    monkeypatch.setattr(dask_cluster, "import_module", lambda name: type("module", (), {"SLURMCluster": Deployed}))
+    assert isinstance(dask_cluster._begun(distributed, "slurm", 3, None), Deployed) and scaled == [3]
+    hosts = []
+    monkeypatch.setattr(distributed, "SSHCluster", lambda names, worker_options: hosts.append((names, worker_options)))
+    dask_cluster._begun(distributed, "ssh:a,b", 1, {"GPU": 1})
+    assert hosts == [(["a", "a", "b"], {"nthreads": 1, "resources": {"GPU": 1}})]
+    assert dask_cluster._begun(distributed, "tcp://x:1", 1, None) is None
