@@ -6,10 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from tests.random_models import block_of, model_of
+from tests.random_models import block_of, model_of, prompt_of
 from workbench.core.errors import BadInput
+from workbench.core.plan import Plan
+from workbench.engine import forward
+from workbench.engine.assembly import assemble
 from workbench.engine.cuda_graphs import Runner
-from workbench.engine.fused_layers import layers_of, reason_against, side_by_side
+from workbench.engine.encoding import encode_many
+from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
+from workbench.engine.fused_layers import FusedLayers, layers_of, reason_against, side_by_side
 from workbench.engine.paged_pool import Pool
 
 LENGTHS = (19, 7, 33)
@@ -117,3 +122,23 @@ def test_tensors_that_lie_side_by_side_are_not_moved():
     assert torch.equal(side_by_side(parts[::-1]), torch.cat([x.detach() for x in parts[::-1]])), (
         "another order is moved"
     )
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_packed_requests_compute_what_the_model_computes(name, monkeypatch):
+    """As on a GPU: blocks encoded together, prompts of different lengths, a plan that stops early, chosen logits."""
+    model, prompts = model_of(name, num_hidden_layers=3), [prompt_of(20, 13, 6), prompt_of(7, 5, seed=1)]
+
+    def computed():
+        kvs = [assemble(model, prompt, encode_many(model, prompt.context), reserve=2) for prompt in prompts]
+        plans = [Plan(prompts[0].question, return_queries=(1,)), Plan(torch.arange(len(prompts[1])))]
+        asked = [PrefillRequest(p.tokens, plan, kv) for p, plan, kv in zip(prompts, plans, kvs, strict=True)]
+        found = prefill_many(model, asked, logits_to_keep=2)
+        early = prefill_many(model, [all_rows(model, prompts[0].tokens, num_layers=2, return_queries=(1,))])
+        assert early[0].logits is None
+        return [*(x.logits for x in found), found[0].queries[1], early[0].queries[1], *kvs[0].keys, *kvs[1].values]
+
+    expected = computed()
+    monkeypatch.setattr(forward, "packed_layers", lambda model: FusedLayers(model, kernels=False))
+    for mine, theirs in zip(computed(), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-4)

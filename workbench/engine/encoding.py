@@ -1,6 +1,7 @@
 """Encode blocks: many of different lengths in one forward pass, one behind the other without padding."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.engine.backends import kernel, on_gpu
-from workbench.engine.forward import run
+from workbench.engine.forward import packed_logits, run
 from workbench.models.seam import LayerInput, StopForward
 from workbench.models.spec import ModelSpec, spec_for
 
@@ -89,11 +90,9 @@ class PackedBlocks:
 def encode_packed(model: PreTrainedModel, texts: Sequence[Tensor], layers: int, write: Write, kernels: bool) -> None:
     """Run one packed forward pass over blocks of token ids [T], up to the keys and values of the last layer."""
     request = PackedBlocks([len(tokens) for tokens in texts], layers, model.device, write, kernels)
-    ids = torch.cat([tokens.to(model.device) for tokens in texts])[None]
-    try:
-        model(input_ids=ids, position_ids=request.rows[None], use_cache=False, logits_to_keep=1, requests=[request])
-    except StopForward:
-        return
+    ids = torch.cat([tokens.to(model.device) for tokens in texts])
+    with suppress(StopForward):
+        packed_logits(model, ids, request.rows, [request], request.rows[:0])
 
 
 def packs(lengths: Sequence[int], tokens: int = PACK) -> list[list[int]]:

@@ -16,7 +16,8 @@ from workbench.core.plan import Plan
 from workbench.engine import backends
 from workbench.engine.assembly import empty
 from workbench.engine.attention import PlannedRequest
-from workbench.models.seam import StopForward
+from workbench.engine.fused_layers import packed_layers
+from workbench.models.seam import PackedRequest, StopForward
 from workbench.models.spec import ModelSpec, spec_for
 
 Wait = Callable[[int], None]  # (layer): returns when its cached keys and values are there
@@ -94,20 +95,38 @@ def run(
     kept = [min(logits_to_keep, n) if logits_to_keep else n for n in lengths]
     ends = torch.tensor(lengths).cumsum(0).tolist()
     which = torch.cat([torch.arange(end - n, end) for end, n in zip(ends, kept, strict=True)]).to(model.device)
+    ids = torch.cat([ids.to(model.device) for ids, _, _ in rows])
+    positions = torch.cat([request.rows for request in requests])
+    wanted = which if sum(kept) < sum(lengths) else None
     try:
-        out = model(
-            input_ids=torch.cat([ids.to(model.device) for ids, _, _ in rows])[None],
-            position_ids=torch.cat([request.rows for request in requests])[None],
-            use_cache=False,
-            logits_to_keep=which if sum(kept) < sum(lengths) else 0,
-            requests=requests,
-        )
+        computed = packed_logits(model, ids, positions, requests, wanted)
     except StopForward:
         return [PrefillOutput(None, request.queries, request.backends) for request in requests]
     return [
         PrefillOutput(None if request.num_layers else logits, request.queries, request.backends)
-        for request, logits in zip(requests, out.logits[0].split(kept), strict=True)
+        for request, logits in zip(requests, computed.split(kept), strict=True)
     ]
+
+
+@torch.no_grad()
+def packed_logits(
+    model: PreTrainedModel, ids: Tensor, positions: Tensor, requests: Sequence[PackedRequest], wanted: Tensor | None
+) -> Tensor:
+    """Compute logits [W, V] of the rows `wanted` [W], of all where None; `ids` and `positions` [R] of packed requests.
+
+    Raises StopForward where no request needs a further layer.
+    """
+    if (layers := packed_layers(model)) is not None:
+        return layers.packed(ids, positions, requests, wanted)
+    out = model(
+        input_ids=ids[None],
+        position_ids=positions[None],
+        use_cache=False,
+        logits_to_keep=0 if wanted is None else wanted,
+        requests=requests,
+    )
+    logits: Tensor = out.logits[0]
+    return logits
 
 
 def _check(spec: ModelSpec, request: PrefillRequest) -> None:

@@ -1,4 +1,4 @@
-"""Decoder layers over pages with few kernels: what a `Runner` runs where the model's layers are known.
+"""Decoder layers with few kernels: what a `Runner` runs, and packed requests on a GPU, where the layers are known.
 
 Per layer: q, k and v are one product, and gate and up are one; a kernel each adds and norms, rotates and writes the
 cache, and gates. The last layer computes no more rows than logits are wanted of. Weights are not copied: those that
@@ -11,13 +11,16 @@ are multiplied together lie side by side in one tensor, and the model's own para
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from workbench.engine.backends import kernel
+from workbench.engine.backends import kernel, on_gpu
 from workbench.engine.products import Products
+from workbench.models.seam import PackedRequest, attend
+from workbench.models.spec import attach
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are those of Llama, q and k normed or not
 Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias
@@ -79,23 +82,60 @@ class FusedLayers:
         positions: Tensor,
         slots: Tensor,
         pools: Sequence[tuple[Tensor, Tensor]],
-        attend: Callable[[int, Tensor, float, bool], Tensor],
+        attend_own: Callable[[int, Tensor, float, bool], Tensor],
         wanted: Tensor | None,
     ) -> Tensor:
         """Compute logits [W, V] of the rows `wanted` [W], of all [R] where None.
 
-        `ids`, `positions` and `slots` [R]; `pools`: keys and values of every layer; `attend(layer, q [R, Hq, D], scale,
-        last)` returns [R, Hq · D], in the last layer of the rows `wanted` only.
+        `ids`, `positions` and `slots` [R]; `pools`: keys and values of every layer; `attend_own(layer, q [R, Hq, D],
+        scale, last)` returns [R, Hq · D], in the last layer of the rows `wanted` only.
         """
+
+        def attention(number: int, qkv: Tensor, cos: Tensor, sin: Tensor, last: bool) -> Tensor:
+            layer = self.layers[number]
+            q = self._rope_and_cache(qkv, cos, sin, slots, *pools[number], layer.norms, layer.eps)
+            return attend_own(number, q, layer.scale, last)
+
+        return self._through(ids, positions, attention, wanted)
+
+    def packed(
+        self, ids: Tensor, positions: Tensor, requests: Sequence[PackedRequest], wanted: Tensor | None
+    ) -> Tensor:
+        """Compute logits [W, V] of the rows `wanted` [W] of packed requests, as the model does that calls the seam.
+
+        Raises StopForward where no request needs a further layer.
+        """
+        slots = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
+
+        def attention(number: int, qkv: Tensor, cos: Tensor, sin: Tensor, last: bool) -> Tensor:
+            layer, module = self.layers[number], self.decoder.layers[number].self_attn
+            heads, width = len(layer.qkv[0]) // module.head_dim, module.head_dim
+            heads = (heads - len(layer.o[0][0]) // width) // 2
+            k, v = cos.new_empty(2, heads, len(ids), width)
+            q = self._rope_and_cache(qkv, cos, sin, slots, k, v, layer.norms, layer.eps)
+            out, _ = attend(
+                module, q.transpose(0, 1)[None], k[None], v[None], None, requests=requests, scaling=layer.scale
+            )
+            out = out[0].flatten(1)
+            return out[wanted] if last else out
+
+        return self._through(ids, positions, attention, wanted)
+
+    def _through(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attention: Callable[[int, Tensor, Tensor, Tensor, bool], Tensor],
+        wanted: Tensor | None,
+    ) -> Tensor:
         product, x = self.products, self.decoder.embed_tokens(ids)
         cos, sin = (part[0] for part in self.decoder.rotary_emb(x[None], positions[None]))
         residual: Tensor | None = None
-        for number, (layer, (keys, values)) in enumerate(zip(self.layers, pools, strict=True)):
+        for number, layer in enumerate(self.layers):
             residual, x = self._add_rms_norm(x, layer.before_attention, layer.eps, residual)
-            qkv = product(x, *layer.qkv, parts=True)
-            q = self._rope_and_cache(qkv, cos, sin, slots, keys, values, layer.norms, layer.eps)
             last = number + 1 == len(self.layers) and wanted is not None
-            x = product(attend(number, q, layer.scale, last), *layer.o, parts=True)
+            x = attention(number, product(x, *layer.qkv, parts=True), cos, sin, last)
+            x = product(x, *layer.o, parts=True)
             if last:
                 residual = residual[wanted]
             residual, x = self._add_rms_norm(x, layer.before_mlp, layer.eps, residual)
@@ -103,6 +143,19 @@ class FusedLayers:
         norm = self.decoder.norm
         _, x = self._add_rms_norm(x, norm.weight, norm.variance_epsilon, residual)
         return product(x, self.head.weight, self.head.bias)
+
+
+_KNOWN: WeakKeyDictionary[PreTrainedModel, FusedLayers] = WeakKeyDictionary()
+
+
+def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
+    """Return the layers by which packed requests of this model run on a GPU; None where its own are used."""
+    if not on_gpu(model.device) or attach(model).window is not None or reason_against(model):
+        return None
+    known = _KNOWN.get(model)
+    if known is None or known.stale:
+        known = _KNOWN[model] = FusedLayers(model, kernels=True)
+    return known
 
 
 def layers_of(model: PreTrainedModel, kernels: bool, products: Products | None = None) -> FusedLayers | str:
@@ -124,7 +177,7 @@ def reason_against(model: PreTrainedModel) -> str:
         return "its embeddings are not plain"
     if getattr(decoder.config, "hidden_act", "") != "silu":
         return f"its activation is {decoder.config.hidden_act!r}, not 'silu'"
-    if model.training and getattr(decoder.config, "attention_dropout", 0):
+    if model.training:
         return "it is being trained"
     return next((reason for layer in decoder.layers if (reason := _odd(layer))), "")
 
@@ -141,6 +194,8 @@ def _odd(layer: Any) -> str:
     for module in layer.modules():
         if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
             return "a module of it has a hook"
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            return "its layers are compiled"
         if "forward" in vars(module):
             return f"the forward pass of a {type(module).__name__} of it is replaced"
     return ""
