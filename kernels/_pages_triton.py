@@ -34,7 +34,7 @@ from workbench.kernels._common import (
     rows_first,
     step,
 )
-from workbench.kernels._triton import jit, padded_width, tl, triton
+from workbench.kernels._triton import after_previous, jit, overlap, padded_width, tl, triton
 
 
 def reference(
@@ -286,19 +286,23 @@ def part_weights(lse, place, splits, SPLITS: tl.constexpr):
 
 @jit
 def part_sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """[DP] sum of a row's parts, weighted; a part without weight may be NaN and is not read."""
+    """[DP] sum of a row's parts, weighted; a part without weight may be NaN and does not count.
+
+    Parts are read without waiting for their weights.
+    """
     i, col = tl.arange(0, SPLITS), tl.arange(0, DP)
-    there = (weight > 0)[:, None] & (col < D)[None, :]
+    there = (i < splits)[:, None] & (col < D)[None, :]
     part = tl.load(parts + (place * splits + i[:, None]) * D + col[None, :], mask=there, other=0.0)
-    return tl.sum(part * weight[:, None], 0)
+    return tl.sum(tl.where((weight > 0)[:, None], part * weight[:, None], 0.0), 0)
 
 
 @jit
 def _merge(
     parts, lse, out, heads, count, splits, out_batch, out_head, out_token, SPLITS: tl.constexpr, D: tl.constexpr, DP:
-    tl.constexpr,
+    tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row: parts [SPLITS, D] weighted by their share of the softmax."""
+    after_previous(PDL)
     place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
     log, col = part_weights(lse, place, splits, SPLITS), tl.arange(0, DP)
@@ -373,9 +377,10 @@ def new_parts(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
 def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
     """Parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] into `out` [B, Hq, R, D]."""
     batch, heads, count, splits, width = parts.shape
+    options, pdl = overlap(parts.device)
     _merge[(batch * heads * count,)](
         parts, lse, out, heads, count, splits, *out.stride()[:3], SPLITS=triton.next_power_of_2(splits), D=width,
-        DP=padded_width(width),
+        DP=padded_width(width), PDL=pdl, **options,
     )  # fmt: skip
 
 

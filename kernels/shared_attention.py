@@ -20,7 +20,7 @@ from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton
 from workbench.kernels._pages_triton import part_sum, part_weights
-from workbench.kernels._triton import jit, need_triton, padded_width, tl, triton
+from workbench.kernels._triton import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 from workbench.kernels.question_attention import RESIDENT, configure
 
 __all__ = ["cases", "launch", "reference"]
@@ -54,9 +54,10 @@ def reference(
 @jit
 def _merge(
     shared, shared_lse, shared_splits, own, own_lse, own_splits, out, batch, heads, count, out_batch, out_head,
-    out_token, SHARED: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    out_token, SHARED: tl.constexpr, OWN: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row: the parts over the shared pages [1, Hq, B · R, S, D] and its own [B, Hq, R, S, D]."""
+    after_previous(PDL)
     place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
     there = (head * batch + request) * count + row
@@ -92,10 +93,11 @@ def launch(
     one, one_lse = _parts(together, keys, values, rows.reshape(1, -1), shared, inv_freq, pairing, scale)
     two, two_lse = _parts(q, keys, values, rows, own, inv_freq, pairing, scale)
     out = torch.empty_like(q)
+    options, pdl = overlap(q.device)
     _merge[(batch * heads * count,)](
         one, one_lse, one.shape[3], two, two_lse, two.shape[3], out, batch, heads, count, *out.stride()[:3],
         SHARED=triton.next_power_of_2(one.shape[3]), OWN=triton.next_power_of_2(two.shape[3]), D=width,
-        DP=padded_width(width),
+        DP=padded_width(width), PDL=pdl, **options,
     )  # fmt: skip
     return out
 
