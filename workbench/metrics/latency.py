@@ -4,7 +4,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -190,7 +191,10 @@ def _timed_pass(
 ) -> Stopwatch:
     watch = Stopwatch(model.device, counting)
     choosers = {name: getattr(method, name, None) for name in ("select", "sparse")}
-    timed = replace(method, **{name: _Timed(x, watch) for name, x in choosers.items() if x})  # type: ignore[arg-type]
+    timed = copy(method)
+    for name, chooser in choosers.items():
+        if chooser:  # past the check of its type: a chooser with a stopwatch is none of the methods there are
+            object.__setattr__(timed, name, _Timed(chooser, watch))
     with watch.stage("rest"), _attention(watch):
         with watch.stage("place"):
             requests = timed.begin(model, [prompt], store)

@@ -1,0 +1,170 @@
+"""Explorers in one line: on any form of model, prompt and records, linked by the token that is looked at."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from workbench import Block, MemoryStore, Prompt, data, explore, fetch
+from workbench.app.explore.given import loaded_of, reading_of
+from workbench.app.explore.linked import selection_of
+from workbench.app.explore.live import Live
+from workbench.app.explore.saving import file_name, free
+from workbench.core.errors import BadInput
+from workbench.experiments import results
+from workbench.experiments.trial import Trial
+from workbench.plots.chosen_tokens import width_of
+from workbench.plots.deviation import deviation
+from workbench.plots.masks import MaskPanel, masks
+from workbench.plots.reduce import firsts
+from workbench.plots.token_axes import MARK, TokenAxes, axes_of, counts_tokens, marks, token_of
+from workbench.store.places import opened
+
+TEXT = "Alice lives in Paris.\n\nBob keeps <b>bees</b>.\n\nWhere does Alice live?"
+SAID = {"notice": "n", "caption": "c"}
+MB = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return data.load("lab", 1, 0, 3)[0]
+
+
+def figures(box) -> list[go.FigureWidget]:
+    return [child for child in box.children if isinstance(child, go.FigureWidget)]
+
+
+def marked(figure) -> list:
+    return [shape for shape in figure.layout.shapes if shape.name == MARK]
+
+
+def test_explorers_of_one_prompt_mark_the_same_token(loaded, sample):
+    boxes = [explore.masks(loaded, sample), explore.deviation(loaded, sample), explore.tokens(loaded, sample)]
+    shown = [figure for box in boxes for figure in figures(box)]
+    assert not any(marked(figure) for figure in shown)
+    text = figures(boxes[2])[0]
+    text.data[0]._dispatch_on_click(SimpleNamespace(point_inds=[40]), None)
+    selection = selection_of(reading_of(loaded, sample).prompt)
+    assert selection.token == 40 and all(marked(figure) for figure in shown)
+    rows, column = [shape for shape in marked(shown[0]) if shape.yref == "y"], marked(figures(boxes[1])[0])[0]
+    assert len(rows) == 1 and rows[0].y0 == 40 == column.x0
+    percent = boxes[1].children[0].children[1]
+    percent.value = 60
+    assert marked(figures(boxes[1])[0]), "the mark stays when a figure is drawn again"
+    heat = figures(boxes[1])[0].data[0]
+    heat._dispatch_on_click(SimpleNamespace(point_inds=[[1, 7]]), None)
+    assert selection.token == 7 and "token 7 " in boxes[0].children[2].children[-1].value
+
+
+@pytest.mark.parametrize("length", [300, 5000])
+def test_a_token_is_found_where_it_is_marked(length):
+    at = firsts(length, 512)
+    axes = TokenAxes(length, len(at))
+    assert all(axes.token_at(axes.cell_of(int(token))) == token for token in at)
+    figure = counts_tokens(go.Figure(go.Heatmap(z=np.zeros((2, len(at))))), axes)
+    assert token_of(figure, figure.data[0], [0, 9]) == at[9] and marks(figure, int(at[9]))[0]["x0"] == 9
+    assert marks(figure, length) == [] and axes_of(go.Figure()) is None
+
+
+def test_sparse_tiles_and_latency_of_own_text(loaded):
+    box = explore.sparse(loaded, TEXT * 6, tile=16, methods=("bfla",))
+    assert axes_of(figures(box)[0]) is not None and len(figures(box)) == 2
+    timed = figures(explore.latency(loaded, TEXT, repeats=1))[0]
+    assert "than with full attention" in " ".join(note.text for note in timed.layout.annotations)
+
+
+def test_models_and_prompts_come_in_many_forms(loaded, folder, sample):
+    assert loaded_of(loaded) is loaded and loaded_of(tuple(loaded)).layout is loaded.layout
+    by_text = reading_of(loaded, TEXT)
+    assert by_text.question == "Where does Alice live?" and len(by_text.prompt.blocks) >= 3
+    assert reading_of(loaded, "Alice lives.", "Where?").question == "Where?"
+    by_list = reading_of(loaded, ["Alice lives in Paris.", "Where?"])
+    assert len(by_list.prompt.blocks) == 2 and reading_of(loaded, by_list.prompt).tokens == by_list.tokens
+    assert reading_of(loaded, sample).answers == sample.answers and reading_of(loaded, by_list) is by_list
+
+
+@pytest.mark.parametrize("prompt", ["one paragraph", [], ["one"], 7, None, [1, 2], ""])
+def test_what_is_no_prompt_is_refused(loaded, prompt):
+    with pytest.raises(BadInput):
+        reading_of(loaded, prompt)
+
+
+def test_what_is_no_model_is_refused():
+    for model in (7, None, (1, 2), "no-such-model"):
+        with pytest.raises(BadInput):
+            loaded_of(model)
+
+
+def test_figures_of_32k_tokens_stay_small():
+    length = 32768
+    block_of = np.repeat(np.arange(8), length // 8)
+    tokens = [f" {number}" for number in range(length)]
+    gaps = {"a": np.random.default_rng(0).random((length, 30), np.float32)}
+    fig = deviation(gaps, tokens, block_of, **SAID)
+    assert len(fig.to_json()) < 4 * MB and axes_of(fig) == TokenAxes(length, 1024)
+    at = firsts(length)
+    share = np.tri(512, dtype=np.uint8)
+    fig = masks([MaskPanel("m", share)] * 3, [tokens[i] for i in at], block_of[at], **SAID)
+    assert len(fig.to_json()) < 8 * MB
+
+
+def test_wide_and_joined_letters_take_their_place():
+    assert [width_of(text) for text in ("abc", "日本", "e\u0301", "")] == [3, 4, 1, 0]
+
+
+def test_a_live_figure_without_token_axes_is_left_alone(loaded, sample):
+    selection = selection_of(reading_of(loaded, sample).prompt)
+    live = Live(go.Figure(go.Scatter(y=[1])), selection)
+    selection.token = 3
+    assert list(live.widget.layout.shapes) == []
+
+
+def test_tradeoff_takes_tables_records_and_files(loaded, tmp_path):
+    table = results.table("fusion")
+    box = explore.tradeoff(table)
+    _, cost, _ = box.children[0].children
+    before = len(figures(box)[0].data)
+    cost.value = "flops"
+    assert before > 4 and "Best is" in " ".join(note.text for note in figures(box)[0].layout.annotations)
+    record = Trial("tiny", samples=2, passages=2, timed=1, max_new_tokens=2).run(loaded=loaded)
+    (path := tmp_path / "r.json").write_text(json.dumps(record.to_json()))
+    for given in (record, record.to_json(), path, [record, str(path)]):
+        assert figures(explore.tradeoff(given))
+    for wrong in ("nowhere.json", 7, [], tmp_path):
+        with pytest.raises(BadInput):
+            explore.tradeoff(wrong)
+
+
+def test_a_store_and_receipts_are_shown(loaded, tmp_path):
+    blocks = [Block((1, 2, 3)), Block((4, 5))]
+    fetch(loaded.model, blocks, kept := opened(tmp_path / "store", {"model": "tiny"}, new=True))
+    fetch(loaded.model, blocks, memory := MemoryStore())
+    assert len(kept) == 2
+    for given in (tmp_path / "store", memory):
+        cells = figures(explore.store(given))[0].data[0].cells.values
+        assert "2" in cells[1] and "blocks" in cells[0]
+    trial = Trial("tiny", samples=3, passages=2, timed=1, max_new_tokens=2, mode="block", receipt=True)
+    box = explore.store(trial.run(loaded=loaded))
+    _, unit = box.children[0].children
+    for name in ("blocks", "tokens", "bytes"):
+        unit.value = name
+    assert "What requests found" in " ".join(note.text for note in figures(box)[0].layout.annotations)
+    with pytest.raises(BadInput, match="no receipts"):
+        explore.store(Trial("tiny", samples=1, passages=2, timed=1, max_new_tokens=2).run(loaded=loaded))
+
+
+def test_markup_in_a_prompt_stays_text(loaded):
+    evil = '<a href="javascript:alert(1)">x</a> <img src=x onerror=alert(1)> &lt;b&gt;'
+    box = explore.tokens(loaded, Prompt(reading_of(loaded, [evil, f"{evil}?"]).prompt.blocks))
+    shown = json.dumps([figure.to_plotly_json() for figure in figures(box)], default=list)
+    assert "<a href" not in shown and "<img" not in shown
+
+
+def test_files_of_figures_are_named_after_their_titles(tmp_path, monkeypatch):
+    figure = go.Figure(layout={"annotations": [{"text": "<b>Where layer 1 deviates: a/b</b>"}]})
+    assert file_name(figure) == "where-layer-1-deviates-a-b" and file_name(go.Figure()) == "figure"
+    monkeypatch.chdir(tmp_path)
+    free("x", "png").touch()
+    assert free("x", "png").name == "x-2.png"
