@@ -47,7 +47,14 @@ def _lists() -> Iterator[Parameter]:
 )
 @taking(_lists())
 def sweep(
+    notebooks: Annotated[
+        list[Path] | None, typer.Argument(help="Notebooks to run over lists of their parameters, in place of trials")
+    ] = None,
     *,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("--parameter", "-p", metavar="NAME=LIST", help="Of the notebooks", rich_help_panel=OUTPUT),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes that run trials side by side", rich_help_panel=OUTPUT)] = 1,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER, metavar="ADDRESS", rich_help_panel=OUTPUT)] = None,
     retries: Annotated[
@@ -58,6 +65,11 @@ def sweep(
     **given: str | None,
 ) -> None:
     """Try every combination of lists of options; run again to go on after an interruption."""
+    if notebooks or parameter:
+        if odd := [name for name, text in given.items() if text is not None]:
+            raise BadInput(f"--{odd[0].replace('_', '-')} is for trials: parameters of notebooks are -p NAME=LIST")
+        run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
+        return
     lists = {
         name: [_value(name, entry) for entry in registry.split(text)]
         for name, text in given.items()
@@ -84,6 +96,30 @@ def sweep(
         typer.echo(f"failed: {name}: {why}", err=True)
     if outcome.failures:
         typer.echo(f"{len(outcome.failures)} trials failed; run again to try them again", err=True)
+        raise typer.Exit(1)
+
+
+def run_notebooks(
+    notebooks: list[Path], parameters: list[str], out: Path, jobs: int, cluster: str | None, retries: int, as_json: bool
+) -> None:
+    """Run notebooks over lists of their parameters, and print the table."""
+    from workbench.app import notebook_sweep  # papermill and nbconvert: not for trials
+    from workbench.app.report import parse
+
+    if not notebooks:
+        raise BadInput("no notebook is named: -p is for notebooks")
+    lists = {}
+    for name, text in (each.partition("=")[::2] for each in parameters):
+        lists[name] = [parse([f"{name}={entry}"])[name] for entry in registry.split(text)]
+    with progress("notebooks") as advance:
+        ran = notebook_sweep.run(notebooks, out, lists, jobs, cluster, retries, advance)
+    if as_json:
+        print(ran.table.to_json(orient="records", lines=True), end="")
+    else:
+        typer.echo(f"{len(ran.table)} runs, {len(ran.failures)} failed: {out / 'runs.parquet'}")
+    for name, why in ran.failures.items():
+        typer.echo(f"failed: {name}: {why}", err=True)
+    if ran.failures:
         raise typer.Exit(1)
 
 
