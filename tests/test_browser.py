@@ -86,3 +86,118 @@ def test_the_explorer_of_a_shipped_notebook_moves(lab, folder, tmp_path, path):
         assert reader.move_slider(slider, steps=1)
         assert reader.errors() == []
         assert reader.left_the_machine == []
+
+
+HOSTILE = (
+    "Title: <b>x</b>\nText: <img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\n"
+)
+TOUCH = """from workbench import data, explore
+
+touched = explore.prompt({model!r}, data.load("lab", 1, 0, 2)[0], select="first_k", max_new_tokens=2)
+display(touched)"""
+REVISION = "() => Number(document.querySelector('.wb-prompt').dataset.revision)"
+UP_TO_DATE = """revision => { const prompt = document.querySelector('.wb-prompt');
+  return prompt && Number(prompt.dataset.revision) >= revision && prompt.dataset.stale === ''; }"""
+SELECTED_TEXT = """() => { const text = document.querySelector('.wb-passage .wb-text');
+  const range = document.createRange(); range.selectNodeContents(text);
+  getSelection().removeAllRanges(); getSelection().addRange(range);
+  const said = getSelection().toString(); getSelection().removeAllRanges(); return said; }"""
+MARKED = "() => [...document.querySelectorAll('.wb-map canvas')].map(canvas => canvas.dataset.marked)"
+PAPER = "() => getComputedStyle(document.querySelector('.wb-prompt')).backgroundColor"
+
+
+def answered(page, revision):
+    """Wait until all that is shown answers this revision of the prompt."""
+    page.wait_for_function(UP_TO_DATE, arg=revision, timeout=20_000)
+
+
+def order(page):
+    """Ids of the blocks as they stand."""
+    return page.eval_on_selector_all(".wb-block", "nodes => nodes.map(node => node.dataset.id)")
+
+
+def drag(page, number, to):
+    """Drag passage `number` onto the place of passage `to` with the mouse."""
+    boxes = [page.locator(".wb-passage").nth(i).bounding_box() for i in (number, to)]
+    grip = page.locator(".wb-passage .wb-grip").nth(number).bounding_box()
+    page.mouse.move(grip["x"] + 5, grip["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(grip["x"] + 5, boxes[1]["y"] + (2 if to < number else boxes[1]["height"] - 2), steps=4)
+    page.mouse.up()
+
+
+@pytest.fixture(scope="module")
+def prompt_page(folder, tmp_path_factory):
+    """A page without a kernel, made by this process before the browser needs it."""
+    from workbench import explore
+
+    path = tmp_path_factory.mktemp("page") / "prompt.html"
+    blocks = ["Answer.\n", HOSTILE, "Title: B\nText: The second passage is here.\n", "Question: what?\nAnswer:"]
+    page = explore.prompt_page(str(folder), blocks, selectors=["none", "first_k"], select="first_k", max_new_tokens=2)
+    return page.write(path)
+
+
+def test_a_prompt_without_a_kernel_is_touched_from_a_file(lab, prompt_page):
+    with lab.page(prompt_page) as reader:
+        page = reader.page
+        answered(page, 0)
+        assert "Answer." in page.evaluate(SELECTED_TEXT)
+        assert "<script>" in page.locator(".wb-passage").nth(1).inner_text() and page.title() != "owned"
+        assert page.locator(".wb-text img, .wb-text script, .wb-text b").count() == 0
+        before = page.locator(".wb-bill").inner_text()
+        page.locator(".wb-bar input[type=range]").first.press("ArrowRight")
+        answered(page, 1)
+        assert page.locator(".wb-bill").inner_text() != before
+        drag(page, 2, 0)
+        answered(page, 2)
+        assert order(page) == ["b2", "b0", "b1", "b3"]
+        page.locator(".wb-grip").first.press("ArrowDown")
+        answered(page, 3)
+        assert order(page) == ["b0", "b2", "b1", "b3"]
+        assert page.evaluate("() => document.activeElement.className") == "wb-grip", "the focus stays"
+        page.locator("[data-id=b2] .wb-text").press("ArrowRight")
+        assert len(set(page.evaluate(MARKED))) == 1 != page.evaluate(MARKED).count("")
+        page.locator("[data-id=b2] .wb-remove").click()
+        answered(page, 4)
+        assert order(page) == ["b0", "b1", "b3"] and page.locator(".wb-problem").count() == 0
+        light = page.evaluate(PAPER)
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_selector(".wb-prompt.wb-dark")
+        assert page.evaluate(PAPER) != light
+        assert page.title() != "owned" and reader.problems == [] == reader.left_the_machine
+
+
+def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_path):
+    touched = tiny.write(tmp_path, "03_touch", TOUCH.format(model=str(folder)))
+    with lab.open(touched) as reader:
+        page = reader.page
+        reader.run_all()
+        assert reader.errors() == []
+        answered(page, 0)
+        before = page.locator(".wb-bill").inner_text()
+        slider = page.locator(".wb-bar input[type=range]").first
+        slider.press("End")
+        answered(page, 1)
+        assert page.locator(".wb-bill").inner_text() != before and page.evaluate(REVISION) >= 1
+        drag(page, 1, 0)
+        answered(page, 2)
+        assert order(page) == ["b0", "b2", "b1", "b3"]
+        page.locator("[data-id=b1] .wb-edit").click()
+        page.locator(".wb-editor textarea").fill(HOSTILE)
+        page.locator(".wb-editor textarea").press("Control+Enter")
+        answered(page, 3)
+        page.wait_for_function("() => document.querySelectorAll('[data-id=b1] .wb-t').length > 5")
+        assert "<script>" in page.locator("[data-id=b1] .wb-text").inner_text() and "owned" not in page.title()
+        page.locator(".wb-add").click()
+        page.locator(".wb-editor textarea").fill("Title: New\nText: One more.\n")
+        page.locator(".wb-editor button").first.click()
+        answered(page, 4)
+        assert len(order(page)) == 5 and "encodes what is not cached" in page.locator(".wb-bill").inner_text()
+        page.locator(".wb-passage .wb-t").nth(3).hover()
+        assert page.evaluate(MARKED).count("") == 0
+        light = page.evaluate(PAPER)
+        page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+        page.wait_for_selector(".wb-prompt.wb-dark")
+        assert page.evaluate(PAPER) != light
+        page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
+        assert reader.left_the_machine == []

@@ -499,6 +499,8 @@ class PromptView {
     const problem = this.model.get("problem");
     const stale = RESULTS.some((name) => this.isStale(name));
     this.status.classList.toggle("wb-problem", !!problem);
+    this.root.dataset.revision = this.want.revision;
+    this.root.dataset.stale = stale || problem ? "stale" : "";
     const text = problem || (stale ? `${this.model.get("busy") || "Working"}… what is pale is older.` : "Up to date.");
     if (this.status.textContent !== text) this.status.textContent = text;
   }
@@ -634,31 +636,25 @@ class PromptView {
     event.preventDefault();
     const grip = event.currentTarget;
     grip.focus();
-    grip.setPointerCapture(event.pointerId);
     node.classList.add("wb-dragged");
-    const others = () => [...this.blocks.children].filter((child) => child.classList.contains("wb-passage"));
     const move = (moved) => {
-      const list = others();
-      const after = list.find((child) => child !== node && moved.clientY < child.getBoundingClientRect().top + child.offsetHeight / 2);
-      const rest = list.filter((child) => child !== node);
+      moved.preventDefault();
+      const rest = [...this.blocks.children].filter((child) => child !== node && child.classList.contains("wb-passage"));
+      const after = rest.find((child) => moved.clientY < child.getBoundingClientRect().top + child.offsetHeight / 2);
       const anchor = after || rest.at(-1)?.nextSibling;
       if (anchor !== node && anchor !== node.nextSibling) this.blocks.insertBefore(node, anchor);
     };
-    const end = (ended) => {
-      grip.removeEventListener("pointermove", move);
-      grip.removeEventListener("pointerup", end);
-      grip.removeEventListener("pointercancel", end);
-      grip.removeEventListener("keydown", escape, true);
+    const end = (ended) => { // the window is listened to: a node that moves in the document loses a captured pointer
+      for (const [name, action] of Object.entries(actions)) window.removeEventListener(name, action, true);
       node.classList.remove("wb-dragged");
-      if (ended.type === "pointerup") this.move(id, [...this.blocks.children].indexOf(node));
+      const to = [...this.blocks.children].indexOf(node);
+      if (ended.type === "pointerup" && to !== this.want.blocks.findIndex((block) => block.id === id)) return this.move(id, to);
       this.drawBlocks();
       this.drawBill();
     };
     const escape = (pressed) => pressed.key === "Escape" && end(pressed);
-    grip.addEventListener("pointermove", move);
-    grip.addEventListener("pointerup", end);
-    grip.addEventListener("pointercancel", end);
-    grip.addEventListener("keydown", escape, true);
+    const actions = { pointermove: move, pointerup: end, pointercancel: end, keydown: escape };
+    for (const [name, action] of Object.entries(actions)) window.addEventListener(name, action, true);
   }
 
   say(text) {
