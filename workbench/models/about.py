@@ -12,13 +12,13 @@ from workbench.core.errors import BadInput
 from workbench.data import chat_template
 from workbench.data.layouts import RELEASED, Layout
 from workbench.models import adapters
+from workbench.models.checked_config import reason
 from workbench.models.checkpoints import (
     SCALE,
     adapter_of,
     base_folder,
     check,
     check_weights,
-    first_line,
     folder,
     read_json,
     shards,
@@ -73,12 +73,19 @@ def layout_of(path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> L
         if not declared or not isinstance(declared.get("layout", {}), dict):
             raise BadInput(f"{file} has no layout object")
         if "layout" in declared:
-            return Layout.from_json(declared["layout"])
+            return _declared(file, declared["layout"])
     if adapters.is_adapter(path):
         return layout_of(base_folder(path), tokenizer)
     if tokenizer is None and _has_template(path):
         tokenizer = tokenizer_of(path)
     return chat_template.layout(tokenizer) if tokenizer and tokenizer.chat_template else RELEASED
+
+
+def _declared(file: Path, record: dict[str, Any]) -> Layout:
+    try:
+        return Layout.from_json(record)
+    except BadInput as problem:
+        raise BadInput(f"{file}: {problem}") from None
 
 
 def _has_template(path: Path) -> bool:
@@ -90,9 +97,11 @@ def _has_template(path: Path) -> bool:
 
 def tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except UNREADABLE as problem:
-        raise BadInput(f"{path} has a tokenizer that cannot be loaded: {first_line(problem)}") from problem
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer("a")
+        return tokenizer
+    except Exception as problem:  # a tokenizer of its own reads its files, and may fail in any way
+        raise BadInput(f"{path} has a tokenizer that cannot be loaded: {reason(problem)}") from problem
 
 
 def note_of(name_or_path: str | Path) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,9 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
-from workbench.core.errors import BadInput
+from workbench.core import json_text
+from workbench.core.errors import BadInput, shown
+from workbench.core.files import is_dir, is_file
 from workbench.data import assets
 from workbench.models import adapters, fetched
 from workbench.models.adapters import Adapter
@@ -28,7 +29,7 @@ def names() -> list[str]:
 
 def folder(name_or_path: str | Path) -> Path:
     """The folder of a path, of a shipped or fetched model or of an `owner/name` in the local Hugging Face cache."""
-    if (path := Path(name_or_path)).is_dir():
+    if is_dir(path := Path(name_or_path)):
         return path
     name = str(name_or_path)
     if name in assets.models():
@@ -38,12 +39,12 @@ def folder(name_or_path: str | Path) -> Path:
     try:
         if "/" in name:
             return Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError, OSError):
+    except (LocalEntryNotFoundError, HFValidationError, OSError, ValueError):
         pass
     shipped = ", ".join(assets.models()) or "none"
     raise BadInput(
-        f"unknown model {name!r}: allowed are a checkpoint folder, a shipped model ({shipped}), one that is fetched "
-        f"({', '.join(fetched.CATALOGUE)}) or an owner/name that is already in the local Hugging Face cache"
+        f"unknown model {shown(name)}: allowed are a checkpoint folder, a shipped model ({shipped}), one that is "
+        f"fetched ({', '.join(fetched.CATALOGUE)}) or an owner/name that is already in the local Hugging Face cache"
     )
 
 
@@ -110,11 +111,14 @@ def shards(path: Path) -> list[Path]:
     index = read_json(path / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index:
         raise BadInput(f"{path / INDEX} has no weight_map")
+    for name in index.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise BadInput(f"{path / INDEX} names {shown(name)}: files of the folder are needed, name.safetensors")
     return [path / name for name in sorted(set(index.values()))]
 
 
 def check_weights(shard: Path) -> None:
-    if not shard.is_file():
+    if not is_file(shard):
         raise BadInput(f"{shard} is missing: the checkpoint is not whole")
     try:
         with safe_open(shard, framework="pt") as weights:  # maps the file; compares header and length
@@ -126,15 +130,8 @@ def check_weights(shard: Path) -> None:
 
 
 def read_json(path: Path, hint: str = "the checkpoint is not whole") -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"{path} is missing: {hint}") from None
-    except (OSError, UnicodeDecodeError, JSONDecodeError) as problem:
-        raise BadInput(f"{path} is corrupt or half-written: {first_line(problem)}") from None
-    if not isinstance(value, dict):
-        raise BadInput(f"{path} is corrupt: an object is needed, not {type(value).__name__}")
-    return value
+    """The object in a JSON file. Raises BadInput that names the file."""
+    return dict(json_text.read(path, hint=hint))
 
 
 def first_line(problem: Exception) -> str:

@@ -53,7 +53,7 @@ def load(folder: Path, dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
 
     `dtype` "auto" is the config's own.
     """
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
     weights, own = unpack(load_file(folder / COMPACT)), model.state_dict()
     misfits = {name for name, weight in weights.items() if name in own and own[name].shape != weight.shape}

@@ -1,18 +1,20 @@
 """A model with its tokenizer and its prompt layout, checked before anything is loaded."""
 
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.core.errors import BadInput
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
 from workbench.models import adapters, compact
-from workbench.models.about import UNREADABLE, layout_of, tokenizer_of
+from workbench.models.about import layout_of, tokenizer_of
 from workbench.models.allocator import keep_freed
-from workbench.models.checkpoints import adapter_of, base_folder, check, first_line, folder
+from workbench.models.checked_config import check_headers, check_loaded, config_of, reason
+from workbench.models.checkpoints import adapter_of, base_folder, check, folder, read_json, shards
 from workbench.models.spec import ModelSpec, attach
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -54,19 +56,19 @@ def load(
     layouts.check(layout if isinstance(layout, str) else None)
     check(path)
     base = base_folder(path)
+    config = config_of(base, read_json(base / "config.json"))
+    if not (base / compact.COMPACT).is_file():
+        check_headers(config, base, shards(base))
     tokenizer = tokenizer_of(base)
     layout = layout_of(path, tokenizer) if layout is None else _chosen(layout, tokenizer)
     if number is None:
         number = torch.float32 if place.type == "cpu" else "auto"
     try:
-        model, report = _weights(base, number)
-    except UNREADABLE as problem:
-        raise BadInput(f"{path} cannot be loaded as a causal language model: {first_line(problem)}") from problem
-    lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if lacking:
-        raise BadInput(
-            f"{path} is not whole: {len(lacking)} weights are missing or of the wrong shape, first {lacking[0]}"
-        )
+        model, report = _weights(base, number, config)
+    except Exception as problem:  # classes of transformers, and packages of quantised weights, fail in any way
+        raise BadInput(f"{path} cannot be loaded as a causal language model: {reason(problem)}") from problem
+    if left_out := check_loaded(path, model, report):
+        warnings.warn(left_out, stacklevel=2)
     if adapters.is_adapter(path):
         adapter_of(path).merge(model)
     if place.type == "cpu":
@@ -74,11 +76,13 @@ def load(
     return Loaded(model.to(place).eval(), tokenizer, layout)
 
 
-def _weights(base: Path, dtype: Any) -> Any:
-    """The model with its weights, and which of them are missing or of the wrong shape."""
+def _weights(base: Path, dtype: Any, config: PreTrainedConfig) -> Any:
+    """The model with its weights, and which of them are missing, left over or of the wrong shape."""
     if (base / compact.COMPACT).is_file():
         return compact.load(base, dtype)
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    options |= {"trust_remote_code": False, "use_safetensors": True, "config": config, "ignore_mismatched_sizes": True}
+    config._attn_implementation = None  # the workbench brings its own
     return AutoModelForCausalLM.from_pretrained(base, **options)
 
 
