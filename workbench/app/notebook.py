@@ -20,11 +20,13 @@ import os
 import types
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from IPython.core.getipython import get_ipython
+from IPython.display import HTML, display
 
 from workbench.app import quick_jsonschema  # noqa: F401  (plotly imports jsonschema with the first figure)
 from workbench.core.errors import BadInput
@@ -175,9 +177,11 @@ def save(
 ) -> None:
     """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`; `_SUCCESS` comes last.
 
-    A table is a DataFrame or a list of records. Every file appears whole or not at all. Does nothing when `output` is
-    None.
+    A table is a DataFrame or a list of records. Every file appears whole or not at all. Nothing is written when
+    `output` is None. The notebook ends with `metrics["found"]`, a sentence on what was found, where there is one.
     """
+    if "found" in metrics and get_ipython() is not None:
+        display(HTML(f"<h2>What was found</h2><p>{escape(str(metrics['found']))}</p>"))
     if output is None:
         return
     folder = Path(output)
