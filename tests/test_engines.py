@@ -12,7 +12,7 @@ from tests.random_models import Letters, block_of, model_of, prompt_of
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, window
-from workbench.engine.block_pages import NoPages
+from workbench.engine.page_owners import NoPages
 from workbench.experiments.record import Record
 from workbench.experiments.trial import Trial
 from workbench.methods import engines

@@ -106,9 +106,10 @@ def test_what_is_not_known_runs_as_it_is_and_says_why():
     handle.remove()
     assert reason_against(model) == ""
     assert "cohere" in reason_against(model_of("cohere"))
-    pool = Pool(model_of("cohere"), 9, 16)
+    other = model_of("cohere")
+    pool = Pool(other, 9, 16)
     with pytest.raises(BadInput, match="layers of cohere are not known"):
-        Runner(model_of("cohere"), pool, layers="fused")
+        Runner(other, pool, layers="fused")
     with pytest.raises(BadInput, match=r"'fast'.*fused, compiled, model"):
         Runner(model, pool, layers="fast")
     assert Runner(model, Pool(model, 9, 16)).layers == "model"

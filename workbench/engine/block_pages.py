@@ -8,17 +8,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from weakref import ref
 
-from workbench.core.errors import BadInput
 from workbench.core.kv import KV
+from workbench.engine.page_owners import NoPages
 from workbench.engine.paged_pool import Cached, Pool
-
-
-class NoPages(BadInput):
-    """A pool has not as many pages as a request needs."""
-
-    def __init__(self, needed: int, there: int, what: str = "the request"):
-        super().__init__(f"{what} needs {needed} pages, {there} can be had: {needed - there} are missing")
-        self.missing = needed - there
 
 
 class BlockPages:
@@ -87,4 +79,4 @@ class BlockPages:
 
     def _drop(self, keys: Sequence[int]) -> None:
         for key in keys:
-            self.pool.give(self._entries.pop(key)[1].pages)
+            self.pool.give(self._entries.pop(key)[1])

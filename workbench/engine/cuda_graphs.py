@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -70,6 +72,7 @@ class Runner:
     measured: bool = True
     coarse: bool = False
     why: str = field(default="", init=False)
+    why_uncaptured: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         if self.layers not in (None, *LAYERS):
@@ -77,6 +80,7 @@ class Runner:
         if self.compile:
             self.layers = "compiled"
         self.compile = self.layers == "compiled"
+        self.pool.check_model(self.model)
         if self.graphs is None:
             self.graphs = self.pool.device.type == "cuda" and self.pool.kernels
         if self.graphs and self.pool.device.type != "cuda":
@@ -142,18 +146,21 @@ class Runner:
         layers: tuple[int, ...] = (),
         wait: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, StaticBatch]:
-        _check(prompts, tokens)
+        host = [ids.cpu().numpy() for ids in tokens]
+        _check(self.pool, prompts, host)
         bucket = self._bucket(prompts, max(map(len, tokens)), queries=layers)
         ready = self._ready(bucket, wait is not None)
         batch = ready.batch
         batch.wait = wait
         batch.clear(common(prompts, max(map(len, tokens))))
-        for i, (prompt, ids) in enumerate(zip(prompts, tokens, strict=True)):
+        for i, (prompt, ids) in enumerate(zip(prompts, host, strict=True)):
             batch.put(i, prompt, len(ids))
-            batch.on_host["ids"][i, : len(ids)] = ids.cpu().numpy()
-            prompt.written += len(ids)
+            batch.on_host["ids"][i, : len(ids)] = ids
         batch.send()
-        return ready.run()[: len(prompts)].clone(), batch
+        logits = ready.run()[: len(prompts)].clone()
+        for prompt, ids in zip(prompts, tokens, strict=True):  # where it fails, nothing counts as written
+            prompt.written += len(ids)
+        return logits, batch
 
     @torch.no_grad()
     def decode(
@@ -168,6 +175,7 @@ class Runner:
         """
         if count < 1 or any(prompt.reserve < count - 1 for prompt in prompts):
             raise BadInput(f"{count} tokens for prompts with room for {[prompt.reserve for prompt in prompts]}")
+        _check_prompts(self.pool, prompts)
         ready = self._ready(self._bucket(prompts, 1, max(1, count)))
         batch = ready.batch
         assert isinstance(batch, DecodeBatch)
@@ -221,8 +229,21 @@ class Runner:
                 self._fused.prepare(bucket.batch * bucket.rows, bucket.batch)
             LOG.info("preparing %s, layers %s", bucket, self.layers)
             with fused(self.model) if self.compile else nullcontext():
-                self.captured[bucket] = self._capture(batch) if self.graphs else Captured(batch)
+                self.captured[bucket] = self._captured(batch)
         return self.captured[bucket]
+
+    def _captured(self, batch: StaticBatch) -> Captured:
+        """Capture a step; where the model cannot be captured, note why, and run it and all others as they are."""
+        if not self.graphs:
+            return Captured(batch)
+        try:
+            return self._capture(batch)
+        except (BadInput, torch.OutOfMemoryError):
+            raise
+        except RuntimeError as problem:
+            self.graphs, self.why_uncaptured = False, str(problem)
+            LOG.warning("%s is not captured, and runs as it is: %s", self.pool.spec.name, problem)
+            return Captured(batch)
 
     @torch.no_grad()
     def _capture(self, batch: StaticBatch) -> Captured:
@@ -266,9 +287,19 @@ class _Fetch:
         return [int(token) for token in self.host[number].tolist()]
 
 
-def _check(prompts: Sequence[PagedPrompt], tokens: Sequence[Tensor]) -> None:
+def _check(pool: Pool, prompts: Sequence[PagedPrompt], tokens: Sequence["np.ndarray[Any, Any]"]) -> None:
     if not prompts or len(prompts) != len(tokens):
         raise BadInput(f"{len(tokens)} lists of tokens for {len(prompts)} prompts: give one for each, at least one")
     for prompt, ids in zip(prompts, tokens, strict=True):
         if not 1 <= len(ids) <= prompt.reserve:
             raise BadInput(f"{len(ids)} tokens for a prompt with room for {prompt.reserve}")
+        if ids.min() < 0 or ids.max() >= pool.spec.vocabulary:
+            raise BadInput(f"token ids {ids.min()} to {ids.max()}: the vocabulary is 0 to {pool.spec.vocabulary - 1}")
+    _check_prompts(pool, prompts)
+
+
+def _check_prompts(pool: Pool, prompts: Sequence[PagedPrompt]) -> None:
+    for prompt in prompts:
+        pool.check(prompt)
+    if len({id(prompt) for prompt in prompts}) < len(prompts):
+        raise BadInput("a prompt is given twice: each writes to pages of its own")

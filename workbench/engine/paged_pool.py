@@ -5,10 +5,11 @@ which others may share, each with the shift by which its keys are rerotated as t
 all that is computed for it: recomputed tokens of blocks, the question, the answer. Nothing is copied.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
-from threading import Lock
+from weakref import ref
 
 import numpy as np
 import torch
@@ -23,21 +24,26 @@ from workbench.core.page_table import Paged
 from workbench.engine.assembly import Positions, check_positions
 from workbench.engine.backends import AttentionProblem, named, rerotate
 from workbench.engine.encoding import encode_packed, packs
+from workbench.engine.page_owners import NoPages, PageOwners, Taken
 from workbench.engine.page_tables import Ints, PageTable, table_of
 from workbench.models.spec import attach
 
-SCRATCH = 0  # the page that rows of a padded batch write to
 STEP = 128  # tokens that a step of the kernels for Hopper takes, where they are rerotated alike
 LEAST = 16  # tokens of a page that kernels on a GPU read: tensor cores multiply no fewer
 
 
 @dataclass(frozen=True, eq=False)
 class Cached:
-    """A block in a pool: its `pages` in order, its tokens, and the position that its keys are rotated for."""
+    """A block in a pool: its `pages` in order, its tokens, and the position that its keys are rotated for.
+
+    `generations` [P] are those of its pages when they were taken; None where that is not known.
+    """
 
     pages: Tensor  # [P] int64, on the CPU
     length: int
     start: int = 0
+    pool: "Pool | None" = field(default=None, repr=False)
+    generations: Ints | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return self.length
@@ -57,19 +63,31 @@ class PagedPrompt:
     own      [R + reserve] slots in the pool of what is computed for it, at `places`: recomputed tokens of the context,
              then the question and the answer
     written  how many of `own` are computed
+    owned    pages of `own`; `context` the blocks it reads, both of `pool`
     """
 
     length: int
     table: PageTable
     own: Ints
     places: Ints
-    owned: list[int]
+    owned: Taken
+    pool: "Pool" = field(repr=False)
+    context: Sequence[Cached] = ()
     written: int = 0
+    closed: bool = False
 
     @property
     def pages(self) -> Paged:
         """Its table as kernels take it: `Paged` of one request, [1, P]."""
         return self.table.paged()
+
+    @cached_property
+    def held(self) -> tuple[Ints, Ints]:
+        """[N] all pages that it reads or writes, and their generations when it was made."""
+        known = [block for block in self.context if block.generations is not None]
+        pages = [np.array(self.owned, np.int32), *(block.numbers for block in known)]
+        generations = [self.owned.generations, *(block.generations for block in known if block.generations is not None)]
+        return np.concatenate(pages), np.concatenate(generations)
 
     @property
     def reserve(self) -> int:
@@ -108,45 +126,87 @@ class Pool:
             [torch.zeros(h, pages * size, d, dtype=spec.dtype, device=spec.device) for h, d in spec.shapes]
             for _ in range(2)
         )  # zeros: what a masked slot holds must be a number
-        self._free = list(range(pages - 1, SCRATCH, -1))
-        self._lock = Lock()  # of `_free`: loaders take pages while the engine gives some back
+        self.owners = PageOwners(pages)
+        self._model = ref(model)
 
     @property
     def free(self) -> int:
         """Pages that are not taken."""
-        return len(self._free)
+        return self.owners.free
 
     @property
     def device(self) -> torch.device:
         return self.keys[0].device
 
-    def take(self, tokens: int) -> list[int]:
-        """Take pages for so many tokens. BadInput where the pool is full."""
-        count = -(-tokens // self.size)
-        with self._lock:
-            if count > len(self._free):
-                raise BadInput(f"{tokens} tokens need {count} pages, {len(self._free)} of the pool are free")
-            return [self._free.pop() for _ in range(count)]
+    def take(self, tokens: int, wait: float = 0.0) -> Taken:
+        """Take pages for so many tokens, and wait so many seconds for them. Raises NoPages where they do not come."""
+        return self.owners.take(-(-tokens // self.size), f"{tokens} tokens: it", wait)
 
-    def give(self, pages: Sequence[int] | Tensor) -> None:
-        """Give pages back that are no longer read."""
-        with self._lock:
-            self._free.extend(pages.tolist() if isinstance(pages, Tensor) else pages)
+    def give(self, pages: Sequence[int] | Tensor | Cached) -> None:
+        """Give pages back that are no longer read: what `take` returned, or those of a block.
+
+        BadInput, giving none back, where they are not held, or not any more.
+        """
+        if isinstance(pages, Cached):
+            self.check_block(pages)
+            self.owners.give(pages.pages, pages.generations)
+        else:
+            self.owners.give(pages)
 
     def close(self, prompt: PagedPrompt) -> None:
-        """Give back a prompt's own pages."""
+        """Give back a prompt's own pages; it cannot be computed any more. BadInput for one that is closed."""
+        if prompt.closed or prompt.pool is not self:
+            raise BadInput("a prompt is closed twice" if prompt.closed else "this prompt is of another pool")
         self.give(prompt.owned)
-        prompt.owned = []
+        prompt.closed = True
 
-    def encode(self, model: PreTrainedModel, blocks: Sequence[Block]) -> list[Cached]:
-        """Encode blocks, each alone, into pages: packed into few forward passes, without padding or copies."""
+    def check(self, prompt: PagedPrompt) -> None:
+        """Refuse a prompt that is closed or of another pool, and one whose pages somebody else has by now."""
+        if prompt.pool is not self or prompt.closed:
+            raise BadInput("this prompt is closed" if prompt.closed else "this prompt is of another pool")
+        if not self.owners.holds(*prompt.held):
+            self.owners.check(prompt.owned, prompt.owned.generations)
+            for block in prompt.context:
+                self.check_block(block)
+
+    def check_block(self, block: Cached) -> None:
+        """Refuse a block of another pool, and one whose pages were given back."""
+        if block.pool is not None and block.pool is not self:
+            raise BadInput("this block is of another pool")
+        if block.generations is None or not self.owners.holds(block.numbers, block.generations):
+            self.owners.check(block.pages, block.generations)
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Refuse another model than the pool was made for."""
+        if self._model() is not model:
+            raise BadInput(f"this pool is of another model: make one for {attach(model).name}")
+
+    def cached(self, length: int, start: int = 0, pages: Taken | None = None) -> Cached:
+        """Return a block in pages that were taken for it, or that are taken now."""
+        pages = self.take(length) if pages is None else pages
+        return Cached(torch.tensor(pages), length, start, self, pages.generations)
+
+    def encode(
+        self, model: PreTrainedModel, blocks: Sequence[Block], cached: Sequence[Cached] | None = None
+    ) -> list[Cached]:
+        """Encode blocks, each alone, into pages: packed into few forward passes, without padding or copies.
+
+        `cached` are pages that were taken for them; where that is None, pages are taken, and given back if it fails.
+        """
+        self.check_model(model)
         for block in blocks:
             self.spec.check_block(len(block))
             self.spec.check_tokens(torch.tensor(block.tokens))
         lengths = [len(block) for block in blocks]
+        if cached is not None:
+            return self._encode(model, blocks, list(cached))
         self._check_room(lengths)
-        cached = [Cached(torch.tensor(self.take(n)), n) for n in lengths]
-        for group in packs(lengths):
+        taken = [self.cached(n) for n in lengths]
+        with self._or_back(taken):
+            return self._encode(model, blocks, taken)
+
+    def _encode(self, model: PreTrainedModel, blocks: Sequence[Block], cached: list[Cached]) -> list[Cached]:
+        for group in packs([len(block) for block in blocks]):
             slots = torch.cat([self.slots(cached[i]) for i in group]).to(self.device)
 
             def write(layer: int, k: Tensor, v: Tensor, at: Tensor = slots) -> None:
@@ -157,6 +217,16 @@ class Pool:
             encode_packed(model, texts, self.spec.layers, write, self.kernels)
         return cached
 
+    @contextmanager
+    def _or_back(self, cached: Sequence[Cached]) -> Iterator[None]:
+        """Give the pages of blocks back where what fills them fails: out of memory, say."""
+        try:
+            yield
+        except BaseException:
+            for block in cached:
+                self.give(block)
+            raise
+
     def put(self, kv: KV) -> Cached:
         """Copy a run of tokens into pages, wherever it was encoded and whatever it saw."""
         return self.put_many([kv])[0]
@@ -166,13 +236,17 @@ class Pool:
         for kv in kvs:
             self.spec.check_shapes(kv)
         self._check_room([len(kv) for kv in kvs])
-        cached = [Cached(torch.tensor(self.take(len(kv))), len(kv), kv.start) for kv in kvs]
+        cached = [self.cached(len(kv), kv.start) for kv in kvs]
+        with self._or_back(cached):
+            self._put(kvs, cached)
+        return cached
+
+    def _put(self, kvs: Sequence[KV], cached: Sequence[Cached]) -> None:
         if kvs:
             slots = torch.cat([self.slots(one) for one in cached]).to(self.device)
             for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
                 whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
                 mine.index_copy_(1, slots, whole.to(mine.device, mine.dtype))
-        return cached
 
     def slots(self, cached: Cached) -> Tensor:
         """[T] int64, CPU: where in the pool the tokens of a block are."""
@@ -186,24 +260,30 @@ class Pool:
         reserve: int,
         recompute: Tensor | None = None,
         positions: Positions = "re-encoded",
+        wait: float = 0.0,
     ) -> PagedPrompt:
         """Make the page table of a prompt whose context is these blocks, with pages for `reserve` more tokens.
 
         recompute  [R] rising positions of context tokens that are recomputed: their cached entries are not seen
         positions  "re-encoded" where the blocks stand now, or "naive", as cached
+        wait       seconds to wait for pages that others hold, until they give them back
+
+        BadInput for a block of another pool or one whose pages were given back; NoPages where they are too few.
         """
         if reserve < 1 or not context:
             raise BadInput(
                 f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"
             )
         check_positions(positions)
+        for block in context:
+            self.check_block(block)
         length = sum(block.length for block in context)
         places = np.arange(length, length + reserve, dtype=np.int32)
         if recompute is not None and len(recompute):
             recomputed = recompute.cpu().numpy().astype(np.int32)
             _check_recompute(recomputed, length)
             places = np.concatenate((recomputed, places))
-        return self._prompt(context, places, positions)
+        return self._prompt(context, places, positions, wait)
 
     def blank(self, reserve: int) -> PagedPrompt:
         """Make the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
@@ -211,12 +291,19 @@ class Pool:
             raise BadInput(f"room for {reserve} tokens: a prompt has one at least")
         return self._prompt((), np.arange(reserve, dtype=np.int32))
 
-    def _prompt(self, context: Sequence[Cached], places: Ints, positions: Positions = "re-encoded") -> PagedPrompt:
-        owned = self.take(len(places))
-        mine = np.array(owned, np.int32)
-        table = table_of(context, mine, places, self.size, positions == "naive", self.run)
+    def _prompt(
+        self, context: Sequence[Cached], places: Ints, positions: Positions = "re-encoded", wait: float = 0.0
+    ) -> PagedPrompt:
+        owned = self.take(len(places), wait)
+        try:
+            mine = np.array(owned, np.int32)
+            table = table_of(context, mine, places, self.size, positions == "naive", self.run)
+        except BaseException:
+            self.give(owned)
+            raise
         own = (mine[:, None] * self.size + np.arange(self.size, dtype=np.int32)).ravel()[: len(places)]
-        return PagedPrompt(sum(block.length for block in context), table, own, places, owned)
+        length = sum(block.length for block in context)
+        return PagedPrompt(length, table, own, places, owned, self, tuple(context))
 
     @renamed.arguments(room="reserve")
     def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:
@@ -228,6 +315,8 @@ class Pool:
         check_positions(positions)
         if not context:
             raise BadInput("a prompt has at least one block")
+        for block in context:
+            self.check_block(block)
         slots = torch.cat([self.slots(block) for block in context]).to(self.device)
         lengths = torch.tensor([len(block) for block in context])
         shifts = lengths.cumsum(0) - lengths - torch.tensor([block.start for block in context])
@@ -276,7 +365,7 @@ class Pool:
     def _check_room(self, lengths: Sequence[int]) -> None:
         needed = sum(-(-n // self.size) for n in lengths)
         if needed > self.free:
-            raise BadInput(f"{len(lengths)} blocks need {needed} pages, {self.free} of the pool are free")
+            raise NoPages(needed, self.free, f"the context of {len(lengths)} blocks")
 
 
 @renamed.arguments(room="reserve")

@@ -16,8 +16,9 @@ from workbench.engine.backends import kernel
 from workbench.engine.buckets import Bucket
 from workbench.engine.fused_layers import FusedLayers
 from workbench.engine.host_buffers import HostBuffer, Ints, views
+from workbench.engine.page_owners import SCRATCH
 from workbench.engine.page_tables import PageTable
-from workbench.engine.paged_pool import SCRATCH, PagedPrompt, Pool
+from workbench.engine.paged_pool import PagedPrompt, Pool
 from workbench.models.seam import LayerInput
 
 ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a batch out
@@ -84,7 +85,10 @@ class StaticBatch:
         numbers, first, last, page_max, _, shifts = (self.on_device[f"{whose} {part}"] for part in PARTS)
         length = self.bucket.pages * self.pool.size if not self.bucket.shared else None
         shifted = shifts if self.bucket.shifted else None
-        partial, run = self.bucket.partial_pages, self.bucket.run
+        partial = self.bucket.partial_pages
+        run = (
+            self.bucket.run if whose == "shared" or not self.bucket.shared else 1
+        )  # others begin behind what is shared
         return Paged(numbers, self.positions[whose], first, last, shifted, partial, length, page_max, run)
 
     def clear(self, skip: int = 0) -> None:

@@ -21,8 +21,9 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import Sees, causal, visible
 from workbench.core.plan import Plan
 from workbench.engine.backends import AttentionProblem, named, on_gpu
-from workbench.engine.block_pages import BlockPages, NoPages
+from workbench.engine.block_pages import BlockPages
 from workbench.engine.cuda_graphs import Runner
+from workbench.engine.page_owners import NoPages
 from workbench.engine.paged_pool import Pool
 from workbench.methods import Method
 from workbench.models.spec import attach

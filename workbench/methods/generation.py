@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
-from workbench.engine.block_pages import NoPages
 from workbench.engine.decoding import Tokens, by_request, check_options, decode, text_of
+from workbench.engine.page_owners import NoPages
 from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Answered, Generation
 from workbench.methods.engines import EngineChoice, check_engine, choose_engine, pages_of

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.engine.block_pages import NoPages
 from workbench.engine.buckets import LARGE
+from workbench.engine.page_owners import NoPages
 from workbench.engine.paged_pool import PagedPrompt
 from workbench.methods import ReadyRequest, finish
 from workbench.methods.engines import PAGE, pages_of
@@ -36,10 +36,18 @@ class PagedAnswers:
     """Answers requests over the pages of `model`; used by one thread at a time, within `pages_of(model).lock`.
 
     most   requests that are decoded together
-    Raises NoPages for a request that finds no room in a pool of its own.
+    wait   requests wait until those before them have made room; else all have to find room at once
+    Raises NoPages for a request that finds no room in a pool of its own, or before any work where all must and do not.
     """
 
-    def __init__(self, model: PreTrainedModel, requests: Sequence[PageRequest], most: int = MOST, page: int = PAGE):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        requests: Sequence[PageRequest],
+        most: int = MOST,
+        page: int = PAGE,
+        wait: bool = True,
+    ):
         self.model, self.most = model, most
         self.waiting, self.running = deque(requests), list[PageRequest]()
         self.progress: Callable[[int, int], None] | None = None  # (ended, of how many), after every some tokens
@@ -48,6 +56,8 @@ class PagedAnswers:
         needs = [needed(request, page) for request in requests]
         self.runner, self.blocks = self._pages.of(model, max(needs, default=1))
         self.pool = self.runner.pool
+        if not wait and sum(needs) > self.blocks.room:
+            raise NoPages(sum(needs), self.blocks.room, f"the batch of {len(needs)} prompts")
 
     def run(self) -> Iterator[tuple[PageRequest, int]]:
         """Answer all, and yield tokens as they come. Where it fails or is left, all pages are given back."""

@@ -8,7 +8,7 @@ to the engine; blocks that no tier holds are left empty, for the engine to compu
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from threading import Event, Lock
 from typing import Any, Literal
@@ -91,7 +91,7 @@ class PageTier(Books):
                 raise
             self._promised += own
             for key in absent:
-                cached = Cached(torch.tensor(self.pool.take(blocks[key])), blocks[key])
+                cached = self.pool.cached(blocks[key])
                 self._held[key] = PagedBlock(cached)
                 self._entered(key, len(cached.pages) * self.page_bytes, 1)
             for key in blocks:
@@ -166,10 +166,8 @@ class PageTier(Books):
     def encode(self, model: PreTrainedModel, blocks: Mapping[str, Block]) -> None:
         """Compute blocks, each alone, into the room that was reserved for them."""
         with self.lock:
+            self.pool.encode(model, list(blocks.values()), [self._held[key].cached for key in blocks])
             for key in blocks:
-                self.pool.give(self._held[key].cached.pages)
-            for key, cached in zip(blocks, self.pool.encode(model, list(blocks.values())), strict=True):
-                self._held[key].cached = cached
                 if self._stream is not None:
                     self._held[key].event = torch.cuda.Event()
                     self._held[key].event.record()
@@ -194,7 +192,7 @@ class PageTier(Books):
     def drop(self, key: str, evicted: bool = False) -> int:
         """Forget a block and give its pages back."""
         if (held := self._held.pop(key, None)) is not None:
-            self.pool.give(held.cached.pages)
+            self.pool.give(held.cached)
         return self._left(key, evicted)
 
     def _make_room(self, pages: int) -> None:
@@ -235,7 +233,7 @@ class PageTier(Books):
                 kv if isinstance(kv := kvs[key], PackedKV) else pack(kv, self._stream is not None) for key in keys
             ]
             for key, kv in zip(keys, packed, strict=True):
-                self._held[key].cached = Cached(self._held[key].cached.pages, len(kv), kv.start)
+                self._held[key].cached = replace(self._held[key].cached, length=len(kv), start=kv.start)
             slots = torch.cat([self.pool.slots(self._held[key].cached) for key in keys])
             self._put(packed, slots.to(self.pool.device, non_blocking=True), layers)
 

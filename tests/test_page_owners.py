@@ -1,0 +1,276 @@
+"""Pages have owners: what is not held cannot be read, written or given back; a pool at random against one in memory."""
+
+from threading import Thread
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from tests.random_models import Letters, block_of, model_of, prompt_of
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.engine import encoding, paged_pool
+from workbench.engine.cuda_graphs import Runner
+from workbench.engine.encoding import encode_many
+from workbench.engine.page_owners import NoPages
+from workbench.engine.paged_pool import Pool
+from workbench.methods.generation import generate
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.page_request import requests_of
+from workbench.methods.paged_answers import PagedAnswers
+from workbench.store import MemoryStore
+
+MODEL = model_of(num_hidden_layers=1)
+PAGES, SIZE = 14, 4
+BLOCKS = [block_of(n, seed=n) for n in (3, 4, 9, 6)]
+KVS = dict(zip(BLOCKS, encode_many(MODEL, BLOCKS), strict=True))
+
+
+class PoolAtRandom(RuleBasedStateMachine):
+    """Blocks and prompts come and go; `held` says which pages each has, `said` what was written for each."""
+
+    blocks = Bundle("blocks")
+    prompts = Bundle("prompts")
+
+    def __init__(self):
+        super().__init__()
+        self.pool, self.other = Pool(MODEL, PAGES, SIZE, kernels=False), Pool(MODEL, PAGES, SIZE, kernels=False)
+        self.runner = Runner(MODEL, self.pool)
+        self.held: dict[int, set[int]] = {}
+        self.live: list[object] = []  # so that no id is used again
+        self.said: dict[int, list[int]] = {}
+        self.tokens = 0
+
+    @rule(target=blocks, which=st.sampled_from(BLOCKS), encoded=st.booleans())
+    def add_block(self, which, encoded):
+        needed = -(-len(which) // SIZE)
+        if needed > self.pool.free:
+            with pytest.raises(NoPages):
+                self.pool.put(KVS[which])
+            return multiple()
+        made = self.pool.encode(MODEL, [which])[0] if encoded else self.pool.put(KVS[which])
+        self._hold(made, made.pages.tolist())
+        return made, which
+
+    @rule(block=consumes(blocks))
+    def give_block(self, block):
+        cached, _ = block
+        self.pool.give(cached)
+        del self.held[id(cached)]
+        with pytest.raises(BadInput, match="given back before"):
+            self.pool.give(cached)
+        with pytest.raises(BadInput, match="given back before"):
+            self.pool.open([cached], 3)
+
+    @rule(target=prompts, some=st.lists(blocks, min_size=1, max_size=3), reserve=st.integers(1, 9), naive=st.booleans())
+    def open_prompt(self, some, reserve, naive):
+        context = [cached for cached, _ in some]
+        if any(id(cached) not in self.held for cached in context):
+            return multiple()
+        needed = -(-reserve // SIZE)
+        if needed > self.pool.free:
+            with pytest.raises(NoPages) as refused:
+                self.pool.open(context, reserve)
+            assert refused.value.missing == needed - self.pool.free
+            return multiple()
+        made = self.pool.open(context, reserve, positions="naive" if naive else "re-encoded")
+        self._hold(made, made.owned)
+        self.said[id(made)] = []
+        return made, [block for _, block in some], naive
+
+    @rule(prompt=prompts, count=st.integers(1, 4))
+    def compute(self, prompt, count):
+        made, blocks, naive = prompt
+        ids = torch.tensor([(self.tokens + i) % 90 + 1 for i in range(count)])
+        if made.closed:
+            with pytest.raises(BadInput, match="is closed"):
+                self.runner.prefill([made], [ids])
+        elif any(id(cached) not in self.held for cached in made.context):
+            with pytest.raises(BadInput, match="given back before"):
+                self.runner.prefill([made], [ids])
+        elif count > made.reserve:
+            with pytest.raises(BadInput, match="with room for"):
+                self.runner.prefill([made], [ids])
+        else:
+            self.tokens += count
+            self.runner.prefill([made], [ids])
+            self.said[id(made)] += ids.tolist()
+            self._compare(made, blocks, naive)
+
+    @rule(prompt=consumes(prompts))
+    def close_prompt(self, prompt):
+        made = prompt[0]
+        if not made.closed:
+            self.pool.close(made)
+            del self.held[id(made)]
+        with pytest.raises(BadInput, match="closed twice"):
+            self.pool.close(made)
+
+    @rule(block=blocks, prompt=prompts)
+    def misuse(self, block, prompt):
+        free = self.pool.free
+        for refused in (
+            lambda: self.other.open([block[0]], 3),
+            lambda: self.other.give(block[0]),
+            lambda: self.other.close(prompt[0]),
+            lambda: Runner(MODEL, self.other).prefill([prompt[0]], [torch.tensor([1])]),
+            lambda: self.pool.give([0]),
+            lambda: self.pool.give([PAGES]),
+            lambda: self.runner.prefill([prompt[0]], [torch.tensor([97])]),
+            lambda: self.runner.prefill([prompt[0]] * 2, [torch.tensor([1])] * 2),
+        ):
+            with pytest.raises(BadInput):
+                refused()
+        assert (self.pool.free, self.other.free) == (free, PAGES - 1)
+
+    @invariant()
+    def every_page_has_one_owner(self):
+        pages = [page for held in self.held.values() for page in held]
+        assert len(pages) == len(set(pages)) == PAGES - 1 - self.pool.free
+        assert 0 not in pages
+
+    def _hold(self, owner, pages):
+        self.live.append(owner)
+        self.held[id(owner)] = set(pages)
+
+    def _compare(self, made, blocks, naive):
+        """What the prompt reads is its blocks, and what was computed for it, whoever else was at work."""
+        rows = len(self.said[id(made)])
+        got = self.pool.read(made.context, made, rows, "naive" if naive else "re-encoded")
+        values = torch.cat([KVS[block].values[0] for block in blocks], 1)
+        torch.testing.assert_close(got.values[0][:, : made.length], values, atol=1e-5, rtol=1e-4)
+        fresh = MODEL.get_decoder().layers[0]
+        with torch.no_grad():
+            x = fresh.input_layernorm(MODEL.get_input_embeddings()(torch.tensor(self.said[id(made)])))
+            wanted = fresh.self_attn.v_proj(x).unflatten(-1, (got.values[0].shape[0], -1)).transpose(0, 1)
+        torch.testing.assert_close(got.values[0][:, made.length :], wanted, atol=1e-5, rtol=1e-4)
+
+
+PoolAtRandom.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+TestPoolAtRandom = PoolAtRandom.TestCase
+
+
+def test_pages_that_others_have_taken_since_are_not_given_back():
+    pool = Pool(MODEL, 3, SIZE, kernels=False)
+    mine = pool.take(5)
+    pool.give(mine)
+    theirs = pool.take(5)
+    with pytest.raises(BadInput, match="others have taken it since"):
+        pool.give(mine)
+    assert pool.free == 0
+    pool.give(theirs)
+    with pytest.raises(BadInput, match="is not taken"):
+        pool.give([1, 2])
+    with pytest.raises(BadInput, match="page 0 is scratch"):
+        pool.give([0])
+    with pytest.raises(BadInput, match="page 3 is not of this pool: its pages are 1 to 2"):
+        pool.give([3])
+    one = pool.take(1)
+    with pytest.raises(BadInput, match="twice"):
+        pool.give([*one, *one])
+
+
+def test_a_request_of_another_model_is_refused():
+    pool, other = Pool(MODEL, 9, SIZE, kernels=False), model_of(seed=5)
+    for refused in (lambda: Runner(other, pool), lambda: pool.encode(other, BLOCKS[:1])):
+        with pytest.raises(BadInput, match="of another model"):
+            refused()
+    with pytest.raises(BadInput, match="another model"):
+        pool.put(KV([torch.zeros(1, 2, 3)], [torch.zeros(1, 2, 3)]))
+    assert pool.free == 8
+
+
+def test_tokens_outside_the_vocabulary_are_refused_before_anything_is_written():
+    pool = Pool(MODEL, 9, SIZE, kernels=False)
+    prompt = pool.open(pool.encode(MODEL, BLOCKS[:1]), 4)
+    for ids in ([97], [-1], [3, 97]):
+        with pytest.raises(BadInput, match="the vocabulary is 0 to 96"):
+            Runner(MODEL, pool).prefill([prompt], [torch.tensor(ids)])
+    assert prompt.written == 0
+
+
+def test_a_pool_too_small_waits_or_refuses_by_choice_and_names_the_pages_missing():
+    pool = Pool(MODEL, 5, SIZE, kernels=False)
+    cached = pool.encode(MODEL, BLOCKS[:1])
+    first = pool.open(cached, 9)
+    with pytest.raises(NoPages, match="needs 2 pages, 0 of the pool are free: 2 are missing"):
+        pool.open(cached, 5)
+    opened = []
+    waiting = Thread(target=lambda: opened.append(pool.open(cached, 5, wait=30.0)))
+    waiting.start()
+    pool.close(first)
+    waiting.join()
+    assert len(opened) == 1
+    with pytest.raises(NoPages):
+        pool.open(cached, 100, wait=30.0)  # it never fits: nobody is waited for
+
+
+def test_requests_that_find_no_room_wait_or_are_refused_by_choice(monkeypatch):
+    model, prompts = model_of(), [prompt_of(60, 8, seed=i) for i in range(80)]
+    options = {"method": Reuse(), "store": MemoryStore(), "max_new_tokens": 2}
+    requests = requests_of(model, Letters(), prompts, **options)
+    with pytest.raises(NoPages, match=r"80 prompts needs? \d+ pages, 64 of the pool are free: \d+ are missing"):
+        PagedAnswers(model, requests, wait=False)
+    list(PagedAnswers(model, requests).run())
+    assert all(len(request.tokens) == 2 for request in requests)
+
+
+def test_what_runs_out_of_memory_leaves_the_pool_and_other_requests_whole(monkeypatch):
+    pool = Pool(MODEL, 14, SIZE, kernels=False)
+    runner, cached = Runner(MODEL, pool), pool.encode(MODEL, BLOCKS[:1])
+    prompt = pool.open(cached, 4)
+    free = pool.free
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("nothing is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(paged_pool, "encode_packed", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            pool.encode(MODEL, BLOCKS)
+        patch.setattr(pool, "_put", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            pool.put(KVS[BLOCKS[0]])
+        patch.setattr(paged_pool, "table_of", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            pool.open(cached, 4)
+        patch.setattr(type(MODEL), "forward", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            runner.prefill([prompt], [torch.tensor([1, 2])])
+    assert pool.free == free and prompt.written == 0
+    runner.prefill([prompt], [torch.tensor([1, 2])])
+    assert prompt.written == 2
+
+
+def test_a_batch_that_runs_out_of_memory_gives_all_pages_back(monkeypatch):
+    model, prompts = model_of(), [prompt_of(20, 8, seed=i) for i in range(3)]
+    before = generate(model, Letters(), prompts, "block", engine="paged", max_new_tokens=4)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("nothing is left")
+
+    for what in ("prefill", "decode"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Runner, what, full)
+            with pytest.raises(torch.OutOfMemoryError):
+                generate(model, Letters(), prompts, "block", engine="paged", max_new_tokens=4)
+    assert generate(model, Letters(), prompts, "block", engine="paged", max_new_tokens=4) == before
+
+
+def test_a_model_that_cannot_be_captured_says_why_and_runs_as_it_is(monkeypatch, caplog):
+    pool = Pool(MODEL, 14, SIZE, kernels=False)
+    runner, cached = Runner(MODEL, pool), pool.encode(MODEL, BLOCKS[:1])
+    expected = runner.prefill([pool.open(cached, 4)], [torch.tensor([1, 2])])
+    other = Runner(MODEL, pool)
+    other.graphs = True  # as on a GPU
+
+    def refuse(batch):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(other, "_capture", refuse)
+    got = other.prefill([pool.open(cached, 4)], [torch.tensor([1, 2])])
+    torch.testing.assert_close(got, expected)
+    assert not other.graphs and "not permitted" in other.why_uncaptured
+    assert encoding.PACK > 0
