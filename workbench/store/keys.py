@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -54,6 +55,8 @@ def key_of(
     With `over`, the block was computed over the cached KV of `after` and of the blocks `over`, each of which had itself
     seen `after` only: another thing than having been encoded behind all of them.
     """
+    if not after and over is None:
+        return _alone(version(), fingerprint, str(dtype), block.content, len(block))
     # every block is a hash of one length, so no two chains read the same
     parts = [version(), fingerprint, str(dtype), *(other.content for other in after), block.content]
     if over is not None:
@@ -62,6 +65,13 @@ def key_of(
     behind = _chain(after), "" if over is None else _chain(over)
     identity = Identity(version(), fingerprint, str(dtype), block.content, *behind, len(block), start)
     return Key(sha256(" ".join(parts).encode()).hexdigest(), identity)
+
+
+@lru_cache(maxsize=1 << 16)
+def _alone(version: str, fingerprint: str, dtype: str, content: str, tokens: int) -> Key:
+    """Key of a block behind nothing: requests of hundreds of blocks ask for the same ones."""
+    identity = Identity(version, fingerprint, dtype, content, "0", "", tokens, 0)
+    return Key(sha256(" ".join((version, fingerprint, dtype, content)).encode()).hexdigest(), identity)
 
 
 def version() -> str:

@@ -2,7 +2,8 @@
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -249,7 +250,7 @@ class _Named:
 
     def get(self, key: str) -> KV:
         if key not in self._kept:
-            self._kept[key] = replace(self.kv)
+            self._kept[key] = copy(self.kv)
             self.key_of[id(self._kept[key])] = key
         return self._kept[key]
 

@@ -1,7 +1,9 @@
 """Which request is loaded and which is computed: one round after the other, by one thread."""
 
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from threading import Condition
 from typing import Literal, get_args
@@ -16,6 +18,7 @@ from workbench.store.events import Events, What
 Mode = Literal["sync", "request", "layer"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STALL = 1e-4  # seconds; less is no pause of the engine
+TURN = 2e-4  # seconds for which a loader's Python may keep the engine's thread waiting; Python's own are 5e-3
 
 
 class Busy(BadInput):
@@ -94,18 +97,20 @@ class Scheduler:
     def run(self, prompts: Iterable[Prompt] = (), max_new_tokens: int = 64) -> list[Ticket]:
         """Submit prompts, and compute until nothing is left to do; return their tickets."""
         tickets = []
-        for prompt in prompts:
-            while not self._has_place():
+        with _short_turns():
+            for prompt in prompts:
+                while not self._has_place():
+                    self.step()
+                tickets.append(self.submit(prompt, max_new_tokens))
+            while self._left():
                 self.step()
-            tickets.append(self.submit(prompt, max_new_tokens))
-        while self._left():
-            self.step()
         return tickets
 
     def serve(self) -> None:
         """Compute until `close` is called: what a thread of its own is for."""
-        while not self._closed or self._left():
-            self.step(idle=True)
+        with _short_turns():
+            while not self._closed or self._left():
+                self.step(idle=True)
 
     def close(self) -> None:
         """Take no more requests, and end the loaders; `serve` returns when those it has are done."""
@@ -259,3 +264,14 @@ class Scheduler:
 
     def _next_deadline(self) -> float | None:
         return min((t.deadline for t in self.queues if t.deadline is not None and not t.done.is_set()), default=None)
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Let threads take turns sooner: the engine's own waits for the device, and then for a loader."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(TURN, before))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
