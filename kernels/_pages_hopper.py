@@ -400,15 +400,35 @@ def launch(
     buffers: int = pipe.STAGES,
 ) -> Tensor:
     """`_pages_triton.reference` on a Hopper GPU, for arguments that `fits` approves."""
+    out = torch.empty_like(q)
+    splits = splits or parts_for(q, len(keys), pages.positions[0].numel())
+    if splits > 1:
+        merge(*launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, buffers), out)
+    else:
+        launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, 1, buffers, out)
+    return out
+
+
+def launch_parts(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    pages: Paged,
+    inv_freq: Tensor | None,
+    pairing: Pairing,
+    scale: float | None,
+    splits: int,
+    buffers: int = pipe.STAGES,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write the one part to `out`."""
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), pages.positions.shape[-1]
     q = q if q.stride(3) == 1 else q.contiguous()
     group, rerotate = q_heads // heads, pages.shifts is not None
-    splits = splits or parts_for(q, heads, pages.positions[0].numel())
     step = min(size * pages.run, 128) if rerotate else 128  # the pages of a step are shifted alike
-    out = torch.empty_like(q)
-    split = splits > 1
-    parts, lse = new_parts(q, splits) if split else (out, out)
+    parts, lse = new_parts(q, splits) if out is None else (out, out)
     page_max = pages.positions.amax(-1) if pages.page_max is None else pages.page_max
     tiles = triton.cdiv(count * group, pipe.ROWS)
     _attend[(tiles * heads, splits, batch)](
@@ -416,11 +436,10 @@ def launch(
         parts, lse, rows.contiguous(), pages.table, pages.positions, pages.first, page_max,
         pages.shifts if rerotate else pages.table, inv_freq if rerotate else pages.table,
         (width**-0.5 if scale is None else scale) * LOG2E, count, pages.table.shape[1],
-        *q.stride()[:3], *parts.stride()[:3], parts.stride(3) if split else 0, tiles, splits,
-        GROUP=group, SPLIT=split, PAGE=size, N=step, HALF=len(inv_freq) if rerotate and inv_freq is not None else 0,
+        *q.stride()[:3], *parts.stride()[:3], 0 if parts is out else parts.stride(3), tiles, splits,
+        GROUP=group, SPLIT=parts is not out, PAGE=size, N=step,
+        HALF=len(inv_freq) if rerotate and inv_freq is not None else 0,
         INTERLEAVED=pairing == "interleaved", ROTATE=rerotate, STAGES=buffers,
         num_warps=4, maxnreg=128 if rerotate else 168,
     )  # fmt: skip
-    if split:
-        merge(parts, lse, out)
-    return out
+    return parts, lse

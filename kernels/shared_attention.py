@@ -18,6 +18,7 @@ from torch import Tensor
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
+from workbench.kernels import _pages_hopper as on_hopper
 from workbench.kernels import _pages_triton
 from workbench.kernels._pages_triton import part_sum, part_weights
 from workbench.kernels._triton import after_previous, jit, need_triton, overlap, padded_width, tl, triton
@@ -85,12 +86,22 @@ def launch(
     inv_freq: Tensor | None = None,
     pairing: Pairing = "neox",
     scale: float | None = None,
+    *,
+    hopper: bool = True,
 ) -> Tensor:
-    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    """The kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
+
+    `hopper`: shared pages are read by the kernel for Hopper where it takes them.
+    """
     need_triton("shared_attention")
     batch, heads, count, width = q.shape
     together = q.transpose(0, 1).flatten(1, 2)[None]  # [1, Hq, B · R, D]
-    one, one_lse = _parts(together, keys, values, rows.reshape(1, -1), shared, inv_freq, pairing, scale)
+    at = rows.reshape(1, -1)
+    if hopper and on_hopper.fits(together, keys, values, shared.positions.shape[-1]):
+        splits = on_hopper.parts_for(together, len(keys), shared.positions[0].numel())
+        one, one_lse = on_hopper.launch_parts(together, keys, values, at, shared, inv_freq, pairing, scale, splits)
+    else:
+        one, one_lse = _parts(together, keys, values, at, shared, inv_freq, pairing, scale)
     two, two_lse = _parts(q, keys, values, rows, own, inv_freq, pairing, scale)
     out = torch.empty_like(q)
     options, pdl = overlap(q.device)

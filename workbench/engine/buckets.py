@@ -50,7 +50,7 @@ class Bucket:
             reserve and max(64, _power(reserve)),
             queries,
             any(table.positions is not None for table in tables),
-            1 if shared else min(shifted, default=1),
+            min(shifted, default=1),
         )
 
     @property

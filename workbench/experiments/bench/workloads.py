@@ -6,7 +6,7 @@ with keys that they see, and every key, value, query and result once.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -131,6 +131,23 @@ def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024)
             k, v = (numbers(batch, HEADS[1], tokens, WIDTH) for _ in range(2))  # baselines need a copy a request
             work.enter_torch(against, q, k, v)
         yield work
+    yield in_pairs(32 * unit, 56, unit, freq)
+
+
+def in_pairs(tokens: int, count: int, unit: int, freq: Tensor) -> Workload:
+    """56 rows, as a question of 50 is padded to, over pages of 64 that are rerotated two by two, as a pool has them."""
+    page = min(PAGE, unit) // 2
+    traffic = 2 * 2 * tokens * HEADS[1] * WIDTH + 4 * count * HEADS[0] * WIDTH
+    shape = {"rows": count, "keys": tokens, "batch": 1, "moved": True, "page": page, "heads": HEADS}
+    name = f"{count} rows of 1 over {tokens // unit}K, moved, pages of half the size"
+    work = Workload(name, shape, 4.0 * HEADS[0] * count * tokens * WIDTH, traffic)
+    for _ in sets(traffic):
+        keys, values, table = cache_of(tokens, 1, count, unit // 2 if unit > 16 else unit, page)
+        q = numbers(1, HEADS[0], count, WIDTH)
+        rows = tokens + torch.arange(count, device=DEVICE)[None]
+        for label, run in (("ours", 2), ("ours, pages one by one", 1)):
+            work.enter(label, ours, "question_attention", {}, q, keys, values, rows, replace(table, run=run), freq)
+    return work
 
 
 def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
@@ -267,27 +284,34 @@ def encodings(against: list[str], variants: Sequence[Variant], unit: int = 1024)
 
 
 def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """A row of each of eight requests over a context of 32K that all share, and pages of their own."""
+    """A row of each of eight requests over a shared context of 32K and pages of their own, blocks shifted or not."""
+    freq = frequencies()
     tokens, batch, page = 32 * unit, 8, min(PAGE, unit)
     pool = tokens + batch * page
     traffic = 4.0 * pool * HEADS[1] * WIDTH + 4.0 * batch * HEADS[0] * WIDTH
-    shape = {"rows": 1, "keys": tokens, "batch": batch, "page": page, "heads": HEADS}
-    work = Workload("a row of 8 over shared 32K", shape, 4.0 * batch * HEADS[0] * tokens * WIDTH, traffic)
     at = torch.arange(tokens + page, device=DEVICE).view(1, -1, page)
-    shared = Paged.of(torch.arange(tokens // page, device=DEVICE)[None], at[:, :-1], partial_pages=False)
     mine = torch.arange(tokens // page, pool // page, device=DEVICE)[:, None]
-    own = Paged.of(mine, at[:, -1:].expand(batch, -1, -1), partial_pages=False)
     rows = torch.full((batch, 1), tokens + page - 1, device=DEVICE)
-    table = torch.cat((shared.table.expand(batch, -1), mine.int()), 1)
-    whole = Paged.of(table, at.expand(batch, -1, -1), partial_pages=False)
-    for _ in sets(traffic):
-        keys, values = (numbers(HEADS[1], pool, WIDTH) for _ in range(2))
-        q = numbers(batch, HEADS[0], 1, WIDTH)
-        work.enter_ours("shared_attention", variants, q, keys, values, rows, shared, own)
-        work.enter("question_attention", ours, "question_attention", {}, q, keys, values, rows, whole)
-        k, v = (numbers(batch, HEADS[1], tokens, WIDTH) for _ in range(2))  # baselines need a copy a request
-        work.enter_torch(against, q, k, v)
-    yield work
+    for moved in (False, True):
+        shape = {"rows": 1, "keys": tokens, "batch": batch, "moved": moved, "page": page, "heads": HEADS}
+        name = f"a row of 8 over shared 32K{', moved' if moved else ''}"
+        work = Workload(name, shape, 4.0 * batch * HEADS[0] * tokens * WIDTH, traffic)
+        shifts = block_starts(tokens // page, page, unit)[None] if moved else None
+        still = torch.zeros_like(mine) if moved else None
+        table = torch.arange(tokens // page, device=DEVICE)[None]
+        shared = Paged.of(table, at[:, :-1], shifts, partial_pages=False)
+        own = Paged.of(mine, at[:, -1:].expand(batch, -1, -1), still, partial_pages=False)
+        both = None if shifts is None or still is None else torch.cat((shifts.expand(batch, -1), still), 1)
+        table = torch.cat((table.expand(batch, -1), mine), 1)
+        whole = Paged.of(table, at.expand(batch, -1, -1), both, partial_pages=False)
+        for _ in sets(traffic):
+            keys, values = (numbers(HEADS[1], pool, WIDTH) for _ in range(2))
+            q = numbers(batch, HEADS[0], 1, WIDTH)
+            work.enter_ours("shared_attention", variants, q, keys, values, rows, shared, own, freq)
+            work.enter("question_attention", ours, "question_attention", {}, q, keys, values, rows, whole, freq)
+            k, v = (numbers(batch, HEADS[1], tokens, WIDTH) for _ in range(2))  # baselines need a copy a request
+            work.enter_torch(against, q, k, v)
+        yield work
 
 
 WORKLOADS: Mapping[str, Callable[..., Iterator[Workload]]] = {
