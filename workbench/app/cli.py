@@ -3,13 +3,18 @@
 A subcommand is imported when it is called, so `workbench --help` does not wait for torch.
 """
 
+import errno
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import typer
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, brief
+from workbench.core.files import check_place
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
     "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),
@@ -30,6 +35,8 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "data": (".data", "Look at a data set, or write samples of it to a file."),
     "lab": ("workbench.training.lab.commands", "The lab corpus and the lab model: draw, train, evaluate."),
 }
+OUTPUTS = ("out", "html", "markdown", "untrained")  # options that name a file or folder to write
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 class Commands(typer.core.TyperGroup):
@@ -48,6 +55,8 @@ class Commands(typer.core.TyperGroup):
             logging = sys.modules.get("transformers.utils.logging")
             if logging and not sys.stderr.isatty():
                 logging.disable_progress_bar()  # of weights that are loaded, unless a person watches
+            _check_outputs(command)
+            _refuse_empty(rest)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -56,6 +65,35 @@ class Commands(typer.core.TyperGroup):
         except BadInput as problem:
             typer.echo(f"error: {problem}", err=True)
             raise typer.Exit(2) from None
+        except OSError as problem:
+            if problem.errno not in REFUSED:
+                raise
+            where = f"{brief(problem.filename)}: " if problem.filename else ""
+            typer.echo(f"error: {where}{problem.strerror}; nothing half-written is left of it", err=True)
+            raise typer.Exit(2) from None
+
+
+def _check_outputs(command: Any) -> None:
+    """Let a command refuse, before its own checks, an output that cannot be written."""
+    for inner in getattr(command, "commands", {}).values():
+        _check_outputs(inner)
+    for param in command.params:
+        if param.name in OUTPUTS:
+            param.callback = partial(_writable, param.callback)
+
+
+def _refuse_empty(args: Sequence[str]) -> None:
+    """Refuse an output without a name, which typer would take for the folder at hand."""
+    for option, value in pairwise([*args, "-"]):
+        name, equals, given = option.partition("=")
+        if name.startswith("--") and name[2:] in OUTPUTS and not (given if equals else value):
+            raise BadInput(f"{name} '': the name of a file or folder is needed")
+
+
+def _writable(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
+    if value is not None and "://" not in str(value):
+        check_place(f"--{param.name}", value)
+    return own(ctx, param, value) if own else value
 
 
 app = typer.Typer(

@@ -8,6 +8,8 @@ import os
 import platform
 import re
 import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +20,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, brief, shown
 
 CHUNK = 1 << 20  # bytes read at once
 HOST = sha256(platform.node().encode()).hexdigest()[:8]  # processes are known by their number on one host only
@@ -122,36 +124,38 @@ def is_dir(path: str | os.PathLike[str]) -> bool:
 
 def check_folder(name: str, path: str | os.PathLike[str]) -> None:
     """Refuse, before any work, a place where no folder can be made or written to; `name` is the option's."""
-    _check_place(name, Path(path), "a folder")
+    check_place(name, path)
     if is_file(path):
         raise BadInput(f"{name} {shown(str(path))} is a file: a folder is needed")
 
 
-def check_file(name: str, path: str | os.PathLike[str]) -> None:
-    """Refuse, before any work, a place where no file can be written; `name` is the option's."""
-    _check_place(name, Path(path), "a file")
-    if is_dir(path):
-        raise BadInput(f"{name} {shown(str(path))} is a folder: a file is needed")
-    if not is_dir(Path(path).absolute().parent):
-        raise BadInput(f"{name} {shown(str(path))}: a file in a folder that exists is needed")
+def check_place(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuse, before any work, a place where neither a file nor a folder can be made; `name` is the option's.
+
+    A name that the disk cannot hold, one below a file, one in a folder that must not be written to, and a device.
+    """
+    if reason := _reason_against(Path(path)) if str(path) else "it is empty":
+        raise BadInput(f"{name} {shown(str(path))}: nothing can be written there ({reason})")
 
 
-def _check_place(name: str, path: Path, what: str) -> None:
-    """Refuse a name that the disk cannot hold, one below a file, and one in a folder that must not be written to."""
-    reason = ""
+def _reason_against(path: Path) -> str:
     try:
-        os.lstat(path)
+        if not stat.S_IFMT(os.stat(path).st_mode) & (stat.S_IFREG | stat.S_IFDIR):
+            return "it is neither a file nor a folder"
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError) as problem:  # too long, no characters that a disk knows
-        reason = getattr(problem, "strerror", None) or str(problem)
-    above = next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.lexists(parent))
-    if not reason and above != path.absolute() and not above.is_dir():
-        reason = f"{above} is no folder"
-    if not reason and not os.access(above, os.W_OK):
-        reason = f"{above} must not be written to"
-    if reason:
-        raise BadInput(f"{name} {shown(str(path))}: {what} cannot be made there ({reason})")
+    except (OSError, ValueError) as problem:  # too long, or with a character that no name has
+        return getattr(problem, "strerror", None) or str(problem)
+    above = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+    if above.is_file() and above == path.absolute():
+        above = above.parent
+    if above.is_symlink() or not above.is_dir():
+        return "" if above == path.absolute() else f"{brief(above)} is no folder"
+    try:
+        with tempfile.TemporaryFile(dir=above):  # without a name: it leaves nothing behind
+            return ""
+    except OSError as problem:
+        return f"{brief(above)}: {problem.strerror}"
 
 
 def need_room(path: Path, size: int) -> None:
