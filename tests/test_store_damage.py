@@ -14,6 +14,8 @@ from tests.random_models import block_of, model_of
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store import FolderStore, MemoryStore, aside, block_file, fetch, file_header, fingerprint, key_of, scrub
+from workbench.store.mapped import POPULATES, MappedKV, owned
+from workbench.store.tiers import HostTier
 
 CLASSES = ("length", "tensor table", "metadata", "keys", "values")
 
@@ -403,3 +405,26 @@ def test_blocks_can_be_verified_once_a_process(tmp_path, monkeypatch):
     assert store.get(key_for(1)) is None and store.why(key_for(1)).reason == "damaged"
     with pytest.raises(BadInput, match="verify is 'never': allowed are always, once"):
         FolderStore(tmp_path / "a", verify="never")
+
+
+def test_pages_of_a_file_are_handed_out_and_who_keeps_a_block_copies_it(tmp_path):
+    store = FolderStore(tmp_path / "a", new=True)
+    store.put("key", kv_of(1))
+    assert isinstance(store.get("key"), MappedKV) == store.mapped == POPULATES
+    assert not isinstance(FolderStore(tmp_path / "a", mapped=False).get("key"), MappedKV)
+    memory, tier = MemoryStore(behind=FolderStore(tmp_path / "a", mapped=True)), HostTier()
+    mapped = FolderStore(tmp_path / "a", mapped=True).get("key")
+    tier.keep("key", tier.made(mapped))
+    for kept in (memory.get("key"), memory.get("key"), tier.get("key"), owned(mapped)):
+        assert not isinstance(kept, MappedKV) and kept.read_only and same(kept, kv_of(1))
+    assert owned(kept) is kept
+
+
+def test_pages_that_were_handed_out_outlast_a_file_that_is_replaced(tmp_path):
+    store = FolderStore(tmp_path / "a", new=True)
+    store.write("shard", {"key": kv_of(1, 900)})
+    held = FolderStore(tmp_path / "a", mapped=True).get("key")
+    store.write("shard", {"key": kv_of(2, 900)})
+    assert same(held, kv_of(1, 900)) and same(store.get("key"), kv_of(2, 900))
+    store.remove("key")
+    assert same(held, kv_of(1, 900))

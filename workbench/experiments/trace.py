@@ -12,10 +12,10 @@ from typing import Any
 from workbench.core.errors import BadInput
 from workbench.experiments.results import read_json, write_json
 from workbench.methods.receipts import STAGES, Receipt
-from workbench.store.events import SPANS, Event, from_rows, to_rows
+from workbench.store.events import SPANS, Event, Span, from_rows, to_rows
 
 MACHINE, REQUESTS = 1, 2  # process numbers
-OF_REQUEST = ("wait", "load", "encode", "prefill", "decode")  # spans of a request's own track
+OF_REQUEST: tuple[Span, ...] = ("wait", "load", "encode", "prefill", "decode")  # spans of a request's own track
 EVENTS = "events.json"  # of a run that is a folder
 _SHOWN = ("key", "tier", "bytes", "tokens", "detail", "request")
 
@@ -81,8 +81,8 @@ def _of_stage(stage: str, at: float, seconds: float, name: str, receipt: Receipt
     if stage == "load":
         tiers = receipt.bytes
         return [Event("load", at, lane="engine", bytes=sum(tiers.values()), tier=", ".join(sorted(tiers)), **about)]
-    if stage in OF_REQUEST:
-        return [Event(stage, at, lane="engine", **about)]  # type: ignore[arg-type]
+    if span := next((span for span in OF_REQUEST if span == stage), None):
+        return [Event(span, at, lane="engine", **about)]
     return [Event("encode", at, lane="engine", detail=stage, **about)]  # store and place: work on its blocks
 
 

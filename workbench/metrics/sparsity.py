@@ -239,8 +239,8 @@ def measure(model: PreTrainedModel, prompts: Sequence[Prompt], method: Sparse, c
         ours = prefill_chunked(model, request, step, len(prompt.question))
         gaps.append(compared(ours, dense, len(prompt.question)))
     heads = tuple(head for layer, count in sorted(counts.items()) for head in count.heads(layer))
-    kl, agree, answer = (tuple(gap[i] for gap in gaps) for i in range(3))
-    return Sparsity(heads, kl, agree, answer, tuple(seconds))  # type: ignore[arg-type]
+    kl, agree, answer = zip(*gaps, strict=True) if gaps else ((), (), ())
+    return Sparsity(heads, kl, agree, answer, tuple(seconds))
 
 
 def by_layer(
@@ -254,7 +254,7 @@ def by_layer(
 def compared(ours: PrefillOutput, dense: PrefillOutput, rows: int) -> tuple[float, float, bool]:
     """Compare the last `rows`: mean KL(dense ‖ ours) in nats, share of equal next tokens, whether the last is equal."""
     assert ours.logits is not None and dense.logits is not None
-    a, b = (step.logits[-rows:].float().log_softmax(-1) for step in (ours, dense))  # type: ignore[index]
+    a, b = (logits[-rows:].float().log_softmax(-1) for logits in (ours.logits, dense.logits))
     same = a.argmax(-1) == b.argmax(-1)
     gap = kl_div(a, b, reduction="none", log_target=True).sum(-1)
     return max(0.0, float(gap.mean())), float(same.float().mean()), bool(same[-1])

@@ -8,12 +8,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from workbench.core.errors import BadInput
 from workbench.core.files import write_text
+from workbench.core.kv import KV
 
 log = logging.getLogger(__name__)
 ASIDE, EVICTED = "set_aside", "evicted.jsonl"
@@ -41,6 +43,16 @@ def keep(path: Path, reason: str) -> Path | None:
         log.warning("%s is not set aside: %s", path, problem)
         return None
     return place
+
+
+def replaced(put: Callable[[str, KV], None], key: str, kv: KV) -> bool:
+    """Put a block where a damaged one lies; return False, with a warning, where it cannot be written."""
+    try:
+        put(key, kv)
+    except BadInput as problem:
+        log.warning("a damaged block is not replaced: %s", problem)
+        return False
+    return True
 
 
 def reasons(folder: Path) -> dict[str, str]:

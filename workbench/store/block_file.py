@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +32,9 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store import file_header
 from workbench.store.checksums import NAMES, crc32, of_tensor, raw_bytes, seed_of
-from workbench.store.file_header import ALIGNED, Contents, Extent, State, Unusable, contents, state_of
+from workbench.store.file_header import ALIGNED, Contents, Extent, Opened, State, Unusable, contents, state_of
 from workbench.store.keys import Key
+from workbench.store.mapped import MappedKV
 
 __all__ = ["SUFFIX", "Contents", "State", "Unusable", "block", "contents", "save", "state_of"]
 SUFFIX = ".safetensors"
@@ -95,13 +96,13 @@ def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]
             opened.write(raw_bytes(x))
 
 
-def block(opened: BinaryIO, key: str, known: Contents, check: bool = True, mapped: bool = False) -> KV:
+def block(opened: Opened, key: str, known: Contents, check: bool = True, mapped: bool = False) -> KV:
     """Read the block of `key`, whose header is `known`, with the checksum of every tensor. Raises Unusable."""
     extent = known.extent(key)
-    crc = None
+    crc, kind = None, KV
     try:
         if mapped and extent.size and len(extent.runs) == 1:
-            memory = _map(opened, extent)
+            memory, kind = _map(opened, extent), MappedKV
             crc = crc32(memory) if check and extent.crc is not None else None
         else:
             memory, crc = _read(opened, extent, check and extent.crc is not None)
@@ -113,7 +114,7 @@ def block(opened: BinaryIO, key: str, known: Contents, check: bool = True, mappe
         if crc is not None:
             raise Unusable("the checksum of the block is wrong")
     tensors = tensors_of(memory, extent)
-    return KV(tensors[: known.layers], tensors[known.layers :], known.starts[key], read_only=True)
+    return kind(tensors[: known.layers], tensors[known.layers :], known.starts[key], read_only=True)
 
 
 def verify(memory: Memory, extent: Extent, known: Contents) -> None:
@@ -128,7 +129,7 @@ def verify(memory: Memory, extent: Extent, known: Contents) -> None:
             raise Unusable(f"{short(name)} hold NaN or infinity")
 
 
-def _read(opened: BinaryIO, extent: Extent, check: bool) -> tuple[Memory, int | None]:
+def _read(opened: Opened, extent: Extent, check: bool) -> tuple[Memory, int | None]:
     """Return the bytes of a block in memory of its own, and their CRC-32 if `check`.
 
     Each piece is checked while it is in the processor's cache. NumPy asks for large pages, torch does not.
@@ -140,14 +141,14 @@ def _read(opened: BinaryIO, extent: Extent, check: bool) -> tuple[Memory, int | 
         at, end = run.offset, run.offset + run.size
         while at < end:
             piece = view[at : min(end, at + (PIECE if run.size <= LARGE else run.size))]
-            if not (count := opened.readinto(piece)):  # type: ignore[attr-defined]
+            if not (count := opened.readinto(piece)):
                 raise OSError("the file ends before")
             crc = crc32(piece[:count], crc) if check else 0
             at += count
     return array, crc if check else None
 
 
-def _map(opened: BinaryIO, extent: Extent) -> Memory:
+def _map(opened: Opened, extent: Extent) -> Memory:
     """Return the bytes of a block as pages of its file; what is written to them stays in this process."""
     (run,) = extent.runs
     page = run.begin - run.begin % mmap.ALLOCATIONGRANULARITY

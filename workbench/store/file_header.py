@@ -4,9 +4,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import BytesIO, FileIO
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -16,6 +17,7 @@ from workbench.store.keys import Identity, Key
 FORMAT = 1  # of the metadata; files without it are read, unchecked
 MARKS = (b'"starts":"{', b'"checksums":"{', b'"identities":"{')  # a damaged header of ours still has one of them
 ALIGNED = 64  # bytes: where tensors begin, in a file and in memory
+Opened = FileIO | BytesIO  # a file, unbuffered, or what a remote gave of one
 State = tuple[int, int, int]  # by which a file that took another's place is told
 
 
@@ -96,7 +98,7 @@ class Contents:
         return extent
 
 
-def contents(opened: BinaryIO, state: State | None = None) -> Contents:
+def contents(opened: Opened, state: State | None = None) -> Contents:
     """Read and check the header of a file; one that is no file of this machine needs its `state`. Raises Unusable."""
     try:
         state = state or state_of(opened)
@@ -123,9 +125,9 @@ def contents(opened: BinaryIO, state: State | None = None) -> Contents:
         raise Unusable(f"its header is broken: {type(problem).__name__}: {str(problem)[:80]}") from None
 
 
-def quietly(path: Path) -> BinaryIO:
+def quietly(path: Path) -> FileIO:
     """Open a file without a note that it was read: only hits count as uses."""
-    return open(path, "rb", buffering=0, opener=_opened_quietly)  # type: ignore[return-value]
+    return FileIO(str(path), "rb", opener=_opened_quietly)
 
 
 def _opened_quietly(name: str, flags: int) -> int:
@@ -135,7 +137,7 @@ def _opened_quietly(name: str, flags: int) -> int:
         return os.open(name, flags)
 
 
-def state_of(opened: BinaryIO) -> State:
+def state_of(opened: Opened) -> State:
     """Tell a file from one that takes its place later: its number, time of writing and size."""
     stat = os.fstat(opened.fileno())
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
@@ -156,7 +158,7 @@ def table_checksum(table: bytes) -> str:
     return f"{len(table)} {crc32(table)}"
 
 
-def _header(opened: BinaryIO, size: int) -> tuple[int, dict[str, Any], bytes]:
+def _header(opened: Opened, size: int) -> tuple[int, dict[str, Any], bytes]:
     """Return the byte at which tensors begin, the header, and its text."""
     opened.seek(0)
     length = int.from_bytes(opened.read(8), "little")

@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from workbench.core.errors import BadInput
 from workbench.core.files import remove_leftovers, write_atomically, writing
 from workbench.core.kv import KV
 from workbench.store import aside, block_file, manifest
 from workbench.store.block_file import SUFFIX, Contents, Unusable
-from workbench.store.file_header import quietly
+from workbench.store.file_header import Opened, quietly
 from workbench.store.keys import Key
+from workbench.store.mapped import POPULATES
 from workbench.store.misses import Index, Miss
 from workbench.store.names import NAME
 from workbench.store.stats import Stats
@@ -32,15 +33,16 @@ NOTED = 60  # seconds between two notes that a file was used
 
 
 class FolderStore:
-    """A store on disk; what it hands out is in memory (CPU) and read-only.
+    """A store on disk; what it hands out is on the CPU and read-only.
 
     kind      what the blocks are of: any JSON object, such as {"model": fingerprint, "preparation": "after_system"};
               it must be that of the folder. Without it, any folder will do
     new       a folder that is not there is made
     durable   what `put` has written outlasts a crash of the machine (file and folder are fsynced)
     verify    checksums are verified at every read ("always"), or once a process and block ("once")
-    mapped    what is handed out are pages of the file, and not a copy: faster, for those who copy it at once. Nobody
-              may write into the file meanwhile; stores replace files and never write into them
+    mapped    what is handed out are pages of the file, and not a copy (`store.mapped`): faster, for those who use it at
+              once; stores that keep it copy it. False: for a network's file system, whose files others replace, and
+              for folders into whose files another program writes
 
     A file or block that is damaged is a miss that says so; when the block is put again, the file is set aside and
     replaced. Files of earlier versions have no checksums: they are read, and counted as unchecked. Several processes
@@ -55,7 +57,7 @@ class FolderStore:
         new: bool = False,
         durable: bool = True,
         verify: Literal["always", "once"] = "always",
-        mapped: bool = False,
+        mapped: bool = POPULATES,
     ):
         if verify not in ("always", "once"):
             raise BadInput(f"verify is {verify!r}: allowed are always, once")
@@ -95,13 +97,8 @@ class FolderStore:
 
     def repair(self, key: str, kv: KV) -> None:
         """Put `kv` where the block under `key` is damaged; else, and where it cannot be written, do nothing."""
-        if key not in self._damaged:
-            return
-        try:
-            self.put(key, kv)
+        if key in self._damaged and aside.replaced(self.put, key, kv):
             self._counts["repaired"] += 1
-        except BadInput as problem:
-            log.warning("a damaged block is not replaced: %s", problem)
 
     def write(self, name: str, blocks: Mapping[str, KV]) -> None:
         """Keep many blocks in one file `<name>.safetensors`, written whole or not at all."""
@@ -205,7 +202,7 @@ class FolderStore:
             return kv
         return None
 
-    def _used(self, path: Path, opened: BinaryIO, state: block_file.State) -> None:
+    def _used(self, path: Path, opened: Opened, state: block_file.State) -> None:
         """Note in the file when it was used last, at most once a minute; `collect_garbage` goes by it."""
         now = time.monotonic()
         if now - self._noted.get(path, float("-inf")) < NOTED:

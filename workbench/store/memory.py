@@ -6,6 +6,7 @@ from threading import RLock
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.fetching import Store
+from workbench.store.mapped import owned
 from workbench.store.misses import Index, Miss, Reason, likeliest, why
 from workbench.store.stats import Stats
 
@@ -39,20 +40,21 @@ class MemoryStore:
                 self._entries.move_to_end(key)
             elif self.behind is not None and (kv := self.behind.get(key)) is not None:
                 self.put(key, kv)
+                kv = self._entries.get(key, kv)  # in memory of its own, where it fits
             self._hits += kv is not None
             if kv is None:
                 self._miss(key)
             return kv
 
     def put(self, key: str, kv: KV) -> None:
-        """Keep `kv` under `key`: itself where it is read-only, else a copy. One larger than the budget is not kept."""
+        """Keep `kv` under `key`: itself where it is read-only memory, else a copy. One over the budget is not kept."""
         if kv.nbytes > self.budget_bytes:
             with self._lock:
                 self._rejected += 1
                 self._forget(key, "too large")
                 self._repair(key, kv)
             return
-        kept = kv if kv.read_only else kv.clone().lock()
+        kept = owned(kv)
         with self._lock:
             self._forget(key)
             self._entries[key] = kept

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.store import block_file, manifest
+from workbench.store import aside, block_file, manifest
 from workbench.store.block_file import SUFFIX, Unusable
 from workbench.store.keys import Key
 from workbench.store.misses import Miss
@@ -99,13 +99,8 @@ class RemoteStore:
 
     def repair(self, key: str, kv: KV) -> None:
         """Put `kv` where the block under `key` is damaged; else, and where it cannot be written, do nothing."""
-        if (miss := self._why.get(key)) is None or miss.reason != "damaged":
-            return
-        try:
-            self.put(key, kv)
+        if self.why(key).reason == "damaged" and aside.replaced(self.put, key, kv):
             self._counts["repaired"] += 1
-        except BadInput as problem:
-            log.warning("a damaged block is not replaced: %s", problem)
 
     def write(self, name: str, blocks: Mapping[str, KV]) -> None:
         """Keep many blocks, and note under `name` that all are written."""

@@ -12,6 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.fetching import Store
 from workbench.store.heat import Heat
+from workbench.store.mapped import owned
 from workbench.store.packed import PackedKV, layers_of, pack
 from workbench.store.quantized import QuantizedKV, Storage, check_storage, quantize, size_in_bytes
 
@@ -127,12 +128,12 @@ class HostTier(Books):
         self._held: dict[str, Held] = {}
 
     def made(self, kv: KV) -> Held:
-        """Return `kv` as it is kept: itself where it is read-only, else a copy; rounded, or page-locked."""
+        """Return `kv` as it is kept: itself where that is read-only memory, else a copy; rounded, or page-locked."""
         if self.storage == "int8":
             return quantize(kv)
         if self.pinned:
             return kv if isinstance(kv, PackedKV) else pack(kv, pinned=True).lock()
-        return kv if kv.read_only else kv.clone().lock()
+        return owned(kv)
 
     def needs(self, kv: KV) -> int:
         """Return the bytes that `kv` takes here."""

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import Parameter
 from pathlib import Path
 from types import NoneType
@@ -134,9 +134,9 @@ def _value(name: str, text: str) -> Any:
         if text not in SWITCH:
             raise BadInput(f"{name} is {text!r}: it is {' or '.join(SWITCH)}")
         return SWITCH[text]
-    number = next((kind for kind in kinds if kind in (int, float)), None)
+    number: Callable[[str], Any] = next((kind for kind in kinds if kind in (int, float)), str)
     try:
-        return text if number is None else number(text)  # type: ignore[operator]
+        return number(text)
     except ValueError:
         raise BadInput(f"{name} is {text!r}: a number is needed") from None
 
