@@ -4,8 +4,9 @@ A block that many prompts reuse is copied once. It stays until its KV is gone or
 recently used first; what a prompt in work reads is pinned.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from weakref import ref
 
 from workbench.core.kv import KV
@@ -20,25 +21,44 @@ class BlockPages:
         self.pool = pool
         self._entries: OrderedDict[int, tuple[ref[KV], Cached]] = OrderedDict()  # by the id of the KV
         self._pins = Counter[int]()  # by the id of the `Cached`
+        self._idle = 0  # pages of blocks that nobody reads
+        self._gone = deque[int]()  # keys whose KV is gone
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __iter__(self) -> Iterator[Cached]:
+        """Yield the blocks that have pages."""
+        return (cached for _, cached in self._entries.values())
+
+    @property
+    def pinned(self) -> int:
+        """Blocks that prompts in work read."""
+        return len(self._pins)
+
     @property
     def room(self) -> int:
         """Pages that are free, or would be after dropping every block that nobody reads."""
-        idle = (cached for _, cached in self._entries.values() if not self._pins[id(cached)])
-        return self.pool.free + sum(len(cached.pages) for cached in idle)
+        return self.pool.free + self._idle
 
     def make_room(self, pages: int, what: str = "the request") -> None:
-        """Drop blocks that nobody reads until so many pages are free. Raises NoPages, dropping nothing, if they are
-        not enough."""
-        self._drop([key for key, (kv, cached) in self._entries.items() if kv() is None and not self._pins[id(cached)]])
+        """Drop blocks that nobody reads until so many pages are free; those whose KV is gone first. Raises NoPages,
+        dropping nothing, if they are not enough."""
         if pages > self.room:
             raise NoPages(pages, self.room, what)
-        idle = (key for key, (_, cached) in list(self._entries.items()) if not self._pins[id(cached)])
-        while self.pool.free < pages:
-            self._drop([next(idle)])
+        if self.pool.free >= pages:
+            return
+        for _ in range(len(self._gone)):
+            key = self._gone.popleft()
+            if key in self._entries and self._entries[key][0]() is None:
+                if id(self._entries[key][1]) in self._pins:
+                    self._gone.append(key)
+                else:
+                    self._drop(key)
+        for key in [key for key, (_, cached) in self._entries.items() if id(cached) not in self._pins]:
+            if self.pool.free >= pages:
+                break
+            self._drop(key)
 
     def place(self, kvs: Sequence[KV]) -> list[Cached]:
         """Return where these blocks lie, pinned; those that do not yet are copied, each once."""
@@ -52,7 +72,7 @@ class BlockPages:
             else:
                 fresh[id(kv)] = kv
         for cached in known.values():
-            self._pins[id(cached)] += 1
+            self._pin(cached)
         try:
             size = self.pool.size
             self.make_room(sum(-(-len(kv) // size) for kv in fresh.values()), "the context")
@@ -62,12 +82,14 @@ class BlockPages:
         for key in fresh:
             if (gone := self._entries.pop(key, None)) is not None:  # of a KV that is gone, whose id is used once more
                 self._entries[-id(gone[1])] = gone
+                self._gone.append(-id(gone[1]))
         for (key, kv), cached in zip(fresh.items(), copied, strict=True):
-            self._entries[key] = ref(kv), cached
+            self._entries[key] = ref(kv, partial(_note, self._gone, key)), cached
+            self._idle += len(cached.pages)
             known[key] = cached
         placed = [known[id(kv)] for kv in kvs]
         for cached in placed:
-            self._pins[id(cached)] += 1
+            self._pin(cached)
         return placed
 
     def unpin(self, context: Iterable[Cached]) -> None:
@@ -76,7 +98,19 @@ class BlockPages:
             self._pins[id(cached)] -= 1
             if self._pins[id(cached)] <= 0:
                 del self._pins[id(cached)]
+                self._idle += len(cached.pages)
 
-    def _drop(self, keys: Sequence[int]) -> None:
-        for key in keys:
-            self.pool.give(self._entries.pop(key)[1])
+    def _pin(self, cached: Cached) -> None:
+        if id(cached) not in self._pins:
+            self._idle -= len(cached.pages)
+        self._pins[id(cached)] += 1
+
+    def _drop(self, key: int) -> None:
+        _, cached = self._entries.pop(key)
+        self._idle -= len(cached.pages)
+        self.pool.give(cached)
+
+
+def _note(gone: deque[int], key: int, _: object) -> None:
+    """Note that the KV of a block is gone."""
+    gone.append(key)

@@ -9,6 +9,7 @@ from workbench.experiments import results
 from workbench.plots.table import table
 
 Row = Mapping[str, Any]
+WRONG = ("pages lost", "pinned", "changed", "apart")
 STATES = {"cold": "blocks encoded", "warm": "blocks in the store"}
 
 
@@ -54,6 +55,45 @@ def notice(kept: Row) -> str:
             + (f", {apart:,} of them by more than a tie." if apart else ", all of them ties." if differ else ".")
         )
     return " ".join(said) or "Nothing was measured."
+
+
+def soaked(kept: Row | None = None) -> go.Figure | None:
+    """Tabulate what `data/benchmarks/soak.py` kept; None where it has not been run."""
+    if kept is None:
+        if "soak" not in results.names():
+            return None
+        kept = results.read("soak")
+    counts = kept["counts"]
+    names = {
+        "requests": "requests",
+        "waves left": "waves that were left in the middle",
+        "blocks come": "blocks that came, of those looked at",
+        "blocks gone": "blocks that went",
+        "pages lost": "pages that nobody knows",
+        "pinned": "blocks that stayed pinned",
+        "checksums": "checksums of shared pages",
+        "changed": "checksums that changed",
+        "compared": "answers compared with the contiguous engine",
+        "equal": "the same tokens",
+        "drawn otherwise": "drawn otherwise",
+        "tie": "ties",
+        "near": "nearly ties",
+        "apart": "other tokens",
+    }
+    rows = [[words, f"{counts.get(name, 0):,}"] for name, words in names.items()]
+    rows += [[name[7:], f"{count:,}"] for name, count in counts.items() if name.startswith("method ")]
+    before, now = kept["bytes"]["after five waves"], kept["bytes"]["now"]
+    rows += [[f"GiB of the {name}", f"{before[name] / 2**30:.2f} → {now[name] / 2**30:.2f}"] for name in now]
+    wrong = [words for name, words in names.items() if name in WRONG and counts.get(name)]
+    verdict = f"Something is wrong: {', '.join(wrong)}." if wrong else "No page was lost, and no shared page changed."
+    return table(
+        ["over one pool", "how many"],
+        rows,
+        title="Mixed requests over one pool, blocks coming and going",
+        notice=f"{counts['requests']:,} requests in {kept['seconds'] / 60:,.0f} minutes. {verdict}",
+        caption=f"{kept['model']}, {kept['dtype']}, {kept['device']}; {kept['pages']:,} pages. "
+        "data/benchmarks/soak.py.",
+    )
 
 
 def _lines(unit: Row) -> Iterator[tuple[str, str, str, str, str, str]]:

@@ -1,0 +1,59 @@
+"""A soak finds what it is for: pages that are lost, pages that change, answers that differ."""
+
+import pytest
+
+from tests import tiny
+from workbench import models
+from workbench.data import load
+from workbench.engine.paged_pool import Pool
+from workbench.experiments import soak
+from workbench.methods import engines
+from workbench.methods.paged_answers import PagedAnswers
+from workbench.plots.engine_speed import soaked
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    return models.load(str(tiny.checkpoint(tmp_path / "model")))
+
+
+def made(loaded, monkeypatch, budget=1 << 18):
+    monkeypatch.setattr(soak, "SHARE", 8)
+    monkeypatch.setattr(soak, "WAVE", 12)
+    prompts = loaded.layout.prompts(load("lab", 3, passages=4), loaded.tokenizer)
+    texts = list(dict.fromkeys(block for prompt in prompts for block in prompt.context))
+    return soak.Soak(loaded, texts, [prompt.blocks[-1] for prompt in prompts], budget, seed=1)
+
+
+def test_a_sound_pool_is_found_sound_and_its_report_is_drawn(loaded, monkeypatch):
+    monkeypatch.setattr(engines, "LEAST_TOKENS", 0)  # a small pool, which blocks have to leave
+    told = []
+    report = made(loaded, monkeypatch).run(36, told.append)
+    counts = report["counts"]
+    assert soak.sound(report) and len(told) == 3 and counts["requests"] == 36
+    assert counts["compared"] > 2 and counts["equal"] == counts["compared"]
+    assert counts["checksums"] and counts["blocks gone"] and report["store"]["evictions"]
+    about = {"model": "tiny", "dtype": "float32", "device": "here"}
+    fig = soaked(about | report)
+    assert "No page was lost, and no shared page changed." in str(fig.layout)
+    counts["changed"] = 2
+    assert "Something is wrong: checksums that changed." in str(soaked(about | report).layout)
+
+
+def test_a_page_that_is_lost_or_changed_is_found(loaded, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(PagedAnswers, "release", lambda self, request: self.blocks.unpin(request.context))
+        report = made(loaded, patch).run(12, lambda _: None)
+        assert not soak.sound(report) and report["counts"]["pages lost"]
+    del loaded.model.__dict__["_workbench_pages"]
+    close = Pool.close
+
+    def spoil(self, prompt):
+        for block in prompt.context:
+            self.keys[0][:, self.slots(block)] += 1.0
+        close(self, prompt)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "close", spoil)
+        report = made(loaded, patch).run(24, lambda _: None)
+        assert not soak.sound(report) and report["counts"]["changed"]

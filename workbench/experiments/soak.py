@@ -1,0 +1,188 @@
+"""A soak: thousands of mixed requests over one pool, with blocks coming and going, checked as they pass.
+
+    report = Soak(loaded, texts).run(20_000, tell)
+
+Requests differ in blocks, methods, options and lengths; popular blocks come back, others are dropped by the store and
+leave their pages. After every wave no page may be missing and nothing may be pinned; the pages of blocks that are
+shared keep their checksums; one request in a hundred is answered once more by the contiguous engine.
+"""
+
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from time import perf_counter
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from workbench.core.blocks import Block, Prompt
+from workbench.engine.paged_pool import Cached, Pool
+from workbench.experiments.engine_speed import differences
+from workbench.methods import Method
+from workbench.methods.engines import pages_of
+from workbench.methods.generation import generate
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.superposition import Superposition
+from workbench.methods.page_request import PageRequest, requests_of
+from workbench.methods.paged_answers import PagedAnswers
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.select import named as selector
+from workbench.methods.sparse import named as sparse
+from workbench.models.loading import Loaded
+from workbench.store import MemoryStore
+
+SHARE = 100  # one request in so many is checked
+WAVE = 64
+CHECKED = 16  # blocks of which a checksum is taken after every wave
+METHODS: dict[str, tuple[int, Method]] = {  # how many of all, about
+    "full": (2, Full()),
+    "block": (8, Reuse()),
+    "naive": (2, Reuse("naive")),
+    "after system": (2, Reuse(prepare=AfterSystem())),
+    "FusionRAG": (3, Reuse(select=selector("query_guided"), ratio=0.15)),
+    "CacheBlend": (1, Reuse(select=selector("kv_deviation"), ratio=0.15)),
+    "first tokens": (2, Reuse(select=selector("first_k"), ratio=0.1)),
+    "BFLA": (1, Full(sparse=sparse("bfla(block=64,tile=32,flat=32)"))),
+    "chunked": (1, Full(chunk=64)),
+    "superposition": (1, Superposition(paths=2)),
+}
+
+
+@dataclass
+class Soak:
+    """Requests over blocks of `texts` (token ids, the first one the system block), drawn by `seed`."""
+
+    loaded: Loaded
+    texts: Sequence[Block]
+    questions: Sequence[Block]
+    budget: int = 1 << 24  # bytes of the store: what does not fit is dropped, and encoded again when it is asked for
+    seed: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def run(self, count: int, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Answer `count` requests; `tell` is called with the report after every wave."""
+        random, store = Random(self.seed), MemoryStore(self.budget)
+        sums: dict[int, tuple[Cached, int]] = {}
+        begin, first, report = perf_counter(), self._bytes(), dict[str, Any]()
+        while self.counts["requests"] < count:
+            wave = [self._draw(random) for _ in range(min(WAVE, count - self.counts["requests"]))]
+            requests = [self._request(*one, store) for one in wave]
+            answers = PagedAnswers(self.loaded.model, requests, most=random.choice((1, 4, 16)))
+            self._answer(answers, random)
+            for number, ((_, prompt, method, options), request) in enumerate(zip(wave, requests, strict=True)):
+                if (self.counts["requests"] + number) % SHARE == 0 and request.ended is not None:
+                    self._compare(prompt, method, options, request, answers)
+            self._check(answers, sums, random)
+            self.counts["requests"] += len(wave)
+            if self.counts["waves"] == 5:
+                first = self._bytes()
+            self.counts["waves"] += 1
+            report = self._report(answers.pool, store, perf_counter() - begin, first)
+            tell(report)
+        return report
+
+    def _draw(self, random: Random) -> tuple[str, Prompt, Method, dict[str, Any]]:
+        names = list(METHODS)
+        name = random.choices(names, [METHODS[name][0] for name in names])[0]
+        popular = int(len(self.texts) * random.random() ** 3)  # a few are asked for often
+        chosen = [
+            self.texts[(popular + int(40 * random.random() ** 2)) % len(self.texts)]
+            for _ in range(random.randint(1, 6))
+        ]
+        prompt = Prompt((self.texts[0], *chosen, random.choice(self.questions)))
+        options: dict[str, Any] = {"max_new_tokens": random.choice((1, 2, 5, 12, 24))}
+        if random.random() < 0.2:
+            options |= {"temperature": 0.8, "top_p": 0.9, "seed": random.randrange(1000)}
+        if random.random() < 0.2:
+            options |= {"stop": self.loaded.layout.stop or "."}
+        return name, prompt, METHODS[name][1], options
+
+    def _request(
+        self, name: str, prompt: Prompt, method: Method, options: dict[str, Any], store: MemoryStore
+    ) -> PageRequest:
+        self.counts[f"method {name}"] += 1
+        (request,) = requests_of(self.loaded.model, self.loaded.tokenizer, [prompt], method, store, **options)
+        return request
+
+    def _answer(self, answers: PagedAnswers, random: Random) -> None:
+        """Answer a wave; one in twenty is left in the middle, as a caller does that hangs up."""
+        leave = random.randrange(1, WAVE) if random.random() < 0.05 else None
+        running: Iterator[Any] = answers.run()
+        for number, _ in enumerate(running):
+            self.counts["tokens"] += 1
+            if number == leave:
+                self.counts["waves left"] += 1
+                break
+        running.close()  # type: ignore[attr-defined]  # it is a generator
+
+    def _compare(
+        self, prompt: Prompt, method: Method, options: dict[str, Any], request: PageRequest, answers: PagedAnswers
+    ) -> None:
+        model, tokenizer = self.loaded.model, self.loaded.tokenizer
+        (alone,) = generate(model, tokenizer, [prompt], method, engine="contiguous", **options)
+        self.counts["compared"] += 1
+        said = tuple(request.tokens)
+        if said == alone.tokens:
+            self.counts["equal"] += 1
+        elif options.get("temperature"):
+            self.counts["drawn otherwise"] += 1  # a draw amplifies what rounds otherwise
+        else:
+            found = differences(self.loaded, [prompt], method, [alone.tokens], [said])
+            for kind in ("tie", "near", "apart"):
+                self.counts[kind] += found[kind]
+
+    def _check(self, answers: PagedAnswers, sums: dict[int, tuple[Cached, int]], random: Random) -> None:
+        """Count pages that nobody knows, blocks that are still pinned, and checksums that have changed."""
+        pool, blocks = answers.pool, answers.blocks
+        there = list(blocks)
+        self.counts["pages lost"] += pool.pages - 1 - pool.free - sum(len(cached.pages) for cached in there)
+        self.counts["pinned"] += blocks.pinned
+        live = {id(cached): cached for cached in there}
+        self.counts["blocks gone"] += len(gone := [key for key in sums if key not in live])
+        for key in gone:
+            del sums[key]
+        for key, cached in random.sample(sorted(live.items()), min(CHECKED, len(live))):
+            now = checksum(pool, cached)
+            if key in sums:
+                self.counts["checksums"] += 1
+                self.counts["changed"] += sums[key][1] != now
+            else:
+                self.counts["blocks come"] += 1
+                sums[key] = cached, now
+
+    def _report(self, pool: Pool, store: MemoryStore, seconds: float, first: dict[str, int]) -> dict[str, Any]:
+        stats = store.stats
+        runner, _ = pages_of(self.loaded.model).of(self.loaded.model, 1)
+        return {
+            "counts": dict(sorted(self.counts.items())),
+            "seconds": seconds,
+            "pages": pool.pages - 1,
+            "store": {"hits": stats.hits, "misses": stats.misses, "evictions": stats.evictions},
+            "captured": len(runner.captured),
+            "bytes": {"after five waves": first, "now": self._bytes()},
+        }
+
+    def _bytes(self) -> dict[str, int]:
+        """Return what the process has held at most, and what the device holds."""
+        held = {"process, at most": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}
+        if self.loaded.model.device.type == "cuda":
+            held["device"] = torch.cuda.memory_allocated()
+        return held
+
+
+def checksum(pool: Pool, cached: Cached) -> int:
+    """Return the CRC-32 of the keys and values of a block, as its pages hold them."""
+    slots, found = pool.slots(cached).to(pool.device), 0
+    for layer in (*pool.keys, *pool.values):
+        found = crc32(layer[:, slots].contiguous().cpu().view(torch.uint8).numpy().tobytes(), found)
+    return found
+
+
+def sound(report: dict[str, Any]) -> bool:
+    """Whether nothing leaked, no checksum changed, and no compared answer differs by more than rounding."""
+    counts = report["counts"]
+    return not any(counts.get(name) for name in ("pages lost", "pinned", "changed", "apart"))
