@@ -181,18 +181,25 @@ def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_pa
         assert page.locator(".wb-bill").inner_text() != before and page.evaluate(REVISION) >= 1
         drag(page, 1, 0)
         answered(page, 2)
+        page.locator("[data-id=b2] .wb-grip").press("ArrowDown")
+        answered(page, 3)
+        page.locator("[data-id=b2] .wb-grip").press("ArrowUp")  # JupyterLab's own keys leave it alone
+        answered(page, 4)
         assert order(page) == ["b0", "b2", "b1", "b3"]
         page.locator("[data-id=b1] .wb-edit").click()
         page.locator(".wb-editor textarea").fill(HOSTILE)
         page.locator(".wb-editor textarea").press("Control+Enter")
-        answered(page, 3)
+        answered(page, 5)
         page.wait_for_function("() => document.querySelectorAll('[data-id=b1] .wb-t').length > 5")
         assert "<script>" in page.locator("[data-id=b1] .wb-text").inner_text() and "owned" not in page.title()
         page.locator(".wb-add").click()
         page.locator(".wb-editor textarea").fill("Title: New\nText: One more.\n")
         page.locator(".wb-editor button").first.click()
-        answered(page, 4)
+        answered(page, 6)
         assert len(order(page)) == 5 and "encodes what is not cached" in page.locator(".wb-bill").inner_text()
+        page.locator(".wb-bar label:has-text('tiles') select").select_option("window")
+        answered(page, 7)
+        assert "of all tiles kept" in page.locator(".wb-map").last.inner_text()
         page.locator(".wb-passage .wb-t").nth(3).hover()
         assert page.evaluate(MARKED).count("") == 0
         light = page.evaluate(PAPER)

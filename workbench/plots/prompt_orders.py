@@ -1,6 +1,7 @@
-"""One prompt with its passages in many orders: how far a method's first token is from that of full attention."""
+"""One prompt with its passages in many orders: how near a method stays to full attention."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -13,28 +14,30 @@ Records = Sequence[Mapping[str, Any]]  # of `PromptPage.records`
 
 
 def by_order(records: Records, *, about: str) -> go.Figure:
-    """Draw KL of the first token against the ratio by selector: mean over orders, the band from least to most."""
+    """Draw by selector and ratio in how many orders the answer is that of full attention, and the mean KL."""
     specs = [spec for spec in dict.fromkeys(record["select"] for record in records) if spec not in ("none", "all")]
-    panel = profile("first token", curves(records, specs), "share recomputed", "KL from full attention (nats)")
+    panels = [
+        profile("same answer as full attention", curves(records, specs, "same"), "share recomputed", percent=True),
+        profile("KL from full attention (nats)", curves(records, specs, "kl"), "share recomputed"),
+    ]
     orders = len({record["order"] for record in records})
     return profiles(
-        [panel],
+        [replace(panel, x={**panel.x, "tickformat": ".0%"}) for panel in panels],
         title="How much the order of the passages decides",
         notice=told(records),
-        caption=f"{orders} orders of the passages, some without one of them; band: least to most. {about}.",
+        caption=f"Mean over {orders} orders of the passages, some without one of them; at 0%: reuse alone. {about}.",
         **selector_looks(specs),
     )
 
 
-def curves(records: Records, specs: Sequence[str]) -> list[dict[str, Any]]:
-    """Return {name, at, mean, low, high} by selector and ratio; at 0 stands reuse with nothing recomputed."""
-    table = pd.DataFrame(records)
+def curves(records: Records, specs: Sequence[str], measure: str) -> list[dict[str, Any]]:
+    """Return means {name, at, mean} by selector and ratio of "kl" or "same" (answers); at 0 stands reuse alone."""
+    table = pd.DataFrame(records).assign(same=[float(record["answer"] == record["full"]) for record in records])
     points = []
     for spec in specs:
         part = pd.concat([table[table["select"] == "none"].assign(ratio=0.0), table[table["select"] == spec]])
-        for ratio, group in part.groupby("ratio"):
-            ends = {"mean": group.kl.mean(), "low": group.kl.min(), "high": group.kl.max()}
-            points.append({"name": SELECTORS.name_of(spec), "at": ratio, **{k: float(v) for k, v in ends.items()}})
+        means = part.groupby("ratio")[measure].mean()
+        points += [{"name": SELECTORS.name_of(spec), "at": ratio, "mean": float(mean)} for ratio, mean in means.items()]
     return points
 
 

@@ -103,6 +103,13 @@ class PromptAnswers:
         yield from self._spoken(answers, answers.full, alive)
         yield "heat", self._heat(answers, wanted, cached, method, scores, rows, tiles)
 
+    def warm_up(self, wanted: Wanted) -> None:
+        """Answer once and keep the cached blocks only."""
+        for _ in self.stages(wanted):
+            pass
+        for kept in self._kept.values():
+            kept.clear()
+
     def _reserve(self, prompt: Prompt) -> int:
         context = self.loaded.spec.context
         return min(self.max_new_tokens, context - len(prompt)) if context else self.max_new_tokens

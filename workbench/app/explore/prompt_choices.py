@@ -13,7 +13,7 @@ from workbench.methods.presets import METHODS
 from workbench.methods.sparse._small import small
 from workbench.plots.looks import REUSE_NAMES, SELECTORS, SPARSE_METHODS
 
-PREPARED = ("after_system", "independent")  # preparations that need no corpus
+PREPARED = {"after_system": "behind the system block", "independent": "each by itself"}  # what needs no corpus
 POSITIONS = {"re-encoded": "re-encoded for their new place", "naive": "as cached (naive)"}
 KINDS = ("system", "passage", "question")
 MOST_BLOCKS, MOST_CHARACTERS = 512, 1_000_000
@@ -77,7 +77,7 @@ class Wanted:
 
     def method(self, length: int = 0) -> Reuse:
         """Return the method for a prompt of `length` tokens. Raises BadInput for an unknown name or ratio."""
-        if self.prepare.partition("(")[0] not in PREPARED:
+        if self.prepare not in PREPARED:
             raise BadInput(f"prepare is {self.prepare!r}: here it is {' or '.join(PREPARED)}")
         tiles = None if self.sparse == "none" else sparse.named(settings(self.sparse, length))
         prepared = prepare.named(self.prepare)
@@ -106,7 +106,7 @@ def menus(model: PreTrainedModel, selectors: Sequence[str] = (), only: Sequence[
     chosen = selectors or ["none", *(name for name in select.names() if name != "none")]
     listed: dict[str, Menu] = {
         "select": [entry(spec, SELECTORS.name_of(spec)) for spec in chosen],
-        "prepare": [entry(name, REUSE_NAMES[name]) for name in PREPARED],
+        "prepare": [{**entry(name, title), "reuse": REUSE_NAMES[name]} for name, title in PREPARED.items()],
         "positions": [entry(name, title) for name, title in POSITIONS.items()],
         "sparse": [entry("none", "all tiles"), *(entry(name, SPARSE_METHODS.name_of(name)) for name in ready(model))],
     }

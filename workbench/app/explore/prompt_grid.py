@@ -170,6 +170,7 @@ def answered_page(
     _check(wanted, orders, selectors, ratios)
     choices = [(spec, ratio) for spec in selectors for ratio in (ratios if _has_ratio(spec) else (0.0,))]
     arranged = arrangements(wanted.pieces, orders)
+    work.warm_up(wanted)  # so that times are those of a model at work, over blocks that are cached
     pool, results, done = Pool(), dict[str, dict[str, Any]](), 0
     for pieces in arranged:
         of_order = results.setdefault(_order(pieces), {})
@@ -187,7 +188,7 @@ def answered_page(
     return PromptPage(
         {
             "options": {**options, **_menus(options, selectors, first), "ratios": list(ratios), "editable": False}
-            | {"note": NOTE.format(orders=len(arranged), methods=len(choices)), "methods": []},
+            | {"note": _note(arranged, len(choices)), "methods": []},
             "wanted": first.to_json(),
             "results": results,
             "values": pool.values,
@@ -196,11 +197,16 @@ def answered_page(
     )
 
 
-NOTE = (
-    "Answered beforehand: {orders} orders of the passages (some without one of them) × {methods} choices of selector "
-    "and ratio. With a kernel, `workbench.explore.prompt(model, prompt)` also edits and adds passages, and answers "
-    "any order."
-)
+def _note(arranged: Sequence[tuple[Piece, ...]], choices: int) -> str:
+    """Say what a page holds."""
+    whole = max(map(len, arranged))
+    orders = sum(len(pieces) == whole for pieces in arranged)
+    less = f", {len(arranged) - orders} without one of them" if orders < len(arranged) else ""
+    return (
+        f"Answered beforehand: {orders} {'order' if orders == 1 else 'orders'} of the passages{less}, each with "
+        f"{choices} choices of selector and ratio. With a kernel, workbench.explore.prompt(model, prompt) also edits "
+        "and adds passages, and answers any order."
+    )
 
 
 def arrangements(pieces: Sequence[Piece], most: int) -> list[tuple[Piece, ...]]:

@@ -124,7 +124,7 @@ class PromptView {
     this.spans = [];
     this.editing = null;
     this.clean = [];
-    this.root = make("div", { class: `wb-prompt${this.options.long ? " wb-long" : ""}`, role: "group", "aria-label": "A prompt one can touch" });
+    this.root = make("div", { class: `wb-prompt${this.options.long ? " wb-long" : ""}`, role: "group", "aria-label": "A prompt one can touch", "data-lm-suppress-shortcuts": "true" });
     el.append(this.root);
     this.build();
     this.listen();
@@ -510,7 +510,7 @@ class PromptView {
     const answers = this.model.get("answers") || {};
     const stale = this.isStale("answers");
     const title = (this.options.select || []).find((one) => one.value === this.want.select)?.title;
-    const reuse = (this.options.prepare || []).find((one) => one.value === this.want.prepare)?.title || "reuse";
+    const reuse = (this.options.prepare || []).find((one) => one.value === this.want.prepare)?.reuse || "reuse";
     const method = this.want.select === "none" ? reuse : this.want.select === "all" ? "all recomputed" : `${title}, ${percent(this.want.ratio)}`;
     this.cards.replaceChildren(this.card("full attention", answers.full, stale || !answers.full, "full"), this.card(method, answers.method, stale, "method"));
     this.drawFirst(answers, stale);
