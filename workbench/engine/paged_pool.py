@@ -169,6 +169,15 @@ class Pool:
             for block in prompt.context:
                 self.check_block(block)
 
+    def check_blocks(self, context: Sequence[Cached]) -> None:
+        """Refuse what `check_block` refuses; blocks that are in order are looked at all at once."""
+        pages, generations = [block.numbers for block in context], [block.generations for block in context]
+        known = [x for x in generations if x is not None]
+        here = len(known) == len(pages) and all(block.pool is self for block in context)
+        if not here or not self.owners.holds(np.concatenate(pages), np.concatenate(known)):
+            for block in context:
+                self.check_block(block)
+
     def check_block(self, block: Cached) -> None:
         """Refuse a block of another pool, and one whose pages were given back."""
         if block.pool is not None and block.pool is not self:
@@ -275,8 +284,7 @@ class Pool:
                 f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"
             )
         check_positions(positions)
-        for block in context:
-            self.check_block(block)
+        self.check_blocks(context)
         length = sum(block.length for block in context)
         places = np.arange(length, length + reserve, dtype=np.int32)
         if recompute is not None and len(recompute):
