@@ -18,7 +18,8 @@ FILTER = """() => [...document.querySelectorAll('.js-plotly-plot')].map(plot => 
 MARKS = """() => [...document.querySelectorAll('.js-plotly-plot')]
   .map(plot => (plot.layout.shapes || []).filter(shape => shape.name === 'selected token').length)"""
 # Where the box of token 40 lies on the screen: the text is drawn as bars, each from its base on.
-TOKEN = """() => { const plot = document.querySelectorAll('.js-plotly-plot')[0], {xaxis: x, yaxis: y} = plot._fullLayout;
+TOKEN = """() => { const plot = document.querySelectorAll('.js-plotly-plot')[0];
+  const {xaxis: x, yaxis: y} = plot._fullLayout;
   plot.scrollIntoView({block: 'center'});
   const box = plot.getBoundingClientRect(), point = plot.calcdata[0][40];
   return [box.left + x._offset + x.c2p(point.b + point.s / 2), box.top + y._offset + y.c2p(point.p)]; }"""

@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from IPython.core.getipython import get_ipython
 from IPython.display import HTML, display
 
-from workbench.app import quick_jsonschema  # noqa: F401  (plotly imports jsonschema with the first figure)
-from workbench.core.errors import BadInput
+from workbench.app import notebook_values, quick_jsonschema  # noqa: F401  (plotly imports jsonschema with the first)
+from workbench.core.annotations import check as check_value
+from workbench.core.annotations import fits, plain, words
+from workbench.core.errors import BadInput, shown
 from workbench.core.files import write_atomically, write_text
 
 if TYPE_CHECKING:
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
 BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
 SMALL = 50_000_000  # parameters; of a larger model, two cores read some 400 tokens a second at most
-
-WORDS = {bool: "True or False", float: "a number", int: "a whole number", str: "a text", type(None): "None"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ class Check:
 
 
 Rule = Check  # its name in earlier versions
+
+
+KV_HEAD = Check("the number of a KV head", lambda value: value >= 0)
 
 
 def between(low: float, high: float) -> Check:
@@ -80,14 +83,19 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
     Values are replaced by what the annotation asks for: a number written 1e-3 (text, in YAML) becomes a float, a list
     becomes a tuple where a tuple is annotated. BadInput says in one sentence the name, the value and what is allowed.
     """
+    if is_live():  # figures of this notebook follow the theme of JupyterLab from here on
+        style = import_module("workbench.plots.theme").STYLE
+        display(HTML(f"<style>{style}</style>"))
     annotations = namespace.get("__annotations__", {})
     _check_names(checks, annotations)
     for name, annotation in annotations.items():
         value = _typed(name, namespace[name], annotation)
         for item in value if isinstance(value, list | tuple) else (value,):
             if name in checks and value is not None and not checks[name].holds(item):
-                raise BadInput(f"parameter {name} is {item!r}: allowed is {checks[name].allowed}")
+                raise BadInput(f"parameter {name} is {shown(item)}: allowed is {checks[name].allowed}")
         namespace[name] = value
+    of_keys = {name for name, check in checks.items() if check is KV_HEAD}
+    notebook_values.check({f"kv_{name}" if name in of_keys else name: namespace[name] for name in annotations})
 
 
 def _check_names(given: Collection[str], annotations: Mapping[str, Any]) -> None:
@@ -108,20 +116,19 @@ def _typed(name: str, value: Any, annotation: Any) -> Any:
     elif _fits(value, annotation):
         if origin in (list, tuple) and parts:
             return origin(_typed(name, item, parts[0]) for item in value)
-        return _plain(annotation)(value) if annotation is float else value
-    raise BadInput(f"parameter {name} is {value!r}: it must be {_words(annotation)}")
+        return plain(annotation)(value) if annotation is float else value
+    check_value(f"parameter {name}", value, annotation)
+    raise BadInput(f"parameter {name} is {shown(value)}: it must be {words(annotation)}")
 
 
 def _fits(value: Any, annotation: Any) -> bool:
     """Whether `value` has the outer shape of `annotation` (elements of a list are looked at one by one later)."""
-    kind = _plain(annotation)
+    kind = plain(annotation)
     if kind is float:
-        return _fits(value, int) or (isinstance(value, float | str) and _is_finite(value))
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return fits(value, int) or (isinstance(value, float | str) and _is_finite(value))
     if kind in (list, tuple):
         return isinstance(value, list | tuple)
-    return kind is Any or isinstance(value, kind)
+    return fits(value, kind)
 
 
 def _is_finite(value: float | str) -> bool:
@@ -129,20 +136,6 @@ def _is_finite(value: float | str) -> bool:
         return math.isfinite(float(value))
     except ValueError:
         return False
-
-
-def _plain(annotation: Any) -> Any:
-    return get_origin(annotation) or (type(None) if annotation is None else annotation)
-
-
-def _words(annotation: Any) -> str:
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_words(part) for part in parts)
-    if origin in (list, tuple) and parts:
-        return f"a list, each {_words(parts[0])}"
-    kind = _plain(annotation)
-    return WORDS.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 def sized(namespace: MutableMapping[str, Any], model: "PreTrainedModel", **values: tuple[Any, Any]) -> None:

@@ -50,7 +50,7 @@ TEMPLATE = go.layout.Template(
 
 # A dark page shows a figure with its lightness turned round: white becomes the grey of JupyterLab's dark theme; hues
 # and what stands out stay. Only figures on white paper are turned; `tests/test_theme.py` holds the colours to it.
-TURNED = (0.93, 180)  # of `invert` and, in degrees, of `hue-rotate`
+TURNED = (0.9333, 180)  # of `invert` and, in degrees, of `hue-rotate`
 _FIGURE = ".js-plotly-plot:has(.main-svg[style*='255, 255, 255'])"
 _TURN = f"{{ filter: invert({TURNED[0]}) hue-rotate({TURNED[1]}deg); }}"
 _DARK = "body[data-jp-theme-light='false'], body.vscode-dark, body.dark, body.dark-theme, :root[data-theme='dark']"
