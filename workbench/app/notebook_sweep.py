@@ -7,7 +7,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -112,7 +112,7 @@ def run(
     return NotebookRuns(table, failures)
 
 
-def _here(workers: Workers, todo: Sequence[Task], retries: int) -> Iterator[Run]:
+def _here(workers: Workers, todo: Sequence[Task], retries: int) -> Generator[Run, None, None]:
     """Yield runs as they end, in processes of this machine; those that failed come last, once tried again."""
     left = {task.name: task for task in todo}
     for allowed in reversed(range(retries + 1)):
@@ -122,7 +122,7 @@ def _here(workers: Workers, todo: Sequence[Task], retries: int) -> Iterator[Run]
                 left.pop(ended.name)
 
 
-def _on(client: Any, todo: Sequence[Task], retries: int, gpu: Sequence[bool]) -> Iterator[Run]:
+def _on(client: Any, todo: Sequence[Task], retries: int, gpu: Sequence[bool]) -> Generator[Run, None, None]:
     """Yield runs as they end on a Dask cluster; their files are written here, the mark of success last."""
     for outcome in dask_cluster.carried_out(client, _on_worker, todo, retries, gpu):
         task = todo[outcome.number]

@@ -20,6 +20,7 @@ import torch
 from workbench.core.kv import KV
 from workbench.experiments import results
 from workbench.store import FolderStore, MemoryStore, block_file
+from workbench.store.file_header import quietly
 
 LAYOUTS = {"one": 1, "many": 16}  # blocks a file
 NEEDED, HIT_US = 0.8, 50  # share of a raw read that a verified hit must reach; microseconds of a hit in memory
@@ -167,7 +168,7 @@ def _raw(store: FolderStore) -> Callable[[str], np.ndarray]:
     """Return a function that reads the bytes of a block, and does nothing with them."""
     places: dict[str, tuple[Path, int, int]] = {}
     for path in {store.file_of(key) for key in store}:
-        with path.open("rb") as opened:
+        with quietly(path) as opened:
             known = block_file.contents(opened)
         for key in known.starts:
             extent = known.extent(key)

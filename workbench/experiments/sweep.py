@@ -114,7 +114,7 @@ def run(
         client = stack.enter_context(sweep_runs.connected(todo, cluster, jobs)) if cluster and todo else None
         folder.mkdir(parents=True, exist_ok=True)
         (out / SUCCESS).unlink(missing_ok=True)
-        there = runner.on(client, todo, cluster, jobs) if client else runner.here(todo, jobs, tell)
+        there = runner.on(client, todo, cluster or "", jobs) if client else runner.here(todo, jobs, tell)
         for case, problem in stack.enter_context(closing(there)):
             done += case.trial.samples
             tell(0)

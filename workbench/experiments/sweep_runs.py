@@ -4,7 +4,7 @@ import json
 import multiprocessing
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
@@ -28,6 +28,7 @@ from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
 Ended = tuple[Case, str]  # a case with its problem, "" for none
+AllEnded = Generator[Ended, None, None]
 Measured = tuple[dict[str, Any], Records]  # a record as JSON, and a row a question
 
 
@@ -45,7 +46,7 @@ class Runs:
     keep_gib: float = 0.0
     retries: int = 0
 
-    def here(self, todo: Sequence[Case], jobs: int, tell: Progress) -> Iterator[Ended]:
+    def here(self, todo: Sequence[Case], jobs: int, tell: Progress) -> AllEnded:
         """Yield each case as soon as it is over, of this process or of `jobs` others; `tell` as `Trial.run` does."""
         todo = sorted(todo, key=self._order)
         if jobs == 1 or len(todo) < 2:
@@ -73,7 +74,7 @@ class Runs:
                 except BrokenProcessPool:
                     yield case, self._fail(case, "its process ended, perhaps for lack of memory", "")
 
-    def on(self, client: Any, todo: Sequence[Case], cluster: str, jobs: int) -> Iterator[Ended]:
+    def on(self, client: Any, todo: Sequence[Case], cluster: str, jobs: int) -> AllEnded:
         """Yield each case as soon as a worker of a Dask cluster has run it; its files are written here."""
         todo = sorted(todo, key=self._order)
         threads = max(1, torch.get_num_threads() // jobs) if cluster == dask_cluster.LOCAL else None

@@ -185,8 +185,8 @@ def _less(blend: Sequence[Mapping[str, Any]], guided: Sequence[Mapping[str, Any]
 
 def said_of_agreement(rows: Sequence[Mapping[str, Any]], by_chance: float) -> str:
     """Say which selectors agree most and least on real text, beside chance."""
-    means = {pair: [row["mean"] for row in rows if row["series"] == pair and row["real"]] for pair in PAIRS}
-    means = {pair: sum(values) / len(values) for pair, values in means.items() if values}
+    values = {pair: [float(row["mean"]) for row in rows if row["series"] == pair and row["real"]] for pair in PAIRS}
+    means = {pair: sum(each) / len(each) for pair, each in values.items() if each}
     most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     words = f"On real text {PAIRS[most].name} agree most, {means[most]:.0%}"
     words += f", {PAIRS[least].name} least, {means[least]:.0%}" if least != most else ""

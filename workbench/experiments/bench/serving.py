@@ -21,16 +21,17 @@ import numpy as np
 from workbench.core.blocks import Prompt
 from workbench.experiments.bench.stored_corpus import Load, State, StoredCorpus
 from workbench.methods.serving import MODES, Engine, Scheduler
+from workbench.methods.serving.scheduler import Mode
 from workbench.store.events import Events, idle_share
 
 
-def serve(engine: Engine, prompts: Sequence[Prompt], mode: str, load: Load) -> tuple[dict[str, Any], Events]:
+def serve(engine: Engine, prompts: Sequence[Prompt], mode: Mode, load: Load) -> tuple[dict[str, Any], Events]:
     """Ask all prompts at once, and measure.
 
     Returns {questions, seconds, per_second, ttft: {mean, p50, p95}, idle, loaded: bytes by tier, reused, failed}.
     """
     events = Events()
-    scheduler = Scheduler(engine, mode, load.loaders, load.batch, load.loading, len(prompts) + 1, events)  # type: ignore[arg-type]
+    scheduler = Scheduler(engine, mode, load.loaders, load.batch, load.loading, len(prompts) + 1, events)
     begin = perf_counter()
     tickets = scheduler.run(prompts, load.answer)
     seconds = perf_counter() - begin
@@ -64,7 +65,7 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
     load, begin = bench.load, perf_counter()
 
     def timed(
-        facts: dict[str, Any], engine: Callable[[], Engine], prompts: Sequence[Prompt], mode: str
+        facts: dict[str, Any], engine: Callable[[], Engine], prompts: Sequence[Prompt], mode: Mode
     ) -> dict[str, Any]:
         if perf_counter() - begin > seconds:
             return facts | {"mode": mode, "skipped": f"{seconds:.0f} seconds had passed"}

@@ -202,8 +202,9 @@ class StoredCorpus:
 
     def _clear(self) -> None:
         """Give the pages of an earlier run back."""
-        for key in self.pages or ():
-            self.pages.drop(key)  # type: ignore[union-attr]
+        if self.pages is not None:
+            for key in self.pages:
+                self.pages.drop(key)
         self.pool.give(self._spare)
         self.pages, self._spare = None, []
 
