@@ -15,8 +15,6 @@ from workbench.plots.attention_mass import attention
 from workbench.plots.looks import SELECTORS
 from workbench.plots.token_axes import TokenAxes, counts_tokens
 
-NEWLINE = "\n"
-
 
 def view_of(loaded: Loaded, samples: Sequence[Sample], number: int) -> Reading:
     """Return the prompt of sample `number`."""
@@ -57,6 +55,7 @@ def naming(view: Reading) -> Callable[[int], str]:
     def described(token: int) -> str:
         block = int(view.block_of[token])
         place = "the question" if block == len(view.prompt.blocks) - 1 else f"block {block}"
-        return f"token {token:,} “{view.tokens[token].replace(NEWLINE, "⏎")}” of {place}"
+        text = view.tokens[token].replace("\n", "⏎")
+        return f"token {token:,} “{text}” of {place}"
 
     return described
