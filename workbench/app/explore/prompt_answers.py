@@ -14,18 +14,17 @@ import torch
 from torch import Tensor
 
 from workbench.app.explore import prompt_heat as heat
+from workbench.app.explore.prompt_bill import bill
 from workbench.app.explore.prompt_choices import Wanted
 from workbench.app.explore.prompt_text import PromptReader
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.core.plan import Pass
 from workbench.engine.assembly import assemble
 from workbench.engine.decoding import decode, text_of
 from workbench.engine.forward import PrefillOutput, PrefillRequest, all_rows, prefill_many
-from workbench.methods import ReadyRequest
 from workbench.methods.modes.reuse import Reuse
-from workbench.methods.receipts import WatchedStore, receipts_of
+from workbench.methods.receipts import WatchedStore
 from workbench.methods.select import choose
 from workbench.metrics import cost
 from workbench.metrics.answers import exact_match
@@ -74,9 +73,9 @@ class PromptAnswers:
     def stages(self, wanted: Wanted, alive: Alive = lambda: None) -> Iterator[Stage]:
         """Answer a prompt: yields ("text" | "bill" | "answers" | "heat", values), the newest known each time.
 
-        The values are plain JSON, but for the `Prompt` in "text". The chosen method is answered first, then full
-        attention. `alive` is called between stages and before every layer of a forward pass. Raises BadInput where the
-        prompt does not fit the model.
+        The values are plain JSON, but for the `Prompt` in "text". The chosen method's first token comes
+        first, then that of full attention; then both are decoded. `alive` is called between stages and before every
+        layer of a forward pass. Raises BadInput where the prompt does not fit the model.
         """
         prompt = self.reader.prompt(wanted.pieces)
         context = self.loaded.spec.context
@@ -97,11 +96,13 @@ class PromptAnswers:
         mine, tiles = self._prefill(prompt, ready.request, alive)
         mine.seconds += placed + choosing
         answers = Answers(prompt, self.expected, mine)
-        yield "bill", self._bill(prompt, ready, watched, method, mine.seconds)
-        yield from self._spoken(answers, mine, alive)
+        yield "bill", bill(prompt, ready, watched, method, mine.seconds, self.shape)
+        yield "answers", self._answers(answers)
         answers.full = self._full(prompt, alive)
-        yield from self._spoken(answers, answers.full, alive)
+        yield "answers", self._answers(answers)
+        alive()
         yield "heat", self._heat(answers, wanted, cached, method, scores, rows, tiles)
+        yield from self._spoken(answers, alive)
 
     def warm_up(self, wanted: Wanted) -> None:
         """Answer once and keep the cached blocks only."""
@@ -157,31 +158,39 @@ class PromptAnswers:
     def _answer(self, prompt: Prompt, output: PrefillOutput, kv: KV, seconds: float) -> Answer:
         assert output.logits is not None
         attention = heat.from_question(self.loaded.model, output.queries, kv, prompt)
-        return Answer(output.logits[-1].float().cpu(), kv, seconds, attention)
+        logits = output.logits[-1].float().cpu()
+        return Answer(logits, kv, seconds, attention, self._begun(logits))
 
     def _full(self, prompt: Prompt, alive: Alive) -> Answer:
         request = all_rows(self.loaded.model, prompt.tokens, self._reserve(prompt))
         return self._keep("full", _tokens(prompt), lambda: self._prefill(prompt, request, alive)[0])
 
-    def _spoken(self, answers: Answers, answer: Answer, alive: Alive) -> Iterator[Stage]:
-        """Decode one of two answers, unless it is there already; yields both after every token."""
+    def _spoken(self, answers: Answers, alive: Alive) -> Iterator[Stage]:
+        """Decode the answers that are not there yet, in one batch; yields both after every token."""
         tokenizer, stop = self.loaded.tokenizer, self.loaded.layout.stop
+        assert answers.full is not None
+        waiting = [one for one in (answers.method, answers.full) if not one.done]
+        reserve = self._reserve(answers.prompt)
+        kvs = [one.kv if one is answers.method else one.kv.clone(reserve) for one in waiting]
+        said: list[list[int]] = [[] for _ in waiting]
+        logits = [one.logits for one in waiting]
+        for step in decode(self.loaded.model, kvs, logits, self.max_new_tokens, stop=stop, tokenizer=tokenizer):
+            alive()
+            for one, tokens, token in zip(waiting, said, step, strict=True):
+                if token is not None:
+                    tokens.append(token)
+                    one.text = text_of(tokenizer, tokens, stop).strip()
+            yield "answers", self._answers(answers)
+        for one in waiting:
+            one.done = True
         yield "answers", self._answers(answers)
-        if answer.done:
-            return
-        kv = answer.kv if answer is answers.method else answer.kv.clone(self._reserve(answers.prompt))
-        tokens: list[int] = []
-        stream = decode(
-            self.loaded.model, [kv], answer.logits[None], self.max_new_tokens, stop=stop, tokenizer=tokenizer
-        )
-        for (token,) in stream:
-            if token is not None:
-                tokens.append(token)
-                answer.text = text_of(tokenizer, tokens, stop).strip()
-                alive()
-                yield "answers", self._answers(answers)
-        answer.done = True
-        yield "answers", self._answers(answers)
+
+    def _begun(self, logits: Tensor) -> str:
+        """The first token of an answer as text: it needs no forward pass."""
+        tokenizer, stop = self.loaded.tokenizer, self.loaded.layout.stop
+        kv = self.loaded.spec.empty(1, 0)
+        stream = decode(self.loaded.model, [kv], [logits], 1, stop=stop, tokenizer=tokenizer)
+        return text_of(tokenizer, [token for (token,) in stream if token is not None], stop).strip()
 
     def _answers(self, answers: Answers) -> dict[str, Any]:
         """Return both answers as far as they are, their first-token distributions and how far apart these are."""
@@ -205,32 +214,6 @@ class PromptAnswers:
             said["agree"] = int(full.argmax()) == int(method.argmax())
             said["seconds_full"] = answers.full.seconds if answers.full else None
         return said
-
-    def _bill(
-        self, prompt: Prompt, ready: ReadyRequest, watched: WatchedStore, method: Reuse, seconds: float
-    ) -> dict[str, Any]:
-        """Return rows by what became of them, operations and seconds, beside those of full attention."""
-        (receipt,) = receipts_of([prompt], [ready], watched.lookups, method.positions)
-        rows = dict.fromkeys(("question", "recomputed", "encoded", "shifted", "reused"), 0)
-        rows["question"] = receipt.question
-        blocks = []
-        for block in receipt.blocks:
-            status = "encoded" if block.status == "encoded" else "shifted" if block.shift else "reused"
-            rows["recomputed"] += block.recomputed
-            rows[status] += block.tokens - block.recomputed
-            blocks.append({"status": status, "shift": block.shift, "recomputed": block.recomputed})
-        encoded = [block.tokens for block in receipt.blocks if block.status == "encoded"]
-        spent = cost.of_passes(self.shape, ready.passes, ready.reused).flops
-        full = cost.of_passes(self.shape, [Pass(range(len(prompt)), len(prompt))], 0).flops
-        encoding = cost.encoding(self.shape, encoded).flops if encoded else 0.0
-        return {
-            "rows": rows,
-            "blocks": blocks,
-            "length": len(prompt),
-            "computed": ready.computed + sum(encoded),
-            "flops": {"method": spent + encoding, "encoding": encoding, "full": full},
-            "seconds": {"method": seconds, "encoding": float(watched.seconds.get("encode", 0.0))},
-        }
 
     def _heat(
         self,
