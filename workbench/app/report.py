@@ -9,7 +9,6 @@ A failing notebook does not stop the others; it is shown in the index and in the
 run is removed first and written last, so a killed run never looks like a report.
 """
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from plotly.offline import get_plotlyjs
 from workbench.app import docs_site, real_pages, report_index
 from workbench.app.commands.text import progress
 from workbench.app.notebook_run import Run, Task, Workers
+from workbench.core import json_text
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 
@@ -152,9 +152,11 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
         if not (equals and name.isidentifier()):
             raise BadInput(f"parameter {assignment!r}: allowed is NAME=VALUE")
         try:
-            parameters[name] = LITERALS[value] if value in LITERALS else json.loads(value)
-        except json.JSONDecodeError:
+            parameters[name] = LITERALS[value] if value in LITERALS else json_text.loads(value)
+        except json_text.NotJson:
             parameters[name] = value
+        except BadInput as problem:
+            raise BadInput(f"parameter {name} cannot be read: {problem}") from None
     return parameters
 
 

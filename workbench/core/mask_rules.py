@@ -51,7 +51,9 @@ def parse(sentence: str, prompt: Prompt) -> masks.MaskRule:
     try:
         sees = _Sentence(ast.parse(sentence.strip(), mode="eval").body, prompt, sentence)
         sees(probe[:, None], probe[None])  # refuses here, before any work
-    except (SyntaxError, RecursionError, MemoryError):
+    except BadInput:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise BadInput(
             f"mask rule {sentence[:80]!r} is not a sentence: try 'causal & (same_block | window(64))'"
         ) from None
@@ -61,6 +63,18 @@ def parse(sentence: str, prompt: Prompt) -> masks.MaskRule:
 def check(sentence: str) -> None:
     """BadInput where `parse` would refuse the sentence; no prompt is needed."""
     parse(sentence, Prompt((Block((0,)), Block((0,)))))
+
+
+_FULL = 1 << 62  # what positions and numbers may be multiplied to: tensors hold 63 bits
+
+
+def _largest(value: Any) -> int:
+    return abs(value) if isinstance(value, int) else int(value.abs().max()) if value.numel() else 0
+
+
+def _grown(do: Callable, left: int, right: int) -> int:
+    """The largest size that a sum, a difference or a product can have."""
+    return left * right if do is operator.mul else left + right
 
 
 class _Sentence:
@@ -130,7 +144,10 @@ class _Sentence:
             return do(self._truth(left), self._truth(right))
         if do in (operator.floordiv, operator.mod) and not (isinstance(right, int) and right > 0):
             raise self._bad("// and % take a whole number above 0 on their right")
-        return do(self._number(left), self._number(right))
+        numbers = self._number(left), self._number(right)
+        if do in (operator.add, operator.sub, operator.mul) and _grown(do, *map(_largest, numbers)) >= _FULL:
+            raise self._bad(f"its numbers grow beyond {_FULL:,}")
+        return do(*numbers)
 
     def _truth(self, value: Any) -> torch.Tensor:
         if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
