@@ -68,6 +68,7 @@ TINY = {  # parameters that make a run short
     },
     "13_papers": {},
     "14_store": {"requests": 24, "pool": 60, "prepared": 30, "gpu": 1.0, "lengths": [64, 96], "repeats": 1},
+    "15_add_a_method": {"passages": 3, "samples": 3, "others": ["random"], "ratio": 0.5},
 }
 FIGURES = {
     "00_start_here": 1,
@@ -78,4 +79,4 @@ FIGURES = {
     "05_beyond_rag": 9,
 }
 FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9, "10_sparse_quality": 8}
-FIGURES |= {"09_sparse_masks": 8, "11_latency": 8, "12_real_model": 11, "13_papers": 1, "14_store": 11}
+FIGURES |= {"09_sparse_masks": 8, "11_latency": 8, "12_real_model": 11, "13_papers": 1, "14_store": 11, "15_add_a_method": 2}

@@ -28,6 +28,7 @@ TABLES = {
     "10_sparse_quality": {"measured", "thresholds", "times", "crossover", "here"},
     "11_latency": {"ttft", "cached", "ratios", "cost", "stages", "kernels"},
     "12_real_model": {"measured", "claims", "here"},
+    "15_add_a_method": {"rows", "methods"},
     "14_store": {"modes", "tiers", "timed", "served", "load", "break_even", "poisoned"},
     "05_beyond_rag": {"icl", "icl_quality", "chat", "chat_quality", "game"},
 }
@@ -112,6 +113,12 @@ def test_papers_judge_every_table_and_figure(tmp_path):
     assert set(pd.read_parquet(folder / "items.parquet").verdict) == {"confirmed", "contradicted", "unreachable"}
     assert "../08_recompute_tradeoff/08_recompute_tradeoff.html#cell-id=" in (folder / "13_papers.html").read_text()
     check_figures(folder / "13_papers.ipynb", FIGURES["13_papers"])
+
+
+def test_a_selector_of_ones_own_stands_beside_the_others(folder, tmp_path):
+    metrics, tables = finished("15_add_a_method", folder, tmp_path)
+    assert set(metrics["kl"]) == set(tables["methods"]["method"]) == {"nothing recomputed", "last_tokens", "random"}
+    assert metrics["found"].startswith("last_tokens ") and metrics["found"].endswith("3 questions).")
 
 
 def test_store_serves_replays_and_compares(folder, tmp_path):
