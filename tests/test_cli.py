@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tests import tiny
 from workbench.app import cli
+from workbench.app.commands import text
 from workbench.app.commands.options import of_fields, taking
 from workbench.app.commands.sweep import sweep
 from workbench.app.commands.trial import trial
@@ -202,3 +203,16 @@ def test_a_command_takes_options_between_its_first_and_its_named_arguments():
 
     assert list(inspect.signature(command).parameters) == ["first", "name", "count", "last"]
     assert inspect.signature(command).parameters["count"].annotation.__origin__ is str
+
+
+def test_where_no_person_watches_a_line_a_minute_says_how_long_the_rest_takes():
+    now, lines = [0.0], []
+    told = text.Told("sweeping", lines.append, lambda: now[0])
+    for at, done in ((0, 40), (30, 50), (61, 60), (70, 61), (3721, 140)):
+        now[0] = float(at)
+        told(done, 200)
+    assert lines == [
+        "sweeping: 60 of 200 after 61 s, 7 min left",
+        "sweeping: 140 of 200 after 1 h 2 min, 37 min left",
+    ]
+    assert [text.duration(seconds) for seconds in (45, 720, 12_000)] == ["45 s", "12 min", "3 h 20 min"]

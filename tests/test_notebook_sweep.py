@@ -59,7 +59,7 @@ def curve(tmp_path, monkeypatch):
 def test_every_combination_is_a_run_once_and_is_taken_up_again(curve, tmp_path):
     out, told = tmp_path / "out", []
     ran = notebook_sweep.run([curve], out, {"points": [2, 5, 2]}, progress=lambda *done: told.append(done))
-    assert Quick.asked == [2, 5] and told == [(1, 2), (2, 2)] and (out / "_SUCCESS").exists()
+    assert Quick.asked == [2, 5] and told == [(0, 2), (1, 2), (2, 2)] and (out / "_SUCCESS").exists()
     assert ran.table.points.tolist() == [2, 5] and ran.table["of.mean"].tolist() == [1.0, 2.5]
     pd.testing.assert_frame_equal(pd.read_parquet(out / "runs.parquet"), ran.table)
     notebook_sweep.run([curve], out, {"points": [2, 5, 6]})

@@ -100,6 +100,8 @@ def run(
         (out / notebook.SUCCESS).unlink(missing_ok=True)
         there = _on(client, todo, retries, gpu) if client else _here(workers, todo, retries)
         failures = {}
+        if progress:
+            progress(len(asked) - len(todo), len(asked))
         for done, ended in enumerate(stack.enter_context(closing(there)), len(asked) - len(todo) + 1):
             if not ended.ok:
                 failures[ended.name] = ended.message

@@ -115,6 +115,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         (out / SUCCESS).unlink(missing_ok=True)
         there = runner.on(client, todo, cluster or "", jobs) if client else runner.here(todo, jobs, tell)
+        tell(0)
         for case, problem in stack.enter_context(closing(there)):
             done += case.trial.samples
             tell(0)

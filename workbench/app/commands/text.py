@@ -3,10 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+EVERY = 60  # seconds between two lines
 
 
 def plain(text: str) -> str:
@@ -32,11 +35,41 @@ def show(as_json: bool, line: str, report: RenderableType, wrap: bool = True) ->
         Console(highlight=False).print(report, soft_wrap=not wrap)
 
 
+class Told:
+    """Says how much is done and how long the rest takes, as far as can be told from its pace: a line a minute."""
+
+    def __init__(self, what: str, say: Callable[[str], None], clock: Callable[[], float] = monotonic):
+        self.what, self.say, self.clock = what, say, clock
+        self.begun = self.last = clock()
+        self.first: int | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        now = self.clock()
+        self.first = done if self.first is None else self.first
+        if now - self.last < EVERY:
+            return
+        self.last = now
+        gained, spent = done - self.first, now - self.begun
+        left = f", {duration(spent * (total - done) / gained)} left" if gained else ""
+        self.say(f"{self.what}: {done} of {total} after {duration(spent)}{left}")
+
+
+def duration(seconds: float) -> str:
+    """Return "45 s", "12 min" or "3 h 20 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a bar with the time left on stderr where a person watches; call what it yields with (done, of how many)."""
+    """Show a bar with the time left on stderr; call what it yields with (done, of how many).
+
+    Where no person watches, as in the log of a job, a line a minute stands for the bar.
+    """
     if not sys.stderr.isatty():
-        yield None
+        yield Told(what, lambda line: print(line, file=sys.stderr, flush=True))
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
