@@ -58,5 +58,5 @@ def picture(shares: Tensor, side: int = 192) -> str:
 
 
 def _reduced(shares: Tensor) -> Tensor:
-    wanted = [min(CELLS, side) for side in shares.shape]
-    return torch.nn.functional.adaptive_avg_pool2d(shares[None], wanted)[0]
+    rows, columns = (min(CELLS, side) for side in shares.shape)
+    return torch.nn.functional.adaptive_avg_pool2d(shares[None], (rows, columns))[0]

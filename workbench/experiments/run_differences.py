@@ -101,12 +101,12 @@ def difference_of(run: Run, base: Run, score: str, seed: int = 0) -> RunDifferen
     """Return how much more a run scores than another, paired by question where both have answered the same."""
     first, second, why = _paired(run, base, score)
     one, other = run.scores[score], base.scores[score]
-    about = {"run": run.name, "base": base.name, "score": score}
+    about: dict[str, Any] = {"run": run.name, "base": base.name, "score": score}
     if why:
         return RunDifference(**about, one=one, other=other, difference=one - other, why=why)
     gap = difference(first, second, seed)
     p = mcnemar(first, second).p if score in RIGHT else None
-    means = {"one": sum(first) / len(first), "other": sum(second) / len(second)}
+    means: dict[str, Any] = {"one": sum(first) / len(first), "other": sum(second) / len(second)}
     return RunDifference(**about, **means, difference=gap.mean, n=gap.n, low=gap.low, high=gap.high, p=p)
 
 

@@ -12,7 +12,7 @@ from workbench.plots.elements import interval
 from workbench.plots.findings import joined, times
 from workbench.plots.looks import SYMBOLS
 from workbench.plots.measures import MEASURES
-from workbench.plots.theme import BLOCKS, FAINT, INK, escaped, finish, panel_titles
+from workbench.plots.theme import BLOCKS, FAINT, INK, Texts, escaped, finish, panel_titles
 
 COLUMNS, ROWS, NAME = 3, 40, 44  # panels a line; runs that are drawn; letters of a name
 HEADS = {
@@ -55,7 +55,7 @@ def differences(found: RunComparison) -> go.Figure:
         f"Beside {found.base.name}. 95% paired bootstrap intervals{', ' + asked if asked else ''}; rings: not paired."
     )
     left = 30 + round(6.2 * max(len(name) for name in names))
-    texts = {"title": "Runs side by side", "notice": said(found), "caption": caption}
+    texts: Texts = {"title": "Runs side by side", "notice": said(found), "caption": caption}
     return finish(fig, height=height, above=40, below=56, left=min(left, 330), **texts)
 
 

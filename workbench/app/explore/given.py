@@ -55,7 +55,7 @@ def reading_of(loaded: Loaded, prompt: Given, question: str = "") -> Reading:
             return prompt_view.of_sample(prompt, f"sample {prompt.id}", tokenizer, layout)
         case Prompt():
             texts = prompt_view.texts(prompt, tokenizer)
-            return Reading(prompt, texts, "a prompt", str(tokenizer.decode(prompt.blocks[-1].tokens)).strip())
+            return Reading(prompt, texts, "a prompt", str(tokenizer.decode(list(prompt.blocks[-1].tokens))).strip())
         case str():
             text, _, last = (prompt.strip(), "", question) if question else prompt.strip().rpartition("\n\n")
             if not text:

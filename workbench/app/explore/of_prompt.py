@@ -1,6 +1,7 @@
 """Explorers of one prompt: masks, deviation, recomputed tokens, sparse tiles. A selected token is marked in all."""
 
 from functools import lru_cache
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
@@ -127,7 +128,7 @@ def sparse(
     size = tile or (TILE if len(states) < LONG else 4 * TILE)
     specs = [small(spec, size) for spec in methods]
     caption = f"{view.source}, {len(states):,} tokens. Stronger: more attention. {', '.join(specs)}."
-    own = {"caption": caption, "selection": selection_of(view.prompt), "name_of": naming(view)}
+    own: dict[str, Any] = {"caption": caption, "selection": selection_of(view.prompt), "name_of": naming(view)}
     if len(states) >= LONG:
         return long_explorer(states, specs, **own)
     return tiles_explorer(loaded.model, states, specs, **own)

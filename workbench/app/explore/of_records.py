@@ -20,7 +20,7 @@ from workbench.plots.trial_costs import COSTS, quality_by_cost
 from workbench.store import scrub
 from workbench.store.places import is_url
 
-Records = str | Path | pd.DataFrame | Record | Mapping[str, Any] | Sequence[Any]
+Records = Any  # str | Path | pd.DataFrame | Record | Mapping[str, Any] | Sequence of these; `runs_of` checks them
 
 
 def tradeoff(records: Records) -> VBox:
