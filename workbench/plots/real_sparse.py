@@ -188,7 +188,7 @@ def bfla_table(real: Real) -> go.Figure | None:
     return table(
         ["BFLA", "density", "random", "KL", "random's KL", "difference"],
         rows,
-        widths=[2.6, 0.7, 0.7, 0.7, 0.9, 2.2],
+        widths=[3.6, 0.75, 0.75, 0.65, 0.9, 2.2],
         words=1,
         title="Does BFLA's choice pay? Beside random tiles on real text",
         notice=bfla_sentence(pairs),
