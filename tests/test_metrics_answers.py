@@ -117,3 +117,8 @@ def test_scores_by_kind_are_those_of_the_questions_of_a_kind():
     assert list(scores) == ["b", "a"]
     assert scores["a"] == answers.score(["no", "yes"], [["yes"], ["yes"]], seed=1)
     assert (scores["b"].em, scores["b"].n) == (1.0, 2)
+
+
+def test_an_interval_of_equal_values_is_that_value():
+    low, high = answers.bootstrap_columns(np.ones((491, 2)))
+    assert low.tolist() == high.tolist() == [1.0, 1.0]

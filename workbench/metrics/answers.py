@@ -81,7 +81,7 @@ def bootstrap_columns(
     """Percentile bootstrap intervals (low [C], high [C]) of column means of [n, C], n > 0, rows resampled alike."""
     n = len(values)
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
-    low, high = np.quantile(counts / n @ values, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(counts @ values / n, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
 
 
