@@ -5,6 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.random_models import FAMILIES, Letters, block_of, model_of, prompt_of
+from workbench.core.blocks import Prompt
 from workbench.core.masks import block_attention, causal, window
 from workbench.core.plan import Plan
 from workbench.core.tile_grid import Grid
@@ -16,7 +17,13 @@ from workbench.engine.cuda_graphs import Runner
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.engine.paged_pool import Pool
-from workbench.methods.generation import generate
+from workbench.methods import select as selectors
+from workbench.methods.engines import pages_of
+from workbench.methods.generation import answer, generate
+from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.superposition import Superposition
+from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.random import RandomTiles
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -42,6 +49,42 @@ def test_answers_are_those_of_the_cpu():
     settings = {"mode": "block", "max_new_tokens": 10, "temperature": 1.0, "top_p": 0.9}
     on_cpu, on_gpu = (generate(model_of().to(d), Letters(), prompts, **settings) for d in ("cpu", "cuda"))
     assert on_cpu == on_gpu
+
+
+WAYS = {
+    "full": Full(),
+    "full, tiles": Full(sparse=Bfla(block=32, tile=16, flat=16, local=1)),
+    "block": Reuse(),
+    "naive": Reuse("naive"),
+    "question-guided": Reuse(select=selectors.named("query_guided"), ratio=0.3),
+    "all": Reuse(select=selectors.named("all")),
+    "superposition": Superposition(paths=2),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_answers_over_pages_and_captured_steps_are_those_of_contiguous_caches(way, temperature):
+    """In fp32: no two logits are as near as the engines' rounding. More prompts than are decoded together."""
+    blocks = [block_of(n, seed=n) for n in (9, 70, 33, 16, 130)]
+    prompts = [
+        Prompt((blocks[0], *(blocks[1 + (i + j) % 4] for j in range(1 + i % 3)), block_of(3 + i, 50 + i)))
+        for i in range(7)
+    ]
+    model, options = model_of(head_dim=32).to("cuda"), {"temperature": temperature, "max_new_tokens": 30}
+    plain = answer(model, Letters(), prompts, WAYS[way], engine="contiguous", **options)
+    paged = answer(model, Letters(), prompts, WAYS[way], most=4, **options)
+    assert paged.engine.startswith("paged") and plain.engine.startswith("contiguous")
+    assert paged.generations == plain.generations
+    for one, other in zip(plain.ready, paged.ready, strict=True):
+        length = len(one.request.tokens)
+        for x, y in zip(one.request.kv.tensors(), other.request.kv.tensors(), strict=True):
+            torch.testing.assert_close(y[:, :length], x[:, :length], atol=1e-3, rtol=1e-3)
+    stop = max((one.text for one in plain.generations), key=len)[1:3]
+    stopped = [generate(model, Letters(), prompts, WAYS[way], stop=stop, engine=e) for e in ("contiguous", "paged")]
+    assert stopped[0] == stopped[1]
+    runner, pages = pages_of(model).of(model, 1)
+    assert runner.graphs and runner.captured and pages.pinned == 0
 
 
 @pytest.mark.parametrize("rule", ["full", "block", "scattered"])

@@ -72,7 +72,8 @@ def trial(
 
 def _report(result: Record) -> Group:
     head = f"[bold]{plain(result.trial['model'])} on {plain(result.trial['data'])}: {plain(result.label)}[/]"
-    foot = f"[dim]95% intervals · {result.device} · answered in {result.seconds:.1f} s[/]"
+    engine = f"\nengine {plain(result.engine)}" if result.engine else ""
+    foot = f"[dim]95% intervals · {result.device} · answered in {result.seconds:.1f} s{engine}[/]"
     if result.note:
         head += f"\n[bold yellow]{plain(result.note)}[/]"
     fidelity = (_fidelity(result), "") if result.compared is not None else ()
