@@ -1,6 +1,8 @@
 """Layers over pages with few kernels: the model's own results, its weights still its own, and a clause where not."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from tests.random_models import block_of, model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
-from workbench.engine import forward
+from workbench.engine import forward, fused_layers
 from workbench.engine.assembly import assemble
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.encoding import encode_many
@@ -89,6 +91,16 @@ def test_a_runner_sees_weights_that_were_exchanged():
     (fused,) = runner.prefill([pool.open(cached, 20)], [torch.cat((torch.arange(17), ids))])
     (plain,) = Runner(model, pool).prefill([pool.open(cached, 20)], [torch.cat((torch.arange(17), ids))])
     torch.testing.assert_close(fused, plain, atol=1e-3, rtol=1e-4)
+
+
+def test_a_model_whose_layers_are_known_can_be_dropped(monkeypatch):
+    monkeypatch.setattr(fused_layers, "on_gpu", lambda device: True)
+    model = model_of()
+    assert fused_layers.packed_layers(model) is fused_layers.packed_layers(model)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
 
 
 class Adapted(nn.Linear):

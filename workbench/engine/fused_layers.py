@@ -46,7 +46,7 @@ class FusedLayers:
     multiplied."""
 
     def __init__(self, model: PreTrainedModel, kernels: bool, products: Products | None = None):
-        self.model, self.kernels, self.products = model, kernels, products or Products()
+        self.kernels, self.products = kernels, products or Products()
         self.decoder: Any = model.get_decoder()
         self.head: Any = model.get_output_embeddings()
         self.layers = [_fused(layer) for layer in self.decoder.layers]
@@ -145,7 +145,7 @@ class FusedLayers:
         return product(x, self.head.weight, self.head.bias)
 
 
-_KNOWN: WeakKeyDictionary[PreTrainedModel, FusedLayers] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[PreTrainedModel, FusedLayers] = WeakKeyDictionary()  # they hold parts of it, not itself
 
 
 def packed_layers(model: PreTrainedModel) -> FusedLayers | None:
