@@ -15,11 +15,13 @@ from workbench.methods.generation import generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.select.first_k import FirstK
+from workbench.methods.select.kv_deviation import KvDeviation
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.methods.serving import MODES, Busy, NoRoom, Scheduler
 from workbench.methods.serving.contiguous import ContiguousEngine
 from workbench.methods.serving.paged import PagedEngine
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
+from workbench.methods.sparse.random import RandomTiles
 from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore
 from workbench.store.events import Events, busy, idle_share
 from workbench.store.pages import PageTier
@@ -302,8 +304,16 @@ def paged(pages=60, size=8, method=None, store=None, **options):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "method",
-    [Reuse(), Reuse(prepare=AfterSystem()), Reuse(select=QueryGuided(), ratio=0.5), Reuse(positions="naive")],
-    ids=["independent", "after_system", "query_guided", "naive"],
+    [
+        Reuse(),
+        Reuse(prepare=AfterSystem()),
+        Reuse(select=QueryGuided(), ratio=0.5),
+        Reuse(positions="naive"),
+        Reuse(select=KvDeviation(), ratio=0.4),
+        Reuse(select=FirstK(k=3), ratio=None),
+        Reuse(select=QueryGuided(softmax="prompt"), ratio=None),
+    ],
+    ids=["independent", "after_system", "query_guided", "naive", "kv_deviation", "first_k", "over the prompt"],
 )
 def test_answers_over_shared_pages_are_those_of_generate(mode, method):
     expected, behind = one_by_one(method, 7), TieredStore([HostTier(1 << 20)])
@@ -316,6 +326,16 @@ def test_answers_over_shared_pages_are_those_of_generate(mode, method):
         assert [ticket.result(0).passes for ticket in tickets] == [one.passes for one in expected]
         assert engine.pages._promised == 0 and not engine.pages._pins
         assert engine.pool.free + sum(len(engine.pages.cached(key).pages) for key in engine.pages) == 39
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.9, "top_p": 0.8, "seed": 4}, {"stop": "M"}], ids=str)
+def test_draws_and_stop_strings_over_shared_pages_are_those_of_generate(options):
+    expected = one_by_one("block", 12, **options)
+    scheduler = Scheduler(paged(40, quantum=3, **options), "request", batch=3, events=Events())
+    tickets = scheduler.run(PROMPTS, 12)
+    scheduler.close()
+    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
+    assert [ticket.result(0).text for ticket in tickets] == [one.text for one in expected]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -352,10 +372,9 @@ def test_a_block_is_copied_into_pages_and_out_again():
 @pytest.mark.parametrize(
     "method",
     [
-        Reuse(select=FirstK()),
         Reuse(chunk=4),
-        Reuse(select=QueryGuided(softmax="prompt")),
-        Reuse(select=QueryGuided(), ratio=None),
+        Reuse(sparse=RandomTiles()),
+        Reuse(select=KvDeviation(fresh=True)),
     ],
 )
 def test_methods_that_pages_do_not_know_are_refused(method):

@@ -28,6 +28,7 @@ from workbench.methods.receipts import WatchedStore, receipts_of, timed
 
 MOST = 32  # requests that are decoded together
 ROWS = 4096  # tokens of prompts, padding included, that one captured step computes
+UNCAPTURED = 256  # rows above which a whole prompt is computed in place, where nothing is captured
 PROMPTS = 16384  # tokens of prompts that are begun together
 QUANTUM = 8  # tokens that are decoded before others may join
 
@@ -155,7 +156,7 @@ class PagedAnswers:
         method, prompts = group[0].method, [request.prompt for request in group]
         if type(method) is Reuse and not getattr(method.select, "fresh", False):
             begin_reused(self.runner, self.blocks, group, watched)
-        elif method == Full() and max(map(len, prompts)) <= LARGE:
+        elif method == Full() and max(map(len, prompts)) <= (LARGE if self.runner.graphs else UNCAPTURED):
             begin_blank(self.blocks, group)
         else:
             ready = method.begin(self.model, prompts, watched)

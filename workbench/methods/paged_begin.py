@@ -1,11 +1,12 @@
 """How methods begin over pages: blocks where they lie, a page table of its own for every prompt, rows chosen."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
@@ -13,6 +14,7 @@ from workbench.engine.block_pages import BlockPages
 from workbench.engine.buckets import LARGE
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.forward import PrefillRequest
+from workbench.engine.paged_pool import Cached
 from workbench.engine.paged_question import from_question
 from workbench.methods import ReadyRequest, finish
 from workbench.methods.engines import why_not_captured
@@ -41,7 +43,9 @@ def begin_reused(runner: Runner, blocks: BlockPages, group: Sequence[PageRequest
         if [len(kv) for kv in kvs] != [len(block) for block in request.prompt.context]:
             raise BadInput(f"{len(kvs)} cached KVs do not fit the {len(request.prompt.context)} blocks of a prompt")
         request.context = blocks.place(kvs)
-    chosen = _rows(runner, blocks, method, group) if method.select else [None] * len(group)
+    chosen: Sequence[Tensor | None] = [None] * len(group)
+    if method.select:
+        chosen = rows_over_pages(runner, method, prompts, [r.context for r in group], blocks.make_room)
     for request, some in zip(group, chosen, strict=True):
         prompt, rows = request.prompt, request.prompt.question
         reserve = len(rows) + request.limit
@@ -91,21 +95,34 @@ def _last_rows(ready: ReadyRequest) -> bool:
     return in_steps(ready) and int(rows[0]) > 0 and end == len(ready.request.kv) == int(rows[-1]) + 1
 
 
-def _rows(runner: Runner, blocks: BlockPages, method: Reuse, group: Sequence[PageRequest]) -> list[Tensor]:
-    """Choose context rows by the scores of the method's selector."""
-    select, pool = method.select, blocks.pool
+def rows_over_pages(
+    runner: Runner,
+    method: Reuse,
+    prompts: Sequence[Prompt],
+    contexts: Sequence[Sequence[Cached]],
+    room: Callable[[int], object] = bool,
+    wait: Callable[[int], None] | None = None,
+) -> list[Tensor]:
+    """Choose context rows by the scores of the method's selector, which reads blocks in their pages.
+
+    Question-guided ones ask a captured step; those that compare keys and values get a copy. `room(pages)` makes room
+    for a question; `wait(layer)` returns when a layer of the blocks is there.
+    """
+    select, pool = method.select, runner.pool
     assert select is not None
-    prompts = [request.prompt for request in group]
     if isinstance(select, QueryGuided | AnswerGuided) and select.softmax == "block" and method.positions != "naive":
         scores = []
-        for request in group:
-            question = request.prompt.tokens[request.prompt.question]
-            blocks.make_room(-(-len(question) // pool.size))
-            scores.append(from_question(runner, request.context, question, select.layers, select.last).cpu())
+        for prompt, context in zip(prompts, contexts, strict=True):
+            question = prompt.tokens[prompt.question]
+            room(-(-len(question) // pool.size))
+            scores.append(from_question(runner, context, question, select.layers, select.last, wait).cpu())
     elif type(select).scores is Select.scores:
         scores = [select.score(prompt) for prompt in prompts]
     else:
-        kvs = [pool.gather(r.context, len(r.prompt.question), method.positions) for r in group]
+        for layer in range(len(pool.keys)) if wait else ():
+            wait(layer)
+        pairs = zip(prompts, contexts, strict=True)
+        kvs = [pool.gather(context, len(prompt.question), method.positions) for prompt, context in pairs]
         return select.rows(runner.model, prompts, kvs, method.ratio)
     chosen = []
     for score, prompt in zip(scores, prompts, strict=True):

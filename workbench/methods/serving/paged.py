@@ -16,16 +16,16 @@ from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.engine.buckets import Bucket
 from workbench.engine.cuda_graphs import Runner
-from workbench.engine.decoding import eos_ids, text_of
+from workbench.engine.decoding import StopStrings, TokenChoice, check_options, eos_ids, special_ids, text_of
 from workbench.engine.forward import PrefillRequest
 from workbench.engine.paged_pool import PagedPrompt
-from workbench.engine.paged_question import from_question
 from workbench.methods import ReadyRequest
 from workbench.methods.generation import Generation
 from workbench.methods.modes.reuse import Reuse
+from workbench.methods.paged_begin import rows_over_pages
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.receipts import Lookup, receipts_of, timed
-from workbench.methods.select import budget, choose
+from workbench.methods.select import budget
 from workbench.methods.select.query_guided import QueryGuided
 from workbench.methods.serving.tickets import Arrived, Ticket, Wait
 from workbench.store.pages import PageTier
@@ -46,15 +46,17 @@ class Held:
     paged: PagedPrompt | None = None
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     encoding: float = 0.0
+    random: torch.Generator = field(default_factory=torch.Generator)
 
 
 @dataclass
 class PagedEngine:
-    """Computes requests by `method` over the pages of `pages`, greedily; blocks come from the tiers behind it.
+    """Computes requests by `method` over the pages of `pages`; blocks come from the tiers behind it.
 
-    method    `Reuse` by re-encoded or naive positions, of which tokens chosen by `QueryGuided` are recomputed, or none
+    method    `Reuse` by re-encoded or naive positions; tokens chosen by any selector are recomputed, or none
     quantum   tokens of an answer that are computed before another request may join
-    Raises BadInput for another method.
+    The others are those of `generate`. Raises BadInput for another method: tiles and chunks, and a selector that writes
+    to cached rows.
     """
 
     runner: Runner
@@ -62,17 +64,24 @@ class PagedEngine:
     tokenizer: Any = None
     method: Reuse = field(default_factory=Reuse)
     quantum: int = 8
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        select = self.method.select
-        if self.method.sparse or self.method.chunk or not (select is None or isinstance(select, QueryGuided)):
-            raise BadInput(f"{self.method}: over pages tokens are chosen by query_guided, and all rows run at once")
-        if isinstance(select, QueryGuided) and (select.softmax != "block" or self.method.ratio is None):
-            raise BadInput(f"{select}: over pages tokens are chosen within each block, and a ratio is needed")
+        if self.method.sparse or self.method.chunk or getattr(self.method.select, "fresh", False):
+            raise BadInput(f"{self.method}: over pages all rows run at once, over every tile, and blocks are only read")
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        check_options(1, self.temperature, self.top_p, stops, self.tokenizer)
+        self._choose, self._stops = TokenChoice(self.temperature, self.top_p), StopStrings(stops, self.tokenizer)
         if self.quantum < 1:
             raise BadInput(f"quantum is {self.quantum}: at least 1 is needed")
         self.model, self.pool, self.store = self.runner.model, self.runner.pool, self.pages.behind
-        self._eos, self._seen = eos_ids(self.model, self.tokenizer), set[Hashable]()
+        self._eos, self._seen = (
+            eos_ids(self.model, self.tokenizer) | special_ids(stops, self.tokenizer),
+            set[Hashable](),
+        )
 
     def check(self, ticket: Ticket) -> None:
         """Raise BadInput for a prompt that is no prompt of this model, or finds no room in an empty pool."""
@@ -124,18 +133,22 @@ class PagedEngine:
         prompts = [ticket.held.paged for ticket in tickets]
         ids = [t.prompt.tokens[torch.cat((t.held.rows, t.prompt.question))] for t in tickets]
         with self._alone(Bucket.of(prompts, max(map(len, ids))), wait):
-            first = self.runner.prefill(prompts, ids, wait).argmax(-1).tolist()
-        return [self._take(ticket, [token]) for ticket, token in zip(tickets, first, strict=True)]
+            logits = self.runner.prefill(prompts, ids, wait)
+        for ticket in tickets:
+            ticket.held.random.manual_seed(self.seed)
+        return self._take_likely(tickets, logits)
 
     def decode(self, tickets: Sequence[Ticket]) -> list[bool]:
-        """Compute up to `quantum` more tokens of every request."""
+        """Compute up to `quantum` more tokens of every request; one where they are drawn."""
         prompts = [ticket.held.paged for ticket in tickets]
+        if self.temperature:
+            with self._alone(Bucket.of(prompts, 1)):
+                logits = self.runner.prefill(prompts, [torch.tensor(ticket.tokens[-1:]) for ticket in tickets])
+            return self._take_likely(tickets, logits)
         count = min(self.quantum, *(ticket.max_new_tokens - len(ticket.tokens) for ticket in tickets))
         last = torch.tensor([ticket.tokens[-1] for ticket in tickets], device=self.pool.device)
-        latest = torch.zeros(len(tickets), self.pool.spec.vocabulary, device=self.pool.device)
-        latest.scatter_(1, last[:, None], 1.0)  # as logits: the last token is known, and its keys are not written yet
         with self._alone(Bucket.of(prompts, 1, count + 1)):
-            steps = list(self.runner.decode(prompts, latest, count + 1, self._eos))[1:]
+            steps = list(self.runner.decode(prompts, last, count + 1, self._eos))[1:]
         ended = []
         for i, ticket in enumerate(tickets):
             said = [step[i] for step in steps]
@@ -151,7 +164,7 @@ class PagedEngine:
         request = PrefillRequest(prompt.tokens, Plan(rows), KV([], []))
         ready = ReadyRequest(request, passes, len(rows), len(prompt) - len(rows))
         (receipt,) = receipts_of([prompt], [ready], held.lookups, self.method.positions)
-        text = "" if self.tokenizer is None else text_of(self.tokenizer, ticket.tokens)
+        text = "" if self.tokenizer is None else text_of(self.tokenizer, ticket.tokens, self.stop)
         ttft = (ticket.first or 0.0) - ticket.arrived
         seconds = ticket.seconds | {"encode": held.encoding}
         return Generation(
@@ -194,12 +207,9 @@ class PagedEngine:
             if held.paged is not None:  # a second attempt
                 self.pool.close(held.paged)
                 held.paged = None
-        if isinstance(select, QueryGuided):
-            asked = prompt.tokens[prompt.question]
-            with self._alone((len(prompt), len(asked)), wait):
-                scores = from_question(self.runner, context, asked, select.layers, select.last, wait).float()
-            scores[: prompt.starts[min(select.system, len(prompt.context))]] = -torch.inf
-            held.rows = choose(scores.cpu(), prompt, self.method.ratio, system=select.system)
+        if select is not None:
+            with self._alone((len(prompt), len(prompt.question)), wait):
+                (held.rows,) = rows_over_pages(self.runner, self.method, [prompt], [context], wait=wait)
         with self.pages.lock:
             reserve = len(prompt.question) + ticket.max_new_tokens
             held.paged = self.pool.open(context, reserve, held.rows, self.method.positions)
@@ -212,7 +222,17 @@ class PagedEngine:
             if token in self._eos:
                 return True
             ticket.tokens.append(token)
+            if self._stops(ticket.tokens):
+                return True
         return len(ticket.tokens) >= ticket.max_new_tokens
+
+    def _take_likely(self, tickets: Sequence[Ticket], logits: Tensor) -> list[bool]:
+        """Choose a token of each request by its logits [V]; return whether it has ended."""
+        if self.temperature:
+            tokens = [self._choose(row, t.held.random) for t, row in zip(tickets, logits, strict=True)]
+        else:
+            tokens = logits.argmax(-1).tolist()
+        return [self._take(ticket, [token]) for ticket, token in zip(tickets, tokens, strict=True)]
 
     def _keys(self, ticket: Ticket) -> list[str]:
         """Return the key of every context block, as the preparation looks it up."""
@@ -224,8 +244,11 @@ class PagedEngine:
         """Return how many pages a request needs for what is computed for it, its choice of rows included."""
         prompt, select = ticket.prompt, self.method.select
         asked = len(prompt.question)
-        chosen = budget(prompt, self.method.ratio or 0.0, select.system) if select else 0
-        tokens = max(asked, asked + ticket.max_new_tokens + chosen)
+        chosen = 0
+        if select is not None:
+            bounded = isinstance(select, QueryGuided) and self.method.ratio is not None
+            chosen = budget(prompt, self.method.ratio or 0.0, select.system) if bounded else prompt.starts[-1]
+        tokens = asked + ticket.max_new_tokens + chosen
         return -(-tokens // self.pool.size)
 
     def _bytes(self, tokens: int) -> int:
