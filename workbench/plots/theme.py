@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 WIDTH = 900  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
+LETTER, SMALLEST = 0.56, 10  # width of a letter by its height, on average; px of the smallest title of a panel
 FONT = "Inter, 'Open Sans', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 # Okabe and Ito's colours, which people with the common colour-vision deficiencies can tell apart; darkened where
@@ -156,7 +157,7 @@ def escaped(text: str) -> str:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    return [line for part in text.split("<br>") for line in wrap(part, width)]
+    return [line for part in text.split("<br>") for line in wrap(part, width, break_on_hyphens=False)]
 
 
 def log_ticks(values: Iterable[float]) -> dict[str, Any]:
@@ -170,9 +171,16 @@ def log_ticks(values: Iterable[float]) -> dict[str, Any]:
 
 
 def panel_titles(fig: go.Figure, size: int = 13) -> None:
-    """Left-align the titles that `make_subplots` centred over the panels; call before `finish`."""
+    """Left-align the titles that `make_subplots` centred over the panels; call before `finish`.
+
+    A title that is wider than its panel is written smaller.
+    """
     for note, axis in zip(fig.layout.annotations, fig.select_xaxes(), strict=False):
-        note.update(x=axis.domain[0], xanchor="left", font={"size": size, "color": INK})
+        low, high = axis.domain
+        letters = max(map(len, re.sub(r"</?su[bp]>", "", note.text or "").split("<br>")))
+        room = (high - low) * (WIDTH - 100) / max(1, letters) / LETTER  # px that a letter may be high
+        own = max(SMALLEST, min(size, floor(room)))
+        note.update(x=low, xanchor="left", font={"size": own, "color": INK})
 
 
 def legend_over(height: int, gap: int = 4, **more: Any) -> dict[str, Any]:
