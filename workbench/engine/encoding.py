@@ -74,7 +74,8 @@ class PackedBlocks:
     """
 
     def __init__(self, lengths: Sequence[int], layers: int, device: torch.device, write: Write, kernels: bool):
-        self.num_layers, self.max_seqlen, self.write = layers, max(lengths), write
+        self.num_layers: int | None = layers
+        self.max_seqlen, self.write = max(lengths), write
         self.rows = torch.cat([torch.arange(n) for n in lengths]).to(device)
         self.cu_seqlens = torch.tensor((0, *lengths)).cumsum(0).int().to(device)
         module = kernel("encode_blocks")

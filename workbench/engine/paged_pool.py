@@ -309,7 +309,7 @@ class Pool:
         except BaseException:
             self.give(owned)
             raise
-        own = (mine[:, None] * self.size + np.arange(self.size, dtype=np.int32)).ravel()[: len(places)]
+        own: Ints = (mine[:, None] * self.size + np.arange(self.size, dtype=np.int32)).ravel()[: len(places)]
         length = sum(block.length for block in context)
         return PagedPrompt(length, table, own, places, owned, self, tuple(context))
 

@@ -31,8 +31,8 @@ def kept() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench" / "products.json"
 
 
-def ways(rows: int, width: int, channels: int, parts: bool) -> list[Any]:
-    """Return the launches that are tried for [rows, channels] times [width, channels]; with `parts`, of K too."""
+def ways(width: int, channels: int, parts: bool) -> list[Any]:
+    """Return the launches that are tried for few rows [R, channels] times [width, channels]; with `parts`, of K too."""
     config = kernel("few_rows_linear").LinearConfig
     found = []
     for tile, depth, warps, stages in ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6)):
@@ -65,7 +65,8 @@ class Products:
         shape = _shape(x, weights[0], parts)
         if shape in self.chosen or not x.is_cuda or weights[0].nbytes < LARGE or not module.fits(x, weights[0]):
             return
-        tried = {str(way): way for way in ways(rows, *weights[0].shape, parts)}
+        width, channels = weights[0].shape
+        tried = {str(way): way for way in ways(width, channels, parts)}
         name = _where(x.device) + ", " + shape
         times = self._read().get(name)
         if not isinstance(times, dict):
