@@ -82,6 +82,7 @@ def test_the_choices_of_selectors_are_judged_by_intervals(folder):
     write(folder, "smollm2", "nq", REAL)
     words = figures.said_of_choices(deviation_results.kept())
     assert words.count("confirmed here") == 2
+    assert "less than CacheBlend from the first tenth on 1 of 1 data sets and more on 0" in words
     write(folder, "smollm2", "nq", REAL | {"query-guided: first tenth": 0.4, "CacheBlend: later half": 0.9})
     assert figures.said_of_choices(deviation_results.kept()).count("contradicted here") == 2
     write(folder, "smollm2", "nq", REAL | {"query-guided: first tenth": 0.3})
