@@ -67,6 +67,14 @@ def after_previous(PDL: tl.constexpr):
         gdc_launch_dependents()
 
 
+@jit
+def prefetch(at):
+    """Fetch the lines that pointers `at` point into to the L2 cache, without waiting for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 def overlap(device: Any) -> tuple[dict[str, bool], bool]:
     """Return (options of a launch, whether its kernel waits itself for the one before)."""
     if not OVERLAP or gdc_wait is None or device.type != "cuda":

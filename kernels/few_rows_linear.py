@@ -21,11 +21,13 @@ from workbench.kernels._triton import (
     need_triton,
     overlap,
     padded_width,
+    prefetch,
     tl,
     triton,
 )
 
 MOST = 64  # rows
+AHEAD = 4  # lines of 128 bytes of each row of a tile that are fetched before the kernel before has ended
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,14 @@ def reference(x: Tensor, weight: Tensor, splits: int = 1) -> Tensor:
 
 @jit
 def _few_rows_linear(
-    x, weight, out, rows, width, channels, splits, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-    PDL: tl.constexpr,
+    x, weight, matrix, out, rows, width, channels, matrix_row, splits, N: tl.constexpr, K: tl.constexpr, ROWS:
+    tl.constexpr, LINE: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of N, one part of K. x, weight: tensor descriptors; out [splits, rows, width]."""
+    """One tile of N, one part of K. x, weight: tensor descriptors; out [splits, rows, width].
+
+    With PDL, the first lines of the matrix (at `matrix`) are fetched into the L2 cache while the kernel before
+    still computes x.
+    """
     PRECISION: tl.constexpr = "ieee" if x.dtype == tl.float32 else "tf32"
     tile, split = tl.program_id(0), tl.program_id(1)
     steps = tl.cdiv(channels, K)
@@ -60,6 +66,11 @@ def _few_rows_linear(
     begin = tl.minimum(split * share, steps)
     end = tl.minimum(begin + share, steps)
     acc = tl.zeros([N, ROWS], tl.float32)
+    if PDL:
+        row = tl.minimum(tile * N + tl.arange(0, N), width - 1).to(tl.int64)
+        for i in tl.static_range(AHEAD):
+            channel = tl.minimum(begin * K + i * LINE, channels - 1)
+            prefetch(matrix + row * matrix_row + channel)
     after_previous(PDL)
     for i in tl.range(begin, end):
         w = weight.load([tile * N, i * K])
@@ -88,8 +99,9 @@ def launch_parts(x: Tensor, weight: Tensor, config: LinearConfig) -> Tensor:
     matrix = TensorDescriptor(weight, [width, channels], [weight.stride(0), 1], [config.tile, config.channels])
     options, pdl = overlap(x.device)
     _few_rows_linear[(triton.cdiv(width, config.tile), config.splits)](
-        given, matrix, out, rows, width, channels, config.splits, N=config.tile, K=config.channels, ROWS=tall, PDL=pdl,
-        num_warps=config.warps, num_stages=config.stages, **options,
+        given, matrix, weight, out, rows, width, channels, weight.stride(0), config.splits, N=config.tile,
+        K=config.channels, ROWS=tall, LINE=128 // weight.element_size(), AHEAD=AHEAD, PDL=pdl, num_warps=config.warps,
+        num_stages=config.stages, **options,
     )  # fmt: skip
     return out
 
