@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, WIDTH, Texts, finish, plain
 
 ROW, LINE = 26, 16  # px, of a row and of each further line of the head
-PADDING, CHARACTER = 17, 6.7  # px, of a cell and of a character on average
+PADDING, CHARACTER, DIGIT = 17, 6.7, 7.6  # px, of a cell, of a character on average, and of a digit
+ROOM, NARROWEST = WIDTH - 24, 70  # px, of the table, and of a column of texts
 
 
 def table(
@@ -29,8 +30,8 @@ def table(
 
     A text too long for its line is cut, a number never.
     """
-    shares = list(widths) or [2.9, *[1] * (len(head) - 1)]
-    most = [int(((WIDTH - 24) * share / sum(shares) - PADDING) / CHARACTER) for share in shares]
+    shares = _pixels(list(widths) or [2.9, *[1] * (len(head) - 1)], rows, words)
+    most = [int((share - PADDING) / CHARACTER) for share in shares]
     lines = [
         [text if len(text) <= n else text[: n - 1] + "…" for text, n in zip(row[:words], most, strict=False)]
         + list(row[words:])
@@ -48,6 +49,17 @@ def table(
     cells |= {"font": {"size": 12, "color": [colours]}, **look}
     fig = go.Figure(go.Table(columnwidth=shares, header=header, cells=cells))
     return finish(fig, height=ROW * len(rows) + above + 6, above=14, below=8, left=10, right=14, **texts)
+
+
+def _pixels(widths: Sequence[float], rows: Sequence[Sequence[str]], words: int) -> list[float]:
+    """Return the px of columns: as `widths` say, but numbers get what the longest one needs, from columns of texts."""
+    pixels = [ROOM * width / sum(widths) for width in widths]
+    for column in range(words, len(pixels)):
+        needed = max((len(row[column]) for row in rows), default=0) * DIGIT + PADDING
+        pixels[column] = max(pixels[column], needed)
+    texts = sum(pixels[:words])
+    left = max(NARROWEST * words, ROOM - sum(pixels[words:]))
+    return [width * min(1, left / texts) if at < words else width for at, width in enumerate(pixels)]
 
 
 def scored(row: Mapping[str, Any], name: str = "em", form: str = ".1%") -> str:
