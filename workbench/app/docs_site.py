@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from workbench.app import docs_measured
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "runs" / "docs"
 NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml", "griffe")
-READ = ("docs/**/*.md", "docs/conf.py", "workbench/**/*.py", "kernels/*.py", "data/benchmarks/*.parquet")
+READ = ("docs/**/*.md", "docs/*.py", "docs/*.json", "workbench/**/*.py", "kernels/*.py", "data/benchmarks/*.parquet")
+OTHER = ("__pycache__", "*.png", "*.json", "picture.py", "measured.py")  # in docs/, and no pages
 STAMP = ".built_from"
 LIMIT_S = 120  # a report waits no longer for it
 
@@ -97,7 +99,9 @@ class Building:
 
 def write_sources(folder: Path) -> None:
     """Write everything that Sphinx reads into `folder`: pages by hand, and those that are made."""
-    shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("__pycache__", "*.png", "picture.py"))
+    shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns(*OTHER))
+    safe = folder / "safe.md"
+    safe.write_text(docs_measured.page(safe.read_text(encoding="utf-8"), ROOT / "docs" / "safe.json"), encoding="utf-8")
     for part, pages in _made():
         (folder / part).mkdir()
         for name, text in pages:

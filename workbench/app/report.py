@@ -84,6 +84,8 @@ def run(
             finished = {run.name: run for run in _watched(workers.run(ordered, fetching.leaves_out), len(ordered))}
             missing = fetching.missing()
             links = [("docs/index.html", "Documentation")] if building.put(out / "docs") else []
+            if building.wanted and not links:
+                typer.echo("the documentation was not built: `make docs` says why", err=True)
     lab, ours = ([finished[task.name] for task in part if task.name in finished] for part in (tasks, real_tasks))
     _write_index(out, lab, ours, missing, time.monotonic() - started, links)
     return ReportResult(out / "index.html", (*lab, *ours), missing)

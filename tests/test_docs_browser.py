@@ -1,0 +1,38 @@
+"""The built documentation in a real browser: formulas, search and links work from file://, and nothing leaves."""
+
+import re
+import shutil
+
+import pytest
+
+from workbench.app import docs_site
+
+pytestmark = [pytest.mark.browser, pytest.mark.weekly]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Built from scratch; Sphinx ends with an error at a broken link or heading."""
+    return docs_site.build(tmp_path_factory.mktemp("docs") / "site").parent
+
+
+def test_no_page_loads_anything_from_a_network(site):
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())
+        assert loaded == [], page.name
+
+
+def test_a_page_of_a_method_shows_its_formula_and_search_finds_it(lab, site):
+    with lab.page(site / "methods" / "select-query_guided.html") as reader:
+        assert reader.page.locator("math").count() >= 2
+        reader.page.goto((site / "search.html").as_uri() + "?q=neighbours")
+        reader.page.locator("#search-results li").first.wait_for()
+        assert (reader.left_the_machine, reader.problems) == ([], [])
+
+
+def test_a_site_can_be_moved(lab, site, tmp_path):
+    shutil.copytree(site, tmp_path / "a folder")
+    with lab.page(tmp_path / "a folder" / "index.html") as reader:
+        reader.page.get_by_role("link", name="Troubleshooting").first.click()
+        assert reader.page.locator("h1").inner_text().startswith("Troubleshooting")
+        assert reader.problems == []

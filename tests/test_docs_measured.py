@@ -1,0 +1,46 @@
+"""What the page on reuse says of its own commands is made of their numbers, and turns with them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench.app import docs_measured
+
+ROOT = Path(__file__).parents[1]
+FULL = {"way": "full", "n": 8, "kl": 0.0, "kl_low": 0.0, "kl_high": 0.0, "agree": 1.0, "em": 0.5, "f1": 0.6}
+FULL |= {"rows_computed": 1000.0, "ttft_p50": 2.0}
+NEAR = FULL | {"way": "near", "kl": 0.1, "kl_low": 0.05, "kl_high": 0.2, "agree": 0.9, "rows_computed": 250.0}
+NEAR |= {"ttft_p50": 0.5}
+FAR = NEAR | {"way": "far", "kl": 0.4}
+KEPT = {"device": "a CPU", "cores": 2, "took": [{"command": "workbench data", "seconds": 90.0}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "**near** moves predictions least: 0.100 nats a token (0.050 to 0.200)"),
+        ({}, "25% of the rows, and its first token comes 4.0 times sooner. Farthest is **far**"),
+        ({"ttft_p50": 4.0}, "2.0 times later"),
+        ({"em": 0.25}, "with 25% of the answers right, full attention 50%"),
+        ({"kl": 0.9}, "**far** moves predictions least"),
+    ],
+)
+def test_the_verdict_turns_with_its_numbers(change, said):
+    assert said in docs_measured.verdict([FULL, NEAR | change, FAR])
+
+
+def test_the_page_tells_what_every_command_took(tmp_path):
+    text = docs_measured.told(KEPT | {"found": [FULL, NEAR]})
+    assert "took 2 minutes together" in text and "| `workbench data` | 90 |" in text
+    assert "Not run yet" in docs_measured.page(f"# Page\n\n{docs_measured.PLACE}\n", tmp_path / "none.json")
+
+
+def test_what_was_measured_are_the_commands_of_the_page(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import measured
+
+    sys.modules.pop("measured")
+    kept = docs_measured.json.loads(measured.KEPT.read_text())
+    assert [each["command"] for each in kept["took"]] == measured.commands(measured.PAGE.read_text())
+    assert "moves predictions least" in docs_measured.verdict(kept["found"])
