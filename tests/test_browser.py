@@ -197,7 +197,7 @@ def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_pa
         page.locator(".wb-editor button").first.click()
         answered(page, 6)
         assert len(order(page)) == 5 and "encodes what is not cached" in page.locator(".wb-bill").inner_text()
-        page.locator(".wb-bar label:has-text('tiles') select").select_option("window")
+        page.locator("select:has(option[value=window])").select_option("window")
         answered(page, 7)
         assert "of all tiles kept" in page.locator(".wb-map").last.inner_text()
         page.locator(".wb-passage .wb-t").nth(3).hover()
