@@ -56,6 +56,8 @@ def fits(value: Any, annotation: Any) -> bool:
         return callable(value)
     if getattr(kind, "_is_protocol", False) and not issubclass(kind, collections.abc.Sized | collections.abc.Iterable):
         return all(hasattr(value, name) for name in _members(kind))
+    if isinstance(value, str | bytes) and kind not in (str, bytes, object):
+        return False  # a text is no list of its letters
     return isinstance(value, kind) and _elements_fit(value, kind, parts)
 
 

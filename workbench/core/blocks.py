@@ -1,15 +1,19 @@
 """Token blocks that can be cached apart, and the prompt that joins them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
+from operator import index
 from struct import pack
+from typing import Any
 
 import torch
 
 from workbench.core import html_views
-from workbench.core.errors import BadInput
+from workbench.core.annotations import LARGEST
+from workbench.core.errors import BadInput, shown
 
 
 @dataclass(frozen=True)
@@ -20,11 +24,13 @@ class Block:
     label: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", tuple(map(int, self.tokens)))
+        object.__setattr__(self, "tokens", _whole(self.tokens))
         if not self.tokens:
             raise BadInput(f"block {self.label!r} is empty: a block has at least one token")
         if min(self.tokens) < 0:
             raise BadInput(f"block {self.label!r} has token id {min(self.tokens)}: token ids are 0 or more")
+        if max(self.tokens) > LARGEST:
+            raise BadInput(f"block {self.label!r} has token id {shown(max(self.tokens))}: at most {LARGEST:,}")
 
     @cached_property
     def key(self) -> str:
@@ -46,6 +52,16 @@ class Block:
         return html_views.table("Block", rows)
 
 
+def _whole(tokens: Any) -> tuple[int, ...]:
+    """Token ids as Python's integers. Raises BadInput for what is no list of whole numbers."""
+    try:
+        if isinstance(tokens, str | bytes):
+            raise TypeError
+        return tuple(map(index, tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens))
+    except TypeError:
+        raise BadInput(f"tokens is {shown(tokens)}: a list of token ids is needed, whole numbers") from None
+
+
 @dataclass(frozen=True)
 class Prompt:
     """Blocks in reading order; the last one is the question and is never cached."""
@@ -53,7 +69,12 @@ class Prompt:
     blocks: tuple[Block, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "blocks", tuple(self.blocks))
+        given: Any = self.blocks
+        if not isinstance(given, Iterable):
+            raise BadInput(f"blocks is {shown(given)}: a prompt is a list of blocks")
+        object.__setattr__(self, "blocks", tuple(given))
+        if odd := [block for block in self.blocks if not isinstance(block, Block)]:
+            raise BadInput(f"blocks holds {shown(odd[0])}: a prompt is a list of blocks")
         if len(self.blocks) < 2:
             raise BadInput(f"a prompt needs at least one block before its question, got {len(self.blocks)} block(s)")
 

@@ -1,15 +1,25 @@
 """Keys and values of a run of tokens, one tensor per layer."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from workbench.core import html_views, renamed
-from workbench.core.errors import BadInput
+from workbench.core import annotations, html_views, renamed
+from workbench.core.errors import BadInput, shown
 
 Tensors = list[torch.Tensor]
+
+
+def check_agreement(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Refuse keys and values [H, T, D] that do not agree in layers, heads or tokens."""
+    if len(keys) != len(values):
+        raise BadInput(f"a KV has keys of {len(keys)} layers and values of {len(values)}: they must agree")
+    for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
+        if k.ndim != 3 or k.shape[:2] != v.shape[:2] or k.shape[1] != keys[0].shape[1]:
+            shapes = f"{tuple(k.shape)} and {tuple(v.shape)} in layer {layer}"
+            raise BadInput(f"a KV has keys and values of {shapes}: [heads, tokens, width] must agree")
 
 
 @dataclass
@@ -25,6 +35,14 @@ class KV:
     start: int = 0
     read_only: bool = False
     _backing: tuple[Tensors, Tensors] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "values"):
+            layers = getattr(self, name)
+            if not isinstance(layers, list | tuple) or not all(isinstance(x, torch.Tensor) for x in layers):
+                raise BadInput(f"{name} is {shown(layers)}: a list of tensors is needed, one a layer")
+        check_agreement(self.keys, self.values)
+        annotations.check("start", self.start, int)
 
     @classmethod
     def zeros(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.core import html_views, renamed
-from workbench.core.errors import BadInput
+from workbench.core import annotations, html_views, renamed
+from workbench.core.errors import BadInput, shown
 from workbench.core.masks import Sees, causal
 from workbench.core.tiles import Tiles
 
@@ -45,7 +45,10 @@ class Plan:
     num_layers: int | None = None
 
     def __post_init__(self) -> None:
-        rows = torch.as_tensor(self.rows)
+        try:
+            rows = torch.as_tensor(self.rows)
+        except (TypeError, ValueError, RuntimeError):
+            raise BadInput(f"rows is {shown(self.rows)}: a list of positions is needed") from None
         if rows.ndim != 1 or not len(rows) or rows.is_floating_point() or rows.dtype == torch.bool:
             raise BadInput(
                 f"rows must be a list of at least one position, got a {rows.dtype} tensor of {tuple(rows.shape)}"
@@ -53,6 +56,13 @@ class Plan:
         if rows[0] < 0 or (len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all())):
             raise BadInput("rows must be positions in strictly rising order, from 0: sort and deduplicate them")
         object.__setattr__(self, "rows", rows.long())
+        for name in ("sees", "sparse", "backend"):
+            if not callable(value := getattr(self, name)) and (value is not None or name == "sees"):
+                raise BadInput(f"{name} is {shown(value)}: a function is needed")
+        for name, annotation in (("return_queries", Sequence[int]), ("num_layers", int | None)):
+            annotations.check(name, getattr(self, name), annotation)
+        if self.sees is not causal and not rows.is_cuda:
+            check_rule(self.sees, self.rows[:1])
 
     def _repr_html_(self) -> str:
         """Show which rows are computed and how in a notebook."""
@@ -66,6 +76,16 @@ class Plan:
 def _called(value: object) -> str:
     """Return the name of a function, else the value as it shows itself."""
     return getattr(value, "__name__", None) or repr(value)
+
+
+def check_rule(sees: Sees, rows: torch.Tensor) -> None:
+    """Raise BadInput for a mask rule that does not say True or False of a row [1, 1] and a column [1, 1]."""
+    try:
+        answer = sees(rows[:1, None], rows[None, :1])
+    except TypeError as problem:
+        raise BadInput(f"sees cannot be asked about (row, column): {problem}") from None
+    if not isinstance(answer, torch.Tensor) or answer.dtype != torch.bool or answer.numel() != 1:
+        raise BadInput(f"sees says {shown(answer)} of one row and one column: one bool each is needed")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.core import html_views
-from workbench.core.errors import BadInput
+from workbench.core import annotations, html_views
+from workbench.core.errors import BadInput, shown
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,20 @@ class Tiles:
     shared: int = 1
     alike: bool = False
 
+    def check_fits(self, heads: int, rows: int, keys: int) -> None:
+        """Refuse tiles of other than `heads` query heads, and too few for this many rows and keys."""
+        needed = (heads, -(-rows // self.size), -(-keys // self.size))
+        shape = tuple(self.kept.shape)
+        if shape[0] != heads or shape[1] < needed[1] or shape[2] < needed[2]:
+            raise BadInput(
+                f"tiles of {shape} for {rows} rows and {keys} keys in tiles of {self.size}: "
+                f"[heads, query tiles, key tiles] is {needed}"
+            )
+
     def __post_init__(self) -> None:
+        if not isinstance(self.kept, torch.Tensor):
+            raise BadInput(f"kept is {shown(self.kept)}: tiles are [heads, query tiles, key tiles] bool")
+        annotations.check("size", self.size, int)
         if self.kept.ndim != 3 or self.kept.dtype != torch.bool:
             raise BadInput(
                 f"tiles are [heads, query tiles, key tiles] bool, got {tuple(self.kept.shape)} {self.kept.dtype}"

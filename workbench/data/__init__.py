@@ -3,6 +3,7 @@
 from pathlib import Path
 from random import Random
 
+from workbench.core import annotations
 from workbench.core.errors import BadInput, shown
 from workbench.core.files import is_file
 from workbench.data import assets, contexts, files, lab, lab_style, manual_pages, manuals, needles, passage_files
@@ -47,7 +48,9 @@ def load(
     `answered` False, questions of a file may lack answers. Raises BadInput for an unknown name, a number under 1 and
     what `files.read`, `lab.samples`, `needles.samples` and `manuals.samples` refuse.
     """
+    annotations.check("seed", seed, int)
     for what, number in (("samples", samples), ("passages", passages)):
+        annotations.check(what, number, int | None)
         if number is not None and number < 1:
             raise BadInput(f"{what} is {number}; at least 1 is needed")
     name = str(name_or_path)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.core.masks import MaskRule, causal, visible, window
 from workbench.core.plan import Plan, Site
@@ -108,7 +109,12 @@ class PlannedRequest:
             return None
         own = 1.0 if x.scale is None else x.scale * x.q.shape[-1] ** 0.5
         queries = x.q if abs(own - 1) < 1e-6 else x.q * own
-        return self.plan.sparse(queries, keys, rows, Site(x.layer, len(self.kv)))
+        tiles = self.plan.sparse(queries, keys, rows, Site(x.layer, len(self.kv)))
+        if tiles is not None and not isinstance(tiles, Tiles):
+            raise BadInput(f"sparse chooses {shown(tiles)}: Tiles are needed")
+        if tiles is not None:
+            tiles.check_fits(len(x.q), len(rows), keys.shape[1])
+        return tiles
 
     def _write(self, cached: Tensor, fresh: Tensor) -> None:
         if self._whole:

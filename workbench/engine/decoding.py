@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from workbench.core.errors import BadInput
+from workbench.core import annotations
+from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Plan
@@ -43,6 +44,9 @@ def decode(
     string, at the model's context or after `max_new_tokens`. BadInput where the parts do not fit, when called and
     before any work.
     """
+    annotations.check("stop", stop, str | Sequence[str])
+    annotations.check("seed", seed, int | Sequence[int])
+    annotations.check("logits", logits, torch.Tensor | Sequence[Any])
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     check_options(max_new_tokens, temperature, top_p, stops, tokenizer)
     rules = list(sees) if isinstance(sees, Sequence) else [sees] * len(kvs)
@@ -52,6 +56,11 @@ def decode(
             raise BadInput(f"{len(given)} {name} for {len(kvs)} requests: give one for each")
     if len({id(kv) for kv in kvs}) < len(kvs):
         raise BadInput("two requests share one KV: each request of a batch appends to its own (KV.clone)")
+    for i, each in enumerate(logits):
+        if not isinstance(each, torch.Tensor):
+            raise BadInput(f"logits of request {i} are {shown(each)}: a tensor is needed")
+        if not bool(each.amax(-1).isfinite().all()):
+            raise BadInput(f"logits of request {i} hold nan or infinity: its keys, values or weights are damaged")
     context = spec_for(model, kvs=kvs).context
     requests = [
         DecodeRequest(kv, rule, torch.Generator().manual_seed(number))
@@ -192,6 +201,10 @@ def forward_step(model: PreTrainedModel, requests: list[DecodeRequest], reserve:
 
 def check_options(count: int, temperature: float, top_p: float, stops: Sequence[str], tokenizer: Any) -> None:
     """Refuse options of `decode` that make no sense."""
+    for name, value, annotation in (("max_new_tokens", count, int), ("temperature", temperature, float)):
+        annotations.check(name, value, annotation)
+    annotations.check("top_p", top_p, float)
+    annotations.check("stop", stops, Sequence[str])
     if count < 1:
         raise BadInput(f"max_new_tokens {count}: it is 1 or more")
     if not 0 <= temperature < float("inf"):

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from workbench.core import annotations
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
 from workbench.engine.decoding import Tokens, by_request, check_options, decode, text_of
 from workbench.engine.page_owners import NoPages
 from workbench.methods import Method, ReadyRequest, finish
@@ -153,7 +154,12 @@ def _checked(
     options: dict[str, Any],
 ) -> EngineChoice:
     """Refuse options and prompts that cannot be; return the engine."""
-    stop = options.get("stop", ())
+    if not isinstance(prompts, Sequence) or not all(isinstance(prompt, Prompt) for prompt in prompts):
+        raise BadInput(f"prompts is {shown(prompts)}: a list of prompts is needed")
+    if not callable(getattr(tokenizer, "decode", None)):
+        raise BadInput(f"tokenizer is {shown(tokenizer)}: what turns tokens into text is needed")
+    annotations.check("seed", options.get("seed", 0), int | Sequence[int])
+    annotations.check("stop", stop := options.get("stop", ()), str | Sequence[str])
     temperature, top_p = options.get("temperature", 0.0), options.get("top_p", 1.0)
     check_engine(engine)
     check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
@@ -237,6 +243,8 @@ def method_of(mode: Method | str) -> Method:
     """Return the method itself, or the one of that name."""
     if isinstance(mode, str) and mode not in MODES:
         raise BadInput(f"mode {mode!r}: it is one of {', '.join(MODES)}, or a method of workbench.methods")
+    if not isinstance(mode, str) and not hasattr(mode, "begin"):
+        raise BadInput(f"mode is {shown(mode)}: it is one of {', '.join(MODES)}, or a method of workbench.methods")
     return MODES[mode] if isinstance(mode, str) else mode
 
 

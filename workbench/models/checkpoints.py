@@ -29,6 +29,8 @@ def names() -> list[str]:
 
 def folder(name_or_path: str | Path) -> Path:
     """The folder of a path, of a shipped or fetched model or of an `owner/name` in the local Hugging Face cache."""
+    if not isinstance(name_or_path, str | Path):
+        raise BadInput(f"model is {shown(name_or_path)}: a name or a folder is needed")
     if is_dir(path := Path(name_or_path)):
         return path
     name = str(name_or_path)

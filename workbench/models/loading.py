@@ -90,7 +90,7 @@ def device_of(name: str) -> torch.device:
     """The device of a name; BadInput for one that is unknown or not there."""
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError, ValueError):
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
         raise BadInput(f"unknown device {name!r}: allowed are cpu, cuda and cuda:N")

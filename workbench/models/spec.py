@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.errors import BadInput, Unsupported
-from workbench.core.kv import KV
+from workbench.core.errors import BadInput, Unsupported, shown
+from workbench.core.kv import KV, check_agreement
 from workbench.core.rope import Pairing, rotate
 from workbench.models.families import (
     check,
@@ -57,6 +57,10 @@ class ModelSpec:
 
     def check_tokens(self, tokens: Tensor) -> None:
         """Refuse a prompt [T] that is no list of this model's token ids, or is over its context."""
+        if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+            raise BadInput(f"tokens is {shown(tokens)}: a tensor of token ids is needed, whole numbers")
+        if not tokens.numel():
+            raise BadInput("tokens is empty: a prompt has at least one token")
         if tokens.ndim != 1:
             raise BadInput(f"tokens must be one list of token ids, got a tensor of {tuple(tokens.shape)}")
         if self.context and len(tokens) > self.context:
@@ -77,6 +81,9 @@ class ModelSpec:
 
     def check_shapes(self, kv: KV) -> None:
         """Refuse a KV of another model."""
+        if not isinstance(kv, KV):
+            raise BadInput(f"kv is {shown(kv)}: a KV is needed")
+        check_agreement(kv.keys, kv.values)
         shapes = [(x.shape[0], x.shape[2]) for x in kv.keys]
         if shapes != self.shapes:
             raise BadInput(
@@ -106,6 +113,8 @@ def attach(model: PreTrainedModel) -> ModelSpec:
     Idempotent: measured once, and again where the model has changed its dtype or device.
     `model.set_attn_implementation("sdpa")` gives the stock model back.
     """
+    if not isinstance(model, PreTrainedModel):
+        raise BadInput(f"model is {shown(model)}: a model of transformers is needed, as models.load gives it")
     known = _KNOWN.get(model)
     if known is None or (known.dtype, known.device) != (model.dtype, model.device):
         known = _KNOWN[model] = _measure(model)

@@ -1,0 +1,188 @@
+"""Python calls with wrong types, shapes and numbers are refused by the name of the argument, before any work."""
+
+import pytest
+import tiny
+import torch
+
+from workbench import data, generate, models
+from workbench.core.blocks import Block, Prompt
+from workbench.core.errors import BadInput
+from workbench.core.kv import KV
+from workbench.core.plan import Plan
+from workbench.core.tiles import Tiles
+from workbench.engine.decoding import decode
+from workbench.engine.forward import PrefillRequest, prefill_many
+
+NAN, INFINITY = float("nan"), float("inf")
+PROMPT = Prompt((Block((1, 2, 3)), Block((4, 5))))
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory):
+    return models.load(tiny.checkpoint(tmp_path_factory.mktemp("calls") / "tiny"))
+
+
+@pytest.mark.parametrize(
+    "tokens", [5, None, "abc", b"ab", [1.5], ["a"], [None], [[1]], object(), [10**30], [NAN], [-1]]
+)
+def test_tokens_of_a_block_are_whole_numbers(tokens):
+    with pytest.raises(BadInput, match=r"tokens is|token id"):
+        Block(tokens)
+
+
+@pytest.mark.parametrize("tokens", [[1, 2], (1, 2), range(1, 3), torch.tensor([1, 2])])
+def test_any_list_of_whole_numbers_makes_a_block(tokens):
+    assert Block(tokens).tokens == (1, 2)
+
+
+@pytest.mark.parametrize("blocks", [5, None, "ab", [1, 2], [Block((1,)), 5]])
+def test_a_prompt_is_made_of_blocks(blocks):
+    with pytest.raises(BadInput, match="blocks"):
+        Prompt(blocks)
+
+
+def lists_nothing(row, col):
+    return [True]
+
+
+PLANS = {
+    "rows": [5, None, "abc", [1.5], ["a"], [], [[1]], [True], {}, [10**30], [1, 0], [-1], torch.tensor([1.0])],
+    "sees": [5, None, "abc", lambda a: a, lambda r, c: None, lambda r, c: 1, lambda r, c: r, lists_nothing],
+    "sees ": [lambda r, c: torch.ones(2, dtype=torch.bool), lambda r, c: (c <= r).numpy()],
+    "sparse": [5, "abc", [1]],
+    "backend": [5, "abc", [1]],
+    "return_queries": [5, "a", ("a",), (1.5,), None],
+    "num_layers": [1.5, "a", True],
+}
+CASES = [
+    pytest.param(name, value, id=f"{name} {i}") for name, values in PLANS.items() for i, value in enumerate(values)
+]
+
+
+@pytest.mark.parametrize(("name", "value"), CASES)
+def test_a_plan_refuses_an_argument_by_its_name(name, value):
+    name = name.strip()
+    with pytest.raises(BadInput, match=f"^{name} "):
+        Plan(**{"rows": [0, 1], name: value})
+
+
+def prefill(lm, tokens=PROMPT.tokens, kv=None, **plan):
+    request = PrefillRequest(tokens, Plan(**{"rows": torch.arange(5), **plan}), kv or lm.spec.empty(5))
+    return prefill_many(lm.model, [request])
+
+
+TOKENS = [[1, 2, 3, 4, 5], torch.rand(5), torch.ones(1, 5).long(), torch.tensor([1, 2, 3, 4, 10**6]), None, "abcde"]
+TOKENS += [torch.tensor([], dtype=torch.long), torch.ones(5, dtype=torch.bool), torch.tensor([1, 2, 3, 4, -1])]
+
+
+@pytest.mark.parametrize("tokens", TOKENS, ids=range(len(TOKENS)))
+def test_tokens_of_a_prefill_are_a_tensor_of_ids(lm, tokens):
+    with pytest.raises(BadInput, match="token"):
+        prefill(lm, tokens)
+
+
+CHOSEN = [5, torch.ones(4, 1, 1, dtype=torch.bool), Tiles(torch.ones(3, 1, 1, dtype=torch.bool), 16)]
+CHOSEN += [Tiles(torch.ones(4, 1, 1, dtype=torch.bool), 2)]
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids=["number", "tensor", "other heads", "other tiles"])
+def test_what_a_sparse_method_answers_is_looked_at(lm, chosen):
+    with pytest.raises(BadInput, match=r"sparse chooses|tiles of \("):
+        prefill(lm, sparse=lambda queries, keys, rows, site: chosen)
+
+
+@pytest.mark.parametrize(("kept", "size"), [(5, 16), (None, 16), (torch.ones(4, 1, 1), 16)])
+def test_tiles_are_bools(kept, size):
+    with pytest.raises(BadInput, match="tiles are"):
+        Tiles(kept, size)
+    with pytest.raises(BadInput, match="size is 'a'"):
+        Tiles(torch.ones(4, 1, 1, dtype=torch.bool), "a")  # type: ignore[arg-type]
+
+
+def some(*shape):
+    return torch.zeros(*shape)
+
+
+KVS = {
+    "tokens": ([some(2, 3, 4)], [some(2, 4, 4)]),
+    "heads": ([some(2, 3, 4)], [some(1, 3, 4)]),
+    "layers": ([some(2, 3, 4)] * 2, [some(2, 3, 4)]),
+    "tokens of layers": ([some(2, 3, 4), some(2, 2, 4)], [some(2, 3, 4), some(2, 2, 4)]),
+    "no heads": ([some(3, 4)], [some(3, 4)]),
+    "numbers": ([1], [2]),
+    "no lists": (5, 5),
+}
+
+
+@pytest.mark.parametrize("what", KVS)
+def test_keys_and_values_agree(what):
+    with pytest.raises(BadInput, match=r"a KV has keys|keys is"):
+        KV(*KVS[what])
+
+
+def test_keys_and_values_that_were_changed_since_are_refused(lm):
+    for change in (lambda kv: kv.values.pop(), lambda kv: kv.keys.__setitem__(0, kv.keys[0][:, :3])):
+        kv = lm.spec.empty(5)
+        change(kv)
+        with pytest.raises(BadInput, match="a KV has keys"):
+            prefill(lm, kv=kv)
+    with pytest.raises(BadInput, match="kv is 5"):
+        prefill(lm, kv=5)
+
+
+LOGITS = [torch.full((400,), NAN), torch.full((400,), INFINITY), torch.full((400,), -INFINITY), None, [1, 2]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("logits", LOGITS, ids=["nan", "inf", "-inf", "none", "list"])
+def test_logits_that_choose_no_token_are_refused(lm, logits, temperature):
+    with pytest.raises(BadInput, match="logits of request 0"):
+        decode(lm.model, [lm.spec.empty(5, 4)], [logits], 2, temperature, tokenizer=lm.tokenizer)
+
+
+def test_one_logit_that_rules_a_token_out_is_allowed(lm):
+    logits = torch.zeros(400).index_fill(0, torch.tensor(3), -INFINITY)
+    assert list(decode(lm.model, [lm.spec.empty(5, 4)], [logits], 1, tokenizer=lm.tokenizer)) == [[0]]
+
+
+CALLS = {
+    "mode": [5, None, [1]],
+    "max_new_tokens": ["a", 0, 1.5, True, 10**30],
+    "temperature": ["a", NAN, -1, INFINITY],
+    "top_p": ["a", 2, NAN, 0],
+    "seed": ["a", 10**30, 1.5, [1.5]],
+    "stop": [5, [5], None],
+    "prompts": [5, None, "abc", [1], PROMPT],
+    "tokenizer": [None, 5],
+    "model": [None, "lab-full"],
+}
+WRONG = [
+    pytest.param(name, value, id=f"{name} {i}") for name, values in CALLS.items() for i, value in enumerate(values)
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_an_answer_is_refused_by_the_name_of_the_argument(lm, name, value):
+    prompts = lm.layout.prompts(data.load("lab", samples=1, passages=2), lm.tokenizer)
+    given = {"model": lm.model, "tokenizer": lm.tokenizer, "prompts": prompts, "max_new_tokens": 1}
+    with pytest.raises(BadInput, match=name):
+        generate(**given | {name: value})
+
+
+@pytest.mark.parametrize("value", [5, None, [], {}, b"x"])
+def test_names_are_texts(value):
+    with pytest.raises(BadInput, match="model is"):
+        models.load(value)
+
+
+@pytest.mark.parametrize("value", ["a", 1.5, None, 10**30, "cuda:99", b"x"])
+def test_a_device_is_one_that_is_there(lm, value):
+    with pytest.raises(BadInput, match="device"):
+        models.device_of(value)
+
+
+@pytest.mark.parametrize("value", ["a", 1.5, [1], True, 10**30])
+@pytest.mark.parametrize("name", ["samples", "passages", "seed"])
+def test_numbers_of_data_are_whole(name, value):
+    with pytest.raises(BadInput, match=f"{name} is"):
+        data.load("lab", **{name: value})
