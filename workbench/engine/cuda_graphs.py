@@ -158,8 +158,8 @@ class Runner:
             batch.on_host["ids"][i, : len(ids)] = ids
         batch.send()
         logits = ready.run()[: len(prompts)].clone()
-        for prompt, ids in zip(prompts, tokens, strict=True):  # where it fails, nothing counts as written
-            prompt.written += len(ids)
+        for prompt, rows in zip(prompts, host, strict=True):  # where it fails, nothing counts as written
+            prompt.written += len(rows)
         return logits, batch
 
     @torch.no_grad()

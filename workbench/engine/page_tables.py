@@ -23,8 +23,13 @@ WASTE = 8  # pages of a context for each empty one that may be put between block
 class CachedBlock(Protocol):
     """What a table needs of a block in a pool."""
 
-    length: int
-    start: int
+    @property
+    def length(self) -> int:
+        """Its tokens."""
+
+    @property
+    def start(self) -> int:
+        """The position that its keys are rotated for."""
 
     @property
     def numbers(self) -> Ints:

@@ -309,7 +309,7 @@ class Pool:
         except BaseException:
             self.give(owned)
             raise
-        own: Ints = (mine[:, None] * self.size + np.arange(self.size, dtype=np.int32)).ravel()[: len(places)]
+        own: Ints = np.add.outer(mine * self.size, np.arange(self.size)).ravel()[: len(places)].astype(np.int32)
         length = sum(block.length for block in context)
         return PagedPrompt(length, table, own, places, owned, self, tuple(context))
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from workbench.engine import buckets
+from workbench.engine.backends import kernel
 from workbench.engine.cuda_graphs import Captured, Runner
 from workbench.engine.paged_pool import Pool
 from workbench.experiments.bench import timing
@@ -21,7 +22,6 @@ from workbench.experiments.bench.pools import describe, filled
 from workbench.experiments.bench.recompute import QUESTION
 from workbench.experiments.bench.timing import Time
 from workbench.experiments.bench.whole_model import GPU, Candidate, Sample, Scene, clock
-from workbench.kernels import _triton
 
 # what is tried beside the default: arguments of a `Runner`, and settings that are put back afterwards
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -39,13 +39,14 @@ HOST = 30  # how often the host's part is timed
 @contextmanager
 def settings(pool: Pool, overlap: bool = False, unit: int = 0, run: int = 0) -> Iterator[None]:
     """Let a variant hold: kernels that overlap, rows padded to a multiple of `unit`, `run` pages rerotated alike."""
-    before = _triton.OVERLAP, buckets.UNIT, pool.run
-    _triton.OVERLAP = overlap
+    triton = kernel("_triton")
+    before = triton.OVERLAP, buckets.UNIT, pool.run
+    triton.OVERLAP = overlap
     buckets.UNIT, pool.run = unit or before[1], run or before[2]
     try:
         yield
     finally:
-        _triton.OVERLAP, buckets.UNIT, pool.run = before
+        triton.OVERLAP, buckets.UNIT, pool.run = before
 
 
 def question(scene: Scene, context: int, count: int, candidate: Candidate, graphs: bool = True, **how: Any) -> Sample:
