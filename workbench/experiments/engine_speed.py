@@ -11,6 +11,7 @@ layers adds up to.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from statistics import median
 from time import perf_counter
@@ -52,9 +53,8 @@ def answered(
             store = MemoryStore(1 << 62)
             for state in ("cold", "warm"):
                 one = replace(trial, batch=size, engine=engine)
-                seconds, generations = _timed(
-                    model, lambda one=one, store=store: one.answer(prompts, loaded, store, None, method)
-                )
+                work = partial(one.answer, prompts, loaded, store, None, method)
+                seconds, generations = _timed(model, work)
                 row = {"engine": engine, "batch": size, "store": state, **_rates(seconds, generations)}
                 speed.append(row)
                 tell(
@@ -104,12 +104,8 @@ def decoded(
                 seconds = []
                 for number, group in enumerate([groups[0], *groups]):
                     asked = [prompts[i] for i in group]
-                    spent, said = _timed(
-                        model,
-                        lambda asked=asked, store=store, engine=engine: generate(
-                            model, words, asked, method, store, count, engine=engine
-                        ),
-                    )
+                    work = partial(generate, model, words, asked, method, store, count, engine=engine)
+                    spent, said = _timed(model, work)
                     if number and len(group) == size:
                         seconds.append(spent - max(one.ttft for one in said))
                 if seconds:
@@ -123,7 +119,7 @@ def decoded(
 @contextmanager
 def endless(model: PreTrainedModel) -> Iterator[None]:
     """Let no token end a text meanwhile."""
-    owners = [model.generation_config, model.config, model.config.get_text_config(decoder=True)]
+    owners: list[Any] = [model.generation_config, model.config, model.config.get_text_config(decoder=True)]
     before = [getattr(owner, "eos_token_id", None) for owner in owners]
     for owner in owners:
         owner.eos_token_id = None

@@ -107,7 +107,9 @@ def why_not_captured(plan: Plan) -> str:
 def _why_not_rule(method: Method, prompts: Sequence[Prompt], count: int) -> str:
     """Say why the rows of an answer are not plainly causal under a method's rule; "" if they are."""
     rule = getattr(method, "sees", None)
-    for number, prompt in enumerate(prompts if rule else ()):
+    if rule is None:
+        return ""
+    for number, prompt in enumerate(prompts):
         if not _plain(rule(prompt), len(prompt), count):
             return f"by the rule of prompt {number} a token of the answer does not see all that is before it"
     return ""

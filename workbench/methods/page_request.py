@@ -119,5 +119,5 @@ def generation_of(request: PageRequest, tokenizer: Any, begin: float) -> Generat
         ready.reused,
         request.first - begin,
         ready.passes,
-        timed(receipt, receipt.seconds | decode),
+        timed(receipt, {**receipt.seconds, **decode}),
     )

@@ -80,8 +80,8 @@ def begin_copied(
         kv, rows = ready.request.kv, ready.request.plan.rows
         request.logits = logits.get(id(ready))
         length = len(kv) if request.logits is not None else int(rows[0])
-        parts = ([x[:, :length] for x in part] for part in (kv.keys, kv.values))
-        request.context = blocks.place([KV(*parts)])
+        keys, values = ([x[:, :length] for x in part] for part in (kv.keys, kv.values))
+        request.context = blocks.place([KV(keys, values)])
         reserve = request.limit + (len(rows) if request.logits is None else 0)
         blocks.make_room(-(-reserve // blocks.pool.size))
         request.paged = blocks.pool.open(request.context, reserve)
@@ -119,8 +119,9 @@ def rows_over_pages(
     elif type(select).scores is Select.scores:
         scores = [select.score(prompt) for prompt in prompts]
     else:
-        for layer in range(len(pool.keys)) if wait else ():
-            wait(layer)
+        if wait is not None:
+            for layer in range(len(pool.keys)):
+                wait(layer)
         pairs = zip(prompts, contexts, strict=True)
         kvs = [pool.gather(context, len(prompt.question), method.positions) for prompt, context in pairs]
         return select.rows(runner.model, prompts, kvs, method.ratio)
