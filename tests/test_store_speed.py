@@ -37,14 +37,14 @@ def test_a_folder_that_loses_a_block_is_no_measurement(tmp_path):
         store_speed.reads(tmp_path / "a", TINY, 1, False, 1)
 
 
-@pytest.mark.parametrize("copied, says", [([0.9, 0.85], "reach 80%"), ([0.9, 0.7], "do not always reach 80%")])
-def test_the_sentence_turns_with_the_numbers(copied, says):
+@pytest.mark.parametrize("mapped, says", [([0.9, 0.85], "reach 80%"), ([0.9, 0.7], "do not always reach 80%")])
+def test_the_sentence_turns_with_the_numbers(mapped, says):
     rows = [
-        {"model": "m", "blocks_a_file": n, "cache": "warm", "copied_share": share, "mapped_share": 1.5}
-        for n, share in zip((1, 16), copied, strict=True)
+        {"model": "m", "blocks_a_file": n, "cache": "warm", "mapped_share": share, "copied_share": 0.5}
+        for n, share in zip((1, 16), mapped, strict=True)
     ]
     text = disk_finding(pd.DataFrame(rows))
-    assert says in text and "least copied: m, 16 to a file, page cache warm" in text and "150% to 150%" in text
+    assert says in text and "least: m, 16 to a file, page cache warm" in text and "50% to 50% copied" in text
 
 
 @pytest.mark.parametrize("lost, says", [(0, "none was lost and none wrong"), (2, "2 were lost and 0 wrong")])
