@@ -236,3 +236,13 @@ def test_a_trial_that_names_no_engine_says_nothing_of_it():
     assert "engine" not in Trial("lab-full").settings()
     with pytest.raises(BadInput, match="engine 'fast'"):
         Trial("lab-full", engine="fast")
+
+
+def test_damaged_weights_are_refused_by_both_engines():
+    model = model_of()
+    model.get_output_embeddings().weight.data[3] = torch.nan
+    for engine in ("contiguous", "paged"):
+        with pytest.raises(BadInput, match="hold nan or infinity"):
+            generate(model, Letters(), PROMPTS, "block", max_new_tokens=3, engine=engine)
+    _, blocks = pages_of(model).of(model, 1)
+    assert blocks.room == blocks.pool.pages - 1

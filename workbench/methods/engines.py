@@ -7,7 +7,8 @@ contiguous   a contiguous KV a request, plain forward passes. For CPUs, sliding 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Literal, get_args
@@ -142,6 +143,13 @@ class Pages:
 
     def __reduce__(self) -> tuple[type["Pages"], tuple[()]]:
         return Pages, ()
+
+    @contextmanager
+    def use(self, model: PreTrainedModel) -> Iterator[None]:
+        """Keep other threads out, and let steps be captured on the model's own device."""
+        gpu = model.device.type == "cuda"
+        with self.lock, torch.cuda.device(model.device) if gpu else nullcontext():
+            yield
 
     def of(self, model: PreTrainedModel, needed: int) -> tuple[Runner, BlockPages]:
         """Return runner and blocks, of a pool of `needed` pages at least; it is made again where it was smaller, or

@@ -83,7 +83,7 @@ def answer(
         return _contiguous(model, tokenizer, prompts, method, store, max_new_tokens, str(chosen), options)
     begin = perf_counter()
     requests = requests_of(model, tokenizer, prompts, method, store, max_new_tokens, keep, **options)
-    with pages_of(model).lock:
+    with pages_of(model).use(model):
         try:
             answers = PagedAnswers(model, requests, most)
         except NoPages as problem:
@@ -134,7 +134,7 @@ def _streamed(
     if paged:
         requests = requests_of(model, tokenizer, prompts, method, store, max_new_tokens, **options)
         numbers = {id(request): number for number, request in enumerate(requests)}
-        with pages_of(model).lock:
+        with pages_of(model).use(model):
             for request, token in PagedAnswers(model, requests).run():
                 yield numbers[id(request)], token
         return
@@ -266,5 +266,5 @@ def first_token(
     store = MemoryStore(1 << 62) if store is None else store
     (request,) = requests_of(model, None, [prompt], method, store, 1)
     request.eos = frozenset()
-    with pages_of(model).lock:
+    with pages_of(model).use(model):
         return next(token for _, token in PagedAnswers(model, [request]).run())

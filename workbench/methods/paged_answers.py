@@ -9,12 +9,14 @@ on a contiguous copy of the pages, and its rows are written back; decoding is ca
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import isfinite
 from time import perf_counter
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from workbench.core.errors import BadInput
 from workbench.engine.buckets import LARGE
 from workbench.engine.page_owners import NoPages
 from workbench.engine.paged_pool import PagedPrompt
@@ -238,9 +240,12 @@ class PagedAnswers:
     def _chosen(self, group: Sequence[PageRequest]) -> list[int]:
         """Choose the first tokens, once they are computed."""
         rows = [request.logits for request in group if request.logits is not None]
-        likeliest = torch.stack(rows).argmax(-1).tolist()
+        best = torch.stack(rows).float().max(-1)
+        values, likeliest = torch.stack((best.values.double(), best.indices.double())).tolist()
+        if not all(map(isfinite, values)):
+            raise BadInput("logits of a request hold nan or infinity: its keys, values or weights are damaged")
         tokens = [
-            request.choose(row, request.random) if request.choose.temperature else token
+            request.choose(row, request.random) if request.choose.temperature else int(token)
             for request, row, token in zip(group, rows, likeliest, strict=True)
         ]
         for request in group:
