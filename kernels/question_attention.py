@@ -13,6 +13,7 @@ Their number is small, so the keys are split among programs and the parts merged
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -96,3 +97,5 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         pairing="interleaved",
         heads=(6, 2),
     )
+    pairs = case(11, contexts=[[1, 0]], blocks=[256, 128], questions=[20], page=64, width=128, pairing="neox")
+    yield *pairs[:4], replace(pairs[4], run=2), *pairs[5:]  # two pages side by side are shifted alike

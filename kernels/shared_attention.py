@@ -137,6 +137,9 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
     yield _split(case(2, contexts=[[1, 0]] * 2, blocks=[40, 19], questions=[3, 2], width=128, pairing="neox"), 5)
     yield _split(case(3, contexts=[[0]] * 4, blocks=[101], questions=[1] * 4, width=80, heads=(3, 1), page=32), 4)
     yield _split(case(4, contexts=[[0, 1]], blocks=[16, 33], questions=[2], width=256, heads=(2, 2)), 4)
+    large = case(6, contexts=[[1, 0]] * 3, blocks=[260, 130], questions=[1] * 3, width=128, page=64, pairing="neox")
+    yield _split(large, 8)  # these fit the kernel for Hopper
+    yield _split(case(7, contexts=[[0]] * 5, blocks=[520], questions=[1] * 5, page=128, heads=(8, 2)), 4)
     q, keys, values, rows, *rest = _split(case(5, contexts=[[0]] * 2, blocks=[50], questions=[1, 1]), 4)
     yield q, keys, values, torch.where(torch.arange(2, device=device)[:, None] == 1, -1, rows), *rest
 
