@@ -7,7 +7,9 @@ import pytest
 from colorspacious import cspace_convert
 
 from workbench.plots import looks, theme
+from workbench.plots.lines import Panel, Series, line_chart
 from workbench.plots.looks import Look
+from workbench.plots.table import table
 
 DEFICIENCIES = (None, "deuteranomaly", "protanomaly", "tritanomaly")
 GROUPS = {
@@ -101,3 +103,28 @@ def test_markup_of_users_stays_text(text):
     assert "<" not in theme.plain(text) and "<" not in theme.escaped(text)
     assert theme.plain("10<sup>3</sup><br>y") == "10<sup>3</sup><br>y"
     assert theme.escaped("&lt;") == "&amp;lt;"
+
+
+SAID = {"title": "T", "notice": "n", "caption": "c"}
+
+
+def test_texts_of_a_table_that_are_cut_stay_told_apart():
+    rows = [[f"question-guided (FusionRAG): {option}", "1"] for option in ("layers=all", "tokens=last")]
+    first, _ = table(["name", "score"], rows, widths=[0.2, 1], **SAID).data[0].cells.values
+    assert len({*first}) == 2 and all("…" in text for text in first)
+
+
+def test_numbers_of_a_table_have_room():
+    score = "100.0% (98%–100%)"
+    fig = table(["name", *"abcde"], [["x", *[score] * 5]], widths=[9, 1, 1, 1, 1, 1], **SAID)
+    assert min(fig.data[0].columnwidth[1:]) > 7 * len(score)
+
+
+def test_a_legend_and_titles_of_panels_fit_the_figure():
+    names = [f"question-guided (FusionRAG): option {number}" for number in range(9)]
+    assert theme.legend_lines(names[:2]) == 1 and theme.legend_lines(names) > 3
+    lines = [Series(name, [0, 1], [0, 1]) for name in names]
+    one, nine = (line_chart([Panel("", lines[:count])], **SAID).layout.margin.t for count in (1, 9))
+    assert nine > one + 60, "the legend stands over the plot, below the notice"
+    wide = line_chart([Panel("order, n = 273 (full attention 100%)", lines[:1])] * 3, **SAID)
+    assert wide.layout.annotations[0].font.size < 13

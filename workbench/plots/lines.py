@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.elements import band, interval
 from workbench.plots.looks import MODES, SCHEMES, SECONDS, SPARSE_METHODS, TOKENS, Look
-from workbench.plots.theme import BLUE, INK, MUTED, Texts, clear, finish, log_ticks, panel_titles
+from workbench.plots.theme import BLUE, INK, MUTED, Texts, clear, finish, legend_lines, log_ticks, panel_titles
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ def line_chart(
 ) -> go.Figure:
     """Draw `panels` side by side under one legend, in which a name that stands in several panels is listed once.
 
-    lines     that the legend takes
+    lines     that the legend takes, at least
     share     one vertical range for all panels
     bars      intervals are error bars, else bands behind all lines
     mark      a dotted vertical line at this x
     """
     titles = [panel.name for panel in panels] if any(panel.name for panel in panels) else None
     fig = make_subplots(1, len(panels), horizontal_spacing=spacing, shared_yaxes=share, subplot_titles=titles)
-    listed: set[str] = set()
+    listed: dict[str, None] = {}  # in order
     for col, panel in enumerate(panels, 1):
         place = {"row": 1, "col": col}
         for series in panel.series if not bars else ():
@@ -80,7 +80,7 @@ def line_chart(
                 fig.add_trace(area, **place)
         for series in panel.series:
             fig.add_trace(_line(series, bars).update(showlegend=series.name not in listed), **place)
-            listed.add(series.name)
+            listed[series.name] = None
         fig.update_xaxes(**panel.x, **place)
         fig.update_yaxes(**panel.y, **place)
         if panel.level is not None:
@@ -88,7 +88,8 @@ def line_chart(
         if mark is not None:
             fig.add_vline(mark, line={"color": MUTED, "width": 1, "dash": "dot"}, **place)
     panel_titles(fig)
-    return finish(fig, height=height, above=above + 20 * lines, below=58, left=left, legend=gap, **texts)
+    lines = max(lines, legend_lines(listed))
+    return finish(fig, height=height, above=above + 24 * lines - 4, below=58, left=left, legend=gap, **texts)
 
 
 def _line(series: Series, bars: bool) -> go.Scatter:

@@ -32,10 +32,10 @@ def table(
     """
     shares = _pixels(list(widths) or [2.9, *[1] * (len(head) - 1)], rows, words)
     most = [int((share - PADDING) / CHARACTER) for share in shares]
+    cut = [_cut([row[column] for row in rows], most[column]) for column in range(min(words, len(most)))]
     lines = [
-        [text if len(text) <= n else text[: n - 1] + "…" for text, n in zip(row[:words], most, strict=False)]
-        + list(row[words:])
-        for row in rows
+        [*texts, *row[words:]]
+        for texts, row in zip(zip(*cut, strict=True) if cut else [()] * len(rows), rows, strict=True)
     ]
     lines = [list(map(plain, row)) for row in lines]
     wrapped = [len(wrap(text, max(4, n - 1))) for text, n in zip(head, most, strict=True)]  # bold is wider
@@ -49,6 +49,17 @@ def table(
     cells |= {"font": {"size": 12, "color": [colours]}, **look}
     fig = go.Figure(go.Table(columnwidth=shares, header=header, cells=cells))
     return finish(fig, height=ROW * len(rows) + above + 6, above=14, below=8, left=10, right=14, **texts)
+
+
+def _cut(texts: Sequence[str], most: int) -> list[str]:
+    """Cut texts to `most` letters at their ends; in the middle where that would make two of them the same."""
+    short = [text if len(text) <= most else text[: most - 1] + "…" for text in texts]
+    twice = {each for each in short if len({text for text, cut in zip(texts, short, strict=True) if cut == each}) > 1}
+    half = max(2, most // 2)
+    return [
+        f"{text[: most - half - 1]}…{text[-half:]}" if cut in twice else cut
+        for text, cut in zip(texts, short, strict=True)
+    ]
 
 
 def _pixels(widths: Sequence[float], rows: Sequence[Sequence[str]], words: int) -> list[float]:

@@ -173,14 +173,26 @@ def log_ticks(values: Iterable[float]) -> dict[str, Any]:
 def panel_titles(fig: go.Figure, size: int = 13) -> None:
     """Left-align the titles that `make_subplots` centred over the panels; call before `finish`.
 
-    A title that is wider than its panel is written smaller.
+    Where a title is wider than its panel, all are written smaller.
     """
-    for note, axis in zip(fig.layout.annotations, fig.select_xaxes(), strict=False):
+    titled = list(zip(fig.layout.annotations, fig.select_xaxes(), strict=False))
+    for note, axis in titled:
         low, high = axis.domain
         letters = max(map(len, re.sub(r"</?su[bp]>", "", note.text or "").split("<br>")))
-        room = (high - low) * (WIDTH - 100) / max(1, letters) / LETTER  # px that a letter may be high
-        own = max(SMALLEST, min(size, floor(room)))
-        note.update(x=low, xanchor="left", font={"size": own, "color": INK})
+        size = min(size, floor((high - low) * (WIDTH - 100) / max(1, letters) / LETTER))
+    for note, axis in titled:
+        note.update(x=axis.domain[0], xanchor="left", font={"size": max(SMALLEST, size), "color": INK})
+
+
+def legend_lines(names: Iterable[str]) -> int:
+    """Return how many lines a legend with these names takes over a figure."""
+    lines, used = 1, 0.0
+    for name in names:
+        width = 42 + 6.3 * len(name)  # px, of a line with its mark and of letters
+        if used and used + width > WIDTH - 40:
+            lines, used = lines + 1, 0.0
+        used += width
+    return lines
 
 
 def legend_over(height: int, gap: int = 4, **more: Any) -> dict[str, Any]:
