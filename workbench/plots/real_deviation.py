@@ -165,7 +165,7 @@ def said_of_choices(files: Sequence[Deviations]) -> str:
     places = [_holds(tenth[0], 0.1), _holds(late[0], 1.0)]
     at_heads = False if False in places else True if all(places) else None
     words.append(judged("FusionRAG", "it chooses heads of chunks and later chunks (figure 8)", at_heads))
-    parts = [_counted(*pair, what) for pair, what in ((tenth, "the first tenth"), (late, "the later half of chunks"))]
+    parts = [_counted(*tenth, what="the first tenth"), _counted(*late, what="the later half of chunks")]
     words.append(f"On real text the question-guided choice takes {joined(parts)}.")
     evener = [_less(*tenth), _less(*late)]
     words.append(
