@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 from weakref import WeakSet
 
 import torch
@@ -26,7 +26,7 @@ from workbench.engine.block_pages import BlockPages
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.page_owners import NoPages
 from workbench.engine.paged_pool import Pool
-from workbench.methods import Method
+from workbench.methods import Method, ReadyRequest
 from workbench.models.spec import attach
 
 EngineName = Literal["auto", "paged", "contiguous"]
@@ -131,7 +131,7 @@ class Pages:
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self.unread: WeakSet[Any] = WeakSet()
+        self.unread: WeakSet[Unread] = WeakSet()
         self.abandoned = deque[tuple[Callable[[Any], None], Sequence[Any]]]()  # (release, requests)
         self._runner: Runner | None = None
         self._blocks: BlockPages | None = None
@@ -179,6 +179,32 @@ class Pages:
 
     def _where(self, model: PreTrainedModel) -> object:
         return model.dtype, model.device, model.get_input_embeddings(), [x.data_ptr() for x in self._weights]
+
+
+class Holder(Protocol):
+    """What holds requests over pages (`PagedAnswers`)."""
+
+    def read(self, request: Any) -> ReadyRequest:
+        """Copy a request out of its pages, and give them back."""
+
+    def release(self, request: Any) -> None:
+        """Give the pages of a request back."""
+
+
+class Unread:
+    """Requests that have ended and whose KV lies in pages, until it is read or nobody can read it any more."""
+
+    def __init__(self, pages: Pages, holder: Holder, requests: Sequence[Any]):
+        self.pages, self.holder, self.requests = pages, holder, requests
+        pages.unread.add(self)
+
+    def read(self) -> list[ReadyRequest]:
+        """Copy what is still in pages out of them."""
+        with self.pages.lock:
+            return [self.holder.read(request) for request in self.requests]
+
+    def __del__(self) -> None:
+        self.pages.abandoned.append((self.holder.release, self.requests))  # whoever is at work now is not disturbed
 
 
 def pages_of(model: PreTrainedModel) -> Pages:

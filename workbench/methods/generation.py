@@ -15,11 +15,11 @@ from workbench.engine.decoding import Tokens, by_request, check_options, decode,
 from workbench.engine.page_owners import NoPages
 from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Answered, Generation
-from workbench.methods.engines import EngineChoice, check_engine, choose_engine, pages_of
+from workbench.methods.engines import EngineChoice, Unread, check_engine, choose_engine, pages_of
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
-from workbench.methods.page_request import PageRequest, generation_of, requests_of
+from workbench.methods.page_request import generation_of, requests_of
 from workbench.methods.paged_answers import MOST, PagedAnswers
 from workbench.methods.receipts import WatchedStore, receipts_of, timed
 from workbench.models.spec import spec_for
@@ -97,7 +97,7 @@ def answer(
             pass
     generations = [generation_of(request, tokenizer, begin) for request in requests]
     logits = [request.logits for request in requests if request.logits is not None]
-    return Answered(generations, logits, str(chosen), _Unread(answers, requests).read if keep else list)
+    return Answered(generations, logits, str(chosen), Unread(pages_of(model), answers, requests).read if keep else list)
 
 
 def stream(
@@ -207,23 +207,6 @@ def _contiguous(
         for said, r, one in zip(tokens, ready, receipts, strict=True)
     ]
     return Answered(generations, logits, engine, lambda: ready)
-
-
-class _Unread:
-    """Requests whose KV lies in pages, until it is read or nobody can read it any more."""
-
-    def __init__(self, answers: PagedAnswers, requests: Sequence[PageRequest]):
-        self.answers, self.requests = answers, requests
-        self.pages = pages_of(answers.model)
-        self.pages.unread.add(self)
-
-    def read(self) -> list[ReadyRequest]:
-        """Copy what is still in pages out of them."""
-        with self.pages.lock:
-            return [self.answers.read(request) for request in self.requests]
-
-    def __del__(self) -> None:
-        self.pages.abandoned.append((self.answers.release, self.requests))  # whoever is at work now is not disturbed
 
 
 def decode_ready(

@@ -13,24 +13,16 @@ from math import isfinite
 from time import perf_counter
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
-from workbench.engine.buckets import LARGE
 from workbench.engine.page_owners import NoPages
-from workbench.engine.paged_pool import PagedPrompt
-from workbench.methods import ReadyRequest, finish
+from workbench.methods import ReadyRequest
 from workbench.methods.engines import PAGE, pages_of
-from workbench.methods.modes.full import Full
-from workbench.methods.modes.reuse import Reuse
 from workbench.methods.page_request import PageRequest, needed
-from workbench.methods.paged_begin import begin_blank, begin_copied, begin_reused, in_steps
-from workbench.methods.receipts import WatchedStore, receipts_of, timed
+from workbench.methods.paged_prefill import prefill
 
 MOST = 32  # requests that are decoded together
-ROWS = 4096  # tokens of prompts, padding included, that one captured step computes
-UNCAPTURED = 256  # rows above which a whole prompt is computed in place, where nothing is captured
 PROMPTS = 16384  # tokens of prompts that are begun together
 QUANTUM = 8  # tokens that are decoded before others may join
 
@@ -114,7 +106,7 @@ class PagedAnswers:
                 )
             return
         try:
-            self._begin(group)
+            prefill(self.runner, self.blocks, group)
         except BaseException:
             for request in group:
                 self.release(request)
@@ -150,56 +142,6 @@ class PagedAnswers:
         for other in list(self._pages.unread) if pages > self.blocks.room else ():
             other.read()
         return pages <= self.blocks.room
-
-    def _begin(self, group: Sequence[PageRequest]) -> None:
-        """Bring requests to the logits behind their prompts."""
-        begin = perf_counter()
-        watched = WatchedStore(group[0].store)
-        method, prompts = group[0].method, [request.prompt for request in group]
-        if type(method) is Reuse and not getattr(method.select, "fresh", False):
-            begin_reused(self.runner, self.blocks, group, watched)
-        elif method == Full() and max(map(len, prompts)) <= (LARGE if self.runner.graphs else UNCAPTURED):
-            begin_blank(self.blocks, group)
-        else:
-            ready = method.begin(self.model, prompts, watched)
-            begin_copied(self.runner, self.blocks, group, ready)
-        begun = perf_counter()
-        self._compute(group)
-        seconds = dict(watched.seconds) | {"prefill": perf_counter() - begun}
-        seconds["place"] = begun - begin - sum(watched.seconds.values())
-        ready = [request.ready for request in group if request.ready is not None]
-        receipts = receipts_of(prompts, ready, watched.lookups, getattr(method, "positions", "re-encoded"))
-        for request, receipt in zip(group, receipts, strict=True):
-            request.receipt = timed(receipt, seconds)
-
-    def _compute(self, group: Sequence[PageRequest]) -> None:
-        """Run what is left of the prefill: captured steps, or one pass over contiguous copies."""
-        steps, copies = list[PageRequest](), list[PageRequest]()
-        for request in group:
-            if request.logits is None:
-                ready = request.ready
-                assert ready is not None
-                request.rows = len(ready.request.plan.rows)
-                (steps if in_steps(ready) else copies).append(request)
-        for part in _packs(steps):
-            asked = [_asked(request) for request in part]
-            logits = self.runner.prefill([paged for paged, _ in asked], [ids for _, ids in asked])
-            for request, row in zip(part, logits, strict=True):
-                request.logits = row
-        if copies:
-            self._compute_copied(copies)
-
-    def _compute_copied(self, group: Sequence[PageRequest]) -> None:
-        ready = []
-        for request in group:
-            paged, one = request.paged, request.ready
-            assert paged is not None and one is not None
-            kv = self.pool.read(request.context, paged, len(one.request.plan.rows), request.positions)
-            ready.append(replace(one, request=replace(one.request, kv=kv)))
-        for request, one, row in zip(group, ready, finish(self.model, ready), strict=True):
-            assert request.paged is not None
-            self.pool.write(request.paged, one.request.kv, len(one.request.plan.rows))
-            request.logits = row
 
     def _decode(self) -> Iterator[tuple[PageRequest, int]]:
         """Decode some tokens of all that run."""
@@ -273,21 +215,3 @@ class PagedAnswers:
         else:
             self.release(request)
             request.logits = None
-
-
-def _asked(request: PageRequest) -> tuple[PagedPrompt, Tensor]:
-    assert request.paged is not None and request.ready is not None
-    one = request.ready.request
-    return request.paged, one.tokens[one.plan.rows]
-
-
-def _packs(requests: Sequence[PageRequest]) -> Iterator[list[PageRequest]]:
-    """Group requests of about as many rows to at most ROWS tokens, padding included."""
-    group: list[PageRequest] = []
-    for request in sorted(requests, key=lambda one: len(_asked(one)[1])):
-        if group and (len(group) + 1) * len(_asked(request)[1]) > ROWS:
-            yield group
-            group = []
-        group.append(request)
-    if group:
-        yield group
