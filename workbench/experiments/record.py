@@ -56,7 +56,7 @@ class Record(Quality):
         None  # of every request, {id, at, receipt} (`methods.receipts`), where asked
     )
     engine: str | None = None  # that answered, and why; None in records of earlier versions, and where a CPU answered
-    note: str = ""  # what the model's folder says of it, e.g. that its weights are random
+    note: str = ""  # what the model's folder says of it (its weights are random), and a choice that changed nothing
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back.

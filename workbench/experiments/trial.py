@@ -28,6 +28,7 @@ from workbench.methods.engines import check_engine, choose_engine
 from workbench.methods.generation import Generation, first_token
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
+from workbench.methods.sparse._small import for_short_prompts
 from workbench.metrics import cost, fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.faithfulness import check_judge, judge
@@ -146,6 +147,7 @@ class Trial(MethodConfig):
         compared = watch.rows if watch else []
         rows = [question_rows.row(*each) for each in zip_longest(samples, texts, compared)]
         sparsity = faithfulness = None
+        few: Sequence[Prompt] = ()
         if (tiles := self.tiles()) is not None:
             few = prompts[: min(self.timed, SPARSE_PROMPTS)]
             sparsity = measure_sparsity(model, few, tiles.ready(model), self.chunk).record()
@@ -167,11 +169,24 @@ class Trial(MethodConfig):
             versions=versions() | data.versions(self.data),
             sparsity=sparsity,
             faithfulness=faithfulness,
-            note=models.note_of(self.model),
+            note=" ".join(filter(None, (models.note_of(self.model), self._unused(sparsity, few)))),
             receipts=_receipts(samples, generations) if self.receipt else None,
             engine=str(engine) if engine.name == "paged" or self.engine != "auto" else None,
         )
         return record, rows
+
+    def _unused(self, sparsity: dict[str, Any] | None, prompts: Sequence[Prompt]) -> str:
+        """Say that a sparse method left nothing out, and which options fit prompts of this length; "" where it did."""
+        if sparsity is None or sparsity["tiles"] < 1 or registry.parse(self.sparse)[0] == "dense":
+            return ""
+        length = max(map(len, prompts))
+        fits = for_short_prompts(self.sparse, length)
+        said = f"{self.sparse} keeps every tile of prompts of {length:,} tokens, so nothing is sparse here"
+        return (
+            f"{said}; options for such prompts: --sparse {fits!r}."
+            if fits != self.sparse
+            else f"{said}: choose smaller tiles."
+        )
 
     def _corpus(self, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> Corpus | None:
         """Return the passages that neighbours come from, where the preparation has any."""

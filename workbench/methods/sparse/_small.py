@@ -1,5 +1,7 @@
 """Settings for prompts of a few thousand tokens: at that length the published ones keep nearly every tile."""
 
+from workbench.methods import registry
+
 SETTINGS = {
     "bfla": "bfla(block={double}, tile={tile}, flat=4, mass=0.99, local=2, stride=16)",
     "compact": "compact(over=flash_prefill(block={tile}, alpha=0.3, sink=1, window=2, tail=0))",
@@ -14,6 +16,12 @@ SETTINGS = {
     "window": "window(block={tile}, local=9)",
     "xattention": "xattention(block={tile}, threshold=0.7)",
 }
+
+
+def for_short_prompts(spec: str, length: int) -> str:
+    """Return the method of a spec with settings for prompts of `length` tokens; without any, the spec as it is."""
+    name = registry.parse(spec)[0]
+    return small(name, 16 if length < 1024 else 32) if name in SETTINGS else spec
 
 
 def small(spec: str, tile: int = 32) -> str:

@@ -1,0 +1,52 @@
+"""A choice that changes nothing says so, and names what would change something."""
+
+import json
+
+import pytest
+import tiny
+from typer.testing import CliRunner
+
+from workbench.app import cli
+from workbench.experiments.trial import Trial
+from workbench.methods.sparse._small import SETTINGS, for_short_prompts
+
+SHORT = {"samples": 1, "passages": 3, "max_new_tokens": 1, "timed": 1, "fidelity": False}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny.checkpoint(tmp_path_factory.mktemp("silent") / "tiny"))
+
+
+def test_published_blocks_on_a_short_prompt_say_that_nothing_is_sparse_and_what_fits(model):
+    record = Trial(model, sparse="bfla", **SHORT).run()
+    assert record.sparsity["tiles"] == 1
+    fits = for_short_prompts("bfla", round(record.prompt_tokens))
+    assert f"bfla keeps every tile of prompts of {record.prompt_tokens:,.0f} tokens" in record.note
+    assert f"options for such prompts: --sparse {fits!r}" in record.note
+
+
+def test_the_options_that_are_named_leave_tiles_out_on_the_lab_model():
+    lab = {"model": "lab-full", **SHORT, "passages": 4}
+    record = Trial(sparse="bfla", **lab).run()
+    assert record.sparsity["tiles"] == 1 and record.prompt_tokens < 600
+    sparser = Trial(sparse=for_short_prompts("bfla", round(record.prompt_tokens)), **lab).run()
+    assert sparser.sparsity["tiles"] < 1 and "keeps every tile" not in sparser.note
+
+
+def test_the_command_says_it_too(model):
+    options = ["--samples", "1", "--passages", "3", "--max-new-tokens", "1", "--timed", "1", "--no-fidelity"]
+    done = CliRunner().invoke(cli.app, ["trial", "--model", model, "--sparse", "bfla", *options])
+    assert done.exit_code == 0 and "keeps every tile of prompts of" in " ".join(done.stdout.split())
+    done = CliRunner().invoke(cli.app, ["trial", "--model", model, "--sparse", "bfla", "--json", *options])
+    assert "keeps every tile" in json.loads(done.stdout)["note"]
+
+
+def test_dense_keeps_every_tile_without_a_word(model):
+    assert "keeps every tile" not in Trial(model, sparse="dense", **SHORT).run().note
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_for_short_prompts_are_of_the_method_that_was_asked_for(name):
+    assert for_short_prompts(f"{name}()", 500).partition("(")[0] == name
+    assert for_short_prompts("of_ones_own(block=8)", 500) == "of_ones_own(block=8)"
