@@ -160,14 +160,16 @@ def differing(files: Sequence[Deviations]) -> str:
 def said_of_choices(files: Sequence[Deviations]) -> str:
     """Say what figure 8 claims of both selectors, and whether real text has it."""
     names = list(CHOOSERS)[:2]
-    tenth, late = ([_rows(files, f"{name}: {what}") for name in names] for what in ("first tenth", "later half"))
-    words = [f"CacheBlend takes {_listed(tenth[0], '.0%')} from the first tenth of a chunk."]
-    places = [_holds(tenth[0], 0.1), _holds(late[0], 1.0)]
+    (blend, guided), (late, guided_late) = (
+        [_rows(files, f"{name}: {what}") for name in names] for what in ("first tenth", "later half")
+    )
+    words = [f"CacheBlend takes {_listed(blend, '.0%')} from the first tenth of a chunk."]
+    places = [_holds(blend, 0.1), _holds(late, 1.0)]
     at_heads = False if False in places else True if all(places) else None
     words.append(judged("FusionRAG", "it chooses heads of chunks and later chunks (figure 8)", at_heads))
-    parts = [_counted(*tenth, what="the first tenth"), _counted(*late, what="the later half of chunks")]
+    parts = [_counted(blend, guided, "the first tenth"), _counted(late, guided_late, "the later half of chunks")]
     words.append(f"On real text the question-guided choice takes {joined(parts)}.")
-    evener = [_less(*tenth), _less(*late)]
+    evener = [_less(blend, guided), _less(late, guided_late)]
     words.append(
         judged(
             "FusionRAG",
