@@ -6,9 +6,12 @@ import pytest
 import tiny
 from typer.testing import CliRunner
 
+from workbench import data, models
 from workbench.app import cli
 from workbench.experiments.trial import Trial
+from workbench.methods import sparse
 from workbench.methods.sparse._small import SETTINGS, for_short_prompts
+from workbench.metrics.sparsity import measure
 
 SHORT = {"samples": 1, "passages": 3, "max_new_tokens": 1, "timed": 1, "fidelity": False}
 
@@ -27,11 +30,12 @@ def test_published_blocks_on_a_short_prompt_say_that_nothing_is_sparse_and_what_
 
 
 def test_the_options_that_are_named_leave_tiles_out_on_the_lab_model():
-    lab = {"model": "lab-full", **SHORT, "passages": 4}
-    record = Trial(sparse="bfla", **lab).run()
-    assert record.sparsity["tiles"] == 1 and record.prompt_tokens < 600
-    sparser = Trial(sparse=for_short_prompts("bfla", round(record.prompt_tokens)), **lab).run()
-    assert sparser.sparsity["tiles"] < 1 and "keeps every tile" not in sparser.note
+    lm = models.load("lab-full")
+    prompts = lm.layout.prompts(data.load("lab", samples=1, passages=4), lm.tokenizer)
+    tokens = len(prompts[0])
+    published, fitting = (sparse.named(spec) for spec in ("bfla", for_short_prompts("bfla", tokens)))
+    assert tokens < 600
+    assert measure(lm.model, prompts, published).mean("tiles") == 1 > measure(lm.model, prompts, fitting).mean("tiles")
 
 
 def test_the_command_says_it_too(model):
