@@ -29,7 +29,7 @@ def frame_slider(
     return {
         "active": active,
         "steps": steps,
-        "currentvalue": {"prefix": prefix, "font": {"size": 13, "color": INK}},
+        "currentvalue": {"prefix": prefix, "font": {"size": 12, "color": INK}},
         "font": {"size": 1, "color": PAPER} if spoken else {"size": 11, "color": MUTED},
         **{"x": 0, "len": 1, "y": 0, "yanchor": "top", "pad": {"t": pad, "b": 0}},
         **{"bordercolor": RULE, "bgcolor": FAINT, "tickcolor": RULE, **more},
