@@ -156,7 +156,8 @@ class PagedAnswers:
     def _decode_greedily(self, group: list[PageRequest]) -> Iterator[tuple[PageRequest, int]]:
         prompts = [request.paged for request in group if request.paged is not None]
         count = min(request.limit - len(request.tokens) for request in group)
-        count = min(count, QUANTUM) if self.waiting or len(group) > 1 else count
+        if self.waiting or len(group) < len(self.running):
+            count = min(count, QUANTUM)
         said = [len(request.tokens) for request in group]
         written = [prompt.written for prompt in prompts]
         last = torch.tensor([request.tokens[-1] for request in group], device=self.pool.device)
