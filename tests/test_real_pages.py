@@ -169,8 +169,9 @@ def test_the_real_model_is_wanted_where_neither_notebooks_nor_a_model_are_named(
     asked = {}
     missing = "" if not is_real else "smollm2 is missing"
 
-    def run(chosen, out, given, jobs, real):
+    def run(chosen, out, given, jobs, real, docs):
         asked["plain"], asked["real"] = [path.stem for path in chosen], [path.stem for path in real]
+        asked["docs"] = docs
         return report.ReportResult(out / "index.html", (), missing)
 
     monkeypatch.setattr(report, "run", run)
@@ -178,6 +179,7 @@ def test_the_real_model_is_wanted_where_neither_notebooks_nor_a_model_are_named(
     lab = real_pages.AGAIN[0]
     plain, again = ([lab], ["12_own", lab]) if is_real else ([lab, "12_own"], [])
     assert result.exit_code == 0 and (asked["plain"], asked["real"]) == (plain, again)
+    assert asked["docs"] is not any(str(each).endswith(".ipynb") for each in arguments)
     assert result.stderr == (f"{missing}\n" if missing else "")
 
 
