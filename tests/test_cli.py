@@ -73,7 +73,7 @@ def test_without_json_a_table_is_printed(folder, run):
 def test_out_holds_the_record(folder, run, tmp_path):
     done = run("trial", "--model", folder, *QUICK, "--json", "--out", "record.json")
     assert (tmp_path / "record.json").read_text() == done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["record.json", "record.parquet"], "questions beside it"
 
 
 def test_a_file_without_answers_says_what_it_has_no_score_of(folder, run, tmp_path):
@@ -131,7 +131,7 @@ def test_an_unexpected_exception_keeps_exit_code_1(folder, run, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no")
 
-    monkeypatch.setattr("workbench.experiments.trial.Trial.run", fail)
+    monkeypatch.setattr("workbench.experiments.trial.Trial.run_each", fail)
     done = run("trial", "--model", folder)
     assert done.exit_code == 1 and isinstance(done.exception, RuntimeError)
 

@@ -53,7 +53,7 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set any runs, trials or models side by side: paired differences, and what changed in parameters and versions."""
+    """Set runs, trials or models side by side: paired differences, and what changed."""
     for name, path in (("markdown", markdown), ("html", html), ("figure", figure)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise BadInput(f"--{name} {str(path)!r}: a file in a folder that exists is needed")
