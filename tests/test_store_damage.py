@@ -259,13 +259,20 @@ def test_folders_of_earlier_versions_are_read_and_counted_as_unchecked(tmp_path)
     assert found.whole and (found.blocks, found.unchecked) == (2, 2)
 
 
+def uneven() -> KV:
+    """KV whose layers have not the same tokens, which no `KV` is made of."""
+    kv = kv_of(1)
+    kv.keys[1] = kv_of(1, 2).keys[1]
+    return kv
+
+
 @pytest.mark.parametrize(
     "wrong, says",
     [
         (KV(kv_of(1).keys, kv_of(1).values, 7), "its start is 7, and its key says 1"),
         (KV([x.half() for x in kv_of(1).keys], [x.half() for x in kv_of(1).values], 1), "its dtype is torch.float16"),
         (kv_of(1, tokens=2), "its tokens is 2, and its key says 3"),
-        (KV([kv_of(1).keys[0], kv_of(1, 2).keys[1]], kv_of(1).values, 1), r"its layers have \[2, 3\] tokens"),
+        (uneven(), r"its layers have \[2, 3\] tokens"),
     ],
 )
 def test_what_contradicts_its_key_is_not_served_even_without_a_checksum(tmp_path, wrong, says):
@@ -428,3 +435,10 @@ def test_pages_that_were_handed_out_outlast_a_file_that_is_replaced(tmp_path):
     assert same(held, kv_of(1, 900)) and same(store.get("key"), kv_of(2, 900))
     store.remove("key")
     assert same(held, kv_of(1, 900))
+
+
+def test_a_block_of_an_earlier_version_whose_keys_and_values_do_not_agree_is_a_miss(tmp_path):
+    kv = kv_of(1)
+    kv.values[1] = kv.values[1].repeat(2, 1, 1)
+    store = FolderStore(earlier_folder(tmp_path / "old", {"key": kv}))
+    assert store.get("key") is None and "must agree" in store.why("key").detail

@@ -114,7 +114,10 @@ def block(opened: Opened, key: str, known: Contents, check: bool = True, mapped:
         if crc is not None:
             raise Unusable("the checksum of the block is wrong")
     tensors = tensors_of(memory, extent)
-    return kind(tensors[: known.layers], tensors[known.layers :], known.starts[key], read_only=True)
+    try:
+        return kind(tensors[: known.layers], tensors[known.layers :], known.starts[key], read_only=True)
+    except BadInput as problem:
+        raise Unusable(str(problem)) from None
 
 
 def verify(memory: Memory, extent: Extent, known: Contents) -> None:
