@@ -7,6 +7,7 @@ from jinja2 import Environment
 from plotly.offline import get_plotlyjs
 
 from workbench.app.html import script_json
+from workbench.app.inert import inert
 from workbench.experiments.run_differences import COSTS, RunComparison
 from workbench.plots.run_differences import difference_rows, differences, said
 from workbench.plots.theme import PAGE_STYLE
@@ -67,7 +68,7 @@ def page(found: RunComparison) -> str:
     """Return the comparison as one HTML page that loads nothing and follows the reader's theme."""
     safe = Environment(autoescape=True)
     mark = safe.filters["safe"]
-    own = {"figure": script_json(_json(differences(found))), "plotly": get_plotlyjs(), "style": PAGE_STYLE}
+    own = {"figure": script_json(inert(_json(differences(found)))), "plotly": get_plotlyjs(), "style": PAGE_STYLE}
     texts = {"tables": list(tables(found)), "sources": _sources(found)}
     return safe.from_string(PAGE).render(**{name: mark(text) for name, text in own.items()}, **texts)
 

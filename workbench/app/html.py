@@ -16,6 +16,7 @@ from nbconvert.preprocessors import Preprocessor
 from plotly.offline import get_plotlyjs
 
 from workbench.app.explore import prompt_html
+from workbench.app.inert import inert
 from workbench.plots.theme import PAGE_STYLE
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -62,7 +63,7 @@ class _PlotlyToHtml(Preprocessor):
             if figure := output.get("data", {}).get(PLOTLY):
                 height = figure.get("layout", {}).get("height") or 450
                 name = f"figure-{index}-{number}"
-                output.data = {"text/html": FIGURE.format(name=name, height=height, figure=script_json(figure))}
+                output.data = {"text/html": FIGURE.format(name=name, height=height, figure=script_json(inert(figure)))}
             if prompt := output.get("data", {}).get(prompt_html.MIME):
                 output.data = {"text/html": prompt_html.body(prompt, f"prompt-{index}-{number}")}
         return cell, resources
@@ -90,7 +91,7 @@ def figures(executed: Path) -> Iterator[dict[str, Any]]:
     for cell in sorted(cells, key=lambda cell: "thumbnail" not in cell.metadata.get("tags", [])):
         for output in cell.get("outputs", []):
             if figure := output.get("data", {}).get(PLOTLY):
-                yield figure
+                yield inert(figure)
 
 
 def title(notebook: Path) -> str:

@@ -9,6 +9,7 @@ A failing notebook does not stop the others; it is shown in the index and in the
 run is removed first and written last, so a killed run never looks like a report.
 """
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +28,10 @@ from workbench.app import docs_site, real_pages, report_index
 from workbench.app.commands.text import progress
 from workbench.app.notebook_run import Run, Task, Workers
 from workbench.core import json_text
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
 from workbench.core.files import write_text
 
+NAME = re.compile(r"\w[\w .-]*")  # of notebooks: it becomes a folder and an address
 LITERALS = {"None": None, "True": True, "False": False}
 REAL = (
     f"Some notebooks also with {real_pages.MODEL}, which is fetched where an index of packages can be reached; "
@@ -100,6 +102,10 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
     for path in notebooks:
         if path.suffix != ".ipynb" or not path.is_file():
             raise BadInput(f"{path} is no notebook file")
+        if not NAME.fullmatch(path.stem):
+            raise BadInput(
+                f"{shown(path.name)}: the name of a notebook has letters, digits, blanks, '.', '-' and '_' only"
+            )
     if len({path.stem for path in notebooks}) < len(notebooks):
         raise BadInput("two notebooks have the same name: their results would share a folder")
     declared = {path: set(papermill.inspect_notebook(path)) - {"output"} for path in notebooks}
