@@ -116,7 +116,7 @@ def test_a_kept_batch_has_its_keys_and_values_whenever_they_are_read():
     plain = answer(MODEL, Letters(), PROMPTS, Reuse(select=selectors.named("first_k"), ratio=0.2), engine="contiguous")
     paged = answer(MODEL, Letters(), PROMPTS, Reuse(select=selectors.named("first_k"), ratio=0.2), engine="paged")
     held = answer(MODEL, Letters(), PROMPTS, Full(chunk=32), engine="paged")
-    generate(MODEL, Letters(), [prompt_of(200, 12, seed=i) for i in range(18)], engine="paged", max_new_tokens=4)
+    generate(MODEL, Letters(), [prompt_of(150, 12, seed=i) for i in range(18)], engine="paged", max_new_tokens=1)
     full = answer(MODEL, Letters(), PROMPTS, Full(), engine="contiguous")
     for expected, got in ((plain, paged), (full, held)):
         torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), atol=1e-4, rtol=1e-4)

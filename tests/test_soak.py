@@ -18,8 +18,8 @@ def loaded(tmp_path):
 
 
 def made(loaded, monkeypatch, budget=1 << 18):
-    monkeypatch.setattr(soak, "SHARE", 8)
-    monkeypatch.setattr(soak, "WAVE", 12)
+    monkeypatch.setattr(soak, "SHARE", 6)
+    monkeypatch.setattr(soak, "WAVE", 6)
     prompts = loaded.layout.prompts(load("lab", 3, passages=4), loaded.tokenizer)
     texts = list(dict.fromkeys(block for prompt in prompts for block in prompt.context))
     return soak.Soak(loaded, texts, [prompt.blocks[-1] for prompt in prompts], budget, seed=1)
@@ -28,9 +28,9 @@ def made(loaded, monkeypatch, budget=1 << 18):
 def test_a_sound_pool_is_found_sound_and_its_report_is_drawn(loaded, monkeypatch):
     monkeypatch.setattr(engines, "LEAST_TOKENS", 0)  # a small pool, which blocks have to leave
     told = []
-    report = made(loaded, monkeypatch).run(36, told.append)
+    report = made(loaded, monkeypatch).run(24, told.append)
     counts = report["counts"]
-    assert soak.sound(report) and len(told) == 3 and counts["requests"] == 36
+    assert soak.sound(report) and len(told) == 4 and counts["requests"] == 24
     assert counts["compared"] > 2 and counts["equal"] == counts["compared"]
     assert counts["checksums"] and counts["blocks gone"] and report["store"]["evictions"]
     about = {"model": "tiny", "dtype": "float32", "device": "here"}
@@ -43,7 +43,7 @@ def test_a_sound_pool_is_found_sound_and_its_report_is_drawn(loaded, monkeypatch
 def test_a_page_that_is_lost_or_changed_is_found(loaded, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(PagedAnswers, "release", lambda self, request: self.blocks.unpin(request.context))
-        report = made(loaded, patch).run(12, lambda _: None)
+        report = made(loaded, patch).run(6, lambda _: None)
         assert not soak.sound(report) and report["counts"]["pages lost"]
     del loaded.model.__dict__["_workbench_pages"]
     close = Pool.close
@@ -55,5 +55,5 @@ def test_a_page_that_is_lost_or_changed_is_found(loaded, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Pool, "close", spoil)
-        report = made(loaded, patch).run(24, lambda _: None)
+        report = made(loaded, patch).run(18, lambda _: None)
         assert not soak.sound(report) and report["counts"]["changed"]
