@@ -29,19 +29,24 @@ def commands(text: str) -> list[str]:
 
 
 def main(folder: Path) -> None:
-    """Run every command in `folder`; one that fails ends this."""
-    took = []
+    """Run every command in `folder` that has not run there; one that fails ends this."""
+    known = folder / "took.json"
+    took = json.loads(known.read_text()) if known.is_file() else []
     for line in commands(PAGE.read_text()):
+        if line in [each["command"] for each in took]:
+            continue  # a run that was interrupted goes on
         started = time.monotonic()
         done = subprocess.run([sys.executable, "-m", *shlex.split(line)], cwd=folder, stdin=subprocess.DEVNULL)
         if done.returncode:
             sys.exit(f"{line}: exit code {done.returncode}")
         took.append({"command": line, "seconds": round(time.monotonic() - started, 1)})
+        known.write_text(json.dumps(took))
         print(f"{took[-1]['seconds']:8.1f} s  {line}", flush=True)
     trials = pd.concat([pd.read_parquet(folder / name / "trials.parquet") for name in ("screened", "ratios")])
     found = trials[trials.kind == "all"].reset_index(drop=True)
     shown = [name for name in found.columns if name in COLUMNS or name.startswith("ttft")]
     rows = json.loads(found[shown].to_json(orient="records"))
+    took.sort(key=lambda each: commands(PAGE.read_text()).index(each["command"]))
     kept = {"device": device_name("cpu"), "cores": os.cpu_count(), "took": took, "found": rows}
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
