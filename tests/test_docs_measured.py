@@ -41,6 +41,8 @@ def test_what_was_measured_are_the_commands_of_the_page(monkeypatch):
     import measured
 
     sys.modules.pop("measured")
+    if not measured.KEPT.is_file():
+        pytest.skip("python docs/measured.py has not been run: the page says so")
     kept = docs_measured.json.loads(measured.KEPT.read_text())
     assert [each["command"] for each in kept["took"]] == measured.commands(measured.PAGE.read_text())
     assert "moves predictions least" in docs_measured.verdict(kept["found"])
