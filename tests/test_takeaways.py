@@ -4,6 +4,7 @@ import pytest
 
 from workbench.plots import takeaways
 
+START = {"orders": 28, "same_answer": {"none": 0.64, "query_guided": 0.7, "answer_guided": 0.99}, "flops_share": 0.3}
 REUSE = {"em_full": 0.98, "em_block": 0.77, "em_naive": 0.68, "samples": 60}
 REUSE |= {"ttft_full_ms": 630.0, "ttft_block_ms": 63.0, "ttft_context": 2048}
 TUNED = {"gap_points": -0.3, "gap_low": -0.5, "gap_high": -0.1, "measured_samples": 2000, "lost_points": 22.9}
@@ -22,6 +23,8 @@ STORE = {"ttft_ms_sync": 60, "ttft_ms_layer": 30, "path_storage_saved": 0.7, "pa
 @pytest.mark.parametrize(
     ("sentence", "metrics", "changes", "said", "turned"),
     [
+        (takeaways.start_here, START, {"orders": 1}, "Over 28 orders of its passages one", "In the order in which"),
+        (takeaways.start_here, START, {"same_answer": {"first_k": 0.5}}, "answer-guided 99%", "(EPIC) 50%"),
         (takeaways.reuse, REUSE, {"em_block": 1.0}, "21.0 points below full", "2.0 points above full"),
         (takeaways.reuse, REUSE, {"ttft_block_ms": 1260.0}, "10.0 times sooner", "2.0 times later"),
         (takeaways.block_finetuning, TUNED, {"gap_high": 0.1}, "0.3 points below", "no difference that shows"),

@@ -21,11 +21,12 @@ def start_here(found: Metrics) -> str:
     """Tell how often reuse and recomputing answer one prompt as full attention does, whatever its order."""
     same = {spec: share for spec, share in found["same_answer"].items() if spec not in ("none", "all")}
     best = max(same, key=same.__getitem__, default=None)
-    orders = f"{found['orders']} orders of its passages" if found["orders"] > 1 else "the order of its passages"
+    several = f"Over {found['orders']} orders of its passages"
+    orders = several if found["orders"] > 1 else "In the order in which its passages are given,"
     parts = [f"reuse alone {found['same_answer']['none']:.0%}"] if "none" in found["same_answer"] else []
     parts += [f"{SELECTORS.name_of(best)} {same[best]:.0%}"] if best else []
     return (
-        f"Over {orders} one prompt is answered as full attention answers it by {joined(parts)} of the time, for "
+        f"{orders} one prompt is answered as full attention answers it by {joined(parts)} of the time, for "
         f"{found['flops_share']:.0%} of the operations on average."
     )
 
