@@ -22,7 +22,8 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 900px; margin: 24px auto
 @media (prefers-color-scheme: dark) { body { background: #121212; color: #e4e1dc; } }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { text-align: left; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td:nth-child(n+3) { white-space: nowrap; } td { min-width: 60px; font-size: 14px; } .small { color: var(--soft); font-size: 13px; }
+td:nth-child(n+3) { white-space: nowrap; } td { min-width: 60px; font-size: 14px; }
+.small { color: var(--soft); font-size: 13px; }
 {{ style }}</style><script>{{ plotly }}</script></head><body><div class="wide"><div id="figure"></div></div>
 {%- for title, head, rows in tables %}
 <h2>{{ title }}</h2><div class="wide"><table><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr>

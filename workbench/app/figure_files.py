@@ -93,6 +93,9 @@ def _svg(page: Path, path: Path, dark: bool) -> Path:
     text = unescape(found[1])
     if dark:
         turn = f"filter: invert({TURNED[0]}) hue-rotate({TURNED[1]}deg)"
-        text = text.replace("<svg ", f'<svg style="{turn}" ', 1)
+        root, rest = text.split(">", 1)
+        own = ' style="' if ' style="' in root else None
+        root = root.replace(own, f"{own}{turn}; ", 1) if own else f'{root} style="{turn}"'
+        text = f"{root}>{rest}"
     write_text(path, text)
     return path
