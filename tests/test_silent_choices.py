@@ -31,7 +31,7 @@ def test_published_blocks_on_a_short_prompt_say_that_nothing_is_sparse_and_what_
 
 def test_the_options_that_are_named_leave_tiles_out_on_the_lab_model():
     lm = models.load("lab-full")
-    prompts = lm.layout.prompts(data.load("lab", samples=1, passages=4), lm.tokenizer)
+    prompts = lm.layout.prompts(data.load("lab", samples=1, passages=2), lm.tokenizer)
     tokens = len(prompts[0])
     published, fitting = (sparse.named(spec) for spec in ("bfla", for_short_prompts("bfla", tokens)))
     assert tokens < 600

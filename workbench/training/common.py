@@ -26,7 +26,7 @@ from workbench.training.lab.config import PretrainConfig
 from workbench.training.tuning.config import TuneConfig
 
 RECORD = "progress.json"
-BEGUN = ("state.new", "seconds", "curve.json", "own_answers.json")  # what a run writes before its first state
+BEGUN = ("state", "state.new", "seconds", "curve.json", "own_answers.json")  # what a run writes before its first state
 LINE_SECONDS = 20.0  # longest without a line of the curve, where one is due
 READ_EVERY = 20  # steps between two rows of the curve (each one waits for the device)
 
