@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pandas as pd
+import torch
 
 from workbench.experiments.record import device_name
 
@@ -47,7 +48,7 @@ def main(folder: Path) -> None:
     shown = [name for name in found.columns if name in COLUMNS or name.startswith("ttft")]
     rows = json.loads(found[shown].to_json(orient="records"))
     took.sort(key=lambda each: commands(PAGE.read_text()).index(each["command"]))
-    kept = {"device": device_name("cpu"), "cores": os.cpu_count(), "took": took, "found": rows}
+    kept = {"device": device_name(torch.device("cpu")), "cores": os.cpu_count(), "took": took, "found": rows}
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
 
