@@ -33,8 +33,8 @@ def engines_beside(kept: Row | None = None) -> go.Figure | None:
         title="One engine over contiguous caches, one over pages",
         notice=notice(kept),
         caption=f"{kept['device']}. Questions a second of whole answers, tokens a second of decoding alone. Same "
-        "tokens: greedy answers that are equal; ties: others whose first two differing tokens are at most one step of "
-        "the dtype apart. data/benchmarks/engines.py.",
+        "tokens: greedy answers without any difference; ties: others whose first two differing tokens are at most one "
+        "step of the dtype apart. data/benchmarks/engines.py.",
     )
 
 

@@ -194,7 +194,7 @@ def bfla_table(real: Real) -> go.Figure | None:
         notice=bfla_sentence(pairs),
         caption=f"{row.data}: n = {pairs[0].gap.n:,}, {row.passages} passages. Random tiles of the density nearest to "
         "BFLA's; both keep bands and the first tiles. Difference of KL with its paired bootstrap 95% interval; where "
-        f"one loses less with more pairs (over {NEAR * 100:.0f} points), nothing is told.",
+        f"one loses less with more pairs (over {NEAR * 100:.0f} points), neither is named.",
     )
 
 
