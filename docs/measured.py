@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import torch
 
 from workbench.experiments.record import device_name
@@ -36,11 +37,12 @@ def main(folder: Path) -> None:
     for line in commands(PAGE.read_text()):
         if line in [each["command"] for each in took]:
             continue  # a run that was interrupted goes on
+        busy = psutil.cpu_percent(1.0) / 100
         started = time.monotonic()
         done = subprocess.run([sys.executable, "-m", *shlex.split(line)], cwd=folder, stdin=subprocess.DEVNULL)
         if done.returncode:
             sys.exit(f"{line}: exit code {done.returncode}")
-        took.append({"command": line, "seconds": round(time.monotonic() - started, 1)})
+        took.append({"command": line, "seconds": round(time.monotonic() - started, 1), "busy": busy})
         known.write_text(json.dumps(took))
         print(f"{took[-1]['seconds']:8.1f} s  {line}", flush=True)
     trials = pd.concat([pd.read_parquet(folder / name / "trials.parquet") for name in ("screened", "ratios")])
@@ -48,7 +50,12 @@ def main(folder: Path) -> None:
     shown = [name for name in found.columns if name in COLUMNS or name.startswith("ttft")]
     rows = json.loads(found[shown].to_json(orient="records"))
     took.sort(key=lambda each: commands(PAGE.read_text()).index(each["command"]))
-    kept = {"device": device_name(torch.device("cpu")), "cores": os.cpu_count(), "took": took, "found": rows}
+    kept = {
+        "device": device_name(torch.device("cpu")),
+        "cores": os.cpu_count(),
+        "took": took,
+        "found": rows,
+    }
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
 
