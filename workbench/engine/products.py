@@ -6,7 +6,6 @@ in a file (`kept`), by GPU and versions; a way whose result is not torch's, or t
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.nn.functional import linear
 
 from workbench.core import files
 from workbench.engine.backends import kernel
+from workbench.models.fetched import cache
 
 TORCH = "torch"
 LARGE = 16 << 20  # bytes of a matrix below which torch's product is taken unmeasured
@@ -27,8 +27,8 @@ CLOSE = 0.02  # by which results may differ, of the largest
 
 
 def kept() -> Path:
-    """Return the file of what was measured; in the folder that XDG_CACHE_HOME names, if it names one."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench" / "products.json"
+    """Return the file of what was measured, beside what is fetched."""
+    return cache() / "products.json"
 
 
 def ways(width: int, channels: int, parts: bool) -> list[Any]:

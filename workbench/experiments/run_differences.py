@@ -133,9 +133,9 @@ def _paired(run: Run, base: Run, score: str) -> tuple[list[float], list[float], 
         other = theirs.get(row["id"])
         if other is None or (texts and row["expected"] != other["expected"]):
             continue
-        values = row.get(score), other.get(score)
-        if all(value is not None and value == value for value in values):
-            pairs.append((float(values[0]), float(values[1])))  # type: ignore[arg-type]
+        ours, base_score = row.get(score), other.get(score)
+        if ours is not None and base_score is not None and ours == ours and base_score == base_score:
+            pairs.append((float(ours), float(base_score)))
     if not pairs:
         return [], [], "no question with this score was asked of both"
     first, second = zip(*pairs, strict=True)

@@ -9,7 +9,7 @@ shared keep their checksums; one request in a hundred is answered once more by t
 
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from time import perf_counter
@@ -111,13 +111,13 @@ class Soak:
     def _answer(self, answers: PagedAnswers, random: Random) -> None:
         """Answer a wave; one in twenty is left in the middle, as a caller does that hangs up."""
         leave = random.randrange(1, WAVE) if random.random() < 0.05 else None
-        running: Iterator[Any] = answers.run()
+        running = answers.run()
         for number, _ in enumerate(running):
             self.counts["tokens"] += 1
             if number == leave:
                 self.counts["waves left"] += 1
                 break
-        running.close()  # type: ignore[attr-defined]  # it is a generator
+        running.close()
 
     def _compare(
         self, prompt: Prompt, method: Method, options: dict[str, Any], request: PageRequest, answers: PagedAnswers

@@ -7,7 +7,7 @@ on a contiguous copy of the pages, and its rows are written back; decoding is ca
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
 from time import perf_counter
@@ -54,7 +54,7 @@ class PagedAnswers:
         if not wait and sum(needs) > self.blocks.room:
             raise NoPages(sum(needs), self.blocks.room, f"the batch of {len(needs)} prompts")
 
-    def run(self) -> Iterator[tuple[PageRequest, int]]:
+    def run(self) -> Generator[tuple[PageRequest, int], None, None]:
         """Answer all, and yield tokens as they come. Where it fails or is left, all pages are given back."""
         total, ended = len(self.waiting), 0
         try:
