@@ -18,11 +18,11 @@ from workbench.app.cli import app
 from workbench.app.commands import bench as command
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
-from workbench.experiments.bench import baselines, timing, workloads
+from workbench.experiments.bench import baselines, page_workloads, prefill_workloads, timing, workloads
 from workbench.experiments.bench.check import allowance, check, fresh, stretched
 from workbench.experiments.bench.run import add, before, driver, entry
 from workbench.experiments.bench.variants import variants
-from workbench.experiments.bench.workloads import WORKLOADS, Workload
+from workbench.experiments.bench.workloads import Workload
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -137,6 +137,7 @@ def test_stretched_and_fresh_cases_are_the_same_cases():
     assert wide[1].shape == (1, 2, 3, 8) and wide[1].stride(1) >= 1 << 31
 
 
+WORKLOADS = {**page_workloads.WORKLOADS, **prefill_workloads.WORKLOADS}
 # Workloads of a kind once: the interpreter takes seconds over the others.
 KINDS = {
     "question_attention": (0, 1),

@@ -17,13 +17,18 @@ from typing import Any
 import torch
 
 from workbench.core.errors import BadInput
-from workbench.experiments.bench import CHUNKS, choices, chunk_attention, named, workloads
+from workbench.experiments.bench import CHUNKS, choices, chunk_attention, named, page_workloads, prefill_workloads
 from workbench.experiments.bench.timing import Roof, Time, measure, roof
 from workbench.experiments.bench.variants import variants
 from workbench.experiments.bench.workloads import Workload
 from workbench.experiments.record import version_of
 
-WORKLOADS = {**workloads.WORKLOADS, **choices.WORKLOADS, **chunk_attention.COMPARISONS}
+WORKLOADS = {
+    **page_workloads.WORKLOADS,
+    **prefill_workloads.WORKLOADS,
+    **choices.WORKLOADS,
+    **chunk_attention.COMPARISONS,
+}
 LIBRARIES = ("torch", "triton", "transformers", "flashinfer-python")
 DRIVER = Path("/proc/driver/nvidia/version")
 
