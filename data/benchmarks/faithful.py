@@ -1,4 +1,5 @@
-"""How right answers are and how faithful to their passages: FusionRAG's table 2 and figure 2 on lab questions.
+"""How right answers are and how faithful to their passages: FusionRAG's table 2 and figure 2 on lab questions,
+and what preparation gives each selector (figure 16).
 
     python data/benchmarks/faithful.py --samples 500
     for model in runs/lab-hard-*/model; do
@@ -31,6 +32,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "CacheBlend": {"prepare": "after_system", "select": "kv_deviation", "ratio": RATIO},
     "Cache-Craft": {"prepare": "after_system", "select": "inter_attention", "ratio": RATIO},
     "FusionRAG": {"prepare": TEN, "select": "query_guided", "ratio": RATIO},
+    "CacheBlend, prepared": {"prepare": TEN, "select": "kv_deviation", "ratio": RATIO},
+    "FusionRAG, unprepared": {"prepare": "after_system", "select": "query_guided", "ratio": RATIO},
+    "Full Reuse, prepared": {"prepare": TEN},
 }
 
 

@@ -7,7 +7,8 @@ leaves preparations-MODEL.json (_ for - in its name): a row a corpus and prepara
 questions and for those on continued passages ("She moved to …", of somebody whom only an earlier passage of the
 document names): exact match, KL from full attention, the differences to blocks that saw the system prompt alone,
 question by question with 95% bootstrap intervals, and of how many continued passages the antecedent is among the
-neighbours. Written after every row; rows of the same settings that the file holds are not measured again.
+neighbours. Written after every row; rows of the same settings that the file holds are not measured again, and a row
+whose embedder is not installed is left for another machine.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import data, models
+from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.record import device_name, versions
@@ -35,8 +37,8 @@ SIMILAR = f"with_neighbours(n={NEIGHBOURS}, search=exact)"
 PREPARATIONS = {
     "the system prompt": PLAIN,
     f"{NEIGHBOURS} neighbours by TF-IDF": SIMILAR,
-    f"{NEIGHBOURS} neighbours by MiniLM": f"with_neighbours(n={NEIGHBOURS}, search=exact, embedder=minilm)",
     "its own document": "behind_document",
+    f"{NEIGHBOURS} neighbours by MiniLM": f"with_neighbours(n={NEIGHBOURS}, search=exact, embedder=minilm)",
 }
 KINDS = ("all", "continuation")
 SCORES = ("em", "kl")
@@ -104,7 +106,11 @@ def measure(model: str, samples: int, device: str, corpora: Sequence[str], path:
         plain = asked({**common, "prepare": PLAIN}, loaded)
         for name, spec in missing.items():
             settings = {**common, "prepare": spec}
-            lines = summary(plain if spec == PLAIN else asked(settings, loaded), plain)
+            try:
+                lines = summary(plain if spec == PLAIN else asked(settings, loaded), plain)
+            except BadInput as problem:
+                print(f"{corpus} {spec} is not measured here: {problem}", flush=True)
+                continue
             kept.append({"data": corpus, "prepare": spec, "name": name, "found": found(settings, loaded), "of": lines})
             write_text(path, json.dumps({**about, "rows": kept}, indent=1) + "\n")
             print(
