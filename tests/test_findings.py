@@ -19,7 +19,7 @@ from workbench.plots import (
     sparse_findings,
     sweep_findings,
 )
-from workbench.plots.chosen_tokens import evenness
+from workbench.plots.chosen_places import evenness
 from workbench.plots.findings import compared, joined, judged, times
 from workbench.plots.looks import SELECTORS
 from workbench.plots.position_encoding import shift_beside_place, within_tolerance

@@ -7,7 +7,7 @@ from workbench.experiments import bench_reports, ttft
 from workbench.experiments.bench.timing import Roof
 from workbench.experiments.ttft import METHODS
 from workbench.metrics.latency import STAGES, Stages
-from workbench.plots import latency
+from workbench.plots import kernel_reports, latency, latency_by_share, latency_stages
 from workbench.plots.cost import lines_by_mode
 from workbench.plots.theme import TEMPLATE
 
@@ -105,65 +105,65 @@ def test_the_floor_is_that_of_the_gpu_or_of_this_device(reports, none):
 
 def test_cached_share_names_the_coldest_and_the_warmest():
     records = [{"share": share, **time(2.0 - share), "flops": 1e9} for share in (1.0, 0.0, 0.5)]
-    check(figure := latency.cached_share(records, FULL, **HERE))
+    check(figure := latency_by_share.cached_share(records, FULL, **HERE))
     assert said(figure).startswith("With 0% of 1,024 tokens cached the first token takes 2000 ms, with 100% 1000 ms;")
     assert {"ours", "full attention"} == set(names(figure))
 
 
 def test_recomputed_share_names_the_share_asked_for(reports, none):
     records = [{"ratio": ratio, **time(0.1 + ratio)} for ratio in (0, 0.05, 0.15, 0.5)]
-    check(figure := latency.recomputed_share(records, FULL, reports, ratio=0.16, **HERE))
+    check(figure := latency_by_share.recomputed_share(records, FULL, reports, ratio=0.16, **HERE))
     assert said(figure).startswith("Here 15% recomputed take 250 ms, 4.0 times less than full attention")
     assert "The attention operator on Test: 2.0× over FlexAttention, 3.0× over SDPA flash, dense." in said(figure)
-    check(figure := latency.recomputed_share(records, FULL, none, ratio=0.15, **HERE))
+    check(figure := latency_by_share.recomputed_share(records, FULL, none, ratio=0.15, **HERE))
     assert said(figure).endswith("no report on q_sparse_attention yet.") and len(figure.layout.annotations) == 4
 
 
 def test_density_stands_from_few_pairs_to_all(reports, none):
     given = {"spec": "window", "repeats": 3, **HERE}
-    check(figure := latency.density(DENSE, {0.5: FEW}, FULL, reports, **given))
+    check(figure := latency_by_share.density(DENSE, {0.5: FEW}, FULL, reports, **given))
     assert "at 25% density, choosing takes 100 ms and attention 200 ms, where dense attention takes 600" in said(figure)
     together = next(trace for trace in figure.data if trace.name == "all together")
     assert list(together.x) == [0.25, 1.0] and list(together.y) == pytest.approx([1200, 1500])
     assert "window, threshold 0.5, and dense" in said(figure, -1) and "drawn for every head" in said(figure, -1)
-    check(figure := latency.density(DENSE, {0.5: FEW}, FULL, none, **given))
+    check(figure := latency_by_share.density(DENSE, {0.5: FEW}, FULL, none, **given))
     assert said(figure, -1).endswith("No report on tile_attention yet.")
 
 
 def test_stages_of_methods_and_thresholds_are_bars(tmp_path):
-    bars = latency.stage_seconds({"cached blocks": DENSE}, {0.5: FEW})
+    bars = latency_stages.stage_seconds({"cached blocks": DENSE}, {0.5: FEW})
     assert bars == {"cached blocks": DENSE.seconds, "sparse at 0.5, 25% kept": FEW.seconds}
     given = {"tokens": 1024, "question": 50, "repeats": 3, **HERE}
-    check(figure := latency.stages_here(bars, **given))
+    check(figure := latency_stages.stages_here(bars, **given))
     assert said(figure).startswith(f"Over cached blocks: {STAGES['rest']} 60%, attention 40%")
     assert "The host waits" not in said(figure, -1)
-    assert "The host waits" in said(latency.stages_here(bars, waits=True, **given), -1)
-    check(figure := latency.stages_on_gpu(bench_reports.split(made_up.stages(tmp_path))))
+    assert "The host waits" in said(latency_stages.stages_here(bars, waits=True, **given), -1)
+    check(figure := latency_stages.stages_on_gpu(bench_reports.split(made_up.stages(tmp_path))))
     assert said(figure).startswith("a model, 32,768 tokens. Full attention: ")
     assert list(figure.data[0].y) == ["full attention", "bfla at 0.5, 20% kept"]
-    assert latency.stages_on_gpu({}) is None
+    assert latency_stages.stages_on_gpu({}) is None
 
 
 def test_kernels_stand_beside_their_baselines(reports, none):
-    check(figure := latency.kernels_table(reports))
+    check(figure := kernel_reports.kernels_table(reports))
     rows = list(zip(*figure.data[0].cells["values"], strict=True))
     assert rows[0][0] == f"choose_bfla ({made_up.CARD})"
     assert any(row[0] == "shared_attention: no report" for row in rows)
     assert said(figure).startswith("Closest to the roof: ") and "Not measured yet: " in said(figure)
     whole = bench_reports.GpuReports(reports.reports, reports.gpu, reports.rows, [])
-    assert said(latency.kernels_table(whole)).endswith("Every kernel and whole-model benchmark is measured.")
-    check(figure := latency.ratios(reports))
+    assert said(kernel_reports.kernels_table(whole)).endswith("Every kernel and whole-model benchmark is measured.")
+    check(figure := kernel_reports.ratios(reports))
     assert "Ours is faster everywhere." in said(figure) and said(figure).startswith("The closest baseline: ")
     behind = reports.rows.assign(ms=reports.rows.ms.where(reports.rows.who != "flex", 1e-9))
-    figure = latency.ratios(bench_reports.GpuReports(reports.reports, reports.gpu, behind, []))
+    figure = kernel_reports.ratios(bench_reports.GpuReports(reports.reports, reports.gpu, behind, []))
     assert "A baseline is faster on: " in said(figure) and "tile_attention: dense, 32K" in said(figure)
-    assert latency.ratios(none) is None
+    assert kernel_reports.ratios(none) is None
 
 
 def test_the_highest_share_of_the_roof_is_named(reports, none):
     given = {"dtype": "float32", **HERE}
-    check(figure := latency.under_the_roof(TIMED, Roof(1e10, 1e14), reports, **given))
+    check(figure := kernel_reports.under_the_roof(TIMED, Roof(1e10, 1e14), reports, **given))
     assert said(figure).startswith("On Test the highest share of the roof: ours on ")
     assert "Here: question over blocks of " in said(figure)
-    check(figure := latency.under_the_roof(TIMED, Roof(1e10, 1e14), none, **given))
+    check(figure := kernel_reports.under_the_roof(TIMED, Roof(1e10, 1e14), none, **given))
     assert said(figure).startswith("No report of a GPU yet. Here: ")

@@ -20,16 +20,18 @@ from workbench.metrics.position_encoding import SCHEMES, key_rotation, shift_err
 from workbench.metrics.published_numbers import TABLE_3
 from workbench.plots import table as tables
 from workbench.plots.attention_mass import attention, block_mass
-from workbench.plots.bars import reuse, savings, strip
 from workbench.plots.cost import against_length, cost_panel, cost_series
-from workbench.plots.deviation import drift as draw_drift
 from workbench.plots.intervals import forest, quality
 from workbench.plots.lines import SCHEMES as DRAWN_SCHEMES
 from workbench.plots.lines import rounding, steps
+from workbench.plots.mask_savings import savings
 from workbench.plots.masks import MaskPanel, masks
+from workbench.plots.position_drift import drift as draw_drift
 from workbench.plots.position_encoding import exactness, rotation
+from workbench.plots.prompt_strip import strip
 from workbench.plots.reduce import firsts, shares, visible_pairs
 from workbench.plots.theme import TEMPLATE, WIDTH
+from workbench.plots.token_sources import reuse
 
 SAID = {"caption": "n = 3, seed 0, CPU", "notice": "Look here."}
 SIZES = (3, 5, 4)

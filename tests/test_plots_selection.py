@@ -16,10 +16,12 @@ from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
 from workbench.methods import select
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.plots.chosen_tokens import Choice, RatioOutcome, _layout, agreement, coloured, ratios
+from workbench.plots.chosen_places import agreement
+from workbench.plots.chosen_tokens import Choice, _layout, coloured
 from workbench.plots.deviation import deviation
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import SELECTORS
+from workbench.plots.ratio_outcomes import RatioOutcome, ratios
 from workbench.store import MemoryStore
 
 PROMPT = prompt_of(3, 5, 4, 2)

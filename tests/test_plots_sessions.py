@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from workbench.app.explore.editing import EDITS, edited
-from workbench.plots.bars import history
+from workbench.plots.block_history import history
 from workbench.plots.frames import frames
 from workbench.plots.lines import turnover
 from workbench.plots.looks import REUSE_STATUSES

@@ -18,7 +18,7 @@ from workbench.metrics import crossover, thresholds, tile_recall, tile_records
 from workbench.metrics.published_numbers import LLAMA_3_8B
 from workbench.metrics.thresholds import cheapest
 from workbench.metrics.tile_recall import States, synthetic_states
-from workbench.plots import sparse_masks, sparse_quality
+from workbench.plots import long_masks, sparse_masks, sparse_quality, sparse_tables
 from workbench.plots.theme import TEMPLATE
 
 LENGTH, SIZE = 203, 16
@@ -218,15 +218,15 @@ def test_a_long_prompt_is_drawn_framed_and_tabulated():
     long = synthetic_states(1024)
     specs = {"window and sink": "window(block=32, local=2)", "strided": "strided(block=32)"}
     found = {name: tile_records.framed(long, sparse.named(spec), 256) for name, spec in specs.items()}
-    check(figure := sparse_masks.long_overview(found, specs, 1024, cells=20, states="Made up."))
+    check(figure := long_masks.long_overview(found, specs, 1024, cells=20, states="Made up."))
     assert figure.layout.updatemenus[0].buttons[0].label == "head 1: share of tiles kept"
     assert figure.layout.shapes[0].y0 == figure.layout.shapes[0].x0 == 24 * 32
-    check(figure := sparse_masks.frame_maps(found, share=0.8, device="a CPU"))
+    check(figure := long_masks.frame_maps(found, share=0.8, device="a CPU"))
     kept = {name: one.record(1)["attention"] for name, one in found.items()}
     most = max(kept, key=kept.__getitem__)
     assert f"{most} keeps {kept[most]:.0%} of the attention" in notice_of(figure)
     assert "256 rows" in figure.layout.annotations[-1].text
-    check(figure := sparse_masks.choosing_table(found, 1024, "a CPU"))
+    check(figure := long_masks.choosing_table(found, 1024, "a CPU"))
     assert list(figure.data[0].cells["values"][2]) == [f"{one.record(0)['density']:.1%}" for one in found.values()]
 
 
@@ -282,7 +282,7 @@ def test_crossings_of_two_models_leave_out_what_is_never_reached():
     names = {"own": "mine", "large": "large"}
     length = records[0]["own"]
     assert crossover.lengths_of(records, names) == {"window": {"mine": length, "large": length}, "dense": {}}
-    check(figure := sparse_quality.crossover_table(records, "mine", "large", kept_share=0.1, gain=0.05))
+    check(figure := sparse_tables.crossover_table(records, "mine", "large", kept_share=0.1, gain=0.05))
     assert [row[-1] for row in cells_of(figure)] == [f"{length:,}", "never"]
     assert "Operations of mine and large" in figure.layout.annotations[-1].text
 
@@ -302,7 +302,7 @@ def test_the_planes_name_the_cheapest_rule_that_keeps_enough(measured):
 
 
 def test_settings_are_listed_with_intervals_and_dense_attention_last(measured):
-    check(figure := sparse_quality.settings_table(measured))
+    check(figure := sparse_tables.settings_table(measured))
     rows = cells_of(figure)
     table = measured.settings[measured.settings.group == "table"]
     assert len(rows) == len(table) + 5 + 1 and rows[-1][0].startswith("dense")
@@ -313,7 +313,7 @@ def test_settings_are_listed_with_intervals_and_dense_attention_last(measured):
 
 def test_methods_are_compared_with_and_without_their_last_rows(measured):
     without = results.read("last-rows")["methods"]
-    check(figure := sparse_quality.last_rows_table(measured, without))
+    check(figure := sparse_tables.last_rows_table(measured, without))
     rows = cells_of(figure)
     for row, entry in zip(rows, without.values(), strict=False):
         had = measured.settings.set_index("spec").em[entry["with"]]
@@ -339,13 +339,13 @@ def test_heads_at_one_density_have_a_panel_a_method(measured):
 
 def test_thresholds_and_needles_of_the_settings_that_keep_enough(measured):
     chosen = cheapest(measured.curve, "em", 0.95, measured.answers)
-    check(figure := sparse_quality.threshold_table(measured, chosen, "em", 0.95))
+    check(figure := sparse_tables.threshold_table(measured, chosen, "em", 0.95))
     rows = cells_of(figure)
     assert len(rows) == len(chosen) == measured.curve.method.nunique() - 1
     for row, r in zip(rows, chosen, strict=True):
         assert (row[1] == "none measured") == (r["spec"] is None) and row[-1] == ("yes" if r["sure"] else "no")
     none = [{**r, "spec": None, "sure": False} for r in chosen]
-    said = notice_of(sparse_quality.threshold_table(measured, none, "em", 0.95))
+    said = notice_of(sparse_tables.threshold_table(measured, none, "em", 0.95))
     assert said.startswith(f"0 of {len(chosen)} methods have a threshold that keeps it. “Sure”")
     for which in (chosen, none):
         check(figure := sparse_quality.needles_by_task(measured, which))
@@ -363,7 +363,7 @@ def test_thresholds_are_searched_and_answered_on_own_prompts(measured):
     for r in records:
         assert r["right"] is None or 0 <= r["right"] <= 2
     unreached = [{**records[0], "value": None, "agree": None, "kl": None, "right": None}, *records[1:]]
-    check(figure := sparse_quality.own_table(unreached, prompts, 0.9, "About"))
+    check(figure := sparse_tables.own_table(unreached, prompts, 0.9, "About"))
     rows = cells_of(figure)
     assert rows[0][1] == "not reached" and rows[0][4:] == ("", "", "")
     assert rows[-1][:3] == ("all tiles", "", "100%") and rows[-1][-1] == f"{records[-1]['right']:.0f}"

@@ -24,7 +24,22 @@ from workbench.metrics.attention_mass import AttentionMass
 from workbench.metrics.kv_deviation import Repair
 from workbench.metrics.selection import places
 from workbench.plots import attention_mass as attention_figures
-from workbench.plots import bars, block_finetuning, chosen_tokens, cost, deviation, intervals, masks, sweep_curves
+from workbench.plots import (
+    block_finetuning,
+    chosen_places,
+    chosen_tokens,
+    cost,
+    deviation,
+    deviation_repair,
+    intervals,
+    mask_savings,
+    masks,
+    position_drift,
+    prompt_strip,
+    ratio_outcomes,
+    sweep_curves,
+    token_sources,
+)
 from workbench.plots import position_encoding as position_figures
 from workbench.plots import session_replay as session_figures
 from workbench.plots.table import verdict
@@ -63,9 +78,9 @@ def loaded(tmp_path_factory):
 
 
 def test_a_prompt_says_its_question_and_what_is_expected():
-    assert bars.question_of(view_of()) == "“Where is Ada?” Expected: Wilby."
-    assert bars.question_of(view_of(answers=())) == "“Where is Ada?”"
-    assert "12 tokens in 3 blocks" in texts(bars.prompt_strip(view_of()))
+    assert prompt_strip.question_of(view_of()) == "“Where is Ada?” Expected: Wilby."
+    assert prompt_strip.question_of(view_of(answers=())) == "“Where is Ada?”"
+    assert "12 tokens in 3 blocks" in texts(prompt_strip.prompt_strip(view_of()))
 
 
 def test_masks_are_compared_on_one_prompt_and_cached_rows_are_pale():
@@ -85,11 +100,11 @@ def test_a_mask_of_many_tokens_says_how_far_it_is_reduced():
 
 def test_pairs_are_counted_over_the_rows_that_a_request_computes():
     rules = {"Full attention": causal, "Cached blocks (pale)": block_attention(PROMPT)}
-    full, reuse = bars.count_pairs(rules, PROMPT, cached=["Cached blocks (pale)"])
+    full, reuse = mask_savings.count_pairs(rules, PROMPT, cached=["Cached blocks (pale)"])
     assert full == {"mask": "Full attention", "pairs": 78, "computed": 78, "causal": 78, "rows": 12, "length": 12}
     assert reuse["mask"] == "Cached blocks" and reuse["rows"] == 4
     assert reuse["pairs"] == 6 + 15 + 42 and reuse["computed"] == 9 + 10 + 11 + 12
-    assert "Cached blocks: 4 of 12 tokens are computed" in texts(bars.request_savings([full, reuse], "a text"))
+    assert "Cached blocks: 4 of 12 tokens are computed" in texts(mask_savings.request_savings([full, reuse], "a text"))
 
 
 def test_answers_under_masks_are_those_of_generation_and_the_first_rule_is_no_distance_away(loaded):
@@ -183,7 +198,7 @@ def test_drift_quotes_the_share_of_equal_first_tokens():
         for mode, agree in (("block", 0.75), ("naive", 0.25))
     ]
     assert "in 75% of the prompts with re-encoded positions and in 25% with naive ones" in texts(
-        deviation.positions_drift(layers, first, about="tiny")
+        position_drift.positions_drift(layers, first, about="tiny")
     )
 
 
@@ -262,10 +277,10 @@ TRIALS = {"full": trial("full", 0.75, 100, 0, 0), "block": trial("block", 0.5, 2
 
 
 def test_tokens_of_trials_come_from_the_store_or_are_computed():
-    full, block = bars.token_sources(TRIALS)
+    full, block = token_sources.token_sources(TRIALS)
     assert (full["reused"], full["encoded"], full["question"], full["hit_rate"]) == (0, 320, 80, None)
     assert (block["reused"], block["encoded"], block["question"], block["hit_rate"]) == (320, 0, 80, 0.25)
-    assert "computes 20 of 100 tokens" in texts(bars.trial_reuse(TRIALS, about="tiny"))
+    assert "computes 20 of 100 tokens" in texts(token_sources.trial_reuse(TRIALS, about="tiny"))
     scores = intervals.reuse_quality({**TRIALS, "naive": TRIALS["block"]}, about="tiny")
     assert "answer 50% where full attention answers 75%" in texts(scores)
     assert "They lose most on order: 25 points (n = 4)" in texts(scores)
@@ -505,7 +520,7 @@ def test_causes_are_means_over_prompts_and_typical_ones_leave_the_first_layer_ou
     typical = kv_deviation.typical_causes(records)
     keys = [r["mean"] for r in records if (r["cause"], r["part"], r["at"]) == ("context", "keys", 1)]
     assert typical["context"] == pytest.approx(np.mean(keys)) and typical["context"] > 0
-    fig = deviation.what_causes_it(records, about="tiny")
+    fig = deviation_repair.what_causes_it(records, about="tiny")
     assert f"missing context leaves {typical['context']:.0%}" in texts(fig) and "2 prompts" in texts(fig)
 
 
@@ -513,11 +528,11 @@ def test_repairs_keep_selector_and_part_together():
     before, after = torch.ones(12, 3), torch.ones(12, 3)
     after[8:] = 0.25
     repair = Repair(before, after, torch.tensor([4]), 8)
-    records = deviation.repair_records({"first_k": [repair, repair], "oracle": [repair]})
+    records = deviation_repair.repair_records({"first_k": [repair, repair], "oracle": [repair]})
     assert [r["at"] for r in records[:2]] == [1, 2], "the first layer never deviates"
-    final = deviation.left_in_last_layer(records)
+    final = deviation_repair.left_in_last_layer(records)
     assert final["first_k", "asked"] == 0.25 and final["oracle", "context"] == 1
-    fig = deviation.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny")
+    fig = deviation_repair.what_is_repaired(records, ratio=0.15, prompts=2, about="tiny")
     assert "first tokens (EPIC) leaves least in the last layer of the question (25%)" in texts(fig)
 
 
@@ -540,12 +555,12 @@ CHOICES = {
 
 
 def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
-    outcomes = chosen_tokens.outcomes_of(CHOICES, ["Tamton", "Tamton", "Wilby", "Tamton"], ["Wilby"])
+    outcomes = ratio_outcomes.outcomes_of(CHOICES, ["Tamton", "Tamton", "Wilby", "Tamton"], ["Wilby"])
     assert outcomes[0.5]["first_k"].right and not outcomes[0.5]["oracle"].right
     assert outcomes[0.5]["first_k"].rows.tolist() == [3, 4]
-    assert chosen_tokens.enough(outcomes, "Wilby") == {"first_k": 0.5, "oracle": None}
-    assert chosen_tokens.is_right("Wilby", ()) is None
-    records = chosen_tokens.answer_records(outcomes)
+    assert ratio_outcomes.enough(outcomes, "Wilby") == {"first_k": 0.5, "oracle": None}
+    assert ratio_outcomes.is_right("Wilby", ()) is None
+    records = ratio_outcomes.answer_records(outcomes)
     assert records[2] == {
         "ratio": 0.5,
         "selector": "first tokens (EPIC)",
@@ -553,7 +568,7 @@ def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
         "right": True,
         "tokens": 2,
     }
-    fig = chosen_tokens.answers_by_ratio(view_of(), outcomes, full="Wilby", reuse="Tamton", ratio=0.5, about="tiny")
+    fig = ratio_outcomes.answers_by_ratio(view_of(), outcomes, full="Wilby", reuse="Tamton", ratio=0.5, about="tiny")
     assert fig.layout.sliders[0].active == 1
     assert "answers “Wilby” ✓, Full Reuse “Tamton”. first tokens (EPIC) gives" in texts(fig)
 
@@ -572,10 +587,10 @@ def test_selectors_are_compared_by_place_and_by_common_tokens():
         for name, mean in (("first tokens (EPIC)", 0.9), ("largest deviation (oracle)", 0.2))
         for at in (0.25, 0.75)
     ]
-    assert chosen_tokens.first_tenth(records) == {"first tokens (EPIC)": 0.9, "largest deviation (oracle)": 0.2}
-    fig = chosen_tokens.where_chosen(records, ["first_k", "oracle"], sample="1 prompt", about="tiny")
+    assert chosen_places.first_tenth(records) == {"first tokens (EPIC)": 0.9, "largest deviation (oracle)": 0.2}
+    fig = chosen_places.where_chosen(records, ["first_k", "oracle"], sample="1 prompt", about="tiny")
     assert "first tokens (EPIC) recomputes 90%, largest deviation (oracle) 20%" in texts(fig)
     share = np.array([[1.0, 0.3, 0.1], [0.3, 1.0, 0.6], [0.1, 0.6, 1.0]])
     names = ["random", "first_k", "oracle"]
-    fig = chosen_tokens.common_tokens({"share": share}, names, ratio=0.15, sample="1 prompt", about="tiny")
+    fig = chosen_places.common_tokens({"share": share}, names, ratio=0.15, sample="1 prompt", about="tiny")
     assert "first tokens (EPIC) and largest deviation (oracle) (60%)" in texts(fig)

@@ -36,10 +36,11 @@ _MERGED = {
     "misses=tile_recall states=tile_recall mass=attention_mass",
     "experiments": "lengths=ttft",
     "plots": "selectors=looks sparse_methods=looks contestants=looks fates=looks length=cost profiles=lines "
-    "planes=lines steps=lines turnover=lines rounding=lines savings=bars strip=bars reuse=bars breakdown=bars "
-    "history=bars forest=intervals quality=intervals peers=intervals attention=attention_mass "
-    "blockmass=attention_mass naive=deviation rotation=position_encoding exactness=position_encoding "
-    "coloured=chosen_tokens ratios=chosen_tokens agreement=chosen_tokens tiles=tile_recall turning=tile_recall "
+    "planes=lines steps=lines turnover=lines rounding=lines savings=mask_savings strip=prompt_strip "
+    "reuse=token_sources breakdown=bars "
+    "history=block_history forest=intervals quality=intervals peers=intervals attention=attention_mass "
+    "blockmass=attention_mass naive=position_drift rotation=position_encoding exactness=position_encoding "
+    "coloured=chosen_tokens ratios=ratio_outcomes agreement=chosen_places tiles=tile_recall turning=tile_recall "
     "overview=tile_overview rescues=bfla_rules",
 }
 MODULES = (

@@ -1,7 +1,9 @@
 """Names of earlier versions: a renamed field, attribute or argument still answers to its old name."""
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
+from importlib import import_module
 from typing import Any, TypeVar
 
 Named = TypeVar("Named", bound=Callable[..., Any])
@@ -30,6 +32,20 @@ def fields(**today: str) -> Callable[[type], type]:
         return cls
 
     return decorate
+
+
+def elsewhere(module: str, **today: str) -> None:
+    """Let a module answer to names that it held in earlier versions: `elsewhere(__name__, name="module that has it")`.
+
+    The other module is imported when such a name is asked for.
+    """
+
+    def find(name: str) -> Any:
+        if name not in today:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(import_module(today[name]), name)
+
+    vars(sys.modules[module])["__getattr__"] = find
 
 
 # Policies: their specs stand in commands, notebooks, results and folders of cached blocks.

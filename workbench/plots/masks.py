@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.data.prompt_view import Reading
-from workbench.plots.bars import question_of
 from workbench.plots.elements import block_axis, block_edges, steps
+from workbench.plots.prompt_strip import question_of
 from workbench.plots.reduce import MaskRule, firsts, shares
 from workbench.plots.table import table, verdict
 from workbench.plots.theme import FAINT, PAPER, RULE, Notes, block_colour, escaped, finish, pale, panel_titles

@@ -10,7 +10,7 @@ from workbench.data.game import Frame
 from workbench.experiments.session_replay import later_prompts, mean_em, total
 from workbench.metrics.answers import wilson
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
-from workbench.plots.bars import history
+from workbench.plots.block_history import history
 from workbench.plots.findings import joined
 from workbench.plots.frames import frames
 from workbench.plots.intervals import quality

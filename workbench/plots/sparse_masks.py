@@ -1,14 +1,13 @@
 """Sparse choices on one prompt, from choices to figures and what they show; see notebooks/09_sparse_masks.ipynb."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from math import nan
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 from torch import Tensor
 
+from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.methods.registry import spec_of
@@ -17,22 +16,18 @@ from workbench.methods.sparse._small import small
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
 from workbench.metrics.tile_recall import BflaRules, Chosen, States, Union, chosen
-from workbench.metrics.tile_records import ORACLE, UNION_STEPS, Framed, means, rule_records, union_records
+from workbench.metrics.tile_records import ORACLE, UNION_STEPS, means, rule_records, union_records
 from workbench.plots.bfla_rules import bfla_rules, first_rule
 from workbench.plots.controls import some
 from workbench.plots.heads import by_head
 from workbench.plots.looks import SPARSE_METHODS
-from workbench.plots.table import table
-from workbench.plots.tile_overview import REDUCTIONS, overview, reduced
 from workbench.plots.tile_recall import (
     DensityCurve,
     Span,
     ThresholdStep,
     by_threshold,
-    in_window,
     maps,
     of_head,
-    span_of,
 )
 from workbench.plots.union import union
 
@@ -79,7 +74,7 @@ def kept_maps(
         title="Kept tiles over true attention",
         notice=f"In head {head} of layer {layer}, {best[layer].density()[head]:.0%} of the causal pairs hold "
         f"{share:.0%} of the attention. Pairs kept by each method, and in brackets the attention in them: "
-        f"{', '.join(kept)}. Orange was dropped though needed: most by {_largest(lost)}.",
+        f"{', '.join(kept)}. Orange was dropped though needed: most by {largest(lost)}.",
         caption=caption,
     )
 
@@ -87,8 +82,8 @@ def kept_maps(
 def density_by_head(shares: Mapping[str, Mapping[str, Tensor]], layers: Sequence[int], about: str) -> go.Figure:
     """Draw density and attention kept of every layer and head: `metrics.tile_records.shares`."""
     density, held = shares["density"], shares["attention"]
-    widest = _largest({name: float(x.max()) - float(x.min()) for name, x in density.items()})
-    weak = _largest({name: -float(x.min()) for name, x in held.items()})
+    widest = largest({name: float(x.max()) - float(x.min()) for name, x in density.items()})
+    weak = largest({name: -float(x.min()) for name, x in held.items()})
     at, head = divmod(int(held[weak].argmin()), held[weak].shape[1])
     measures = {"density": density, "attention kept": held}
     return by_head(
@@ -206,75 +201,18 @@ def union_of_chunk(
     )
 
 
-def long_overview(
-    choices: Mapping[str, Framed], specs: Mapping[str, str], length: int, *, cells: int, states: str
-) -> go.Figure:
-    """Draw the choices for a prompt of `length` tokens, at most `cells` a side; `states` says whose attention it is."""
-    slowest = _largest({name: choice.seconds for name, choice in choices.items()})
-    panels: dict[str, dict[str, np.ndarray]] = {name: {} for name in choices}
-    for name, choice in choices.items():
-        for head, how in product((1, 0), REDUCTIONS):
-            kept = choice.tiles.kept[head].cpu().numpy()
-            panels[name][f"head {head}: {REDUCTIONS[how]}"] = reduced(kept, cells, how)
-    return overview(
-        panels,
-        Span.whole(range(length)),
-        detail=_frame(choices),
-        notice=f"All {length:,} × {length:,} tokens of one head in at most {cells} × {cells} cells. To choose took up "
-        f"to {choices[slowest].seconds:.1f} s ({slowest}). The menu shows the other head, and by max where anything at "
-        "all is kept. The frame is below.",
-        caption=f"{states} Head 1 looks for its topic, head 0 nearby. {', '.join(specs[name] for name in choices)}.",
-    )
-
-
-def frame_maps(choices: Mapping[str, Framed], *, share: float, device: str) -> go.Figure:
-    """Draw the frame of every choice for a long prompt over the true attention of its head 1."""
-    records = {name: choice.record(1) for name, choice in choices.items()}
-    best = _largest({name: r["attention"] for name, r in records.items()})
-    worst = _largest({name: -r["attention"] for name, r in records.items()})
-    windows = {name: choice.frames[1].at(choice.frames[1].rows) for name, choice in choices.items()}
-    return maps(
-        {name: [[in_window(window, choices[name].tiles.kept.shape[2])]] for name, window in windows.items()},
-        _frame(choices),
-        layers=[0],
-        heads=[1],
-        title="The frame, tile by tile",
-        notice=f"Of the rows in the frame {best} keeps {records[best]['attention']:.0%} of the attention in "
-        f"{records[best]['density']:.1%} of all tiles, {worst} {records[worst]['attention']:.0%} in "
-        f"{records[worst]['density']:.1%}. Orange was dropped though needed for {share:.0%}.",
-        caption=f"Head 1 of the made-up states; true attention of {len(_frame(choices).rows):,} rows over all keys "
-        f"before them. {device}.",
-    )
-
-
-def choosing_table(choices: Mapping[str, Framed], length: int, device: str) -> go.Figure:
-    """Tabulate time, density and attention kept of the choices for a long prompt of two heads."""
-    rows = []
-    for name, choice in choices.items():
-        first, second = choice.record(0), choice.record(1)
-        shares = [f"{r['density']:.1%}" for r in (first, second)] + [f"{r['attention']:.0%}" for r in (first, second)]
-        rows.append([name, f"{choice.seconds:.2f} s", *shares])
-    return table(
-        ["method", "time to choose", "tiles kept, head 0", "head 1", "attention kept, head 0", "head 1"],
-        rows,
-        title=f"Choosing for {length:,} tokens",
-        notice="The choice looks at queries and keys once, in parts: its memory grows with the tiles, not with the "
-        f"{length:,}² pairs of tokens.",
-        caption=f"2 query heads, torch on {device}, measured once, beside whatever else the machine did; a kernel for "
-        "the choice is another matter. Attention kept: of the rows in the frame.",
-        widths=[2, 1.3, 1.4, 1, 1.6, 1],
-    )
-
-
-def _frame(choices: Mapping[str, Framed]) -> Span:
-    window = next(iter(choices.values())).frames[1]
-    return span_of(window.at(window.rows))
-
-
 def _by_method(records: Records) -> dict[str, list[Mapping[str, Any]]]:
     return {name: [r for r in records if r["method"] == name] for name in dict.fromkeys(r["method"] for r in records)}
 
 
-def _largest(numbers: Mapping[str, float]) -> str:
+def largest(numbers: Mapping[str, float]) -> str:
     """Return the first name of the largest number."""
     return max(numbers, key=numbers.__getitem__)
+
+
+renamed.elsewhere(
+    __name__,
+    long_overview="workbench.plots.long_masks",
+    frame_maps="workbench.plots.long_masks",
+    choosing_table="workbench.plots.long_masks",
+)

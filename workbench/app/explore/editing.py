@@ -9,7 +9,7 @@ from workbench.app.explore.live import explorer, menu, number_slider, slider, te
 from workbench.experiments.session_replay import follow
 from workbench.experiments.sessions import SessionPrompt
 from workbench.models.loading import Loaded
-from workbench.plots.bars import history
+from workbench.plots.block_history import history
 from workbench.plots.table import table
 from workbench.store import MemoryStore
 
