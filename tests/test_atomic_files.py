@@ -12,7 +12,7 @@ from workbench.methods import seer_gate
 from workbench.methods.sparse import xattention
 from workbench.methods.sparse.xattention import Xattention
 from workbench.models import random_init
-from workbench.training import common
+from workbench.training import common, run_folder
 from workbench.training.common import Progress, Training
 
 FAILURES = [OSError("disk full"), KeyboardInterrupt()]
@@ -135,7 +135,7 @@ def training(tmp_path):
 
 
 def saved_step(folder: Path) -> int | None:
-    record = common.saved_record(folder)
+    record = run_folder.saved_record(folder)
     return record and record["progress"]["step"]
 
 

@@ -5,7 +5,7 @@ import torch
 
 from workbench.core.errors import BadInput
 from workbench.metrics.key_rankings import Rankings, rankings
-from workbench.metrics.tile_recall import States
+from workbench.metrics.tile_states import States
 from workbench.plots.key_rankings import key_rankings, said
 
 

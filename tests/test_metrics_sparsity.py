@@ -13,7 +13,8 @@ from workbench.core.plan import Plan
 from workbench.engine.assembly import empty
 from workbench.engine.forward import prefill
 from workbench.methods import sparse
-from workbench.metrics.sparsity import measure, of_layer, operations
+from workbench.metrics.sparsity import measure, operations
+from workbench.metrics.sparsity_counts import of_layer
 from workbench.models.spec import attach
 
 MODEL = model_of("llama")

@@ -119,20 +119,22 @@ def test_a_module_in_one_word_holds_its_old_names():
     assert select is import_module("workbench.methods.select")
 
 
-FIGURES = {
+SPLIT = {
     "bars": "count_pairs request_savings prompt_strip trial_reuse history",
     "chosen_tokens": "outcomes_of answers_by_ratio enough answer_records where_chosen common_tokens first_tenth",
     "deviation": "what_causes_it repair_records left_in_last_layer what_is_repaired positions_drift",
     "latency": "kernels_table ratios under_the_roof cached_share density recomputed_share stage_seconds stages_here",
+    "real_findings": "Real",
     "sparse_masks": "long_overview frame_maps choosing_table",
     "sparse_quality": "settings_table last_rows_table threshold_table crossover_table own_table",
+    "tile_recall": "dense_states synthetic_states Union union",
 }
 
 
-@pytest.mark.parametrize("module", FIGURES)
-def test_a_figure_that_moved_is_found_where_earlier_notebooks_import_it_from(module):
-    held = import_module(f"workbench.plots.{module}")
-    for name in FIGURES[module].split():
+@pytest.mark.parametrize("module", SPLIT)
+def test_what_was_split_off_a_module_is_found_where_earlier_notebooks_import_it_from(module):
+    held = import_module(f"workbench.{'metrics' if module == 'tile_recall' else 'plots'}.{module}")
+    for name in SPLIT[module].split():
         assert callable(getattr(held, name))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = held.nothing

@@ -16,7 +16,7 @@ from workbench.plots import real_choices as choices
 from workbench.plots import real_findings as findings
 from workbench.plots import real_live as here
 from workbench.plots import real_model as figures
-from workbench.plots.real_findings import Real
+from workbench.plots.real_results import Real
 
 BLOCK = MethodConfig(mode="block")
 HEAD = {"n": 8, "seed": 5, "passages": 10, "max_new_tokens": 32, "corpus": 99}

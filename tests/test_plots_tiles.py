@@ -11,8 +11,8 @@ from workbench.app.explore import long as long_prompts
 from workbench.app.explore import tiles as explored
 from workbench.methods import sparse
 from workbench.methods.sparse._small import SETTINGS, small
-from workbench.metrics import tile_recall
-from workbench.metrics.tile_recall import dense_states, synthetic_states
+from workbench.metrics import tile_recall, tile_union
+from workbench.metrics.tile_states import dense_states, synthetic_states
 from workbench.plots import heads, tile_overview, union
 from workbench.plots.bfla_rules import bfla_rules, first_rule
 from workbench.plots.controls import some
@@ -143,7 +143,7 @@ def test_rescues_show_the_first_rule():
 
 def test_the_union_is_drawn_step_by_step():
     method = sparse.named("random(block=8, share=0.2, sink=1, local=0)")
-    found = [tile_recall.union(STATES, i, method, slice(96, 128)) for i in STATES.layers]
+    found = [tile_union.union(STATES, i, method, slice(96, 128)) for i in STATES.layers]
     first, second, third, fourth = union.steps(found[1], 1)
     assert first.shape == (2 * 4, 16) and second.shape == (2, 16) and third.shape == fourth.shape == (1, 16)
     assert np.array_equal(second >= 2, found[1].heads[2:].numpy())
@@ -160,7 +160,7 @@ def test_the_union_is_drawn_step_by_step():
 
 @pytest.mark.parametrize("spec", ["random(block=8)", "dense(block=8)"])
 def test_a_single_head_can_be_an_execution_group(spec):
-    found = tile_recall.union(STATES, 0, sparse.named(spec), slice(0, 160), heads=1)
+    found = tile_union.union(STATES, 0, sparse.named(spec), slice(0, 160), heads=1)
     assert found.group == 1 and len(found.groups) == 4
 
 

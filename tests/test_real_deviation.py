@@ -5,7 +5,7 @@ import json
 import pytest
 
 from workbench.experiments import deviation_results, results
-from workbench.experiments.papers import evidence, fusion_rag
+from workbench.experiments.papers import evidence, fusion_rag_quality
 from workbench.experiments.papers.verdicts import CONFIRMED, CONTRADICTED, UNREACHABLE
 from workbench.plots import real_deviation as figures
 
@@ -99,20 +99,22 @@ def test_agreement_is_set_beside_chance(folder):
 
 
 def test_real_text_decides_for_the_papers_and_few_questions_do_not(folder):
-    assert [(one.label, one.decides) for one in fusion_rag.deviation()] == [("lab", True)] * 3
+    assert [(one.label, one.decides) for one in fusion_rag_quality.deviation()] == [("lab", True)] * 3
     write(folder, "smollm2", "nq", REAL)
-    first, lab = fusion_rag.deviation()[:2]
+    first, lab = fusion_rag_quality.deviation()[:2]
     assert (first.label, first.decides, first.verdict) == ("real", True, CONFIRMED)
     assert (lab.label, lab.decides, lab.verdict) == ("lab", False, CONTRADICTED)
     write(folder, "smollm2", "nq", REAL, n=20)
-    assert [one.decides for one in fusion_rag.deviation()[:2]] == [False, True]
+    assert [one.decides for one in fusion_rag_quality.deviation()[:2]] == [False, True]
 
 
 def test_a_selector_is_held_to_the_other_on_the_same_text(folder):
     write(folder, "smollm2", "nq", REAL | {"CacheBlend: first tenth": 0.2, "query-guided: first tenth": 0.25})
-    real = [one for one in fusion_rag.places() if one.label == "real" and one.what.startswith("Query-guided: first")]
+    real = [
+        one for one in fusion_rag_quality.places() if one.label == "real" and one.what.startswith("Query-guided: first")
+    ]
     assert [(one.verdict, one.bar) for one in real] == [(CONTRADICTED, pytest.approx(0.19))]
-    assert all(one.verdict in (CONFIRMED, UNREACHABLE) for one in fusion_rag.places() if one.label == "lab")
+    assert all(one.verdict in (CONFIRMED, UNREACHABLE) for one in fusion_rag_quality.places() if one.label == "lab")
 
 
 def test_passages_retrieved_together_are_read_of_the_lab_alone(folder):

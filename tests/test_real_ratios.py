@@ -6,7 +6,7 @@ from test_plots_real import LOSSES, SYSTEM, TEN, caption, cells, config, lab, re
 
 from workbench.plots import real_ratios as ratios
 from workbench.plots.real_beside_lab import Lab
-from workbench.plots.real_findings import Real
+from workbench.plots.real_results import Real
 
 PAIRS = ((SYSTEM, "kv_deviation"), (SYSTEM, "query_guided"), (TEN, "query_guided"), (SYSTEM, "random"))
 CLAIM = ("question-guided over CacheBlend", (SYSTEM, "query_guided"), (SYSTEM, "kv_deviation"), "a paper")

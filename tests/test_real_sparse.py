@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from workbench.plots import real_sparse as figures
-from workbench.plots.real_findings import Real
+from workbench.plots.real_results import Real
 
 BFLA, DRAWN = "bfla(block=64, flat=16, mass=0.9)", "random(block=64, share=0.2, local=8)"
 COMPACT = "compact(over=flash_prefill(alpha=0.1)) in chunks of 256"

@@ -11,7 +11,7 @@ from workbench.metrics.paired import Difference, Explained
 from workbench.plots import block_finetuning
 from workbench.plots import real_tuned as tuned
 from workbench.plots import real_tuning as tuning
-from workbench.plots.real_findings import Real
+from workbench.plots.real_results import Real
 
 SYSTEM = "after_system"
 TRIALS = {  # trial → mode, positions, preparation, selector

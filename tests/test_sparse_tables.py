@@ -14,10 +14,10 @@ from workbench.core.errors import BadInput
 from workbench.experiments import results
 from workbench.methods import sparse
 from workbench.methods.sparse.compact import Compact
-from workbench.metrics import crossover, thresholds, tile_recall, tile_records
+from workbench.metrics import crossover, thresholds, tile_recall, tile_records, tile_union
 from workbench.metrics.published_numbers import LLAMA_3_8B
 from workbench.metrics.thresholds import cheapest
-from workbench.metrics.tile_recall import States, synthetic_states
+from workbench.metrics.tile_states import States, synthetic_states
 from workbench.plots import long_masks, sparse_masks, sparse_quality, sparse_tables
 from workbench.plots.theme import TEMPLATE
 
@@ -104,7 +104,7 @@ def test_rules_and_unions_become_records_by_layer(states):
     assert (records[6]["density"], records[6]["attention"]) == why[2].added["local"]
     averages = tile_records.means(records, "rule", ("density", "attention"))
     assert averages["sink"]["density"] == fmean(why[i].added["sink"][0] for i in (0, 2))
-    unions = {i: tile_recall.union(states, i, sparse.named(SPECS["oracle"]), slice(64, 128)) for i in states.layers}
+    unions = {i: tile_union.union(states, i, sparse.named(SPECS["oracle"]), slice(64, 128)) for i in states.layers}
     steps = tile_records.union_records(unions)
     assert [r["step"] for r in steps[4:]] == list(tile_records.UNION_STEPS)
     assert [r["density"] for r in steps[4:]] == unions[2].densities()
@@ -202,7 +202,7 @@ def test_rules_and_unions_are_drawn_with_what_they_are_worth(states):
 
     compact = Compact(sparse.named(f"random(block={SIZE}, share=0.2)"), heads=0)
     rows = tile_records.last_chunk(LENGTH, 64)
-    unions = {i: tile_recall.union(states, i, compact, rows) for i in states.layers}
+    unions = {i: tile_union.union(states, i, compact, rows) for i in states.layers}
     check(figure := sparse_masks.union_of_chunk(unions, compact, rows, layer=2, head=3, about="About"))
     steps = tile_records.means(tile_records.union_records(unions), "step", ["density"])
     assert f"{steps['chunk']['density']:.0%} with the chunk" in notice_of(figure)

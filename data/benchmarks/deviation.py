@@ -30,7 +30,7 @@ from workbench.metrics.answers import bootstrap
 from workbench.metrics.key_rankings import rankings
 from workbench.metrics.kv_deviation import context_gaps, full_attention_kv
 from workbench.metrics.selection import agreement, by_offset, chosen
-from workbench.metrics.tile_recall import dense_states
+from workbench.metrics.tile_states import dense_states
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 

@@ -32,8 +32,8 @@ _ROOMS = {
 _MERGED = {
     "metrics": "causes=kv_deviation drift=kv_deviation repair=kv_deviation deviation=kv_deviation choices=selection "
     "places=selection antecedents=selection turning=position_encoding rounding=position_encoding "
-    "exactness=position_encoding counts=sparsity stages=latency published=published_numbers "
-    "misses=tile_recall states=tile_recall mass=attention_mass",
+    "exactness=position_encoding counts=sparsity_counts stages=latency published=published_numbers "
+    "misses=tile_recall states=tile_states mass=attention_mass",
     "experiments": "lengths=ttft",
     "plots": "selectors=looks sparse_methods=looks contestants=looks fates=looks length=cost profiles=lines "
     "planes=lines steps=lines turnover=lines rounding=lines savings=mask_savings strip=prompt_strip "

@@ -3,12 +3,10 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import zip_longest
 from typing import Annotated, Any
 
-import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from workbench import data, models
 from workbench.core.annotations import check_fields
@@ -20,16 +18,17 @@ from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments import question_rows
 from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.references import Watch
+from workbench.experiments.trial_measures import costs, first_tokens, mean, receipts
 from workbench.methods import Method, registry
 from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
 from workbench.methods.config import DataName, DeviceName, LayoutName, MethodConfig, ModelName
 from workbench.methods.engines import check_engine, choose_engine
-from workbench.methods.generation import Generation, first_token
+from workbench.methods.generation import Generation
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
 from workbench.methods.sparse._small import for_short_prompts
-from workbench.metrics import cost, fidelity
+from workbench.metrics import fidelity
 from workbench.metrics.answers import Records
 from workbench.metrics.faithfulness import check_judge, judge
 from workbench.metrics.faithfulness import faithfulness as measure_faithfulness
@@ -142,7 +141,7 @@ class Trial(MethodConfig):
         generations = self.answer(prompts, loaded, store, progress, method, watch)
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
         looked_up = store.stats.since(before)
-        ttft = measure(_first_tokens(model, prompts[: self.timed], method, self.engine), model.device)
+        ttft = measure(first_tokens(model, prompts[: self.timed], method, self.engine), model.device)
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
         rows = [question_rows.row(*each) for each in zip_longest(samples, texts, compared)]
@@ -156,12 +155,12 @@ class Trial(MethodConfig):
             faithfulness = asdict(measure_faithfulness(own_judge, samples, texts, self.seed))
         record = Record(
             **question_rows.quality(rows, samples, self.seed),
-            **_costs(model, generations),
+            **costs(model, generations),
             trial=self.settings(),
             by_kind=question_rows.by_kind(rows, samples, self.seed),
             answered=fidelity.of_answered(rows, self.seed),
             ttft_s=ttft,
-            prompt_tokens=_mean([len(prompt) for prompt in prompts]),
+            prompt_tokens=mean([len(prompt) for prompt in prompts]),
             hit_rate=looked_up.hit_rate,
             misses=dict(looked_up.reasons) if looked_up.hits + looked_up.misses else None,
             seconds=seconds,
@@ -170,7 +169,7 @@ class Trial(MethodConfig):
             sparsity=sparsity,
             faithfulness=faithfulness,
             note=" ".join(filter(None, (models.note_of(self.model), self._unused(sparsity, few)))),
-            receipts=_receipts(samples, generations) if self.receipt else None,
+            receipts=receipts(samples, generations) if self.receipt else None,
             engine=str(engine) if engine.name == "paged" or self.engine != "auto" else None,
         )
         return record, rows
@@ -237,43 +236,6 @@ def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> It
         yield group
 
 
-def _first_tokens(
-    model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, engine: str
-) -> Iterator[Callable[[], int]]:
-    """Yield one job a prompt: from its token ids to its first new token, with its cached blocks in a store already."""
-    for prompt in prompts:
-        store = MemoryStore(1 << 62)
-        method.begin(model, [prompt], store)
-        yield partial(first_token, model, prompt, method, store, engine)
-
-
-def _receipts(samples: Sequence[Sample], generations: Sequence[Generation]) -> list[dict[str, Any]]:
-    """Return {id, at, receipt} of every request; `at`: seconds until its batch was begun, work between batches left
-    out."""
-    rows: list[dict[str, Any]] = []
-    at = until = 0.0
-    last = 0  # the request that begins the next batch
-    for number, (sample, generation) in enumerate(zip(samples, generations, strict=True)):
-        receipt = generation.receipt
-        assert receipt is not None
-        if number == last:
-            at, last = until, number + receipt.batch
-            until = at + sum(receipt.seconds.values())
-        rows.append({"id": sample.id, "at": at, "receipt": receipt.to_json()})
-    return rows
-
-
-def _costs(model: PreTrainedModel, generations: Sequence[Generation]) -> dict[str, Any]:
-    """Return the fields of `Record` about rows, operations, bytes and parameters."""
-    shape = cost.shape_of(model)
-    costs = [cost.of_passes(shape, one.passes, one.rows_reused, model.dtype.itemsize) for one in generations]
-    means = {name: _mean([getattr(one, name) for one in generations]) for name in ("rows_computed", "rows_reused")}
-    means |= {name: _mean([getattr(one, name) for one in costs]) for name in ("flops", "bytes")}
-    means |= {f"flops_{name}": _mean([getattr(one, name) for one in costs]) for name in ("linear", "attention")}
-    means["rows_charged"] = _mean([cost.rows_charged(one.passes, len(shape.windows)) for one in generations])
-    return means | {"bytes_loaded": _mean([one.kv_loaded for one in costs]), "parameters": shape.stored}
-
-
 def _check_context(context: int | None, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:
     longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
     if context and len(prompts[longest]) >= context:
@@ -281,10 +243,6 @@ def _check_context(context: int | None, samples: Sequence[Sample], prompts: Sequ
             f"the prompt of sample {samples[longest].id!r} has {len(prompts[longest])} tokens, "
             f"the model's context is {context}, answer included: ask for fewer passages"
         )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
 
 
 def _is_int(value: object) -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import BadInput
-from workbench.metrics.tile_recall import States
+from workbench.metrics.tile_states import States
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from workbench.engine.chunked import check_chunk, prefill_chunked_many
 from workbench.engine.decoding import by_request, decode, text_of
 from workbench.engine.forward import PrefillOutput, all_rows, prefill_many
 from workbench.methods.sparse import Sparse
-from workbench.metrics.sparsity import MEASURES, Head, Methods, by_layer, compared
+from workbench.metrics.sparsity import MEASURES, Methods, by_layer, compared
+from workbench.metrics.sparsity_counts import Head
 from workbench.models.loading import Loaded
 
 TOGETHER = 8  # methods whose passes are packed

@@ -15,7 +15,8 @@ from workbench.methods.sparse import Sparse
 from workbench.metrics.answers import Records, exact_match, wilson
 from workbench.metrics.side_by_side import Comparison, compare
 from workbench.metrics.sparsity import Methods
-from workbench.metrics.tile_recall import States, chosen, dense_states
+from workbench.metrics.tile_recall import chosen
+from workbench.metrics.tile_states import States, dense_states
 from workbench.models.loading import Loaded
 
 KEPT = ("em", "f1", "mass", "recall", "agree", "first")  # measures that are higher where more is kept

@@ -16,7 +16,9 @@ from workbench.methods.sparse import Sparse
 from workbench.metrics.answers import Records
 from workbench.metrics.attention_mass import peak
 from workbench.metrics.sparsity import Methods
-from workbench.metrics.tile_recall import BflaRules, Chosen, States, TileWindow, Union, choice, chosen, needed, window
+from workbench.metrics.tile_recall import BflaRules, Chosen, TileWindow, choice, chosen, needed, window
+from workbench.metrics.tile_states import States
+from workbench.metrics.tile_union import Union
 
 Layers = Mapping[int, Chosen]  # by number of the layer
 ORACLE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)  # shares of the attention that the oracle of a curve keeps

@@ -12,8 +12,9 @@ from scipy.stats import spearmanr
 from workbench.experiments import results
 from workbench.metrics.paired import Difference, difference
 from workbench.plots.dots import Column, dots
-from workbench.plots.real_findings import RATIO, SYSTEM, Real, name_of, spread, verdict
+from workbench.plots.real_findings import SYSTEM, name_of, spread, verdict
 from workbench.plots.real_model import FAMILIES, SHORT, TEN, family
+from workbench.plots.real_results import RATIO, Real
 from workbench.plots.table import table
 
 Choice = tuple[str, str]  # preparation, selector

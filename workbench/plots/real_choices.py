@@ -9,8 +9,9 @@ from workbench.plots import real_findings as findings
 from workbench.plots.dots import Column, dots
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import BROWN, SELECTORS, Look, selector_looks
-from workbench.plots.real_findings import RATIO, SYSTEM, Real, neighbours_of, said
+from workbench.plots.real_findings import SYSTEM, neighbours_of, said
 from workbench.plots.real_model import BELOW, LOSSES, SHORT, TEN
+from workbench.plots.real_results import RATIO, Real
 from workbench.plots.sweep_curves import curves
 from workbench.plots.theme import BLUE, MUTED, ORANGE
 

@@ -15,8 +15,9 @@ from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import SELECTORS, selector_looks
 from workbench.plots.real_beside_lab import Choice, Lab
 from workbench.plots.real_choices import tried
-from workbench.plots.real_findings import SYSTEM, Real, said, spread, verdict
+from workbench.plots.real_findings import SYSTEM, said, spread, verdict
 from workbench.plots.real_model import LOSSES, SHORT, TEN
+from workbench.plots.real_results import Real
 from workbench.plots.sweep_curves import curves
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, MUTED, ORANGE

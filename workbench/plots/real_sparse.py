@@ -13,7 +13,8 @@ from workbench.plots.findings import judged
 from workbench.plots.lines import plane, planes
 from workbench.plots.looks import Look, looks_of
 from workbench.plots.measures import MEASURES
-from workbench.plots.real_findings import Real, said, spread, verdict
+from workbench.plots.real_findings import said, spread, verdict
+from workbench.plots.real_results import Real
 from workbench.plots.table import table
 from workbench.plots.theme import Texts
 

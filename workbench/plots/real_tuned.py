@@ -17,7 +17,8 @@ from workbench.metrics.paired import Difference, Explained, bits_explained, diff
 from workbench.plots.dots import Column, dots
 from workbench.plots.findings import joined
 from workbench.plots.looks import Look
-from workbench.plots.real_findings import Real, name_of, said, spread
+from workbench.plots.real_findings import name_of, said, spread
+from workbench.plots.real_results import Real
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, MUTED
 

@@ -15,8 +15,10 @@ from workbench.methods.sparse import Sparse
 from workbench.methods.sparse._small import small
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.compact import Compact
-from workbench.metrics.tile_recall import BflaRules, Chosen, States, Union, chosen
+from workbench.metrics.tile_recall import BflaRules, Chosen, chosen
 from workbench.metrics.tile_records import ORACLE, UNION_STEPS, means, rule_records, union_records
+from workbench.metrics.tile_states import States
+from workbench.metrics.tile_union import Union
 from workbench.plots.bfla_rules import bfla_rules, first_rule
 from workbench.plots.controls import some
 from workbench.plots.heads import by_head

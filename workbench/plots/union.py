@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.metrics.tile_recall import Union
+from workbench.metrics.tile_union import Union
 from workbench.plots.controls import choice_menu, frame_slider, steered
 from workbench.plots.elements import steps as scale
 from workbench.plots.elements import swatches

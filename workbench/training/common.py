@@ -1,16 +1,15 @@
-"""What every training here shares: batches, optimizers, the loop of steps, and states to resume from."""
+"""What every training here shares: batches, optimizers, the loop of steps, and the rows that it shows."""
 
 import json
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -19,14 +18,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from workbench.core import json_text
-from workbench.core.errors import BadInput
-from workbench.core.files import check_folder, earlier, replace_folder
+from workbench.core.files import replace_folder
 from workbench.training.lab.config import PretrainConfig
+from workbench.training.run_folder import RECORD, saved_record, state_folder
 from workbench.training.tuning.config import TuneConfig
 
-RECORD = "progress.json"
-BEGUN = ("state", "state.new", "seconds", "curve.json", "own_answers.json")  # what a run writes before its first state
 LINE_SECONDS = 20.0  # longest without a line of the curve, where one is due
 READ_EVERY = 20  # steps between two rows of the curve (each one waits for the device)
 
@@ -108,7 +104,7 @@ class Training:
         saved = saved_record(self.out)
         if saved is None:
             return begin
-        self.accelerator.load_state(str(_state(self.out)))
+        self.accelerator.load_state(str(state_folder(self.out)))
         return type(begin)(**saved["progress"])
 
 
@@ -229,40 +225,3 @@ def watched(
                 last = time.monotonic()
 
         yield show
-
-
-def saved_record(out: Path) -> dict[str, Any] | None:
-    """The record of the state in `out`, None where there is none."""
-    state = _state(out)
-    return json_text.read(state / RECORD) if state else None
-
-
-def check_run_folder(out: Path) -> None:
-    """Raise BadInput for a place that cannot be the folder of a run, and for a folder that holds anything else."""
-    check_folder("--out", out)
-    if not out.is_dir() or _state(out):
-        return
-    others = sorted(path.name for path in out.iterdir() if path.name not in BEGUN and not path.name.startswith("."))
-    if others:
-        raise BadInput(
-            f"--out {str(out)!r} holds {others[0]!r} and no run to go on with: choose an empty or new folder"
-        )
-
-
-def check_same(out: Path, settings: dict[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Raise BadInput, naming the settings that differ, where `out` holds a training with other `settings`.
-
-    `defaults` stand in for settings that an earlier version did not have.
-    """
-    saved, settings = saved_record(out), json.loads(json.dumps(settings))
-    if saved is None:
-        return
-    recipe = {**defaults, **saved.get("recipe", {})}
-    if changed := [name for name in settings if recipe.get(name) != settings[name]]:
-        raise BadInput(f"{out} holds a run of another recipe (different: {', '.join(changed)}); choose another folder")
-
-
-def _state(out: Path) -> Path | None:
-    """Find the folder of the last whole state; earlier versions set one aside as `state.old`."""
-    places = (out / "state", earlier(out / "state"), out / "state.old")
-    return next((path for path in places if (path / RECORD).is_file()), None)

@@ -10,7 +10,8 @@ from workbench.app.explore.linked import Selection
 from workbench.app.explore.live import explorer, menu, slider
 from workbench.app.explore.tiles import method_and_threshold, method_of
 from workbench.core.tiles import Tiles
-from workbench.metrics.tile_recall import States, TileWindow, choice, window
+from workbench.metrics.tile_recall import TileWindow, choice, window
+from workbench.metrics.tile_states import States
 from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.tile_overview import REDUCTIONS, reduced, zoomed
 from workbench.plots.tile_recall import Span, in_window, span_of

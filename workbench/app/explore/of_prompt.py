@@ -24,7 +24,7 @@ from workbench.methods import select
 from workbench.methods.sparse._small import small
 from workbench.metrics.answers import exact_match
 from workbench.metrics.kv_deviation import full_attention_kv, repair
-from workbench.metrics.tile_recall import dense_states
+from workbench.metrics.tile_states import dense_states
 from workbench.plots.chosen_tokens import Choice, coloured
 from workbench.plots.deviation import deviation as deviation_map
 from workbench.plots.deviation_findings import of_repair

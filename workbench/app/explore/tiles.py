@@ -14,7 +14,9 @@ from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
 from workbench.methods.sparse._small import small
 from workbench.methods.sparse.bfla import Bfla
-from workbench.metrics.tile_recall import Chosen, States, bfla_rules, chosen, needed, union
+from workbench.metrics.tile_recall import Chosen, bfla_rules, chosen, needed
+from workbench.metrics.tile_states import States
+from workbench.metrics.tile_union import union
 from workbench.plots.bfla_rules import bfla_rules as rules_figure
 from workbench.plots.bfla_rules import first_rule
 from workbench.plots.looks import SPARSE_METHODS

@@ -22,18 +22,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from workbench.core.determinism import deterministic
 from workbench.core.errors import BadInput
 from workbench.data.lab_questions import ALL_KINDS, KINDS, SEVERAL
-from workbench.training.common import (
-    READ_EVERY,
-    Drawn,
-    Progress,
-    Tally,
-    Training,
-    check_run_folder,
-    check_same,
-    optimizers,
-)
+from workbench.training.common import READ_EVERY, Drawn, Progress, Tally, Training, optimizers
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES_OF, Batch, Stage, draw
+from workbench.training.run_folder import check_run_folder, check_same
 
 LEAD = 64  # most batches that are drawn ahead of their use
 SEEN_KINDS = (*KINDS, "recall", "years", SEVERAL)

@@ -18,7 +18,8 @@ from workbench.models.adapters import digest_of, is_adapter
 from workbench.models.families import decoder_config
 from workbench.models.loading import Loaded
 from workbench.store.keys import fingerprint
-from workbench.training.common import Tally, check_run_folder, check_same, optimizers, phase, saved_record
+from workbench.training.common import Tally, optimizers, phase
+from workbench.training.run_folder import check_run_folder, check_same, saved_record
 from workbench.training.tuning.attention import NAME
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data, Example, Files, Limits, OwnAnswers, Source

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
-from workbench.training.common import phase, saved_record
+from workbench.training.common import phase
+from workbench.training.run_folder import saved_record
 from workbench.training.tuning.attention import NAME, TILE, forward, masks_of
 from workbench.training.tuning.batches import Batch, drawn, loader, room_of
 from workbench.training.tuning.examples import Example, Source

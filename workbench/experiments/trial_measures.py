@@ -1,0 +1,58 @@
+"""What a trial measures besides its answers: requests to time, receipts, costs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from workbench.core.blocks import Prompt
+from workbench.data import Sample
+from workbench.methods import Method
+from workbench.methods.generation import Generation, first_token
+from workbench.metrics import cost
+from workbench.store import MemoryStore
+
+
+def first_tokens(
+    model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, engine: str
+) -> Iterator[Callable[[], int]]:
+    """Yield one job a prompt: from its token ids to its first new token, with its cached blocks in a store already."""
+    for prompt in prompts:
+        store = MemoryStore(1 << 62)
+        method.begin(model, [prompt], store)
+        yield partial(first_token, model, prompt, method, store, engine)
+
+
+def receipts(samples: Sequence[Sample], generations: Sequence[Generation]) -> list[dict[str, Any]]:
+    """Return {id, at, receipt} of every request.
+
+    `at`: seconds until its batch was begun, without the work between batches.
+    """
+    rows: list[dict[str, Any]] = []
+    at = until = 0.0
+    last = 0  # the request that begins the next batch
+    for number, (sample, generation) in enumerate(zip(samples, generations, strict=True)):
+        receipt = generation.receipt
+        assert receipt is not None
+        if number == last:
+            at, last = until, number + receipt.batch
+            until = at + sum(receipt.seconds.values())
+        rows.append({"id": sample.id, "at": at, "receipt": receipt.to_json()})
+    return rows
+
+
+def costs(model: PreTrainedModel, generations: Sequence[Generation]) -> dict[str, Any]:
+    """Return the fields of `Record` about rows, operations, bytes and parameters."""
+    shape = cost.shape_of(model)
+    costs = [cost.of_passes(shape, one.passes, one.rows_reused, model.dtype.itemsize) for one in generations]
+    means = {name: mean([getattr(one, name) for one in generations]) for name in ("rows_computed", "rows_reused")}
+    means |= {name: mean([getattr(one, name) for one in costs]) for name in ("flops", "bytes")}
+    means |= {f"flops_{name}": mean([getattr(one, name) for one in costs]) for name in ("linear", "attention")}
+    means["rows_charged"] = mean([cost.rows_charged(one.passes, len(shape.windows)) for one in generations])
+    return means | {"bytes_loaded": mean([one.kv_loaded for one in costs]), "parameters": shape.stored}
+
+
+def mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

@@ -1,0 +1,51 @@
+"""The folder of a training: which run it holds, and the state to go on from."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from workbench.core import json_text
+from workbench.core.errors import BadInput
+from workbench.core.files import check_folder, earlier
+
+RECORD = "progress.json"
+BEGUN = ("state", "state.new", "seconds", "curve.json", "own_answers.json")  # what a run writes before its first state
+
+
+def saved_record(out: Path) -> dict[str, Any] | None:
+    """The record of the state in `out`, None where there is none."""
+    state = state_folder(out)
+    return json_text.read(state / RECORD) if state else None
+
+
+def check_run_folder(out: Path) -> None:
+    """Raise BadInput for a place that cannot be the folder of a run, and for a folder that holds anything else."""
+    check_folder("--out", out)
+    if not out.is_dir() or state_folder(out):
+        return
+    others = sorted(path.name for path in out.iterdir() if path.name not in BEGUN and not path.name.startswith("."))
+    if others:
+        raise BadInput(
+            f"--out {str(out)!r} holds {others[0]!r} and no run to go on with: choose an empty or new folder"
+        )
+
+
+def check_same(out: Path, settings: dict[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Raise BadInput, naming the settings that differ, where `out` holds a training with other `settings`.
+
+    `defaults` stand in for settings that an earlier version did not have.
+    """
+    saved, settings = saved_record(out), json.loads(json.dumps(settings))
+    if saved is None:
+        return
+    recipe = {**defaults, **saved.get("recipe", {})}
+    if changed := [name for name in settings if recipe.get(name) != settings[name]]:
+        raise BadInput(f"{out} holds a run of another recipe (different: {', '.join(changed)}); choose another folder")
+
+
+def state_folder(out: Path) -> Path | None:
+    """Find the folder of the last whole state; earlier versions set one aside as `state.old`."""
+    places = (out / "state", earlier(out / "state"), out / "state.old")
+    return next((path for path in places if (path / RECORD).is_file()), None)
