@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from workbench import models
+from workbench import data, generate, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data.lab_world import Style
@@ -168,20 +168,31 @@ def test_the_shipped_card_says_what_its_files_say():
     assert f"{scores['independent blocks, 10 passages']['all']['em']:.3f}" in card
 
 
-def test_the_shipped_card_is_made_of_results_and_says_what_chose_the_model(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", [name for name in models.names() if name == "lab-full" or name.startswith("lab-hard")])
+def test_the_shipped_card_is_made_of_results_and_says_what_chose_the_model(name, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(results.FOLDER)
-    choice, folder = importlib.import_module("lab_card").choice(), models.folder("lab-full")
+    choice, folder = importlib.import_module("lab_card").choice(name), models.folder(name)
     assert json.loads((folder / "choice.json").read_text()) == choice
-    shutil.copytree(folder, tmp_path / "lab-full", ignore=shutil.ignore_patterns("*.safetensors", "README.md"))
-    checkpoint.write_card(tmp_path / "lab-full")
+    copied = shutil.copytree(folder, tmp_path / name, ignore=shutil.ignore_patterns("model.safetensors", "README.md"))
+    checkpoint.write_card(copied)
     card = (folder / "README.md").read_text()
-    assert (tmp_path / "lab-full" / "README.md").read_text() == card
+    assert (copied / "README.md").read_text() == card
     assert f"Best of {len(choice['by_seed'])} training seeds (seed {choice['chosen']})" in card
     held_out = choice["held_out"]
     assert held_out["seed"] != choice["seed"], "questions that chose the model do not score it"
     assert card.index(f"seed {held_out['seed']}, 95%") < card.index("Scores on the questions that chose it")
     best = max(choice["by_seed"].values(), key=lambda scores: sum(score["em"] for score in scores.values()))
     assert choice["by_seed"][str(choice["chosen"])] == best
+
+
+@pytest.mark.parametrize("name", [name for name in models.names() if name.startswith("lab-hard")])
+def test_a_shipped_model_of_the_harder_lab_answers_by_name(name):
+    loaded = models.load(name)
+    (sample,) = data.load("lab-hard", 1, 80_000, 1)
+    prompts = loaded.layout.prompts([sample], loaded.tokenizer)
+    (answer,) = generate(loaded.model, loaded.tokenizer, prompts, stop=loaded.layout.stop)
+    assert answer.text.strip() in sample.answers
+    assert "8 bits" in (models.folder(name) / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

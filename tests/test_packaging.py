@@ -44,6 +44,17 @@ print(*assets.models(), *assets.corpora())
 """
 
 
+LARGEST = 58e6  # bytes of all tracked files
+
+
+def test_the_tracked_tree_stays_small():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout: nothing says what is tracked")
+    files = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    assert sum(file.stat().st_size for file in files if file.is_file()) < LARGEST
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> dict[str, Path]:
     """The wheel built from the checkout, and the one built from the sdist."""

@@ -1,6 +1,7 @@
 """Results on the harder lab over training seeds, as data/benchmarks/lab_hard.sh leaves them in a folder.
 
-SIZE-SEED.json holds scores by setting and kind of question; SIZE-SEED-TITLES-PREPARATION.json is the record of a trial.
+SIZE-SEED.json holds scores by setting and kind of question; SIZE-SEED-TITLES-PREPARATION.json is the record of a trial,
+and shipped-SIZE-MODE.json that of the seed which is shipped, its weights in 8 bits.
 Whatever files there are, are read; a folder that is missing holds none.
 """
 
@@ -48,6 +49,16 @@ def _matching(pattern: re.Pattern[str]) -> Iterator[tuple[dict[str, Any], dict[s
         if found := pattern.fullmatch(path.stem):
             about = {**found.groupdict(), "seed": int(found["seed"])}
             yield about, results.read_json(path)
+
+
+def by_seed(size: str) -> dict[int, dict[str, Any]]:
+    """Return the scores of every training seed of a size, as they were written."""
+    return {about["seed"]: content for about, content in _matching(SCORES) if about["size"] == size}
+
+
+def shipped(size: str, modes: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the records of the shipped model of a size by mode. BadInput where one is not measured."""
+    return {mode: results.read(f"lab-hard/shipped-{size}-{mode}") for mode in modes}
 
 
 def sizes(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -11,9 +11,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from workbench.core.errors import BadInput
 from workbench.data import chat_template
 from workbench.data.layouts import RELEASED, Layout
-from workbench.models import adapters
+from workbench.models import adapters, difference
 from workbench.models.checked_config import reason
 from workbench.models.checkpoints import (
+    DIFFERENCE,
     SCALE,
     adapter_of,
     base_folder,
@@ -36,7 +37,7 @@ def describe(path: Path) -> dict[str, Any]:
         return _describe_adapter(path)
     check(path)
     config, parameters = read_json(path / "config.json"), 0
-    for shard in shards(path):
+    for shard in shards(difference.base_of(path) if (path / DIFFERENCE).is_file() else path):
         with safe_open(shard, framework="pt") as weights:
             names = (key for key in weights.keys() if not key.endswith(SCALE))  # noqa: SIM118
             parameters += sum(prod(weights.get_slice(key).get_shape()) for key in names)

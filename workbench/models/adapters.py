@@ -7,7 +7,7 @@ workbench.json                                   {"layout": …, "adapter": {"ba
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod, sqrt
@@ -112,10 +112,18 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
     for path, *_ in files:
         with safe_open(path, framework="pt") as held:
             places |= dict.fromkeys(held.keys(), path)
+    return digest(_read(name, places[name]) for name in sorted(places))
+
+
+def digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return the SHA-256 of tensors (name, dtype, shape, bytes) in the order of their names, as `digest_of` a file."""
     whole = hashlib.sha256()
-    for name in sorted(places):
-        with safe_open(places[name], framework="pt") as held:
-            x = held.get_tensor(name)
+    for name, x in weights:
         whole.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
         whole.update(x.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
     return whole.hexdigest()
+
+
+def _read(name: str, path: Path) -> tuple[str, torch.Tensor]:
+    with safe_open(path, framework="pt") as held:
+        return name, held.get_tensor(name)

@@ -19,6 +19,7 @@ from workbench.models.adapters import Adapter
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 COMPACT = "weights.int8.safetensors"  # written and read by `models.compact`
+DIFFERENCE = "difference.safetensors"  # written and read by `models.difference`
 SCALE = ".scale"  # ends the name of a matrix's scales there, [rows, 1] fp32
 
 
@@ -105,7 +106,7 @@ def adapter_of(path: Path) -> Adapter:
 
 
 def shards(path: Path) -> list[Path]:
-    for whole in (WEIGHTS, COMPACT):
+    for whole in (WEIGHTS, COMPACT, DIFFERENCE):
         if (path / whole).is_file():
             return [path / whole]
     if not (path / INDEX).is_file():

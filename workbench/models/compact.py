@@ -49,13 +49,18 @@ def save(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load(folder: Path, dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The model of a folder and, as `from_pretrained` reports it, which weights are missing or of the wrong shape.
+    """The model of a folder with its weights from 8 bits, and what is missing, as `filled` says it."""
+    return filled(folder, unpack(load_file(folder / COMPACT)), dtype)
+
+
+def filled(folder: Path, weights: dict[str, Tensor], dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A folder's model with these weights and, as `from_pretrained` reports it, which are missing or of a wrong shape.
 
     `dtype` "auto" is the config's own.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model = AutoModelForCausalLM.from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
-    weights, own = unpack(load_file(folder / COMPACT)), model.state_dict()
+    own = model.state_dict()
     misfits = {name for name, weight in weights.items() if name in own and own[name].shape != weight.shape}
     with torch.no_grad():
         for name in weights.keys() & own.keys() - misfits:

@@ -10,11 +10,20 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from workbench.core.errors import BadInput
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
-from workbench.models import adapters, compact
+from workbench.models import adapters, compact, difference
 from workbench.models.about import layout_of, tokenizer_of
 from workbench.models.allocator import keep_freed
 from workbench.models.checked_config import check_headers, check_loaded, config_of, reason
-from workbench.models.checkpoints import adapter_of, base_folder, check, folder, read_json, shards
+from workbench.models.checkpoints import (
+    COMPACT,
+    DIFFERENCE,
+    adapter_of,
+    base_folder,
+    check,
+    folder,
+    read_json,
+    shards,
+)
 from workbench.models.spec import ModelSpec, attach
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -57,7 +66,9 @@ def load(
     check(path)
     base = base_folder(path)
     config = config_of(base, read_json(base / "config.json"))
-    if not (base / compact.COMPACT).is_file():
+    if (base / DIFFERENCE).is_file():
+        difference.base_of(base)
+    elif not (base / COMPACT).is_file():
         check_headers(config, base, shards(base))
     tokenizer = tokenizer_of(base)
     layout = layout_of(path, tokenizer) if layout is None else _chosen(layout, tokenizer)
@@ -78,8 +89,10 @@ def load(
 
 def _weights(base: Path, dtype: Any, config: PreTrainedConfig) -> Any:
     """The model with its weights, and which of them are missing, left over or of the wrong shape."""
-    if (base / compact.COMPACT).is_file():
+    if (base / COMPACT).is_file():
         return compact.load(base, dtype)
+    if (base / DIFFERENCE).is_file():
+        return compact.filled(base, difference.restore(base), dtype)
     options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
     options |= {"trust_remote_code": False, "use_safetensors": True, "config": config, "ignore_mismatched_sizes": True}
     config._attn_implementation = None  # the workbench brings its own

@@ -64,3 +64,28 @@ def convert(
     from workbench.models import from_gguf  # waits for torch
 
     print(from_gguf.convert(file, folder))
+
+
+@app.command(epilog="Example: workbench models ordinary lab-block lab-block-bf16")
+def ordinary(
+    model: Annotated[str, typer.Argument(help="Name or folder of a model, in whatever form it is kept")],
+    folder: Annotated[Path, typer.Argument(help="New folder for the checkpoint")],
+) -> None:
+    """Write a model as an ordinary checkpoint in bf16, which plain transformers loads."""
+    from workbench.models.ordinary import write  # waits for torch
+
+    print(write(model, folder))
+
+
+@app.command(epilog="Example: workbench models difference runs/tuned/model data/models/tuned --base lab-full")
+def difference(
+    model: Annotated[str, typer.Argument(help="Folder of a fine-tuned model in bf16")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write")],
+    base: Annotated[str, typer.Option(help="The model it was fine-tuned from; needed wherever it is loaded")],
+) -> None:
+    """Keep a fine-tuned model as what its weights differ by from its base: all bits, about half the size."""
+    from workbench.models.difference import save  # waits for torch
+
+    save(model, folder, base)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{size / 1e6:.1f} MB in {folder}")

@@ -15,6 +15,8 @@ from workbench.training.checkpoint import curve_table, exact_match, save_beside_
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.train import PretrainProgress
 
+ROUNDED = "Held-out scores are those of the weights in 8 bits; what chose the model was measured on its weights in bf16"
+ORDINARY = "`workbench models ordinary` writes it as a checkpoint that plain transformers loads."
 TRAINING, SCORES, CHOICE = "training.json", "scores.json", "choice.json"
 
 
@@ -76,6 +78,7 @@ def write_card(folder: Path, name: str | None = None) -> None:
         json.loads((folder / file).read_text()) if (folder / file).is_file() else {} for file in (SCORES, CHOICE)
     )
     facts += [_chosen(choice, recipe["seed"])] if choice else []
+    facts += [ROUNDED] if choice and (folder / COMPACT).is_file() else []
     sections = _held_out(choice["held_out"]) if choice else []
     sections += _score_table(scores, "Scores on the questions that chose it" if choice else "Scores") if scores else []
     sections += _by_seed(choice) if choice else []
@@ -94,7 +97,7 @@ def _worlds(recipe: dict[str, Any]) -> str:
 
 def _loading(folder: Path) -> str:
     if (folder / COMPACT).is_file():
-        return f"Weights in 8 bits with a scale a row (`{COMPACT}`): loads with `workbench.models.load`."
+        return f"Weights in 8 bits with a scale a row (`{COMPACT}`): loads with `workbench.models.load`. {ORDINARY}"
     return "Loads with plain `AutoModelForCausalLM.from_pretrained`."
 
 

@@ -12,6 +12,7 @@ from workbench import models
 from workbench.core.files import folder_atomically, write_text
 from workbench.experiments.record import device_name, versions
 from workbench.models import adapters
+from workbench.models.checkpoints import DIFFERENCE
 from workbench.training import checkpoint
 from workbench.training.checkpoint import curve_table, exact_match, save_beside_weights, table
 from workbench.training.tuning.run import TuneProgress, TuneRun
@@ -121,6 +122,12 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
         else f"`workbench.models.load` merges it into `{base['name']}` (weights {base.get('weights', '')[:16]}); with "
         "`peft` it loads as any adapter."
     )
+    if (folder / DIFFERENCE).is_file():
+        loads = (
+            f"Weights kept as the exact difference from `{base['name']}` (`{DIFFERENCE}`): loads with "
+            "`workbench.models.load`, every bit as it was trained. `workbench models ordinary` writes it as one "
+            "that plain transformers loads."
+        )
     about = (
         f"`{base['name']}` after block fine-tuning (Block-Attention, arXiv:2409.15355): it answers from passages whose "
         "keys and values were cached apart, and under full attention. Made with the cached-block attention workbench."
