@@ -52,11 +52,25 @@ def _aligned(x: Tensor) -> bool:
     return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])
 
 
-def descriptor(x: Tensor, tokens: int) -> "GluonDescriptor":
-    """Tiles of `tokens` by D of x [..., T, D]."""
+def descriptor(x: Tensor, tokens: int, channels: int | None = None) -> "GluonDescriptor":
+    """Tiles of `tokens` by D, or by so many `channels`, of x [..., T, D]."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=x.ndim)
-    box = [1] * (x.ndim - 2) + [tokens, x.shape[-1]]
+    box = [1] * (x.ndim - 2) + [tokens, channels or x.shape[-1]]
     return GluonDescriptor(x, list(x.shape), list(x.stride()), box, layout)
+
+
+@gluon_jit
+def wait_for_previous(PDL: gl.constexpr):
+    """Wait until what the kernel before has written can be read, where this one may begin before its end."""
+    if PDL:
+        gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+
+
+@gluon_jit
+def let_next_begin(PDL: gl.constexpr):
+    """Let the next kernel begin; it waits itself for what this one writes."""
+    if PDL:
+        gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon_jit
@@ -79,7 +93,7 @@ def row_range(rows, m, count, GROUP: gl.constexpr):
 
 
 @gluon_jit
-def make_rings(keys, values, N: gl.constexpr, STAGES: gl.constexpr):
+def make_rings(keys, values, N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr = 2):
     """Buffers for tiles of N keys and values: a ring each (tiles, full, empty)."""
     D: gl.constexpr = keys.block_type.shape[-1]
     SHAPE: gl.constexpr = [STAGES, 1, 1, N, D] if len(keys.block_type.shape) == 4 else [STAGES, 1, N, D]
@@ -93,9 +107,9 @@ def make_rings(keys, values, N: gl.constexpr, STAGES: gl.constexpr):
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=2)
-        mbarrier.init(v_empty.index(i), count=2)
-    mbarrier.init(clean, count=2)
+        mbarrier.init(k_empty.index(i), count=CONSUMERS)
+        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+    mbarrier.init(clean, count=CONSUMERS)
     return (k_tiles, k_full, k_empty), (v_tiles, v_full, v_empty), clean
 
 

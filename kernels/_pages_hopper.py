@@ -24,6 +24,7 @@ from workbench.kernels._triton import (
     gl,
     gluon_jit,
     mbarrier,
+    overlap,
     triton,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -40,8 +41,14 @@ def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
 
 def parts_for(q: Tensor, heads: int, slots: int) -> int:
     """How many programs share the keys of one row tile: one program for each multiprocessor, four steps for each."""
-    tiles = -(-q.shape[2] * (q.shape[1] // heads) // pipe.ROWS) * heads * len(q)
+    rows = q.shape[2] * (q.shape[1] // heads)
+    tiles = -(-rows // (64 * consumers_for(rows))) * heads * len(q)
     return max(1, min(processors(q.device) // tiles, slots // 512, 128))
+
+
+def consumers_for(rows: int) -> int:
+    """How many groups of 64 rows a program computes, for `rows` rows times heads of a group."""
+    return 1 if rows <= 64 else 2
 
 
 @gluon_jit
@@ -53,15 +60,29 @@ def _token(table, slot, pages, PAGE: gl.constexpr):
 
 
 @gluon_jit
-def _produce(keys, values, rings, kv_head, table, pages, begin, steps, PAGE: gl.constexpr):
-    """Fetch the pages of all steps; their numbers are read a step ahead: they take as long to come as a tile."""
+def _produce(
+    keys, values, rings, kv_head, table, page_list, bounds, PAGE: gl.constexpr, PDL: gl.constexpr
+):  # fmt: skip
+    """Fetch the pages of all steps; their numbers are read a step ahead: they take as long to come as a tile.
+
+    Pages whose positions are all before the rows' are not written by the kernel before: these are not waited for.
+    """
     _, k_ring, v_ring, _ = rings
+    _, begin, steps, lowest, _ = bounds
+    pages = page_list[2]
     N: gl.constexpr = k_ring[0].type.shape[-2]
     BOX: gl.constexpr = keys.block_type.shape[1]
     first = _token(table, begin * N, pages, PAGE)
     second = _token(table, begin * N + (N - BOX), pages, PAGE)
+    largest = lowest
+    if PDL:
+        largest = _largest(begin, page_list, PAGE, N)
     for j in range(steps):
         slot = pipe.free_slot(k_ring, j)
+        if PDL:
+            if largest >= lowest:
+                pipe.wait_for_previous(PDL)
+            largest = _largest(begin + j + 1, page_list, PAGE, N)
         starts = (first, second)
         token = (begin + j + 1) * N
         first = _token(table, token, pages, PAGE)
@@ -159,7 +180,7 @@ def _rotate_tile(target, source, shift, inv_freq, D: gl.constexpr, SOME: gl.cons
 @gluon_jit
 def _rerotate(
     queries, rings, q_own, bounds, page_list, inv_freq, GROUP: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr,
-    INTERLEAVED: gl.constexpr,
+    INTERLEAVED: gl.constexpr, CONSUMERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The group that rotates queries, for the next shift while those of this one are computed with.
 
@@ -189,8 +210,9 @@ def _rerotate(
         [32, 64],
     )
     BOTH: gl.constexpr = WIDE if D == 128 else NARROW
+    pipe.wait_for_previous(PDL)
     if KEPT:
-        for i in gl.static_range(128 // SOME):
+        for i in gl.static_range(64 * CONSUMERS // SOME):
             m = first + i * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
             tile = q_own.index(i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
             _put_queries(tile, queries, m, GROUP, FLAT)
@@ -201,8 +223,8 @@ def _rerotate(
         if (j == 0) | (shift != rotated):
             index = count % 2
             mbarrier.wait(q_empty.index(index), (count // 2 & 1) ^ 1)
-            for i in gl.static_range(128 // SOME):
-                tile = q_tiles.index(2 * index + i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
+            for i in gl.static_range(64 * CONSUMERS // SOME):
+                tile = q_tiles.index(CONSUMERS * index + i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
                 if KEPT:
                     own = q_own.index(i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
                     _rotate_tile(tile, own, shift, inv_freq, D, SOME, BOTH)
@@ -227,12 +249,16 @@ def _mask(s, step, largest, lowest, page_list, at_row, PAGE: gl.constexpr):
 
 
 @gluon_jit
-def _clear(v_tile, consumer, step, largest, page_list, clean, phase, PAGE: gl.constexpr, FLAT: gl.constexpr):
-    """Values that no row may see become 0, half of them by each consumer: they may be NaN, and 0 · NaN is not 0."""
+def _clear(
+    v_tile, consumer, step, largest, page_list, clean, phase, PAGE: gl.constexpr, FLAT: gl.constexpr, CONSUMERS:
+    gl.constexpr,
+):  # fmt: skip
+    """Values that no row may see become 0, a share of them by each consumer: they may be NaN, and 0 · NaN is not 0."""
     N: gl.constexpr = v_tile.type.shape[0]
+    SHARE: gl.constexpr = N // CONSUMERS
     if largest == INVALID_POS:
-        half = v_tile.slice(consumer * (N // 2), N // 2, dim=0)
-        slot = step * N + consumer * (N // 2) + gl.arange(0, N // 2, layout=gl.SliceLayout(1, FLAT))
+        half = v_tile.slice(consumer * SHARE, SHARE, dim=0)
+        slot = step * N + consumer * SHARE + gl.arange(0, SHARE, layout=gl.SliceLayout(1, FLAT))
         at = gl.load(page_list[1] + slot, mask=slot < page_list[2] * PAGE, other=INVALID_POS)
         half.store(gl.where((at != INVALID_POS)[:, None], half.load(FLAT), 0.0))
         fence_async_shared()
@@ -245,7 +271,7 @@ def _clear(v_tile, consumer, step, largest, page_list, clean, phase, PAGE: gl.co
 @gluon_jit
 def _consume(
     consumer, queries, results, rings, bounds, page_list, GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr,
-    ROTATE: gl.constexpr,
+    ROTATE: gl.constexpr, CONSUMERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute 64 rows."""
     at_rows, out, out_head, out_token, lse, lse_head, splits = results
@@ -267,6 +293,7 @@ def _consume(
         rotated = _shift(begin, page_list, PAGE, N)
         mbarrier.wait(q_full.index(0), 0)
     else:
+        pipe.wait_for_previous(PDL)
         m = first + consumer * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, FLAT))
         _put_queries(q_tile, queries, m, GROUP, FLAT)
         fence_async_shared()
@@ -289,13 +316,13 @@ def _consume(
                 rotated = shift
                 count += 1
                 mbarrier.wait(q_full.index(count % 2), count // 2 & 1)
-                q_tile = q_tiles.index(2 * (count % 2) + consumer)
+                q_tile = q_tiles.index(CONSUMERS * (count % 2) + consumer)
             shift = _shift(step + 1, page_list, PAGE, N)
         s = pipe.begin_logits(q_tile, k_ring, now)
         acc = pipe.rescale(acc, alpha)
         pipe.wait_full(v_ring, last)
         v = pipe.tile_of(v_ring, last)
-        cleaned = _clear(v, consumer, step - 1, largest, page_list, clean, cleaned, PAGE, FLAT)
+        cleaned = _clear(v, consumer, step - 1, largest, page_list, clean, cleaned, PAGE, FLAT, CONSUMERS)
         acc = warpgroup_mma(p, v, acc, is_async=True)
         largest = coming
         coming = _largest(step + 1, page_list, PAGE, N)
@@ -306,7 +333,7 @@ def _consume(
     pipe.wait_full(v_ring, last)
     acc = pipe.rescale(acc, alpha)
     v = pipe.tile_of(v_ring, last)
-    cleaned = _clear(v, consumer, begin + steps - 1, largest, page_list, clean, cleaned, PAGE, FLAT)
+    cleaned = _clear(v, consumer, begin + steps - 1, largest, page_list, clean, cleaned, PAGE, FLAT, CONSUMERS)
     acc = warpgroup_mma(p, v, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     result, some = pipe.normalize(acc, at_row, l_i)
@@ -324,19 +351,22 @@ def _attend(
     q, keys, values, out, lse, at_rows, table, positions, first, page_max, shifts, inv_freq, scale, count, pages,
     q_batch, q_head, q_token, out_batch, out_head, out_token, out_split, row_tiles, splits,
     GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, HALF: gl.constexpr,
-    INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, STAGES: gl.constexpr,
+    INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
+    """64 rows a consumer, a part of the keys. With PDL, pages and positions of rows were written before the kernel
+    before: they are read, and cached keys fetched, while it still runs."""
     D: gl.constexpr = keys.block_type.shape[2]
     kv_head, tile_m = gl.program_id(0) // row_tiles, gl.program_id(0) % row_tiles
     split, request = gl.program_id(1), gl.program_id(2)
-    rows, first_row = count * GROUP, tile_m * 128
+    rows, first_row = count * GROUP, tile_m * 64 * CONSUMERS
+    pipe.let_next_begin(PDL)
     at_rows += request.to(gl.int64) * count
     table += request * pages
     first += request * pages
     page_max += request * pages
     shifts += request * pages
     positions += request.to(gl.int64) * pages * PAGE
-    m = first_row + gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    m = first_row + gl.arange(0, 64 * CONSUMERS, layout=gl.BlockedLayout([1], [32], [4], [0]))
     highest, lowest = pipe.row_range(at_rows, m, rows, GROUP)
     all_steps = (pipe.count_upto(first, 0, pages, highest, 512) * PAGE + N - 1) // N
     share = (all_steps + splits - 1) // splits
@@ -346,14 +376,14 @@ def _attend(
     steps = gl.maximum(steps, 1)
     Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
     KEPT: gl.constexpr = ROTATE and not INTERLEAVED and 2 * HALF == D
-    q_tiles = gl.allocate_shared_memory(keys.dtype, [4 if ROTATE else 2, 64, D], Q_LAYOUT)
-    q_own = gl.allocate_shared_memory(keys.dtype, [2, 64, D], Q_LAYOUT) if KEPT else q_tiles
+    q_tiles = gl.allocate_shared_memory(keys.dtype, [2 * CONSUMERS if ROTATE else CONSUMERS, 64, D], Q_LAYOUT)
+    q_own = gl.allocate_shared_memory(keys.dtype, [CONSUMERS, 64, D], Q_LAYOUT) if KEPT else q_tiles
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    k_ring, v_ring, clean = pipe.make_rings(keys, values, N, STAGES)
+    k_ring, v_ring, clean = pipe.make_rings(keys, values, N, STAGES, CONSUMERS)
     for i in gl.static_range(2):
         mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=2)
+        mbarrier.init(q_empty.index(i), count=CONSUMERS)
     q += request.to(gl.int64) * q_batch + kv_head.to(gl.int64) * GROUP * q_head
     out += request.to(gl.int64) * out_batch + kv_head.to(gl.int64) * GROUP * out_head + split * out_split
     lse_head = count * splits
@@ -364,26 +394,51 @@ def _attend(
     bounds = (first_row, begin, steps, lowest, scale)
     page_list = (page_max, positions, pages, shifts)
     # registers of a thread: what 64 rows of acc and logits need, less where a fourth group needs its share
-    if ROTATE:
+    if ROTATE and CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE)),
-                (_consume, (1, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE)),
-                (_produce, (keys, values, rings, kv_head, table, pages, begin, steps, PAGE)),
-                (_rerotate, (queries, rings, q_own, bounds, page_list, inv_freq, GROUP, PAGE, HALF, INTERLEAVED)),
+                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
+                (_consume, (1, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+                (
+                    _rerotate,
+                    (queries, rings, q_own, bounds, page_list, inv_freq, GROUP, PAGE, HALF, INTERLEAVED, CONSUMERS, PDL),
+                ),
             ],
             [4, 4, 4],
             [208, 24, 72],
         )
-    else:
+    elif ROTATE:
         gl.warp_specialize(
             [
-                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE)),
-                (_consume, (1, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE)),
-                (_produce, (keys, values, rings, kv_head, table, pages, begin, steps, PAGE)),
+                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+                (
+                    _rerotate,
+                    (queries, rings, q_own, bounds, page_list, inv_freq, GROUP, PAGE, HALF, INTERLEAVED, CONSUMERS, PDL),
+                ),
+            ],
+            [4, 4],
+            [24, 72],
+        )
+    elif CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
+                (_consume, (1, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
             ],
             [4, 4],
             [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+            ],
+            [4],
+            [24],
         )
 
 
@@ -430,7 +485,10 @@ def launch_parts(
     step = min(size * pages.run, 128) if rerotate else 128  # the pages of a step are shifted alike
     parts, lse = new_parts(q, splits) if out is None else (out, out)
     page_max = pages.positions.amax(-1) if pages.page_max is None else pages.page_max
-    tiles = triton.cdiv(count * group, pipe.ROWS)
+    consumers = consumers_for(count * group)
+    tiles = triton.cdiv(count * group, 64 * consumers)
+    registers = (128 if consumers == 2 else 112) if rerotate else 168 if consumers == 2 else 128
+    options, pdl = overlap(q.device)
     _attend[(tiles * heads, splits, batch)](
         q, *(pipe.descriptor(x, min(step, size)) for x in (keys, values)),
         parts, lse, rows.contiguous(), pages.table, pages.positions, pages.first, page_max,
@@ -440,6 +498,6 @@ def launch_parts(
         GROUP=group, SPLIT=parts is not out, PAGE=size, N=step,
         HALF=len(inv_freq) if rerotate and inv_freq is not None else 0,
         INTERLEAVED=pairing == "interleaved", ROTATE=rerotate, STAGES=buffers,
-        num_warps=4, maxnreg=128 if rerotate else 168,
+        CONSUMERS=consumers, PDL=pdl, num_warps=4, maxnreg=registers, **options,
     )  # fmt: skip
     return parts, lse

@@ -61,10 +61,10 @@ OVERLAP = False  # kernels begin while those before them end (programmatic depen
 
 @jit
 def after_previous(PDL: tl.constexpr):
-    """Wait until what the kernel before has written can be read; with PDL, the next may begin then."""
+    """Wait until what the kernel before has written can be read; with PDL, the next begins, and waits likewise."""
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
 
 
 @jit

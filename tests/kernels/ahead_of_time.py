@@ -12,18 +12,22 @@ from triton.compiler import compile as compiled
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from workbench.kernels import _pages_hopper, _tiles_hopper
+from workbench.kernels import _linear_hopper, _pages_hopper, _tiles_hopper
 
 STRIDES = [f"{x}_{part}" for x, part in product(("q", "out"), ("batch", "head", "token"))]
 NUMBERS = ["count", "capacity", "row_tiles", "together", "lists", "queries", "pages", "splits"]
 
 
+def tile(dtype: str, box: list[int]) -> str:
+    """Type of a tensor descriptor."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(box))
+    return f"tensordesc<{dtype}{box},{layout}>"
+
+
 def types(dtype: str, box: list[int], out: str) -> dict[str, str]:
     """Types of all arguments of both kernels, by name."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(box))
-    tile = f"tensordesc<{dtype}{box},{layout}>"
     tables = "indptr indices table positions first page_max shifts".split()
-    found = {"q": f"*{dtype}", "out": f"*{out}", "keys": tile, "values": tile, "lse": "*fp32", "inv_freq": "*fp32"}
+    found = {"q": f"*{dtype}", "out": f"*{out}", "keys": tile(dtype, box), "values": tile(dtype, box), "lse": "*fp32", "inv_freq": "*fp32"}
     found |= {"rows": "*i64", "at_rows": "*i64", "scale": "fp32"} | dict.fromkeys(tables, "*i32")
     return found | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys([*STRIDES, "out_split"], "i64")
 
@@ -34,6 +38,8 @@ def build(kernel: Any, known: dict[str, str], constants: dict[str, Any]) -> Any:
     wide = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name][0] == "*"}
     source = GluonASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, wide)
     most = 128 if constants.get("ROTATE") else 168  # registers of a thread, as `launch` asks for
+    if constants.get("CONSUMERS", 1) == 1 and "N" in constants and "LISTED" not in constants:
+        most = 112 if constants["ROTATE"] else 128
     return compiled(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": most})
 
 
@@ -41,6 +47,8 @@ def main() -> None:
     common: dict[str, Any] = {"GROUP": 4, "STAGES": 2}
     tiled = common | {"HEADS": 32, "SHARED": 1, "STRIDED": False, "PAIRED": False, "N": 128}
     moved = common | {"PAGE": 128, "N": 128, "INTERLEAVED": False, "ROTATE": True, "SPLIT": True}
+    moved |= {"CONSUMERS": 2, "PDL": False}
+    few = moved | {"HALF": 64, "CONSUMERS": 1, "PDL": True}
     for name, kernel, known, constants in (
         ("kept tiles", _tiles_hopper, types("bf16", [1, 1, 64, 128], "bf16"), tiled | {"LISTED": True, "SIZE": 64}),
         (
@@ -52,11 +60,24 @@ def main() -> None:
         ("dense, fp16", _tiles_hopper, types("fp16", [1, 1, 128, 64], "fp16"), tiled | {"LISTED": False, "SIZE": 128}),
         ("shifted pages", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64}),
         ("shifted pages, narrow heads", _pages_hopper, types("bf16", [1, 128, 64], "fp32"), moved | {"HALF": 32}),
+        ("few rows, overlapped", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64}),
+        ("few rows, not shifted", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64, "ROTATE": False}),
+        ("shifted, overlapped", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64, "CONSUMERS": 2}),
         ("part of the width rotates", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 32}),
     ):
         found = build(kernel._attend, known, constants)
-        facts = {"shared": found.metadata.shared, "products": found.asm["ptx"].count("wgmma.mma_async.sync")}
-        print(json.dumps({"kernel": name} | facts), flush=True)
+        report(name, found)
+    for name, constants in (("a product", {"BOXES": 1, "GATED": False}), ("gated", {"BOXES": 2, "GATED": True})):
+        known = types("bf16", [1, 1, 64, 128], "bf16") | dict.fromkeys(["width", "channels"], "i32") | {"rows": "i32"}
+        known |= {name: tile("bf16", [n, 128]) for name, n in (("x", 64), ("weight", 64))}
+        shape = {"BOX": 64, "K": 128, "ROWS": 64, "STAGES": 4, "PDL": True}
+        report(name, build(_linear_hopper._linear, known, constants | shape))
+
+
+def report(name: str, found: Any) -> None:
+    """Print what is known of a compiled kernel."""
+    facts = {"shared": found.metadata.shared, "products": found.asm["ptx"].count("wgmma.mma_async.sync")}
+    print(json.dumps({"kernel": name} | facts), flush=True)
 
 
 if __name__ == "__main__":

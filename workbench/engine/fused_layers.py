@@ -72,7 +72,10 @@ class FusedLayers:
         for name in ("qkv", "o", "gate_up", "down"):
             found = [getattr(layer, name) for layer in self.layers]
             if all(bias is None for _, bias in found):
-                self.products.prepare(rows, [weight for weight, _ in found], parts=name != "gate_up")
+                weights = [weight for weight, _ in found]
+                self.products.prepare(rows, weights, parts=name != "gate_up")
+                if name == "gate_up":
+                    self.products.prepare(rows, weights, gate=self._silu_and_mul)
         if self.head.bias is None:
             self.products.prepare(requests, [self.head.weight])
 
@@ -139,7 +142,7 @@ class FusedLayers:
             if last:
                 residual = residual[wanted]
             residual, x = self._add_rms_norm(x, layer.before_mlp, layer.eps, residual)
-            x = product(self._silu_and_mul(product(x, *layer.gate_up)), *layer.down, parts=True)
+            x = product(product.gated(x, *layer.gate_up, self._silu_and_mul), *layer.down, parts=True)
         norm = self.decoder.norm
         _, x = self._add_rms_norm(x, norm.weight, norm.variance_epsilon, residual)
         return product(x, self.head.weight, self.head.bias)

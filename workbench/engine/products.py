@@ -6,8 +6,9 @@ in a file (`kept`), by GPU and versions; a way whose result is not torch's, or t
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,29 @@ def kept() -> Path:
     return cache() / "products.json"
 
 
-def ways(width: int, channels: int, parts: bool) -> list[Any]:
-    """Return the launches that are tried for few rows [R, channels] times [width, channels]; with `parts`, of K too."""
-    config = kernel("few_rows_linear").LinearConfig
-    found = []
-    for tile, depth, warps, stages in ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6)):
+RINGS = ((128, 1, 128, 4), (128, 2, 64, 5), (64, 1, 128, 6), (64, 1, 128, 3), (128, 1, 64, 4))
+GATED = ((64, 2, 128, 4), (128, 2, 64, 5), (64, 2, 64, 4))
+
+
+def ways(width: int, channels: int, parts: bool, rows: int = 64, hopper: bool = False, gated: bool = False) -> list[Any]:
+    """Return the launches that are tried for few rows [R, channels] times [width, channels]; with `parts`, of K too.
+
+    `gated`: of the two halves of a matrix, the one gating the other.
+    """
+    config, ring = kernel("few_rows_linear").LinearConfig, kernel("_linear_hopper").RingConfig
+
+    def splits(tile: int, depth: int) -> list[int]:
         tiles = -(-width // tile)
-        splits = [1] if not parts else sorted({max(1, 132 // tiles), max(1, 264 // tiles)})
-        found += [config(tile, depth, warps, stages, n) for n in splits if channels // n >= 2 * depth]
+        several = sorted({max(1, 132 // tiles), max(1, 264 // tiles)}) if parts else [1]
+        return [n for n in several if channels // n >= 2 * depth]
+
+    found: list[Any] = []
+    if not gated:
+        for tile, depth, warps, stages in ((128, 64, 4, 8), (128, 128, 8, 4), (256, 64, 8, 5), (64, 128, 4, 6)):
+            found += [config(tile, depth, warps, stages, n) for n in splits(tile, depth)]
+    for box, boxes, depth, stages in (GATED if gated else RINGS) if hopper else ():
+        new = [ring(box, boxes, depth, stages, n, gated) for n in splits(box * boxes, depth)]
+        found += [way for way in new if way.fits(rows)]
     return found
 
 
@@ -55,24 +71,39 @@ class Products:
         way = self.chosen.get(_shape(x, weight, parts)) if bias is None else None
         if way is None:
             return linear(x, weight, bias)
-        found: Tensor = kernel("few_rows_linear").launch_parts(x, weight, way)
+        found = _launched(x, weight, way)
         return found[0] if len(found) == 1 else found
 
-    def prepare(self, rows: int, weights: Sequence[Tensor], parts: bool = False) -> None:
-        """Find the fastest way for so many rows, if it is not known: `weights` of one shape, one of each layer."""
+    def gated(self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Callable[[Tensor], Tensor]) -> Tensor:
+        """Multiply x [R, K] by the two halves of weight [2 F, K], and `gate` the products [R, 2 F] -> [R, F]."""
+        way = self.chosen.get(_shape(x, weight, False, True)) if bias is None else None
+        return gate(self(x, weight, bias)) if way is None else _launched(x, weight, way)[0]
+
+    def prepare(
+        self,
+        rows: int,
+        weights: Sequence[Tensor],
+        parts: bool = False,
+        gate: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Find the fastest way for so many rows, if it is not known: `weights` of one shape, one of each layer.
+
+        With `gate`, of products that are gated.
+        """
         module = kernel("few_rows_linear")
         x = torch.randn(rows, weights[0].shape[1], dtype=weights[0].dtype, device=weights[0].device)
-        shape = _shape(x, weights[0], parts)
+        shape, hopper = _shape(x, weights[0], parts, gate is not None), kernel("_linear_hopper").fits(x, weights[0])
         if shape in self.chosen or not x.is_cuda or weights[0].nbytes < LARGE or not module.fits(x, weights[0]):
             return
         width, channels = weights[0].shape
-        tried = {str(way): way for way in ways(width, channels, parts)}
+        tried = {str(way): way for way in ways(width, channels, parts, rows, hopper, gate is not None)}
         name = _where(x.device) + ", " + shape
         times = self._read().get(name)
         if not isinstance(times, dict):
-            times = {TORCH: timed(lambda w: linear(x, w), weights)}
+            plain = partial(_plain, self, x, gate)
+            times = {TORCH: timed(plain, weights)}
             for label, way in tried.items():
-                if (ms := _tried(x, weights, way)) is not None:
+                if (ms := _tried(x, weights, way, plain)) is not None:
                     times[label] = ms
             self._write(name, times)
         self.times[shape] = times
@@ -117,21 +148,33 @@ def timed(work: Any, weights: Sequence[Tensor]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _tried(x: Tensor, weights: Sequence[Tensor], way: Any) -> float | None:
+def _plain(products: Products, x: Tensor, gate: Callable[[Tensor], Tensor] | None, weight: Tensor) -> Tensor:
+    """What a way is compared with: torch's product, or the best that is known before it is gated."""
+    return linear(x, weight) if gate is None else gate(products(x, weight))
+
+
+def _launched(x: Tensor, weight: Tensor, way: Any) -> Tensor:
+    """Multiply by our kernel -> [splits, R, N]."""
+    module = "few_rows_linear" if isinstance(way, kernel("few_rows_linear").LinearConfig) else "_linear_hopper"
+    found: Tensor = kernel(module).launch_parts(x, weight, way)
+    return found
+
+
+def _tried(x: Tensor, weights: Sequence[Tensor], way: Any, plain: Callable[[Tensor], Tensor]) -> float | None:
     """Milliseconds of our kernel; None where it is not right, or does not run."""
-    launch = kernel("few_rows_linear").launch_parts
     added = way.splits * x.shape[0] * len(weights[0]) * 4 / ADDED if way.splits > 1 else 0.0
     try:
-        wanted, found = linear(x, weights[0]).float(), launch(x, weights[0], way).float().sum(0)
+        wanted, found = plain(weights[0]).float(), _launched(x, weights[0], way).float().sum(0)
         if not bool((found - wanted).abs().max() <= CLOSE * wanted.abs().max()):
             return None
-        return timed(lambda w: launch(x, w, way), weights) + added
+        return timed(lambda w: _launched(x, w, way), weights) + added
     except Exception:  # a compiler refuses a shape, or shared memory does not hold it, in ways of its own
         return None
 
 
-def _shape(x: Tensor, weight: Tensor, parts: bool) -> str:
-    return f"{len(x)}x{weight.shape[1]}x{weight.shape[0]} {str(x.dtype).removeprefix('torch.')}{' parts' * parts}"
+def _shape(x: Tensor, weight: Tensor, parts: bool, gated: bool = False) -> str:
+    kind = " parts" * parts + " gated" * gated
+    return f"{len(x)}x{weight.shape[1]}x{weight.shape[0]} {str(x.dtype).removeprefix('torch.')}{kind}"
 
 
 def _where(device: torch.device) -> str:

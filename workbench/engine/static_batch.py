@@ -175,8 +175,7 @@ class StaticBatch:
         if layer in self.bucket.queries:
             self.queries[layer] = q.unflatten(0, (-1, rows)).transpose(1, 2).clone()
         if last:
-            wanted = self.on_device["last"]
-            q, rows, at = q[wanted], 1, at.view(-1, 1)[wanted]
+            q, rows, at = q[self.on_device["last"]], 1, self.last_at
         queries = q.unflatten(0, (-1, rows)).transpose(1, 2)
         return self._over_pages(layer, queries, at, scale).transpose(1, 2).flatten(2).flatten(0, 1)
 
@@ -201,6 +200,8 @@ class StaticBatch:
             ids, positions, slots = given["ids"].view(-1), self.rows.clamp(min=0), given["slots"].view(-1)
             pools = list(zip(self.pool.keys, self.pool.values, strict=True))
             wanted = given["last"] if self.bucket.rows > 1 else None
+            # here, not before the last layer: attention may read positions while the kernel before it runs
+            self.last_at = given["at"].view(-1, 1)[given["last"]]
             return self.layers.forward(ids, positions, slots, pools, self.attend_written, wanted)
         self.slots = given["slots"].view(-1).long()
         out = self.model(
