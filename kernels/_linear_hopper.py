@@ -93,7 +93,7 @@ def _store(out, acc, n, width, rows):
 def _consume(out, rings, place, rows, width, GATED: gl.constexpr, PDL: gl.constexpr):
     """Multiply boxes of the matrix with rows."""
     w_tiles, x_tiles, full, empty = rings
-    one, two, begin, steps = place
+    one, _two, _begin, steps = place
     STAGES: gl.constexpr = x_tiles.type.shape[0]
     BOXES: gl.constexpr = w_tiles.type.shape[0] // STAGES
     BOX: gl.constexpr = w_tiles.type.shape[1]

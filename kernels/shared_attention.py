@@ -18,8 +18,8 @@ from torch import Tensor
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
+from workbench.kernels import _own_pages, _pages_triton
 from workbench.kernels import _pages_hopper as on_hopper
-from workbench.kernels import _pages_triton
 from workbench.kernels._pages_triton import part_sum, part_weights
 from workbench.kernels._triton import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 from workbench.kernels.question_attention import RESIDENT, configure
@@ -88,10 +88,12 @@ def launch(
     scale: float | None = None,
     *,
     hopper: bool = True,
+    at_once: bool = True,
 ) -> Tensor:
     """The kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
 
-    `hopper`: shared pages are read by the kernel for Hopper where it takes them.
+    `hopper`: shared pages are read by the kernel for Hopper where it takes them. `at_once`: few own pages are read by
+    the kernel that joins the parts.
     """
     need_triton("shared_attention")
     batch, heads, count, width = q.shape
@@ -102,6 +104,8 @@ def launch(
         one, one_lse = on_hopper.launch_parts(together, keys, values, at, shared, inv_freq, pairing, scale, splits)
     else:
         one, one_lse = _parts(together, keys, values, at, shared, inv_freq, pairing, scale)
+    if at_once and _own_pages.fits(q, len(keys), own):
+        return _own_pages.launch(q, keys, values, rows, own, inv_freq, pairing, scale, one, one_lse)
     two, two_lse = _parts(q, keys, values, rows, own, inv_freq, pairing, scale)
     out = torch.empty_like(q)
     options, pdl = overlap(q.device)

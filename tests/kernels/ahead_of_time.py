@@ -27,7 +27,14 @@ def tile(dtype: str, box: list[int]) -> str:
 def types(dtype: str, box: list[int], out: str) -> dict[str, str]:
     """Types of all arguments of both kernels, by name."""
     tables = "indptr indices table positions first page_max shifts".split()
-    found = {"q": f"*{dtype}", "out": f"*{out}", "keys": tile(dtype, box), "values": tile(dtype, box), "lse": "*fp32", "inv_freq": "*fp32"}
+    found = {
+        "q": f"*{dtype}",
+        "out": f"*{out}",
+        "keys": tile(dtype, box),
+        "values": tile(dtype, box),
+        "lse": "*fp32",
+        "inv_freq": "*fp32",
+    }
     found |= {"rows": "*i64", "at_rows": "*i64", "scale": "fp32"} | dict.fromkeys(tables, "*i32")
     return found | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys([*STRIDES, "out_split"], "i64")
 
@@ -61,7 +68,12 @@ def main() -> None:
         ("shifted pages", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64}),
         ("shifted pages, narrow heads", _pages_hopper, types("bf16", [1, 128, 64], "fp32"), moved | {"HALF": 32}),
         ("few rows, overlapped", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64}),
-        ("few rows, not shifted", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64, "ROTATE": False}),
+        (
+            "few rows, not shifted",
+            _pages_hopper,
+            types("bf16", [1, 64, 128], "fp32"),
+            few | {"PAGE": 64, "ROTATE": False},
+        ),
         ("shifted, overlapped", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64, "CONSUMERS": 2}),
         ("part of the width rotates", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 32}),
     ):

@@ -216,7 +216,8 @@ class Runner:
         return bucket.coarse if self.coarse else bucket
 
     def _ready(self, bucket: Bucket, waits: bool = False) -> Captured:
-        prepare_model(self.model)  # if the model was switched to another attention in between
+        if self._fused is None:
+            prepare_model(self.model)  # if the model was switched to another attention in between
         if bucket.large or waits:
             return Captured(StaticBatch(self.model, self.pool, bucket, self._fused))
         if bucket not in self.captured:

@@ -95,29 +95,35 @@ class PageTable:
 
 
 def table_of(
-    context: Sequence[CachedBlock], own: Ints, places: Ints, size: int, naive: bool = False, run: int = 1
+    context: Sequence[CachedBlock],
+    own: Ints,
+    places: Ints,
+    size: int,
+    naive: bool = False,
+    run: int = 1,
+    pages_of: Ints | None = None,
 ) -> PageTable:
     """Make the table of a prompt: the pages of its blocks, then pages `own` that hold positions `places` [R].
 
     Positions below the length of the context are recomputed tokens: their cached entries are hidden. `naive` leaves
     keys as they were cached. `run`: pages that should be rerotated alike; empty pages are put between blocks for it
-    where they are few.
+    where they are few. `pages_of`: the pages of all blocks, where they are joined already.
     """
     lengths = np.array([block.length for block in context], np.int32)
     counts = (lengths + (size - 1)) // size
-    starts = np.cumsum(lengths, dtype=np.int32) - lengths
+    starts = lengths.cumsum(dtype=np.int32) - lengths
     length, pages = int(lengths.sum()), int(counts.sum())
-    recomputed = int(np.searchsorted(places, length))
+    recomputed = int(places.searchsorted(length)) if len(places) and places[0] < length else 0
     shift = starts - np.array([block.start for block in context], np.int32)
     shifted = not naive and bool(shift.any())
     width = -counts % run if run > 1 and shifted and not recomputed else np.zeros_like(counts)
     if (added := int(width.sum())) * WASTE > pages:
         width, added = np.zeros_like(counts), 0
     runs = run if shifted and not ((counts + width) % run).any() and not recomputed else 1
-    before = np.cumsum(counts, dtype=np.int32) - counts
-    first = np.arange(0, pages * size, size, dtype=np.int32) + np.repeat(starts - before * size, counts)
-    slots = np.minimum(np.repeat(starts + lengths, counts) - first, size)
-    numbers = np.concatenate([own[:0], *(block.numbers for block in context)])
+    before = counts.cumsum(dtype=np.int32) - counts
+    first = np.arange(0, pages * size, size, dtype=np.int32) + (starts - before * size).repeat(counts)
+    slots = np.minimum((starts + lengths).repeat(counts) - first, size)
+    numbers = np.concatenate([own[:0], *[block.numbers for block in context]]) if pages_of is None else pages_of
     if added:
         at = np.arange(pages) + np.repeat(np.cumsum(width) - width, counts)
         numbers, slots, first = (_spread(x, at, pages + added) for x in (numbers, slots, first))
@@ -125,7 +131,7 @@ def table_of(
     held = np.minimum(len(places) - np.arange(len(own), dtype=np.int32) * size, size)
     parts = [(numbers, own), (first, places[::size]), (slots, held)]
     numbers, first, slots = (np.concatenate(part).astype(np.int32, copy=False) for part in parts)
-    shifts = np.repeat(np.append(shift, np.int32(0)), np.append(counts + width, len(own))) if shifted else None
+    shifts = np.concatenate((shift.repeat(counts + width), np.zeros(len(own), np.int32))) if shifted else None
     if recomputed:
         cached = PageTable(size, numbers[:pages], first[:pages], slots[:pages]).every_position()
         return _hidden(cached, numbers, places, recomputed, length, shifts)

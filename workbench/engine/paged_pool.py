@@ -85,8 +85,8 @@ class PagedPrompt:
     def held(self) -> tuple[Ints, Ints]:
         """[N] all pages that it reads or writes, and their generations when it was made."""
         known = [block for block in self.context if block.generations is not None]
-        pages = [np.array(self.owned, np.int32), *(block.numbers for block in known)]
-        generations = [self.owned.generations, *(block.generations for block in known if block.generations is not None)]
+        pages = [np.array(self.owned, np.int32), *[block.numbers for block in known]]
+        generations = [self.owned.generations, *[x for block in known if (x := block.generations) is not None]]
         return np.concatenate(pages), np.concatenate(generations)
 
     @property
@@ -169,14 +169,19 @@ class Pool:
             for block in prompt.context:
                 self.check_block(block)
 
-    def check_blocks(self, context: Sequence[Cached]) -> None:
-        """Refuse what `check_block` refuses; blocks that are in order are looked at all at once."""
-        pages, generations = [block.numbers for block in context], [block.generations for block in context]
-        known = [x for x in generations if x is not None]
-        here = len(known) == len(pages) and all(block.pool is self for block in context)
-        if not here or not self.owners.holds(np.concatenate(pages), np.concatenate(known)):
-            for block in context:
-                self.check_block(block)
+    def check_blocks(self, context: Sequence[Cached]) -> tuple[Ints, Ints] | None:
+        """Refuse what `check_block` refuses; blocks that are in order are looked at all at once.
+
+        Returns the pages of all blocks and their generations; None where a block's are not known.
+        """
+        known = [x for block in context if (x := block.generations) is not None]
+        if len(known) == len(context) and all(block.pool is self for block in context):
+            pages, generations = np.concatenate([block.numbers for block in context]), np.concatenate(known)
+            if self.owners.holds(pages, generations):
+                return pages, generations
+        for block in context:
+            self.check_block(block)
+        return None
 
     def check_block(self, block: Cached) -> None:
         """Refuse a block of another pool, and one whose pages were given back."""
@@ -284,14 +289,14 @@ class Pool:
                 f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"
             )
         check_positions(positions)
-        self.check_blocks(context)
-        length = sum(block.length for block in context)
+        held = self.check_blocks(context)
+        length = sum([block.length for block in context])
         places = np.arange(length, length + reserve, dtype=np.int32)
         if recompute is not None and len(recompute):
             recomputed = recompute.cpu().numpy().astype(np.int32)
             _check_recompute(recomputed, length)
             places = np.concatenate((recomputed, places))
-        return self._prompt(context, places, positions, wait)
+        return self._prompt(context, places, positions, wait, held)
 
     def blank(self, reserve: int) -> PagedPrompt:
         """Make the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
@@ -300,18 +305,28 @@ class Pool:
         return self._prompt((), np.arange(reserve, dtype=np.int32))
 
     def _prompt(
-        self, context: Sequence[Cached], places: Ints, positions: Positions = "re-encoded", wait: float = 0.0
+        self,
+        context: Sequence[Cached],
+        places: Ints,
+        positions: Positions = "re-encoded",
+        wait: float = 0.0,
+        held: tuple[Ints, Ints] | None = None,
     ) -> PagedPrompt:
         owned = self.take(len(places), wait)
         try:
             mine = np.array(owned, np.int32)
-            table = table_of(context, mine, places, self.size, positions == "naive", self.run)
+            pages = None if held is None else held[0]
+            table = table_of(context, mine, places, self.size, positions == "naive", self.run, pages)
         except BaseException:
             self.give(owned)
             raise
-        own: Ints = np.add.outer(mine * self.size, np.arange(self.size)).ravel()[: len(places)].astype(np.int32)
-        length = sum(block.length for block in context)
-        return PagedPrompt(length, table, own, places, owned, self, tuple(context))
+        offsets = np.arange(self.size, dtype=np.int32)
+        own: Ints = (mine[:, None] * np.int32(self.size) + offsets).ravel()[: len(places)]
+        length = sum([block.length for block in context])
+        prompt = PagedPrompt(length, table, own, places, owned, self, tuple(context))
+        if held is not None:
+            prompt.held = np.concatenate((mine, held[0])), np.concatenate((owned.generations, held[1]))
+        return prompt
 
     @renamed.arguments(room="reserve")
     def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:

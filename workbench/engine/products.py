@@ -36,7 +36,9 @@ RINGS = ((128, 1, 128, 4), (128, 2, 64, 5), (64, 1, 128, 6), (64, 1, 128, 3), (1
 GATED = ((64, 2, 128, 4), (128, 2, 64, 5), (64, 2, 64, 4))
 
 
-def ways(width: int, channels: int, parts: bool, rows: int = 64, hopper: bool = False, gated: bool = False) -> list[Any]:
+def ways(
+    width: int, channels: int, parts: bool, rows: int = 64, hopper: bool = False, gated: bool = False
+) -> list[Any]:
     """Return the launches that are tried for few rows [R, channels] times [width, channels]; with `parts`, of K too.
 
     `gated`: of the two halves of a matrix, the one gating the other.

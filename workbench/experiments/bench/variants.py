@@ -31,7 +31,7 @@ VARIANTS: Mapping[str, Sequence[Variant]] = {
     "choose_xattention": PRODUCTS,
     "page_list_attention": DESCRIBED,
     "q_sparse_attention": TALL,
-    "shared_attention": [{"hopper": False}],
+    "shared_attention": [{"hopper": False}, {"at_once": False}],
     "question_attention": [*SPLITS, *TALL, *SHORT, *BOTH],
     "tile_attention": DESCRIBED,
 }
