@@ -1,4 +1,4 @@
-"""The last step of `shared_attention`: rows attend to few pages of their own, and the parts over the shared ones join in.
+"""The last step of `shared_attention`: rows attend to few pages of their own, and parts over the shared ones join in.
 
 One program takes the rows of a request and of the heads that read one KV head. Names are those of `_pages_triton`.
 """

@@ -182,4 +182,5 @@ def _shape(x: Tensor, weight: Tensor, parts: bool, gated: bool = False) -> str:
 def _where(device: torch.device) -> str:
     import triton
 
-    return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, triton {triton.__version__}"
+    versions = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, triton {triton.__version__}"
+    return versions + ", overlapping" * kernel("_triton").OVERLAP
