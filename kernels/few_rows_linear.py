@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workbench.kernels import _linear_hopper
 from workbench.kernels._triton import (
     TensorDescriptor,
     after_previous,
@@ -107,7 +108,10 @@ def launch_parts(x: Tensor, weight: Tensor, config: LinearConfig) -> Tensor:
 
 
 def launch(x: Tensor, weight: Tensor, splits: int = 1, *, config: LinearConfig | None = None) -> Tensor:
-    """The Triton kernel, its parts added up: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1."""
+    """The kernel for Hopper where it fits, else Triton's, parts added up: CUDA tensors, or CPU ones, interpreted."""
+    if config is None and _linear_hopper.fits(x, weight):
+        parts = _linear_hopper.launch_parts(x, weight, _linear_hopper.RingConfig(64, 2, 64, 4, splits))
+        return parts[0] if len(parts) == 1 else parts.sum(0).to(x.dtype)
     parts = launch_parts(x, weight, config or LinearConfig(splits=splits, stages=6 if x.element_size() == 2 else 3))
     return parts[0] if len(parts) == 1 else parts.sum(0).to(x.dtype)
 
