@@ -1,17 +1,15 @@
 """After every fault, nothing that was acknowledged is lost, and nothing wrong is served; `experiments.store_faults`."""
 
-import logging
 import os
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
+from tests.folder_machine import FolderMachine, stateful_part
 from tests.test_store_damage import kv_of, same
 from workbench.core.errors import BadInput
 from workbench.experiments import store_faults
@@ -21,12 +19,11 @@ from workbench.experiments.store_faults import (
     block,
     byte_classes,
     flips,
-    is_block,
     kills,
     name,
-    operations,
     soak,
 )
+from workbench.experiments.store_operations import in_parts, operations, operations_part
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.collection import collect_garbage
 
@@ -83,77 +80,25 @@ def test_random_operations_agree_with_a_model_in_memory(tmp_path, caplog):
         none_lost_or_wrong(operations(tmp_path / str(seed), 300, seed))
 
 
+def test_parts_of_many_operations_are_not_carried_out_twice(tmp_path):
+    parts = tmp_path / "parts"
+    with pytest.raises(ValueError, match="stopped"):
+        in_parts(_stops_at_two, 3, parts, each=1)
+    assert {path.name for path in parts.iterdir()} >= {"000000-1.json"}
+    (parts / "000002-1.json").write_text((parts / "000000-1.json").read_text())
+    whole = none_lost_or_wrong(in_parts(operations_part, 3, parts, each=1))
+    assert (whole.tried, whole.about) == (600, {"runs": 3, "steps": 200}) and not parts.exists()
+
+
+def _stops_at_two(first, runs):
+    if first == 2:
+        raise ValueError("stopped")
+    return operations_part(first, runs)
+
+
 def test_memory_stays_flat(tmp_path, caplog):
     count = none_lost_or_wrong(soak(tmp_path / "a", 2000))
     assert count.about["MB at the end"] < count.about["MB at half"] + 30
-
-
-class FolderMachine(RuleBasedStateMachine):
-    """A folder beside a dictionary: a block that nothing happened to is found; any that is found is right."""
-
-    numbers = st.integers(0, 5)
-
-    def __init__(self):
-        super().__init__()
-        self.place = tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
-        self.folder = Path(self.place.name, "a")
-        FolderStore(self.folder, new=True, durable=False)
-        self.stores = [FolderStore(self.folder, durable=False, mapped=bool(i)) for i in range(2)]
-        self.held: dict[int, bool] = {}
-
-    def path(self, number):
-        return self.folder / f"{name(number)}.safetensors"
-
-    @rule(number=numbers, which=st.integers(0, 1))
-    def put(self, number, which):
-        self.stores[which].put(name(number), block(number))
-        self.held[number] = True
-
-    @rule(number=numbers, which=st.integers(0, 1))
-    def get(self, number, which):
-        kv = self.stores[which].get(name(number))
-        assert kv is not None or not self.held.get(number)
-        assert kv is None or is_block(kv, number)
-        if kv is None:
-            assert self.stores[which].why(name(number)).reason in ("never seen", "damaged", "evicted")
-
-    @precondition(lambda self: self.held)
-    @rule(number=numbers, at=st.floats(0, 0.999), bit=st.integers(0, 7), cut=st.booleans())
-    def damage(self, number, at, bit, cut):
-        if not self.path(number).exists():
-            return
-        data = bytearray(self.path(number).read_bytes())
-        at = int(len(data) * at)
-        if data:
-            data[at] ^= 1 << bit
-        self.path(number).write_bytes(data[:at] if cut else data)
-        self.held[number] = False
-
-    @rule(number=numbers)
-    def delete(self, number):
-        self.path(number).unlink(missing_ok=True)
-        self.held[number] = False
-
-    @rule(number=numbers, which=st.integers(0, 1))
-    def remove(self, number, which):
-        self.stores[which].remove(name(number))
-        self.held[number] = self.held.get(number, False) and self.path(number).exists()
-
-    @rule(which=st.integers(0, 1))
-    def reopen(self, which):
-        self.stores[which] = FolderStore(self.folder, durable=False, mapped=bool(which))
-
-    @rule(budget=st.sampled_from((1, 6000, 1 << 40)))
-    def collect(self, budget):
-        collect_garbage(self.folder, budget)
-        self.held = {number: whole and self.path(number).exists() for number, whole in self.held.items()}
-
-    @invariant()
-    def nothing_half_written_lies_about(self):
-        assert not list(self.folder.glob(".*"))
-
-    def teardown(self):
-        self.place.cleanup()
 
 
 def test_any_sequence_of_operations_agrees_with_a_dictionary(caplog):
@@ -163,13 +108,9 @@ def test_any_sequence_of_operations_agrees_with_a_dictionary(caplog):
     run_state_machine_as_test(FolderMachine, settings=small)
 
 
-@pytest.mark.weekly
-@pytest.mark.timeout(3600)
-def test_very_many_sequences_of_operations_agree_with_a_dictionary(caplog):
-    caplog.set_level(logging.CRITICAL)
-    checks = list(HealthCheck)
-    many = settings(max_examples=10_000, stateful_step_count=200, deadline=None, suppress_health_check=checks)
-    run_state_machine_as_test(FolderMachine, settings=many)
+def test_a_part_of_stateful_sequences_counts_its_operations_and_answers(caplog):
+    count = none_lost_or_wrong(stateful_part(3, 2))
+    assert count.tried > count.found + count.missed > 0
 
 
 def test_a_clock_that_goes_back_costs_nothing(tmp_path, monkeypatch):

@@ -7,12 +7,10 @@ is a block that was acknowledged and is not found; wrong, one that is not what w
 
 import os
 import random
-import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +22,6 @@ import torch
 from workbench.core.kv import KV
 from workbench.experiments import results
 from workbench.store import FolderStore, block_file, scrub
-from workbench.store.collection import collect_garbage
 
 BYTES = ("length", "metadata", "table", "padding", "keys", "values")  # classes of bytes of a file
 
@@ -156,62 +153,6 @@ def byte_classes(whole: bytes) -> dict[str, range]:
     return dict(
         zip(BYTES, [*places, range(data, data + quarter), range(data + quarter, data + 2 * quarter)], strict=True)
     )
-
-
-def operations(folder: Path, steps: int, seed: int = 0, keys: int = 12) -> Count:
-    """Carry out random operations on a folder by two stores and beside a model in memory: put, get, damage, delete,
-    open anew, collect garbage."""
-    draw, count = random.Random(seed), Count("random operations", steps)
-    FolderStore(folder, new=True)
-    stores = [FolderStore(folder, durable=False, mapped=bool(i)) for i in range(2)]
-    held: dict[int, bool] = {}  # number: nothing has happened to it
-
-    def put(number: int, store: FolderStore) -> None:
-        store.put(name(number), block(number))
-        held[number] = True
-
-    def get(number: int, store: FolderStore) -> None:
-        count.answer(store.get(name(number)), number, must=held.get(number, False))
-
-    def damage(number: int, store: FolderStore) -> None:
-        path = folder / f"{name(number)}{block_file.SUFFIX}"
-        with suppress(FileNotFoundError):
-            data = bytearray(path.read_bytes() or b"empty")
-            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-            path.write_bytes(data if draw.random() < 0.7 else data[: draw.randrange(len(data))])
-            held[number] = False
-
-    def delete(number: int, store: FolderStore) -> None:
-        (folder / f"{name(number)}{block_file.SUFFIX}").unlink(missing_ok=True)
-        held.pop(number, None)
-
-    def remove(number: int, store: FolderStore) -> None:
-        store.remove(name(number))
-        held.pop(number, None)
-
-    def reopen(number: int, store: FolderStore) -> None:
-        stores[stores.index(store)] = FolderStore(folder, durable=False, mapped=store.mapped)
-
-    def collect(number: int, store: FolderStore) -> None:
-        collect_garbage(folder, draw.choice((1 << 40, 20_000)))
-        for each in list(held):
-            held[each] = held[each] and (folder / f"{name(each)}{block_file.SUFFIX}").exists()
-
-    chosen: list[Callable[[int, FolderStore], None]] = [put, get, damage, delete, remove, reopen, collect]
-    for operation in draw.choices(chosen, weights=(30, 50, 8, 4, 4, 3, 1), k=steps):
-        operation(draw.randrange(keys), draw.choice(stores))
-    return count
-
-
-def many_operations(folder: Path, runs: int, steps: int) -> Count:
-    """Carry out `runs` sequences of random operations, each on a folder of its own."""
-    whole = Count("random operations", about={"runs": runs, "steps": steps})
-    for seed in range(runs):
-        count = operations(folder / "run", steps, seed)
-        for each in ("tried", "found", "missed", "lost", "wrong"):
-            setattr(whole, each, getattr(whole, each) + getattr(count, each))
-        shutil.rmtree(folder / "run")
-    return whole
 
 
 def soak(folder: Path, steps: int, seed: int = 0) -> Count:

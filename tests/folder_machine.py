@@ -1,0 +1,103 @@
+"""A folder of cached blocks beside a dictionary, under any sequence of operations (hypothesis, stateful)."""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from workbench.experiments.store_faults import Count, block, is_block, name
+from workbench.experiments.store_operations import STEPS, in_memory
+from workbench.store import FolderStore
+from workbench.store.collection import collect_garbage
+
+
+class FolderMachine(RuleBasedStateMachine):
+    """A folder beside a dictionary: a block that nothing happened to is found; any that is found is right."""
+
+    numbers = st.integers(0, 5)
+    count = Count("stateful operations")
+
+    def __init__(self):
+        super().__init__()
+        self.place = tempfile.TemporaryDirectory(dir=in_memory())
+        self.folder = Path(self.place.name, "a")
+        FolderStore(self.folder, new=True, durable=False)
+        self.stores = [FolderStore(self.folder, durable=False, mapped=bool(i)) for i in range(2)]
+        self.held: dict[int, bool] = {}
+
+    def path(self, number):
+        return self.folder / f"{name(number)}.safetensors"
+
+    @rule(number=numbers, which=st.integers(0, 1))
+    def put(self, number, which):
+        self.stores[which].put(name(number), block(number))
+        self.held[number] = True
+
+    @rule(number=numbers, which=st.integers(0, 1))
+    def get(self, number, which):
+        kv = self.stores[which].get(name(number))
+        self.count.answer(kv, number, must=self.held.get(number, False))
+        assert kv is not None or not self.held.get(number)
+        assert kv is None or is_block(kv, number)
+        if kv is None:
+            assert self.stores[which].why(name(number)).reason in ("never seen", "damaged", "evicted")
+
+    @precondition(lambda self: self.held)
+    @rule(number=numbers, at=st.floats(0, 0.999), bit=st.integers(0, 7), cut=st.booleans())
+    def damage(self, number, at, bit, cut):
+        if not self.path(number).exists():
+            return
+        data = bytearray(self.path(number).read_bytes())
+        at = int(len(data) * at)
+        if data:
+            data[at] ^= 1 << bit
+        self.path(number).write_bytes(data[:at] if cut else data)
+        self.held[number] = False
+
+    @rule(number=numbers)
+    def delete(self, number):
+        self.path(number).unlink(missing_ok=True)
+        self.held[number] = False
+
+    @rule(number=numbers, which=st.integers(0, 1))
+    def remove(self, number, which):
+        self.stores[which].remove(name(number))
+        self.held[number] = self.held.get(number, False) and self.path(number).exists()
+
+    @rule(which=st.integers(0, 1))
+    def reopen(self, which):
+        self.stores[which] = FolderStore(self.folder, durable=False, mapped=bool(which))
+
+    @rule(budget=st.sampled_from((1, 6000, 1 << 40)))
+    def collect(self, budget):
+        collect_garbage(self.folder, budget)
+        self.held = {number: whole and self.path(number).exists() for number, whole in self.held.items()}
+
+    @invariant()
+    def nothing_half_written_lies_about(self):
+        self.count.tried += 1
+        assert not list(self.folder.glob(".*"))
+
+    def teardown(self):
+        self.place.cleanup()
+
+
+def stateful_part(first: int, runs: int) -> Count:
+    """Carry out `runs` sequences of at most `STEPS` operations, drawn by hypothesis from seed `first`."""
+
+    @seed(first)
+    class Machine(FolderMachine):
+        count = Count(FolderMachine.count.fault)
+
+    drawn = settings(
+        max_examples=runs,
+        stateful_step_count=STEPS,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        phases=(Phase.generate,),
+    )
+    run_state_machine_as_test(Machine, settings=drawn)
+    return Machine.count
