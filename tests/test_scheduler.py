@@ -148,7 +148,7 @@ def test_a_loader_that_fails_fails_its_request_only(mode):
             return {"bytes": 7}
 
     scheduler, tickets, engine = simulated(mode, [1.0, 1.0, 1.0])
-    scheduler.engine = scheduler.queues.engine = Failing(**vars(engine))
+    scheduler.engine = scheduler.queues.engine = scheduler.computation.engine = Failing(**vars(engine))
     scheduler.run()
     assert [ticket.state for ticket in tickets] == ["finished", "failed", "finished"]
     with pytest.raises(OSError, match="disk is gone"):
@@ -165,7 +165,7 @@ def test_a_prefill_that_fails_over_several_requests_is_made_for_each_alone():
             return super().prefill(tickets, waits)
 
     scheduler, tickets, engine = simulated("request", [1.0, 1.0, 1.0], loaders=3)
-    scheduler.engine = Failing(**vars(engine))
+    scheduler.engine = scheduler.computation.engine = Failing(**vars(engine))
     scheduler.run()
     assert [ticket.state for ticket in tickets] == ["finished", "failed", "finished"]
 
@@ -228,7 +228,7 @@ def test_a_request_without_room_waits_until_another_has_ended():
             self.held.discard(ticket.name)
 
     scheduler, tickets, engine = simulated("request", [1.0] * 5, loaders=5)
-    scheduler.engine = scheduler.queues.engine = small = Small(**vars(engine))
+    scheduler.engine = scheduler.queues.engine = scheduler.computation.engine = small = Small(**vars(engine))
     small.held = set()
     scheduler.run()
     assert [ticket.state for ticket in tickets] == ["finished", "finished", "failed", "finished", "finished"]

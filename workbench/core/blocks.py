@@ -42,6 +42,11 @@ class Block:
         """The part of a store key that stands for this block: SHA-256 of its tokens as 64-bit integers."""
         return sha256(pack(f"<{len(self.tokens)}q", *self.tokens)).hexdigest()
 
+    @cached_property
+    def ids(self) -> torch.Tensor:
+        """[T] its token ids (int64), made once."""
+        return torch.tensor(self.tokens)
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -81,7 +86,7 @@ class Prompt:
     @cached_property
     def tokens(self) -> torch.Tensor:
         """[T] token ids of the whole prompt (int64)."""
-        return torch.tensor([token for block in self.blocks for token in block.tokens])
+        return torch.cat([block.ids for block in self.blocks])
 
     @cached_property
     def starts(self) -> list[int]:
@@ -104,7 +109,7 @@ class Prompt:
         return self.blocks[:-1]
 
     def __len__(self) -> int:
-        return sum(map(len, self.blocks))
+        return self.starts[-1] + len(self.blocks[-1])
 
     def _repr_html_(self) -> str:
         """Show the blocks with their places in a notebook."""

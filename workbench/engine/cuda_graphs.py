@@ -164,14 +164,20 @@ class Runner:
 
     @torch.no_grad()
     def decode(
-        self, prompts: Sequence[PagedPrompt], logits: Tensor, count: int, eos: frozenset[int] = frozenset()
+        self,
+        prompts: Sequence[PagedPrompt],
+        logits: Tensor,
+        count: int,
+        eos: frozenset[int] = frozenset(),
+        ahead: int = 1,
+        waiting: Callable[[Any], None] | None = None,
     ) -> Iterator[list[int | None]]:
         """Stream greedy answers: one list of token ids a step, None for a request that has ended with one of `eos`.
 
         `logits` [B, V] behind the prompts, or [B] their first tokens.
 
-        The end token itself is not streamed. The device is one step ahead of the reader. Answers are read to their end
-        before others of the same bucket are begun.
+        The end token itself is not streamed. The device is `ahead` steps ahead of the reader; `waiting(event)` comes
+        before it is waited for. Answers are read to their end before others of the same bucket are begun.
         """
         if count < 1 or any(prompt.reserve < count - 1 for prompt in prompts):
             raise BadInput(f"{count} tokens for prompts with room for {[prompt.reserve for prompt in prompts]}")
@@ -187,23 +193,31 @@ class Runner:
         batch.begin(first)
         fetch = _Fetch(batch, count, len(prompts))
         fetch.start(first)
-        return self._stream(ready, batch, prompts, fetch, eos)
+        return self._stream(ready, batch, prompts, fetch, eos, max(1, ahead), waiting)
 
     def _stream(
-        self, ready: Captured, batch: DecodeBatch, prompts: Sequence[PagedPrompt], fetch: "_Fetch", eos: frozenset[int]
+        self,
+        ready: Captured,
+        batch: DecodeBatch,
+        prompts: Sequence[PagedPrompt],
+        fetch: "_Fetch",
+        eos: frozenset[int],
+        ahead: int,
+        waiting: Callable[[Any], None] | None,
     ) -> Iterator[list[int | None]]:
         ended = [False] * len(prompts)
-        count = len(fetch.host)
+        count, begun = len(fetch.host), 0
         for number in range(count):
             if batch.generation != fetch.generation:
                 raise BadInput("other answers of the same shape were begun: read one decode() to its end first")
-            if number + 1 < count:
+            for step in range(begun, min(number + ahead, count - 1)):
                 with torch.no_grad():
                     ready.run()
-                fetch.start(batch.tokens[number, : len(prompts)])
+                fetch.start(batch.tokens[step, : len(prompts)])
                 for prompt in prompts:
                     prompt.written += 1
-            tokens = fetch.wait(number)
+                begun = step + 1
+            tokens = fetch.wait(number, waiting)
             ended = [done or token in eos for done, token in zip(ended, tokens, strict=True)]
             if all(ended):
                 return
@@ -280,10 +294,12 @@ class _Fetch:
             event.record()
         self.events.append(event)
 
-    def wait(self, number: int) -> list[int]:
+    def wait(self, number: int, waiting: Callable[[Any], None] | None = None) -> list[int]:
         """The tokens of a step, once they are here."""
         event = self.events[number]
         if event is not None:
+            if waiting is not None and not event.query():
+                waiting(event)
             event.synchronize()
         return [int(token) for token in self.host[number].tolist()]
 

@@ -27,6 +27,7 @@ from workbench.methods.generation import Generation
 from workbench.methods.serving import Scheduler, Ticket
 from workbench.methods.serving.scheduler import Mode
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
+from workbench.methods.serving.tickets import OnHost
 from workbench.store import HostTier, TieredStore, key_of
 from workbench.store.events import Event, Events, idle_share
 
@@ -133,7 +134,7 @@ class ArrivingLoaders(SimulatedLoaders):
 
 
 @dataclass
-class StoreEngine:
+class StoreEngine(OnHost):
     """An engine that looks blocks up and keeps what was missed, and computes nothing."""
 
     store: TieredStore

@@ -7,7 +7,7 @@ Packages (cachetools, theine, cacheout) have no policy that weighs by bytes and 
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from threading import Lock
 
@@ -37,10 +37,15 @@ class Heat:
 
     def use(self, key: str) -> None:
         """Count a use of a key that is there."""
+        self.use_all((key,))
+
+    def use_all(self, keys: Iterable[str]) -> None:
+        """Count a use of each of the keys that are there."""
         with self._lock:
-            if key in self._uses:
-                self._uses[key] += 1
-                self._heat[key] = self.age + self._uses[key], next(self._clock)
+            for key in keys:
+                if (uses := self._uses.get(key)) is not None:
+                    self._uses[key] = uses + 1
+                    self._heat[key] = self.age + uses + 1, next(self._clock)
 
     def remove(self, key: str, evicted: bool = False) -> int:
         """Forget a key; return how often it was used. What is `evicted` ages the others."""

@@ -5,52 +5,25 @@ for each other. What it reserves is not evicted until it is released. Loaders fi
 to the engine; blocks that no tier holds are left empty, for the engine to compute.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from threading import Event, Lock
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine.paged_pool import Cached, Pool
-from workbench.store.packed import ALIGNED, PackedKV, pack
+from workbench.store.page_copies import PageCopies, PagedBlock
 from workbench.store.tiered import TieredStore
 from workbench.store.tiers import Books
-
-GROUP = 1 << 28  # bytes that are copied before they are put into pages
-STAGED = 3  # groups that are copied, or put into pages, at once
 
 
 class NoRoom(Exception):
     """What is asked for finds no room before others have ended."""
-
-
-@dataclass(eq=False)
-class PagedBlock:
-    """Where a block lies, or will lie.
-
-    state     "filling" by whoever reserved it; then "there", or "empty" where it must be computed
-    settled   it is not being filled any more
-    event     of the GPU, when it was computed
-    """
-
-    cached: Cached
-    state: Literal["filling", "there", "empty"] = "filling"
-    settled: Event = field(default_factory=Event)
-    event: Any = None
-
-    def settle(self, state: Literal["there", "empty"]) -> None:
-        """Note that it was filled, or was not."""
-        self.state = state
-        self.settled.set()
 
 
 class PageTier(Books):
@@ -64,13 +37,9 @@ class PageTier(Books):
         self.page_bytes = sum(2 * x.shape[0] * x.shape[2] * x.element_size() for x in pool.keys) * pool.size
         super().__init__(name, self.pages * self.page_bytes)
         self.evictions, self._pins, self._promised = 0, Counter[str](), 0
-        self.copying = Lock()  # held while blocks are copied: no CUDA graph is captured meanwhile
+        self.copies = PageCopies(pool)
         self._held: dict[str, PagedBlock] = {}
-        cuda = pool.device.type == "cuda"
-        self._stream = torch.cuda.Stream(pool.device) if cuda else None  # copies from the host
-        self._placing = torch.cuda.Stream(pool.device) if cuda else None  # puts what came into its pages, meanwhile
-        self._placed: deque[Any] = deque(maxlen=STAGED)  # events of the last groups that were put into pages
-        self._released: Any = None  # after all work that may still use pages that were given back
+        self._stream = self.copies.stream
 
     def reserve(self, blocks: Mapping[str, int], own: int) -> list[str]:
         """Take room for blocks {key: tokens}, and promise `own` pages; return the keys that the caller must `fill`, or
@@ -94,12 +63,23 @@ class PageTier(Books):
                 cached = self.pool.cached(blocks[key])
                 self._held[key] = PagedBlock(cached)
                 self._entered(key, len(cached.pages) * self.page_bytes, 1)
-            for key in blocks:
-                self.use(key)
+            self.heat.use_all(blocks)
         return absent
 
-    def release(self, keys: Iterable[str], own: int) -> None:
-        """Let blocks go, and a promise of pages; room that was never filled is given back."""
+    def admit(self, keys: Sequence[str], own: int) -> bool:
+        """Do what `reserve` does where all blocks are there, so that nothing is to be filled; else return False."""
+        with self.lock:
+            held = self._held
+            if not all((block := held.get(key)) is not None and block.state == "there" for key in keys):
+                return False
+            self.reserve({key: len(held[key].cached) for key in keys}, own)
+        return True
+
+    def release(self, keys: Iterable[str], own: int, used: Any = None) -> None:
+        """Let blocks go, and a promise of pages; room that was never filled is given back.
+
+        `used`, an event of the GPU, is behind all work that may still read them; without it, that is all work so far.
+        """
         keys = list(keys)
         with self.lock:
             self._promised -= own
@@ -107,9 +87,8 @@ class PageTier(Books):
             for key in keys:
                 if key not in self._pins and key in self._held and self._held[key].state != "there":
                     self.drop(key)
-            if self._stream is not None:
-                self._released = torch.cuda.Event()
-                self._released.record()
+            if self._stream is not None:  # what is copied from now on may lie where they lay
+                self._stream.wait_event(used if used is not None else torch.cuda.current_stream().record_event())
 
     def kept(self, own: int) -> None:
         """Count off a promise of pages that were taken."""
@@ -117,37 +96,9 @@ class PageTier(Books):
 
     def fill(self, kvs: Mapping[str, KV], arrived: Callable[[int], None] | None = None) -> None:
         """Put blocks into the room that was reserved for them; `arrived(layer)` where layers come one by one."""
-        if self._stream is not None and self._released is not None:
-            self._stream.wait_event(self._released)
-        layers = range(len(self.pool.keys))
-        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            if arrived is None:
-                for group in _groups(kvs):
-                    with self.copying:
-                        self._copy({key: kvs[key] for key in group}, layers)
-            else:
-                self._copy_by_layer(kvs, arrived)
-            if self._placing is not None:
-                self._placing.synchronize()
+        self.copies.fill(kvs, self._held, arrived)
         for key in kvs:
             self._held[key].settle("there")
-
-    def _copy_by_layer(self, kvs: Mapping[str, KV], arrived: Callable[[int], None]) -> None:
-        """Copy layer by layer; one layer is on its way while the one before it is waited for."""
-        copied: list[Any] = []
-        for layer in range(len(self.pool.keys)):
-            with self.copying:
-                self._copy(kvs, [layer])
-            if self._placing is None:
-                arrived(layer)
-                continue
-            copied.append(self._placing.record_event())
-            if layer:
-                copied[layer - 1].synchronize()
-                arrived(layer - 1)
-        if self._placing is not None:
-            self._placing.synchronize()
-            arrived(len(self.pool.keys) - 1)
 
     def missed(self, keys: Iterable[str]) -> None:
         """Note that nobody fills these blocks: they must be computed."""
@@ -157,7 +108,8 @@ class PageTier(Books):
     def wait(self, keys: Iterable[str]) -> None:
         """Wait for blocks that other loaders fill."""
         for key in keys:
-            self._held[key].settled.wait()
+            if not (settled := self._held[key].settled).is_set():
+                settled.wait()
 
     def empty(self, keys: Iterable[str]) -> list[str]:
         """List the blocks that must be computed."""
@@ -224,61 +176,3 @@ class PageTier(Books):
             self._pins[key] -= 1
             if self._pins[key] <= 0:
                 del self._pins[key]
-
-    def _copy(self, kvs: Mapping[str, KV], layers: Sequence[int]) -> None:
-        """Copy neighbouring layers of blocks; those of one length are put into their pages together."""
-        for _, same in groupby(sorted(kvs, key=lambda key: len(kvs[key])), key=lambda key: len(kvs[key])):
-            keys = list(same)
-            packed = [
-                kv if isinstance(kv := kvs[key], PackedKV) else pack(kv, self._stream is not None) for key in keys
-            ]
-            for key, kv in zip(keys, packed, strict=True):
-                self._held[key].cached = replace(self._held[key].cached, length=len(kv), start=kv.start)
-            slots = torch.cat([self.pool.slots(self._held[key].cached) for key in keys])
-            self._put(packed, slots.to(self.pool.device, non_blocking=True), layers)
-
-    def _put(self, packed: Sequence[PackedKV], slots: Tensor, layers: Sequence[int]) -> None:
-        begin, end = packed[0].layers[layers[0]][0], packed[0].layers[layers[-1]][1]
-        width = -(-(end - begin) // ALIGNED) * ALIGNED
-        if len(self._placed) == STAGED:
-            self._placed.popleft().synchronize()  # its staged bytes are free again
-        staged = torch.empty(len(packed), width, dtype=torch.uint8, device=self.pool.device)
-        for row, kv in zip(staged, packed, strict=True):
-            row[: end - begin].copy_(kv.flat[begin:end], non_blocking=True)
-        with self._beside_copies(staged, slots):
-            self._place(packed, staged, slots, layers)
-
-    @contextmanager
-    def _beside_copies(self, *used: Tensor) -> Iterator[None]:
-        """Run on a stream behind the copies so far, while later ones go on."""
-        if self._placing is None or self._stream is None:
-            yield
-            return
-        self._placing.wait_stream(self._stream)
-        with torch.cuda.stream(self._placing):
-            yield
-            self._placed.append(self._placing.record_event())
-        for tensor in used:
-            tensor.record_stream(self._placing)
-
-    def _place(self, packed: Sequence[PackedKV], staged: Tensor, slots: Tensor, layers: Sequence[int]) -> None:
-        like, begin = packed[0], packed[0].layers[layers[0]][0]
-        for layer in layers:
-            at = like.layers[layer][0] - begin
-            for pool, x in ((self.pool.keys[layer], like.keys[layer]), (self.pool.values[layer], like.values[layer])):
-                fresh = staged[:, at : at + x.nbytes].view(x.dtype).unflatten(1, x.shape)
-                pool.index_copy_(1, slots, fresh.transpose(0, 1).flatten(1, 2).to(pool.dtype))
-                at += x.nbytes
-
-
-def _groups(kvs: Mapping[str, KV]) -> list[list[str]]:
-    """Group blocks to about GROUP bytes, those of one length beside each other."""
-    groups: list[list[str]] = [[]]
-    size = 0
-    for key in sorted(kvs, key=lambda key: len(kvs[key])):
-        if size > GROUP:
-            groups.append([])
-            size = 0
-        groups[-1].append(key)
-        size += kvs[key].nbytes
-    return groups

@@ -30,7 +30,7 @@ from workbench.methods.generation import Generation, method_of
 from workbench.methods.lookups import Asked
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.receipts import Lookup, WatchedStore, receipts_of, timed
-from workbench.methods.serving.tickets import Arrived, Ticket, Wait
+from workbench.methods.serving.tickets import Arrived, OnHost, Ticket, Wait
 from workbench.models.spec import spec_for
 from workbench.store import Store
 
@@ -77,7 +77,7 @@ class Held:
 
 
 @dataclass
-class ContiguousEngine:
+class ContiguousEngine(OnHost):
     """Computes requests by `method` over blocks of `store`; the other options are those of `generate`.
 
     Answers are those of `generate`. With layers that arrive one by one, a request whose blocks are all there and of

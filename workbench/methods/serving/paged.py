@@ -1,8 +1,7 @@
 """The engine over shared pages: requests read blocks where they lie, by captured steps. What a GPU uses."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from copy import copy
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -18,35 +17,17 @@ from workbench.engine.buckets import Bucket
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.decoding import StopStrings, TokenChoice, check_options, eos_ids, special_ids, text_of
 from workbench.engine.forward import PrefillRequest
-from workbench.engine.paged_pool import PagedPrompt
 from workbench.methods import ReadyRequest
 from workbench.methods.generation import Generation
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.paged_begin import rows_over_pages
 from workbench.methods.prepare.independent import Independent
-from workbench.methods.receipts import Lookup, receipts_of, timed
+from workbench.methods.receipts import receipts_of, timed
 from workbench.methods.select import budget
 from workbench.methods.select.query_guided import QueryGuided
+from workbench.methods.serving.page_loads import PageLoads
 from workbench.methods.serving.tickets import Arrived, Ticket, Wait
 from workbench.store.pages import PageTier
-
-
-@dataclass
-class Held:
-    """What is kept for one request.
-
-    keys     of its context blocks, in reading order
-    own      pages that are promised to it, until they are taken
-    rows     context tokens that are recomputed
-    """
-
-    keys: list[str]
-    own: int
-    lookups: list[Lookup]
-    paged: PagedPrompt | None = None
-    rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    encoding: float = 0.0
-    random: torch.Generator = field(default_factory=torch.Generator)
 
 
 @dataclass
@@ -68,6 +49,8 @@ class PagedEngine:
     top_p: float = 1.0
     seed: int = 0
     stop: str | Sequence[str] = ()
+    overlaps: bool = field(default=False, init=False)
+    meanwhile: Callable[[], bool] = field(default=bool, init=False)
 
     def __post_init__(self) -> None:
         if self.method.sparse or self.method.chunk or getattr(self.method.select, "fresh", False):
@@ -77,7 +60,9 @@ class PagedEngine:
         self._choose, self._stops = TokenChoice(self.temperature, self.top_p), StopStrings(stops, self.tokenizer)
         if self.quantum < 1:
             raise BadInput(f"quantum is {self.quantum}: at least 1 is needed")
-        self.model, self.pool, self.store = self.runner.model, self.runner.pool, self.pages.behind
+        self.model, self.pool = self.runner.model, self.runner.pool
+        self.overlaps, self.meanwhile = self.pool.device.type == "cuda", bool
+        self._loads = PageLoads(self.model, self.pages, self.method.prepare)
         self._eos, self._seen = (
             eos_ids(self.model, self.tokenizer) | special_ids(stops, self.tokenizer),
             set[Hashable](),
@@ -97,31 +82,14 @@ class PagedEngine:
 
     def load(self, ticket: Ticket, arrived: Arrived | None = None) -> dict[str, Any]:
         """Bring the blocks into pages; those that no tier holds are left to the engine."""
-        keys, own = self._keys(ticket), self._own(ticket)
-        lengths = {key: len(block) for key, block in zip(keys, ticket.prompt.context, strict=True)}
-        mine = self.pages.reserve(lengths, own)
-        held = ticket.held = Held(keys, own, [])
-        found: dict[str, KV] = {}
-        try:
-            for key in mine if not ticket.cancelled else ():
-                if (below := self.store.find(key, request=ticket.name)) is None:
-                    held.lookups.append(Lookup(key, miss=self.store.why(key)))
-                else:
-                    found[key] = below.kv
-                    held.lookups.append(Lookup(key, below.tier, below.kv.nbytes))
-            self.pages.missed(key for key in mine if key not in found)
-            others = [key for key in lengths if key not in mine]
-            self.pages.wait(others)
-            empty = self.pages.empty(others)
-            held.lookups += [Lookup(key, miss=self.store.why(key)) for key in empty]
-            there = {key: lengths[key] for key in others if key not in empty}
-            held.lookups += [Lookup(key, self.pages.name, self._bytes(tokens)) for key, tokens in there.items()]
-            self.pages.fill(found, None if self.pages.empty(keys) else arrived)
-        except BaseException:
-            self.pages.missed(mine)
-            raise
-        tiers = sorted({lookup.tier for lookup in held.lookups if lookup.tier})
-        return {"bytes": sum(kv.nbytes for kv in found.values()), "tier": ", ".join(tiers)}
+        return self._loads.load(ticket, self._own(ticket), arrived)
+
+    def admit(self, ticket: Ticket) -> dict[str, Any] | None:
+        """Take a request whose blocks all lie in pages; one that recomputes nothing gets its page table at once."""
+        about = self._loads.admit(ticket, self._own(ticket))
+        if about is not None and self.method.select is None:
+            self._open(ticket, None)
+        return about
 
     def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
         """Compute blocks that were missed, choose rows, and compute them and the questions in one step."""
@@ -129,7 +97,9 @@ class PagedEngine:
         self._encode(tickets)
         for ticket in tickets:
             ticket.tokens.clear()
-            self._open(ticket, wait)
+            ticket.held.used = None  # until it is known when this step ends
+            if ticket.held.paged is None or ticket.held.paged.written:
+                self._open(ticket, wait)
         prompts = [ticket.held.paged for ticket in tickets]
         ids = [t.prompt.tokens[torch.cat((t.held.rows, t.prompt.question))] for t in tickets]
         with self._alone(Bucket.of(prompts, max(map(len, ids))), wait):
@@ -141,6 +111,8 @@ class PagedEngine:
     def decode(self, tickets: Sequence[Ticket]) -> list[bool]:
         """Compute up to `quantum` more tokens of every request; one where they are drawn."""
         prompts = [ticket.held.paged for ticket in tickets]
+        for ticket in tickets:
+            ticket.held.used = None
         if self.temperature:
             with self._alone(Bucket.of(prompts, 1)):
                 logits = self.runner.prefill(prompts, [torch.tensor(ticket.tokens[-1:]) for ticket in tickets])
@@ -148,7 +120,9 @@ class PagedEngine:
         count = min(self.quantum, *(ticket.max_new_tokens - len(ticket.tokens) for ticket in tickets))
         last = torch.tensor([ticket.tokens[-1] for ticket in tickets], device=self.pool.device)
         with self._alone(Bucket.of(prompts, 1, count + 1)):
-            steps = list(self.runner.decode(prompts, last, count + 1, self._eos))[1:]
+            ahead = count if self.overlaps else 1
+            steps = list(self.runner.decode(prompts, last, count + 1, self._eos, ahead, self._beside))[1:]
+        self._used(tickets)
         ended = []
         for i, ticket in enumerate(tickets):
             said = [step[i] for step in steps]
@@ -179,7 +153,7 @@ class PagedEngine:
         with self.pages.lock:
             if held.paged is not None:
                 self.pool.close(held.paged)
-            self.pages.release(dict.fromkeys(held.keys), held.own)
+            self.pages.release(dict.fromkeys(held.keys), held.own, held.used)
 
     def _encode(self, tickets: Sequence[Ticket]) -> None:
         blocks: dict[str, Block] = {}
@@ -193,7 +167,7 @@ class PagedEngine:
             self.pages.encode(self.model, blocks)
         else:
             for ticket in encoding:
-                (kvs,) = self.method.prepare(self.model, [ticket.prompt], self.store)
+                (kvs,) = self.method.prepare(self.model, [ticket.prompt], self.pages.behind)
                 made = dict(zip(ticket.held.keys, kvs, strict=True))
                 self.pages.fill({key: made[key] for key in self.pages.empty(dict.fromkeys(ticket.held.keys))})
         for ticket in encoding:
@@ -216,6 +190,18 @@ class PagedEngine:
             self.pages.kept(held.own)
             held.own = 0
 
+    def _used(self, tickets: Sequence[Ticket]) -> Any:
+        """Return an event of the GPU behind all work so far, which ends the use of pages by these requests."""
+        event = torch.cuda.current_stream().record_event() if self.overlaps else None
+        for ticket in tickets:
+            ticket.held.used = event
+        return event
+
+    def _beside(self, event: Any) -> None:
+        """Do what else is due until a moment of the GPU has come."""
+        while event is not None and not event.query() and self.meanwhile():
+            pass
+
     def _take(self, ticket: Ticket, tokens: Sequence[int]) -> bool:
         """Add tokens to an answer; return whether it has ended."""
         for token in tokens:
@@ -231,14 +217,10 @@ class PagedEngine:
         if self.temperature:
             tokens = [self._choose(row, t.held.random) for t, row in zip(tickets, logits, strict=True)]
         else:
-            tokens = logits.argmax(-1).tolist()
+            likeliest = logits.argmax(-1)
+            self._beside(self._used(tickets))
+            tokens = likeliest.tolist()
         return [self._take(ticket, [token]) for ticket, token in zip(tickets, tokens, strict=True)]
-
-    def _keys(self, ticket: Ticket) -> list[str]:
-        """Return the key of every context block, as the preparation looks it up."""
-        named = _Named(self.pool.spec.empty(1))
-        (kvs,) = self.method.prepare(self.model, [ticket.prompt], named)
-        return [named.key_of[id(kv)] for kv in kvs]
 
     def _own(self, ticket: Ticket) -> int:
         """Return how many pages a request needs for what is computed for it, its choice of rows included."""
@@ -251,31 +233,10 @@ class PagedEngine:
         tokens = asked + ticket.max_new_tokens + chosen
         return -(-tokens // self.pool.size)
 
-    def _bytes(self, tokens: int) -> int:
-        return tokens * self.pages.page_bytes // self.pool.size
-
     @contextmanager
     def _alone(self, shape: Hashable, wait: Wait | None = None) -> Iterator[None]:
         """Let nobody copy while a step of this shape may be captured, which is once; steps that wait are not."""
         new = self.runner.graphs and wait is None and shape not in self._seen
         self._seen.add(shape)
-        with self.pages.copying if new else nullcontext():
+        with self.pages.copies.lock if new else nullcontext():
             yield
-
-
-class _Named:
-    """A store that seems to have everything: of each block it tells the key."""
-
-    def __init__(self, kv: KV):
-        self.kv = kv.lock()
-        self.key_of: dict[int, str] = {}
-        self._kept: dict[str, KV] = {}
-
-    def get(self, key: str) -> KV:
-        if key not in self._kept:
-            self._kept[key] = copy(self.kv)
-            self.key_of[id(self._kept[key])] = key
-        return self._kept[key]
-
-    def put(self, key: str, kv: KV) -> None:
-        """Do nothing."""

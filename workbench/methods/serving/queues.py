@@ -11,25 +11,26 @@ ENDS: dict[What, State] = {"cancel": "cancelled", "expire": "expired", "fail": "
 
 
 class Queues:
-    """waiting → loading → (begun: its first layer is there) → ready → running → ended.
+    """waiting → loading → (begun: its first layer is there) → ready → running → concluding → ended.
 
-    full   a request found no room; another must end before one is loaded
+    concluding   requests whose last token is there, and whose answer and receipt are not made yet
+    full         a request found no room; another must end before one is loaded
     """
 
     def __init__(self, engine: Engine, events: Events):
         self.engine, self.events, self.full = engine, events, False
         self.ends, self._seen = 0, dict[str, int]()  # how many have ended: in all, and when one began to be loaded
-        self.waiting = deque[Ticket]()
+        self.waiting, self.concluding = deque[Ticket](), deque[Ticket]()
         self.loading, self.begun, self.ready, self.running = (list[Ticket]() for _ in range(4))
 
     def __iter__(self) -> Iterator[Ticket]:
-        """Yield all that have not ended, each once."""
+        """Yield all that have not their last token, each once."""
         return iter({id(t): t for t in (*self.waiting, *self.loading, *self.ready, *self.running)}.values())
 
     @property
     def active(self) -> bool:
         """Whether some hold what others may wait for."""
-        return bool(self.loading or self.ready or self.running)
+        return bool(self.loading or self.ready or self.running or self.concluding)
 
     def drop(self, ticket: Ticket, *queues: deque[Ticket] | list[Ticket]) -> None:
         """Take a request out of some queues."""
@@ -76,14 +77,24 @@ class Queues:
         self.events.add("first_token", now, lane="engine", request=ticket.name)
 
     def finish(self, ticket: Ticket) -> None:
-        """Note that a request has its answer."""
+        """Note that a request has its last token; `conclude` makes its answer."""
         ticket.ended = self.events.now()
         ticket.seconds["decode"] = ticket.ended - ticket.since
         about = {"seconds": ticket.seconds["decode"], "lane": "engine", "tokens": len(ticket.tokens)}
         self.events.add("decode", ticket.since, request=ticket.name, **about)
         self.events.add("finish", ticket.ended, lane="scheduler", request=ticket.name, tokens=len(ticket.tokens))
+        self.drop(ticket, self.running)
+        self.concluding.append(ticket)
+
+    def conclude(self) -> bool:
+        """Make the answer of the request that ended first, and let it go; return whether there was one."""
+        if not self.concluding:
+            return False
+        ticket = self.concluding[0]
         ticket.generation = self.engine.finish(ticket)
+        self.concluding.popleft()
         self._ended(ticket, "finished")
+        return True
 
     def end(self, ticket: Ticket, how: What, problem: BaseException) -> None:
         """Let a request end without an answer: by "cancel", "expire" or "fail"."""

@@ -1,8 +1,9 @@
 """Which request is loaded and which is computed: one round after the other, by one thread."""
 
+import gc
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from threading import Condition
@@ -10,14 +11,14 @@ from typing import Literal, get_args
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
+from workbench.methods.serving.computation import Computation
 from workbench.methods.serving.loaders import Loaders, ThreadLoaders
 from workbench.methods.serving.queues import Queues
-from workbench.methods.serving.tickets import Engine, NoRoom, Ticket, Wait
+from workbench.methods.serving.tickets import Engine, NoRoom, Ticket
 from workbench.store.events import Events, What
 
 Mode = Literal["sync", "request", "layer"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-STALL = 1e-4  # seconds; less is no pause of the engine
 TURN = 2e-4  # seconds for which a loader's Python may keep the engine's thread waiting; Python's own are 5e-3
 
 
@@ -58,7 +59,10 @@ class Scheduler:
         self.loaders: Loaders = ThreadLoaders(loaders, self.events) if isinstance(loaders, int) else loaders
         self.queues = Queues(engine, self.events)
         self._inbox = deque[Ticket]()  # from other threads
-        self._stalls: list[tuple[float, float]] = []  # of the present prefill
+        self.computation = Computation(engine, self.queues, self.events, batch)
+        self._overlaps = mode != "sync" and engine.overlaps
+        if engine.overlaps:
+            engine.meanwhile = self._meanwhile if self._overlaps else bool
         self._changed, self._closed, self._numbers = Condition(), False, count()
 
     def submit(
@@ -97,7 +101,7 @@ class Scheduler:
     def run(self, prompts: Iterable[Prompt] = (), max_new_tokens: int = 64) -> list[Ticket]:
         """Submit prompts, and compute until nothing is left to do; return their tickets."""
         tickets = []
-        with _short_turns():
+        with _steady():
             for prompt in prompts:
                 while not self._has_place():
                     self.step()
@@ -108,7 +112,7 @@ class Scheduler:
 
     def serve(self) -> None:
         """Compute until `close` is called: what a thread of its own is for."""
-        with _short_turns():
+        with _steady():
             while not self._closed or self._left():
                 self.step(idle=True)
 
@@ -128,10 +132,26 @@ class Scheduler:
         done = self._collect()
         done |= self._sweep()
         done |= self._load()
-        done |= self._prefill()
-        done |= self._decode()
+        chosen, waits = self.computation.choose()
+        if chosen and self.mode != "sync" and not self._overlaps:
+            self._load()  # so that loaders bring the next ones while these are computed
+        done |= self.computation.prefill(chosen, waits)
+        done |= self.computation.decode()
+        done |= self._conclude()
         if not done and (self.queues.loading or idle):
             self.loaders.wait(self._next_deadline())
+
+    def _meanwhile(self) -> bool:
+        """Do one thing that is due while the engine's device computes; return whether there was one."""
+        return self._collect() or self.queues.conclude() or self._load_one()
+
+    def _conclude(self) -> bool:
+        """Make answers now, unless the next step leaves time for it."""
+        later = self._overlaps and bool(self.queues.ready or self.queues.running)
+        before = self.queues.ends
+        while len(self.queues.concluding) > (self.batch if later else 0):
+            self.queues.conclude()
+        return self.queues.ends > before
 
     def _collect(self) -> bool:
         queues, reports = self.queues, self.loaders.poll()
@@ -168,23 +188,46 @@ class Scheduler:
         return ended > 0
 
     def _load(self) -> bool:
-        queues, started = self.queues, 0
-        while queues.waiting and not (queues.full and queues.active):
-            held = len(queues.loading) + len(queues.ready)
-            if held >= self.loading or (self.mode == "sync" and held + len(queues.running) >= self.batch):
-                break
-            with self._changed:
-                ticket = queues.waiting.popleft()
-                self._changed.notify_all()
-            queues.full = False
-            queues.turn(ticket, "loading", "to load")
+        started = 0
+        while self._load_one():
             started += 1
-            if self.mode == "sync":
-                self._load_inline(ticket)
-            else:
-                queues.loading.append(ticket)
-                self.loaders.start(ticket, self.engine.load, self.mode == "layer")
         return started > 0
+
+    def _load_one(self) -> bool:
+        """Begin to load the next request, where there is one and room for it."""
+        queues = self.queues
+        held = len(queues.loading) + len(queues.ready)
+        if not queues.waiting or (queues.full and queues.active) or held >= self.loading:
+            return False
+        if self.mode == "sync" and held + len(queues.running) >= self.batch:
+            return False
+        with self._changed:
+            ticket = queues.waiting.popleft()
+            self._changed.notify_all()
+        queues.full = False
+        queues.turn(ticket, "loading", "to load")
+        if self.mode == "sync":
+            self._load_inline(ticket)
+        elif not self._admitted(ticket):
+            queues.loading.append(ticket)
+            self.loaders.start(ticket, self.engine.load, self.mode == "layer")
+        return True
+
+    def _admitted(self, ticket: Ticket) -> bool:
+        """Take a request past the loaders, where nothing is to be brought; return whether that was done."""
+        begin = self.events.now()
+        try:
+            if (about := self.engine.admit(ticket)) is None:
+                return False
+        except NoRoom as problem:
+            self.queues.put_back(ticket, problem)
+        except Exception as problem:
+            self.queues.end(ticket, "fail", problem)
+        else:
+            seconds = self.events.now() - begin
+            self.events.add("load", begin, seconds=seconds, lane="scheduler", request=ticket.name, **about)
+            self.queues.arrived(ticket)
+        return True
 
     def _load_inline(self, ticket: Ticket) -> None:
         try:
@@ -195,66 +238,6 @@ class Scheduler:
             self.queues.end(ticket, "fail", problem)
         else:
             self.queues.arrived(ticket)
-
-    def _prefill(self) -> bool:
-        queues, waits = self.queues, dict[str, Wait]()
-        room = max(0, self.batch - len(queues.running))
-        chosen = queues.ready[:room]
-        if not chosen and queues.begun and room:
-            chosen = queues.begun[:1]  # alone: nobody else waits for its layers
-            waits = {ticket.name: self._stalling(ticket) for ticket in chosen}
-        for ticket in chosen:
-            queues.drop(ticket, queues.ready, queues.begun)
-            queues.turn(ticket, "running", "to run")
-        if chosen:
-            self._compute(chosen, lambda group: self.engine.prefill(group, [waits.get(t.name) for t in group]), True)
-        return bool(chosen)
-
-    def _decode(self) -> bool:
-        group, self.queues.running = self.queues.running, []
-        if group:
-            self._compute(group, self.engine.decode, False)
-        return bool(group)
-
-    def _compute(self, group: Sequence[Ticket], work: Callable[[Sequence[Ticket]], list[bool]], prefill: bool) -> None:
-        """Run the engine; where a prefill of several requests fails, once more for each alone."""
-        at, before = self.events.now(), sum(len(ticket.tokens) for ticket in group)
-        self._stalls.clear()
-        try:
-            ended = work(group)
-        except Exception as problem:
-            if prefill and len(group) > 1:
-                for ticket in group:
-                    self._compute([ticket], work, prefill)
-            else:
-                for ticket in group:
-                    self.queues.end(ticket, "fail", problem)
-            return
-        now = self.events.now()
-        made = sum(len(ticket.tokens) for ticket in group) - before
-        words = f"{'prefill' if prefill else 'decode'}: {', '.join(ticket.name for ticket in group)}"
-        begins, ends = [at, *(end for _, end in self._stalls)], [*(begin for begin, _ in self._stalls), now]
-        for begin, end in zip(begins, ends, strict=True):
-            tokens = made if end == now else 0
-            self.events.add("run", begin, seconds=end - begin, lane="engine", tokens=tokens, detail=words)
-        for ticket, over in zip(group, ended, strict=True):
-            if prefill:
-                self.queues.first_token(ticket, at, now)
-            if over:
-                self.queues.finish(ticket)
-            else:
-                self.queues.running.append(ticket)
-
-    def _stalling(self, ticket: Ticket) -> Wait:
-        """Return a wait that notes when the engine stood still for a layer."""
-
-        def wait(layer: int) -> None:
-            begin = self.events.now()
-            ticket.arrivals.wait(layer)
-            if self.events.now() - begin > STALL:
-                self._stalls.append((begin, self.events.now()))
-
-        return wait
 
     def _left(self) -> bool:
         return bool(self._inbox or self.queues.waiting) or self.queues.active
@@ -267,11 +250,16 @@ class Scheduler:
 
 
 @contextmanager
-def _short_turns() -> Iterator[None]:
-    """Let threads take turns sooner: the engine's own waits for the device, and then for a loader."""
+def _steady() -> Iterator[None]:
+    """Let threads take turns sooner: the engine's own waits for the device, and then for a loader.
+
+    What is there already is no garbage: Python does not look through it again and again.
+    """
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(TURN, before))
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         sys.setswitchinterval(before)

@@ -8,7 +8,7 @@ from typing import Any
 from workbench.core.errors import BadInput
 from workbench.methods.generation import Generation
 from workbench.methods.serving.loaders import Job, Report
-from workbench.methods.serving.tickets import Arrivals, Arrived, Engine, Ticket, Wait
+from workbench.methods.serving.tickets import Arrivals, Arrived, Engine, OnHost, Ticket, Wait
 from workbench.store.events import Events
 
 Seconds = Callable[[Ticket], float]
@@ -111,7 +111,7 @@ class _Timed(Arrivals):
 
 
 @dataclass
-class SimulatedEngine:
+class SimulatedEngine(OnHost):
     """An engine whose work takes time on a simulated clock: `engine`, where its answers are wanted, does it.
 
     prefill, decode   seconds of a first token, and of one more token of any number of requests

@@ -9,7 +9,7 @@ from workbench.core.blocks import Prompt
 from workbench.methods.generation import Generation
 from workbench.store.pages import NoRoom
 
-__all__ = ["Arrivals", "Arrived", "Engine", "NoRoom", "State", "Ticket", "Wait"]
+__all__ = ["Arrivals", "Arrived", "Engine", "NoRoom", "OnHost", "State", "Ticket", "Wait"]
 
 State = Literal["waiting", "loading", "ready", "running", "finished", "cancelled", "expired", "failed"]
 Arrived = Callable[[int], None]  # (layer): it is where the model reads it
@@ -90,7 +90,15 @@ class Ticket:
 
 
 class Engine(Protocol):
-    """Computes requests; all but `load` is called from one thread."""
+    """Computes requests; all but `load` is called from one thread.
+
+    overlaps    its work runs on a device, while the thread that began it has time for other things
+    meanwhile   does one of them, and returns whether there was one; called by an engine that overlaps, where it would
+                only wait
+    """
+
+    overlaps: bool
+    meanwhile: Callable[[], bool]
 
     def check(self, ticket: Ticket) -> None:
         """Raise BadInput for a request that cannot be computed; called before anything is done for it."""
@@ -99,6 +107,12 @@ class Engine(Protocol):
         """Bring the blocks of a request to where the model reads them; called from a loader.
 
         Returns fields of the event: bytes, tier. With `arrived`, layers are brought one by one where that can be done.
+        Raises NoRoom where others must end first.
+        """
+
+    def admit(self, ticket: Ticket) -> dict[str, Any] | None:
+        """Take a request whose blocks all lie where the model reads them, and return what `load` does; None: load them.
+
         Raises NoRoom where others must end first.
         """
 
@@ -116,3 +130,14 @@ class Engine(Protocol):
 
     def release(self, ticket: Ticket) -> None:
         """Give back what is held for a request, which has ended, whatever for."""
+
+
+class OnHost:
+    """What an engine says whose work is done when its calls return, and whose blocks are all brought by loaders."""
+
+    overlaps: bool = False
+    meanwhile: Callable[[], bool] = bool
+
+    def admit(self, ticket: Ticket) -> dict[str, Any] | None:
+        """Return None."""
+        return None
