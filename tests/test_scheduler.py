@@ -22,7 +22,7 @@ from workbench.methods.serving.contiguous import ContiguousEngine
 from workbench.methods.serving.paged import PagedEngine
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
 from workbench.methods.sparse.random import RandomTiles
-from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore
+from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore, fingerprint, key_of
 from workbench.store.events import Events, busy, idle_share
 from workbench.store.pages import PageTier
 
@@ -295,10 +295,10 @@ def test_what_cannot_be_computed_is_refused_when_it_is_submitted():
             Scheduler(engine, **options)
 
 
-def paged(pages=60, size=8, method=None, store=None, **options):
+def paged(pages=60, size=8, method=None, store=None, kind=PagedEngine, **options):
     pool = Pool(MODEL, pages, size, kernels=False)
     behind = TieredStore([HostTier(1 << 20)]) if store is None else store
-    return PagedEngine(Runner(MODEL, pool), PageTier(pool, behind), Letters(), method or Reuse(), **options)
+    return kind(Runner(MODEL, pool), PageTier(pool, behind), Letters(), method or Reuse(), **options)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -326,6 +326,79 @@ def test_answers_over_shared_pages_are_those_of_generate(mode, method):
         assert [ticket.result(0).passes for ticket in tickets] == [one.passes for one in expected]
         assert engine.pages._promised == 0 and not engine.pages._pins
         assert engine.pool.free + sum(len(engine.pages.cached(key).pages) for key in engine.pages) == 39
+
+
+def prefills(scheduler):
+    """The requests of every prefill, in order."""
+    runs = [event.detail for event in scheduler.events if event.what == "run" and event.detail.startswith("prefill")]
+    return [words.removeprefix("prefill: ").split(", ") for words in runs]
+
+
+def test_while_requests_are_computed_as_many_others_are_loaded():
+    """So that batches are as large as those of an engine that loads by itself."""
+    sizes = {}
+    for mode in ("sync", "request"):
+        scheduler, _, _ = simulated(mode, [1.0] * 20, prefill=0.5, loaders=2, batch=4, loading=4)
+        scheduler.run()
+        sizes[mode] = [len(group) for group in prefills(scheduler)]
+    assert sizes["sync"] == [4] * 5 and max(sizes["request"]) <= 4
+    slow, _, _ = simulated("request", [0.5] * 20, prefill=2.0, loaders=4, batch=4, loading=4)
+    slow.run()
+    assert [len(group) for group in prefills(slow)] == [4] * 5
+
+
+class Device(PagedEngine):
+    """An engine whose steps take a while on a device; the host asks three times before one has ended."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.overlaps, self.left, self.did = True, 0, []
+
+    def query(self):
+        self.left -= 1
+        return self.left < 0
+
+    def _used(self, tickets):
+        self.left = 3
+        return self
+
+    def _beside(self, event):
+        while not event.query() and (did := self.meanwhile()):
+            self.did.append(did)
+
+    def load(self, ticket, arrived=None):
+        assert not all(key in self.pages for key in self._loads.keys(ticket)), "loaders are for what is not there"
+        return super().load(ticket, arrived)
+
+
+@pytest.mark.parametrize("mode", ["request", "layer"])
+def test_requests_whose_blocks_lie_in_pages_pass_the_loaders_while_others_are_computed(mode):
+    expected, engine = one_by_one("block", 5), paged(90, kind=Device)
+    held = dict(
+        zip([key_of(fingerprint(MODEL), MODEL.dtype, block) for block in BLOCKS], map(len, BLOCKS), strict=True)
+    )
+    engine.pages.encode(MODEL, dict(zip(engine.pages.reserve(held, 0), BLOCKS, strict=True)))
+    engine.pages.release(held, 0)
+    scheduler = Scheduler(engine, mode, batch=2, loading=2)
+    tickets = scheduler.run(PROMPTS, 5)
+    scheduler.close()
+    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
+    assert {event.lane for event in scheduler.events if event.what == "load"} == {"scheduler"}
+    assert [len(group) for group in prefills(scheduler)] == [2, 2, 2], "the next ones are ready when some have ended"
+    assert engine.did, "some were taken, or got their receipts, while others were computed"
+    assert all(ticket.generation.receipt.bytes.keys() == {"gpu"} for ticket in tickets)
+    assert engine.pages._promised == 0 and not engine.pages._pins
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_done_while_a_device_computes_changes_no_answer(mode):
+    expected, engine = one_by_one("block", 4), paged(9, kind=Device)
+    engine.load = lambda ticket, arrived=None: PagedEngine.load(engine, ticket, arrived)
+    scheduler = Scheduler(engine, mode, batch=2)
+    tickets = scheduler.run(PROMPTS * 2, 4)
+    scheduler.close()
+    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected] * 2
+    assert bool(engine.did) == (mode != "sync"), "synchronous: the paper's baseline does nothing meanwhile"
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.9, "top_p": 0.8, "seed": 4}, {"stop": "M"}], ids=str)

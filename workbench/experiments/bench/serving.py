@@ -28,7 +28,8 @@ from workbench.store.events import Events, idle_share
 def serve(engine: Engine, prompts: Sequence[Prompt], mode: Mode, load: Load) -> tuple[dict[str, Any], Events]:
     """Ask all prompts at once, and measure.
 
-    Returns {questions, seconds, per_second, ttft: {mean, p50, p95}, idle, loaded: bytes by tier, reused, failed}.
+    Returns {questions, seconds, per_second, ttft: {mean, p50, p95}, idle, loaded: bytes by tier, reused, failed,
+    together: requests of a prefill, on average}.
     """
     events = Events()
     scheduler = Scheduler(engine, mode, load.loaders, load.batch, load.loading, len(prompts) + 1, events)
@@ -52,6 +53,10 @@ def serve(engine: Engine, prompts: Sequence[Prompt], mode: Mode, load: Load) -> 
     row["ttft"] = _spread(first)
     row |= {"idle": idle_share(events), "loaded": loaded, "failed": len(tickets) - len(done)}
     row["reused"] = sum(block.status == "reused" for block in blocks) / max(1, len(blocks))
+    steps = [
+        event.detail for event in events if event.what == "run" and event.detail.startswith("prefill") and event.tokens
+    ]
+    row["together"] = len(done) / max(1, len(steps))
     if errors := [str(ticket.error) for ticket in tickets if ticket.error is not None]:
         row["problem"] = errors[0][:200]
     return row, events

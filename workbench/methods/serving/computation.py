@@ -18,12 +18,13 @@ class Computation:
         self._stalls: list[tuple[float, float]] = []  # of the present prefill
 
     def choose(self) -> tuple[list[Ticket], Waits]:
-        """Take all that are ready, as far as they find a place, or else one whose first layer has come."""
+        """Take all that are ready, as far as they find a place; where nothing else can be computed, those whose first
+        layer has come."""
         queues, waits = self.queues, dict[str, Wait]()
         room = max(0, self.batch - len(queues.running))
         chosen = queues.ready[:room]
-        if not chosen and queues.begun and room:
-            chosen = queues.begun[:1]  # alone: nobody else waits for its layers
+        if not chosen and not queues.running:
+            chosen = queues.begun[:room]
             waits = {ticket.name: self._stalling(ticket) for ticket in chosen}
         for ticket in chosen:
             queues.drop(ticket, queues.ready, queues.begun)

@@ -93,7 +93,7 @@ class PagedEngine:
 
     def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
         """Compute blocks that were missed, choose rows, and compute them and the questions in one step."""
-        wait = waits[0] if len(waits) == 1 else None
+        wait = _all_of([wait for wait in waits if wait is not None])
         self._encode(tickets)
         for ticket in tickets:
             ticket.tokens.clear()
@@ -240,3 +240,13 @@ class PagedEngine:
         self._seen.add(shape)
         with self.pages.copies.lock if new else nullcontext():
             yield
+
+
+def _all_of(waits: Sequence[Wait]) -> Wait | None:
+    """Return a wait for a layer of every request; None where none is waited for."""
+
+    def wait(layer: int) -> None:
+        for each in waits:
+            each(layer)
+
+    return wait if waits else None
