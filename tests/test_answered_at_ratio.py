@@ -4,13 +4,16 @@ import json
 
 import pytest
 
+from workbench.core.errors import BadInput
 from workbench.experiments import answered_at_ratio, results
 from workbench.experiments.papers import fusion_rag_answers
 from workbench.experiments.papers.verdicts import CONFIRMED, CONTRADICTED, judge
+from workbench.metrics.seeds import crossed_share
 from workbench.plots import answered_at_ratio as figures
 from workbench.plots import fusion_components
 
 METHODS = ("full attention", "Full Reuse", "CacheBlend", "Cache-Craft", "FusionRAG")
+PREPARED = ("CacheBlend, prepared", "FusionRAG, unprepared", "Full Reuse, prepared")
 
 
 @pytest.fixture
@@ -20,7 +23,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def write(folder, model, **right):
-    methods = {name: "1" * right.get(name, 50) + "0" * (100 - right.get(name, 50)) for name in METHODS}
+    names = METHODS + tuple(name for name in PREPARED if name in right)
+    methods = {name: "1" * right.get(name, 50) + "0" * (100 - right.get(name, 50)) for name in names}
     about = {"model": model, "data": "lab", "seed": 1, "passages": 10, "ratio": 0.15, "samples": 100}
     content = about | {"methods": {name: {"right": each, "faithful": each} for name, each in methods.items()}}
     (folder / f"faithful-{model.replace('-', '_')}.json").write_text(json.dumps(content))
@@ -100,3 +104,44 @@ def test_components_of_committed_trials_stand_beside_what_is_printed():
     fig = fusion_components.components(swept, results.table("fusion-answers"), "with_neighbours(n=10, search=exact)")
     cells = fig.data[0].cells.values
     assert list(cells[0])[:5] == list(fusion_components.COMPONENTS) and "0.722" in cells[4]
+
+
+def three_seeds(folder, size, **right):
+    for seed in (1, 2, 3):
+        write(folder, f"{size}-{seed}", **{name: value + seed for name, value in right.items()})
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(80, CONFIRMED), (30, CONTRADICTED)])
+def test_preparation_of_selectors_is_judged_over_three_training_seeds(folder, ours, verdict):
+    three_seeds(folder, "lab-hard-small", **{"CacheBlend": 50, "CacheBlend, prepared": ours})
+    write(folder, "lab-hard-large-1", CacheBlend=50)
+    found = fusion_rag_answers.compared_on_harder_lab("lifted", "CacheBlend, prepared", "CacheBlend")
+    assert [one.verdict for one in found] == [verdict], "the large size lacks one of the two"
+    assert "lifted (lab-hard-small), 3 training seeds" in found[0].what
+    assert "CacheBlend, prepared" in set(figures.ranked_over_seeds().layout.yaxis.ticktext)
+
+
+@pytest.mark.parametrize(("ours", "share", "verdict"), [(80, 0.75, CONFIRMED), (50, 0.0, CONTRADICTED)])
+def test_what_is_won_back_is_a_share_of_what_reuse_loses(folder, ours, share, verdict):
+    three_seeds(folder, "lab-hard-small", **{"full attention": 90, "Full Reuse": 50, "FusionRAG": ours})
+    (found,) = fusion_rag_answers.won_back_on_harder_lab("won back", "FusionRAG", 0.3)
+    assert found.value == pytest.approx(share) and found.verdict == verdict and found.form == ".0%"
+
+
+def test_nothing_is_won_back_where_reuse_loses_nothing(folder):
+    three_seeds(folder, "lab-hard-small", **{"full attention": 50, "Full Reuse": 50})
+    assert fusion_rag_answers.won_back_on_harder_lab("won back", "FusionRAG", 0.3) == []
+    with pytest.raises(BadInput, match="same seeds and questions"):
+        crossed_share([[1.0]], [[1.0, 2.0]])
+
+
+def test_preparation_alone_is_shown_of_models_of_several_seeds(folder):
+    line = {"kind": "all", "score": "em", "n": 100, "mean": 0.6, "gain": 0.1, "gain_low": 0.05, "gain_high": 0.15}
+    rows = [
+        {"data": "lab-hard", "prepare": "behind_document", "name": "its own document", "found": [1, 1], "of": [line]}
+    ]
+    for model in ("lab-full", "lab-hard-small-1", "lab-hard-small-2"):
+        about = {"model": model, "samples": 100, "seed": 1, "passages": 10, "rows": rows}
+        (folder / f"preparations-{model.replace('-', '_')}.json").write_text(json.dumps(about))
+    (found,) = fusion_rag_answers.preparation_alone()
+    assert found.verdict == CONFIRMED and "its own document (lab-hard-small), 2 training seeds" in found.what

@@ -31,7 +31,7 @@ from workbench.models.loading import Loaded
 
 HERE = Path(__file__).parent
 SEED, PASSAGES, NEIGHBOURS = 30_000, 10, 10
-CORPORA = ("lab", "lab(hints=0)", "lab(hints=0, titles=kept)", "lab-hard")
+CORPORA = ("lab", "lab(hints=0)", "lab(hints=0, titles=kept)", "lab-hard(titles=continued)", "lab-hard")
 PLAIN = "after_system"
 SIMILAR = f"with_neighbours(n={NEIGHBOURS}, search=exact)"
 PREPARATIONS = {

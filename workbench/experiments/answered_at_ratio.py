@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.errors import BadInput
 from workbench.experiments import results
 from workbench.metrics.answers import Records, bootstrap
-from workbench.metrics.seeds import OverSeeds, crossed
+from workbench.metrics.seeds import OverSeeds, crossed, crossed_share
 
 START = "faithful-"
 SMALL, LARGE = "-small-", "-large-"  # of the names of two sizes of one training seed
 FULL = "full attention"
-METHODS = (FULL, "Full Reuse", "CacheBlend", "Cache-Craft", "FusionRAG")
+REUSE, OURS = "Full Reuse", "FusionRAG"
+METHODS = (FULL, REUSE, "CacheBlend", "Cache-Craft", OURS)
 Kept = Mapping[str, Any]
 
 
@@ -58,6 +60,23 @@ def gap(models: Sequence[Kept], one: str, other: str, score: str) -> OverSeeds:
     """Compare two methods over training seeds, question by question; seeds and questions are resampled crosswise."""
     pairs = [(digits(each, one, score), digits(each, other, score)) for each in models]
     return crossed([np.subtract(*pair).tolist() for pair in pairs])
+
+
+def having(size: str, *methods: str) -> list[Kept]:
+    """Return the models of a size, by training seed, of which all these methods are measured."""
+    return [one for one in over_seeds(size) if set(methods) <= set(one["methods"])]
+
+
+def won_back(models: Sequence[Kept], method: str, score: str = "right") -> OverSeeds | None:
+    """Return the share of what Full Reuse loses to full attention that a method wins back, over training seeds.
+
+    None where reuse may have lost nothing.
+    """
+    ours, plain, full = ([digits(one, name, score) for one in models] for name in (method, REUSE, FULL))
+    try:
+        return crossed_share(np.subtract(ours, plain).tolist(), np.subtract(full, plain).tolist())
+    except BadInput:
+        return None
 
 
 def two_sizes() -> list[tuple[Kept, Kept]]:

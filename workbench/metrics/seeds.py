@@ -61,6 +61,23 @@ def crossed(values: Sequence[Sequence[float]], seed: int = 0) -> OverSeeds:
     return OverSeeds(seeds, n, float(given.mean()), float(low), float(high))
 
 
+def crossed_share(part: Sequence[Sequence[float]], whole: Sequence[Sequence[float]], seed: int = 0) -> OverSeeds:
+    """Summarise the sum of one number a training seed and question as a share of another's, both [S, N].
+
+    BadInput where shapes differ, and where the whole is 0 or may be.
+    """
+    parts, wholes = np.asarray(part, float), np.asarray(whole, float)
+    if parts.shape != wholes.shape or parts.ndim != 2 or not parts.size:
+        raise BadInput(f"{parts.shape} numbers are no share of {wholes.shape}: the same seeds and questions are needed")
+    draw, (seeds, n) = np.random.default_rng(seed), parts.shape
+    by_seed, by_question = (draw.multinomial(k, np.full(k, 1 / k), RESAMPLES // 2) / k for k in (seeds, n))
+    above, below = (((by_question @ each.T) * by_seed).sum(1) for each in (parts, wholes))
+    if (below <= 0).any():
+        raise BadInput("the whole may be 0: no share of it can be given")
+    low, high = np.quantile(above / below, (0.025, 0.975))
+    return OverSeeds(seeds, n, float(parts.mean() / wholes.mean()), float(low), float(high))
+
+
 def gains_over_seeds(gains: Sequence[tuple[float, float, float]], n: int, seed: int = 0) -> OverSeeds:
     """Summarise a gain a training seed, each with the ends of its own 95% interval over `n` questions.
 

@@ -134,7 +134,8 @@ def ranked_over_seeds() -> go.Figure | None:
         rows = [
             {"name": method, "series": size, "mean": mean.mean, "low": mean.low, "high": mean.high}
             for size, seeds in models.items()
-            for method in kept.METHODS
+            for method in seeds[0]["methods"]
+            if all(method in one["methods"] for one in seeds)
             for mean in [crossed([kept.digits(one, method, score) for one in seeds])]
         ]
         columns.append(Column(f"{score} answers", "share", rows, percent=True))

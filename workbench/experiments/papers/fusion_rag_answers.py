@@ -1,6 +1,8 @@
 """FusionRAG's figure 2 (a smaller model), figure 7a (passages that are alike) and table 2 (faithfulness)."""
 
-from workbench.experiments import answered_at_ratio, results
+from dataclasses import replace
+
+from workbench.experiments import answered_at_ratio, preparation_results, results
 from workbench.experiments.papers.evidence import gap, has
 from workbench.experiments.papers.verdicts import Finding, Findings, Side, leading
 from workbench.metrics.published_numbers import FUSION_RAG
@@ -27,12 +29,42 @@ def over_seeds(what: str, got: OverSeeds, side: Side, bar: float) -> Finding:
 
 def on_harder_lab(score: str, what: str) -> Findings:
     """Compare FusionRAG with the baselines on the harder lab, `right` or `faithful` answers; a finding a size."""
+    pairs = [(name, f"FusionRAG against {name}, 15%: {what}") for name in BASELINES]
+    return [one for name, words in pairs for one in compared_on_harder_lab(words, "FusionRAG", name, score=score)]
+
+
+def compared_on_harder_lab(
+    what: str, one: str, other: str, side: Side = "above", bar: float = 0.0, score: str = "right"
+) -> Findings:
+    """Compare two methods of data/benchmarks/faithful.py over training seeds; a finding a size that has both."""
     return [
-        over_seeds(f"FusionRAG against {name}, 15%: {what} ({size})", gap, "above", 0.0)
+        over_seeds(f"{what} ({size})", answered_at_ratio.gap(models, one, other, score), side, bar)
         for size in answered_at_ratio.sizes()
-        for name in BASELINES
-        for gap in [answered_at_ratio.gap(answered_at_ratio.over_seeds(size), "FusionRAG", name, score)]
+        if (models := answered_at_ratio.having(size, one, other))
     ]
+
+
+def won_back_on_harder_lab(what: str, method: str, bar: float) -> Findings:
+    """Return the share of what reuse loses that a method wins back, by right answers, over training seeds."""
+    found = []
+    for size in answered_at_ratio.sizes():
+        models = answered_at_ratio.having(size, method)
+        if models and (got := answered_at_ratio.won_back(models, method)):
+            found.append(replace(over_seeds(f"{what} ({size})", got, "above", bar), form=".0%"))
+    return found
+
+
+def preparation_alone() -> Findings:
+    """Compare preparation behind ten similar passages, and behind the true antecedent, with none: nothing recomputed.
+
+    Of models of several training seeds, and all questions of the harder lab."""
+    found = []
+    for one in preparation_results.kept():
+        rows = [row for row in preparation_results.gains(one) if row["kind"] == "all" and row["data"] == "lab-hard"]
+        for row in rows if one.get("training_seeds", 1) > 1 else []:
+            got = OverSeeds(one["training_seeds"], row["n"], row["gain"], row["gain_low"], row["gain_high"])
+            found.append(over_seeds(f"Full Reuse behind {row['name']} ({one['model']})", got, "above", 0.0))
+    return found
 
 
 def faithfulness() -> Findings:
