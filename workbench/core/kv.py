@@ -1,8 +1,9 @@
 """Keys and values of a run of tokens, one tensor per layer."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -10,6 +11,7 @@ from workbench.core import annotations, html_views, renamed
 from workbench.core.errors import BadInput, shown
 
 Tensors = list[torch.Tensor]
+Shapes = Sequence[tuple[int, int]]  # heads and head width of every layer
 
 
 def check_agreement(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
@@ -20,6 +22,31 @@ def check_agreement(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
         if k.ndim != 3 or k.shape[:2] != v.shape[:2] or k.shape[1] != keys[0].shape[1]:
             shapes = f"{tuple(k.shape)} and {tuple(v.shape)} in layer {layer}"
             raise BadInput(f"a KV has keys and values of {shapes}: [heads, tokens, width] must agree")
+
+
+def side_by_side(make: Callable[..., torch.Tensor], shapes: Shapes, capacity: int, **options: Any) -> Tensors:
+    """Make tensors [H, capacity, D], one a layer: on a CPU parts of one tensor where all layers have one shape.
+
+    What is done to every layer alike is then one call (`layered`). `make` is torch.zeros or torch.empty.
+    """
+    if len(set(shapes)) == 1 and torch.device(options.get("device") or "cpu").type == "cpu":
+        heads, width = shapes[0]
+        return list(make(len(shapes), heads, capacity, width, **options).unbind())
+    return [make(heads, capacity, width, **options) for heads, width in shapes]
+
+
+def layered(layers: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return tensors [H, T, D] as one [L, H, T, D] without a copy, or None where they do not lie evenly in one."""
+    first, last = layers[0], layers[-1]
+    at = [x.data_ptr() for x in layers]
+    step = at[1] - at[0] if len(at) > 1 else 0
+    if step < 0 or step % first.element_size() or at != [at[0] + step * i for i in range(len(at))]:
+        return None
+    if any(x.shape != first.shape or x.stride() != first.stride() or x.dtype != first.dtype for x in layers):
+        return None
+    if first.untyped_storage().data_ptr() != last.untyped_storage().data_ptr():
+        return None
+    return first.as_strided((len(layers), *first.shape), (step // first.element_size(), *first.stride()))
 
 
 @dataclass
@@ -59,7 +86,7 @@ class KV:
         """
 
         def new() -> Tensors:
-            return [torch.zeros(heads, length + reserve, width, dtype=dtype, device=device) for heads, width in shapes]
+            return side_by_side(torch.zeros, shapes, length + reserve, dtype=dtype, device=device)
 
         return cls.within(new(), new(), length)
 
@@ -138,12 +165,14 @@ class KV:
         return self
 
     def _copy(self, capacity: int) -> "KV":
-        def copied(x: torch.Tensor) -> torch.Tensor:
-            new = x.new_zeros(x.shape[0], capacity, x.shape[2])
-            new[:, : x.shape[1]] = x
+        def copied(layers: Tensors) -> Tensors:
+            shapes = [(x.shape[0], x.shape[2]) for x in layers]
+            new = side_by_side(torch.zeros, shapes, capacity, dtype=layers[0].dtype, device=layers[0].device)
+            for whole, x in zip(new, layers, strict=True):
+                whole[:, : len(self)] = x
             return new
 
-        return KV.within([copied(x) for x in self.keys], [copied(x) for x in self.values], len(self), self.start)
+        return KV.within(copied(self.keys), copied(self.values), len(self), self.start)
 
     def _capacity(self) -> int:
         """Tokens that fit without a copy; none beyond the length where somebody has put other tensors in."""

@@ -40,15 +40,20 @@ def rotate_by(
     pairing: Pairing = "neox",
     out: Tensor | None = None,
 ) -> Tensor:
-    """Rerotate `keys` [H, T, D] by the angles of `cos_sin`, into `out` (of any dtype, apart from `keys`)."""
+    """Rerotate `keys` [..., T, D] by the angles of `cos_sin`, into `out` (of any dtype, apart from `keys`)."""
     half = cos.shape[-1]
     if out is None:
         out = torch.empty_like(keys, memory_format=torch.contiguous_format)
-    out[..., 2 * half :] = keys[..., 2 * half :]
+    if 2 * half < keys.shape[-1]:
+        out[..., 2 * half :] = keys[..., 2 * half :]
     a, b = _planes(keys, half, pairing)
     a, b = a.float(), b.float()
     to_a, to_b = _planes(out, half, pairing)
-    if out.dtype == torch.float32:  # in place, without passing through temporaries
+    if out.dtype == torch.float32 and pairing == "neox":  # whole channels are quicker than halves
+        torch.mul(keys[..., : 2 * half], torch.cat((cos, cos), -1), out=out[..., : 2 * half])
+        to_a.addcmul_(b, sin, value=-1)
+        to_b.addcmul_(a, sin)
+    elif out.dtype == torch.float32:  # in place, without passing through temporaries
         torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-1)
         torch.mul(b, cos, out=to_b).addcmul_(a, sin)
     else:

@@ -19,7 +19,7 @@ from workbench.core.kv import KV
 from workbench.core.masks import MaskRule, causal, visible, window
 from workbench.core.plan import Plan, Site
 from workbench.core.tiles import Tiles
-from workbench.engine import backends, block_sparse
+from workbench.engine import backends, block_sparse, few_rows
 from workbench.models.seam import LayerInput
 
 # A mask is built in chunks of rows of at most this many elements, and kept from layer to layer below it.
@@ -96,6 +96,8 @@ class PlannedRequest:
             return backend(x.q, keys, values, rows, rule, tiles, x.scale)
         if tiles is not None and sees is causal and not problem.windowed and not x.q.is_cuda:
             return block_sparse.attention(x.q, keys, values, rows, tiles, x.scale)
+        if tiles is None and sees is causal and self._whole and not problem.windowed and few_rows.suits(x.q, keys):
+            return few_rows.attend(x.q, keys, values, x.scale)
         if tiles is not None:
             pieces: Iterable[Piece] = self._masked(rows, end, x.window, x.q.dtype, tiles)
         else:

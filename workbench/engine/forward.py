@@ -16,6 +16,7 @@ from workbench.core.plan import Plan
 from workbench.engine import backends
 from workbench.engine.assembly import empty
 from workbench.engine.attention import PlannedRequest
+from workbench.engine.cpu_layers import cpu_layers
 from workbench.engine.fused_layers import packed_layers
 from workbench.models.seam import PackedRequest, StopForward
 from workbench.models.spec import ModelSpec, spec_for
@@ -116,7 +117,8 @@ def packed_logits(
 
     Raises StopForward where no request needs a further layer.
     """
-    if (layers := packed_layers(model)) is not None:
+    layers = packed_layers(model) or cpu_layers(model)
+    if layers is not None:
         return layers.packed(ids, positions, requests, wanted)
     out = model(
         input_ids=ids[None],

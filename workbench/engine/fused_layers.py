@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from workbench.engine.backends import kernel, on_gpu
 from workbench.engine.products import Products
-from workbench.models.seam import PackedRequest, attend
+from workbench.models.seam import PackedRequest, registered
 from workbench.models.spec import attach
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are those of Llama, q and k normed or not
@@ -109,6 +109,7 @@ class FusedLayers:
         Raises StopForward where no request needs a further layer.
         """
         slots = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
+        attend = registered()
 
         def attention(number: int, qkv: Tensor, cos: Tensor, sin: Tensor, last: bool) -> Tensor:
             layer, module = self.layers[number], self.decoder.layers[number].self_attn

@@ -36,6 +36,7 @@ from workbench.metrics import cost
 from workbench.metrics.answers import Records
 from workbench.metrics.latency import Quantiles, measure, quantiles
 from workbench.metrics.published_numbers import LLAMA_3_8B, QUESTION, TABLE_3
+from workbench.models.weight_layout import as_loaded
 from workbench.store import MemoryStore, Store, fetch, fingerprint, key_of
 from workbench.store.views import ReadOnlyStore
 
@@ -79,8 +80,9 @@ def interleaved(jobs: Mapping[Key, Job], device: torch.device, repeats: int, war
 
 
 def stock_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the same model with transformers' own attention: a copy that shares every weight."""
-    kept = {id(x): x for x in chain(model.parameters(), model.buffers())}
+    """Return the same model with transformers' own attention: a copy that shares every weight, but for those that do
+    not lie in memory as transformers loads them."""
+    kept = {id(x): as_loaded(x) for x in chain(model.parameters(), model.buffers())}
     stock = deepcopy(model, kept)
     stock.set_attn_implementation("sdpa")
     return stock

@@ -25,6 +25,7 @@ from workbench.models.checkpoints import (
     shards,
 )
 from workbench.models.spec import ModelSpec, attach
+from workbench.models.weight_layout import by_input_channel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -59,7 +60,8 @@ def load(
     `dtype` None: float32 on the CPU, the checkpoint's own on an accelerator. `layout` None: the model's own
     (`layout_of`); else a `Layout`, or lab, released, chat or a JSON file. Nothing is downloaded. Raises BadInput,
     before any weight is read, for an unknown name, device, dtype or layout and for a checkpoint that is not whole. On
-    the CPU, freed memory stays with the process from then on (`models.allocator`).
+    the CPU, freed memory stays with the process from then on (`models.allocator`), and weights lie as products read
+    them fastest (`models.weight_layout`).
     """
     path, place, number = folder(name_or_path), device_of(device), _dtype(dtype)
     layouts.check(layout if isinstance(layout, str) else None)
@@ -84,6 +86,7 @@ def load(
         adapter_of(path).merge(model)
     if place.type == "cpu":
         keep_freed()
+        by_input_channel(model)
     return Loaded(model.to(place).eval(), tokenizer, layout)
 
 

@@ -5,8 +5,8 @@ axis without padding ([1, sum of R] rows), as the forward keyword argument `requ
 queries, keys and values is its own affair (`PackedRequest`).
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -94,6 +94,11 @@ def refuse(module: Any, mask: Any, dropout: float, others: dict[str, Any]) -> No
     for name, value in others.items():
         if value is not None and name not in PASSED_ON:
             raise unsupported(module.config, f"its attention passes {name!r}, which is not implemented")
+
+
+def registered() -> Callable[..., tuple[Tensor, None]]:
+    """Return the attention function of the workbench that is registered now: `attend`, or one that times it."""
+    return cast(Callable[..., tuple[Tensor, None]], AttentionInterface()[NAME])
 
 
 # No mask function is registered with it: transformers then builds none, and does not look at the positions for one,
