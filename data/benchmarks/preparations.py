@@ -90,8 +90,13 @@ def name_of(model: str) -> str:
     return path.parent.name if path.name == "model" else path.name
 
 
-def measure(model: str, samples: int, device: str, corpora: Sequence[str], path: Path) -> None:
-    """Measure all preparations on all corpora, and write the file after each."""
+def measure(
+    model: str, samples: int, device: str, corpora: Sequence[str], path: Path, vectors: Path | None = None
+) -> None:
+    """Measure all preparations on all corpora, and write the file after each.
+
+    vectors   what MiniLM made of the passages, embedded on another machine (`workbench.data.embedders.save`)
+    """
     loaded = models.load(model, device)
     about = {"model": name_of(model), "samples": samples, "seed": SEED, "passages": PASSAGES}
     before = json.loads(path.read_text()) if path.exists() else {}
@@ -105,7 +110,8 @@ def measure(model: str, samples: int, device: str, corpora: Sequence[str], path:
         common |= {"device": device}
         plain = asked({**common, "prepare": PLAIN}, loaded)
         for name, spec in missing.items():
-            settings = {**common, "prepare": spec}
+            given = spec.replace("embedder=minilm", f"embedder={vectors}") if vectors else spec
+            settings = {**common, "prepare": given}
             try:
                 lines = summary(plain if spec == PLAIN else asked(settings, loaded), plain)
             except BadInput as problem:
@@ -129,10 +135,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--corpora", nargs="+", default=list(CORPORA), help="lab, lab-hard, with switches in brackets")
+    parser.add_argument("--vectors", type=Path, help="MiniLM's vectors of the passages (.npz), where it is not at hand")
     parser.add_argument("--out", type=Path, default=HERE)
     args = parser.parse_args()
     file = f"preparations-{name_of(args.model).replace('-', '_')}.json"
-    measure(args.model, args.samples, args.device, args.corpora, args.out / file)
+    measure(args.model, args.samples, args.device, args.corpora, args.out / file, args.vectors)
 
 
 if __name__ == "__main__":
