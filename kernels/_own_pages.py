@@ -57,10 +57,10 @@ def _attend_and_merge(
     acc, l_i = acc * own[:, None], l_i * own + tl.sum(weight, 1)
     for part in tl.range(0, splits):
         share = tl.sum(tl.where(i[None, :] == part, weight, 0.0), 1)
-        x = tl.load(
+        one = tl.load(
             parts + (there[:, None] + part) * D + col[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0
         )
-        acc += tl.where(share[:, None] > 0, x * share[:, None], 0.0)
+        acc += tl.where(share[:, None] > 0, one * share[:, None], 0.0)
     some = valid & (l_i > 0)
     result = tl.where(some[:, None], acc / tl.where(some, l_i, 1.0)[:, None], 0.0)
     target = out + request * out_batch + head[:, None] * out_head + row[:, None] * out_token

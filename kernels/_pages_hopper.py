@@ -32,6 +32,7 @@ from workbench.kernels._triton import (
 
 WIDTHS = (64, 128)
 PAGES = (64, 128, 256)  # tokens
+LATE = gl.constexpr(8)  # steps before its end when a program fetches what the kernels behind it read
 
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
@@ -60,8 +61,24 @@ def _token(table, slot, pages, PAGE: gl.constexpr):
 
 
 @gluon_jit
+def _fetch_ahead(ahead):
+    """Fetch this program's share of a matrix into the L2 cache, without waiting for it."""
+    matrix, size = ahead
+    LINE: gl.constexpr = 2048  # bytes that a thread asks for at a time
+    programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
+    program = (gl.program_id(2) * gl.num_programs(1) + gl.program_id(1)) * gl.num_programs(0) + gl.program_id(0)
+    thread = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    for i in range(program, (size + 128 * LINE - 1) // (128 * LINE), programs):
+        at = matrix + gl.minimum((i * 128 + thread).to(gl.int64) * LINE, size - LINE)
+        gl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], 2048; mov.u32 $0, 0;", "=r,l", [at], gl.int32, False, 1
+        )
+
+
+@gluon_jit
 def _produce(
-    keys, values, rings, kv_head, table, page_list, bounds, PAGE: gl.constexpr, PDL: gl.constexpr
+    keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE: gl.constexpr, AHEAD: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Fetch the pages of all steps; their numbers are read a step ahead: they take as long to come as a tile.
 
@@ -83,6 +100,9 @@ def _produce(
             if largest >= lowest:
                 pipe.wait_for_previous(PDL)
             largest = _largest(begin + j + 1, page_list, PAGE, N)
+        if AHEAD:  # noqa: SIM102, one is known when it is compiled
+            if j == gl.maximum(steps - LATE, 0):
+                _fetch_ahead(ahead)
         starts = (first, second)
         token = (begin + j + 1) * N
         first = _token(table, token, pages, PAGE)
@@ -348,10 +368,12 @@ def _consume(
 
 @gluon_jit
 def _attend(
-    q, keys, values, out, lse, at_rows, table, positions, first, page_max, shifts, inv_freq, scale, count, pages,
+    q, keys, values, out, lse, at_rows, table, positions, first, page_max, shifts, inv_freq, matrix, matrix_size, scale,
+    count, pages,
     q_batch, q_head, q_token, out_batch, out_head, out_token, out_split, row_tiles, splits,
     GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, HALF: gl.constexpr,
-    INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, PDL: gl.constexpr,
+    INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, AHEAD:
+    gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """64 rows a consumer, a part of the keys. With PDL, pages and positions of rows were written before the kernel
     before: they are read, and cached keys fetched, while it still runs."""
@@ -393,13 +415,14 @@ def _attend(
     rings = ((q_tiles, q_full, q_empty), k_ring, v_ring, clean)
     bounds = (first_row, begin, steps, lowest, scale)
     page_list = (page_max, positions, pages, shifts)
+    ahead = (matrix, matrix_size)
     # registers of a thread: what 64 rows of acc and logits need, less where a fourth group needs its share
     if ROTATE and CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
                 (_consume, (1, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
                 (
                     _rerotate,
                     (
@@ -425,7 +448,7 @@ def _attend(
         gl.warp_specialize(
             [
                 (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
                 (
                     _rerotate,
                     (
@@ -452,7 +475,7 @@ def _attend(
             [
                 (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
                 (_consume, (1, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
             ],
             [4, 4],
             [240, 24],
@@ -461,7 +484,7 @@ def _attend(
         gl.warp_specialize(
             [
                 (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
             ],
             [4],
             [24],
@@ -479,14 +502,18 @@ def launch(
     scale: float | None,
     splits: int | None = None,
     buffers: int = pipe.STAGES,
+    ahead: Tensor | None = None,
 ) -> Tensor:
-    """`_pages_triton.reference` on a Hopper GPU, for arguments that `fits` approves."""
+    """`_pages_triton.reference` on a Hopper GPU, for arguments that `fits` approves.
+
+    `ahead`: a matrix that kernels behind this one read; it is fetched into the L2 cache.
+    """
     out = torch.empty_like(q)
     splits = splits or parts_for(q, len(keys), pages.positions[0].numel())
     if splits > 1:
-        merge(*launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, buffers), out)
+        merge(*launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, buffers, None, ahead), out)
     else:
-        launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, 1, buffers, out)
+        launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, 1, buffers, out, ahead)
     return out
 
 
@@ -502,6 +529,7 @@ def launch_parts(
     splits: int,
     buffers: int = pipe.STAGES,
     out: Tensor | None = None,
+    ahead: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write the one part to `out`."""
     batch, q_heads, count, width = q.shape
@@ -515,15 +543,16 @@ def launch_parts(
     tiles = triton.cdiv(count * group, 64 * consumers)
     registers = (128 if consumers == 2 else 112) if rerotate else 168 if consumers == 2 else 128
     options, pdl = overlap(q.device)
+    matrix = pages.table if ahead is None else ahead.view(torch.uint8)
     _attend[(tiles * heads, splits, batch)](
         q, *(pipe.descriptor(x, min(step, size)) for x in (keys, values)),
         parts, lse, rows.contiguous(), pages.table, pages.positions, pages.first, page_max,
         pages.shifts if rerotate else pages.table, inv_freq if rerotate else pages.table,
-        (width**-0.5 if scale is None else scale) * LOG2E, count, pages.table.shape[1],
+        matrix, matrix.nbytes, (width**-0.5 if scale is None else scale) * LOG2E, count, pages.table.shape[1],
         *q.stride()[:3], *parts.stride()[:3], 0 if parts is out else parts.stride(3), tiles, splits,
         GROUP=group, SPLIT=parts is not out, PAGE=size, N=step,
         HALF=len(inv_freq) if rerotate and inv_freq is not None else 0,
         INTERLEAVED=pairing == "interleaved", ROTATE=rerotate, STAGES=buffers,
-        CONSUMERS=consumers, PDL=pdl, num_warps=4, maxnreg=registers, **options,
+        CONSUMERS=consumers, AHEAD=ahead is not None, PDL=pdl, num_warps=4, maxnreg=registers, **options,
     )  # fmt: skip
     return parts, lse
