@@ -164,14 +164,18 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     return aligned and len(x) <= MOST and x.dtype == weight.dtype and x.dtype in pipe.DTYPES
 
 
-def launch_parts(x: Tensor, weight: Tensor, config: RingConfig) -> Tensor:
-    """Multiply x [R, K] by weight [N, K] -> [splits, R, N], fp32 where there are parts; gated, [1, R, N / 2]."""
+def launch_parts(x: Tensor, weight: Tensor, config: RingConfig, early: bool = True) -> Tensor:
+    """Multiply x [R, K] by weight [N, K] -> [splits, R, N], fp32 where there are parts; gated, [1, R, N / 2].
+
+    `early`: the matrix was made before the kernel before this one, so that, where kernels overlap, it is fetched while
+    that still runs.
+    """
     (rows, channels), width = x.shape, len(weight)
     width = width // 2 if config.gated else width
     dtype = x.dtype if config.splits == 1 else torch.float32
     out = torch.empty((config.splits, rows, width), dtype=dtype, device=x.device)
     tall = padded_width(rows)
-    options, pdl = overlap(x.device)
+    options, pdl = overlap(x.device) if early else ({}, False)
     tile = config.box if config.gated else config.box * config.boxes
     _linear[(triton.cdiv(width, tile), config.splits)](
         pipe.descriptor(x, tall, config.channels), pipe.descriptor(weight, config.box, config.channels), out, rows,

@@ -32,6 +32,7 @@ from workbench.kernels._triton import (
 
 WIDTHS = (64, 128)
 PAGES = (64, 128, 256)  # tokens
+SHORT = 768  # slots of a part, at most, for which steps of a page are faster than steps of two
 LATE = gl.constexpr(8)  # steps before its end when a program fetches what the kernels behind it read
 
 
@@ -373,15 +374,19 @@ def _attend(
     q_batch, q_head, q_token, out_batch, out_head, out_token, out_split, row_tiles, splits,
     GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, HALF: gl.constexpr,
     INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, AHEAD:
-    gl.constexpr, PDL: gl.constexpr,
+    gl.constexpr, PDL: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """64 rows a consumer, a part of the keys. With PDL, pages and positions of rows were written before the kernel
-    before: they are read, and cached keys fetched, while it still runs."""
+    """64 rows a consumer, a part of the keys.
+
+    EARLY: pages and positions of rows were written before the kernel before, so with PDL they are read, and cached keys
+    fetched, while that still runs.
+    """
     D: gl.constexpr = keys.block_type.shape[2]
     kv_head, tile_m = gl.program_id(0) // row_tiles, gl.program_id(0) % row_tiles
     split, request = gl.program_id(1), gl.program_id(2)
     rows, first_row = count * GROUP, tile_m * 64 * CONSUMERS
     pipe.let_next_begin(PDL)
+    pipe.wait_for_previous(PDL and not EARLY)
     at_rows += request.to(gl.int64) * count
     table += request * pages
     first += request * pages
@@ -503,17 +508,22 @@ def launch(
     splits: int | None = None,
     buffers: int = pipe.STAGES,
     ahead: Tensor | None = None,
+    early: bool = False,
 ) -> Tensor:
     """`_pages_triton.reference` on a Hopper GPU, for arguments that `fits` approves.
 
-    `ahead`: a matrix that kernels behind this one read; it is fetched into the L2 cache.
+    `ahead`: a matrix that kernels behind this one read; it is fetched into the L2 cache. `early`: pages and rows were
+    made before the kernel before this one.
     """
     out = torch.empty_like(q)
     splits = splits or parts_for(q, len(keys), pages.positions[0].numel())
     if splits > 1:
-        merge(*launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, buffers, None, ahead), out)
+        merge(
+            *launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, buffers, None, ahead, early),
+            out,
+        )
     else:
-        launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, 1, buffers, out, ahead)
+        launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, 1, buffers, out, ahead, early)
     return out
 
 
@@ -530,6 +540,7 @@ def launch_parts(
     buffers: int = pipe.STAGES,
     out: Tensor | None = None,
     ahead: Tensor | None = None,
+    early: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write the one part to `out`."""
     batch, q_heads, count, width = q.shape
@@ -537,6 +548,8 @@ def launch_parts(
     q = q if q.stride(3) == 1 else q.contiguous()
     group, rerotate = q_heads // heads, pages.shifts is not None
     step = min(size * pages.run, 128) if rerotate else 128  # the pages of a step are shifted alike
+    if rerotate and pages.positions[0].numel() <= SHORT * splits:
+        step = min(size, 128)
     parts, lse = new_parts(q, splits) if out is None else (out, out)
     page_max = pages.positions.amax(-1) if pages.page_max is None else pages.page_max
     consumers = consumers_for(count * group)
@@ -553,6 +566,6 @@ def launch_parts(
         GROUP=group, SPLIT=parts is not out, PAGE=size, N=step,
         HALF=len(inv_freq) if rerotate and inv_freq is not None else 0,
         INTERLEAVED=pairing == "interleaved", ROTATE=rerotate, STAGES=buffers,
-        CONSUMERS=consumers, AHEAD=ahead is not None, PDL=pdl, num_warps=4, maxnreg=registers, **options,
+        CONSUMERS=consumers, AHEAD=ahead is not None, PDL=pdl, EARLY=early, num_warps=4, maxnreg=registers, **options,
     )  # fmt: skip
     return parts, lse

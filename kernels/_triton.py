@@ -56,7 +56,7 @@ try:
 except ImportError:
     gdc_launch_dependents = gdc_wait = None
 
-OVERLAP = False  # kernels begin while those before them end (programmatic dependent launch), on GPUs that can
+OVERLAP = True  # kernels begin while those before them end (programmatic dependent launch), on GPUs that can
 
 
 @jit

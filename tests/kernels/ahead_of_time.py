@@ -55,8 +55,8 @@ def main() -> None:
     common: dict[str, Any] = {"GROUP": 4, "STAGES": 2}
     tiled = common | {"HEADS": 32, "SHARED": 1, "STRIDED": False, "PAIRED": False, "N": 128}
     moved = common | {"PAGE": 128, "N": 128, "INTERLEAVED": False, "ROTATE": True, "SPLIT": True}
-    moved |= {"CONSUMERS": 2, "PDL": False, "AHEAD": False}
-    few = moved | {"HALF": 64, "CONSUMERS": 1, "PDL": True, "AHEAD": True}
+    moved |= {"CONSUMERS": 2, "PDL": False, "AHEAD": False, "EARLY": False}
+    few = moved | {"HALF": 64, "CONSUMERS": 1, "PDL": True, "AHEAD": True, "EARLY": True}
     for name, kernel, known, constants in (
         ("kept tiles", _tiles_hopper, types("bf16", [1, 1, 64, 128], "bf16"), tiled | {"LISTED": True, "SIZE": 64}),
         (

@@ -194,8 +194,8 @@ class StaticBatch:
         name = "question_attention" if at.shape[1] == 1 and not self.bucket.shared else self.backend
         module = kernel(name)
         call = module.launch if self.pool.kernels else module.reference
-        if ahead is not None and self.pool.kernels and name != "q_sparse_attention":
-            call = partial(call, ahead=ahead)
+        if self.layers is not None and self.pool.kernels and name != "q_sparse_attention":
+            call = partial(call, ahead=ahead, early=True)  # a kernel that writes the cache is between
         inv_freq = self.pool.inv_freq[layer] if self.bucket.shifted else None
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         out: Tensor = call(queries, keys, values, at, *self.pages, inv_freq, self.pool.pairing, scale)

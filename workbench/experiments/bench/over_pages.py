@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workbench.engine import buckets
+from workbench.engine import buckets, static_batch
 from workbench.engine.backends import kernel
 from workbench.engine.cuda_graphs import Captured, Runner
 from workbench.engine.paged_pool import Pool
@@ -28,7 +28,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "layers not fused": {"layers": "model"},
     "layers compiled": {"layers": "compiled"},
     "products of torch": {"measured": False},
-    "kernels overlap": {"overlap": True},
+    "kernels one by one": {"overlap": False},
+    "nothing fetched ahead": {"ahead": False},
     "pages one by one": {"run": 1},
     "rows by 16": {"unit": 64},
     "rows as they are": {"unit": 2},
@@ -37,16 +38,17 @@ HOST = 30  # how often the host's part is timed
 
 
 @contextmanager
-def settings(pool: Pool, overlap: bool = False, unit: int = 0, run: int = 0) -> Iterator[None]:
-    """Let a variant hold: kernels that overlap, rows padded to a multiple of `unit`, `run` pages rerotated alike."""
+def settings(pool: Pool, overlap: bool = True, unit: int = 0, run: int = 0, ahead: bool = True) -> Iterator[None]:
+    """Let a variant hold: kernels that overlap, rows padded to a multiple of `unit`, `run` pages rerotated alike, and
+    matrices that are fetched `ahead`."""
     triton = kernel("_triton")
-    before = triton.OVERLAP, buckets.UNIT, pool.run
-    triton.OVERLAP = overlap
+    before = triton.OVERLAP, buckets.UNIT, pool.run, static_batch.FETCH_AHEAD
+    triton.OVERLAP, static_batch.FETCH_AHEAD = overlap, ahead
     buckets.UNIT, pool.run = unit or before[1], run or before[2]
     try:
         yield
     finally:
-        triton.OVERLAP, buckets.UNIT, pool.run = before
+        triton.OVERLAP, buckets.UNIT, pool.run, static_batch.FETCH_AHEAD = before
 
 
 def question(scene: Scene, context: int, count: int, candidate: Candidate, graphs: bool = True, **how: Any) -> Sample:
