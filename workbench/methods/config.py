@@ -16,7 +16,7 @@ from workbench.methods import Method, modes, registry
 from workbench.methods import prepare as preparations
 from workbench.methods import select as selectors
 from workbench.methods import sparse as sparse_methods
-from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.reuse import Reuse, positions_named
 from workbench.methods.sparse import Sparse
 
 ModelName = Annotated[str, "Checkpoint folder or name (see `workbench models`)"]
@@ -72,7 +72,7 @@ class MethodConfig:
             given = f"{odd[0]} {getattr(self, odd[0])!r}"
             raise BadInput(f"{given} is for mode block: mode {name} reuses no cached block so")
         registry.found(preparations.__name__, self.prepare, ("corpus",))
-        reuse = Reuse(self.positions, select=self._select(), ratio=self.ratio)  # type: ignore[arg-type]  # it checks
+        reuse = Reuse(positions_named(self.positions), select=self._select(), ratio=self.ratio)
         self._sparse(reuse)
         if self.mode != "block":
             self.method()
@@ -91,9 +91,9 @@ class MethodConfig:
             return self._sparse(registry.made(modes.__name__, self.mode))
         prepared, chosen = preparations.named(self.prepare, corpus=corpus), self._select()
         if not system:
-            prepared = replace(prepared, system=0) if hasattr(prepared, "system") else prepared  # type: ignore[type-var]
+            prepared = preparations.with_system(prepared, 0)
             chosen = replace(chosen, system=0) if chosen else None
-        return self._sparse(Reuse(self.positions, prepared, chosen, self.ratio))  # type: ignore[arg-type]
+        return self._sparse(Reuse(positions_named(self.positions), prepared, chosen, self.ratio))
 
     def _sparse(self, method: Any) -> Method:
         """The method with its key tiles chosen, and in chunks, where that is asked for."""

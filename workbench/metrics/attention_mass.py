@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from workbench.core.masks import Sees, causal
 from workbench.core.plan import Plan
 from workbench.data.prompt_view import Reading
 from workbench.engine import attention_maps
-from workbench.engine.assembly import assemble, empty
+from workbench.engine.assembly import Positions, assemble, empty
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.methods.generation import generate
@@ -52,11 +53,15 @@ def masked(model: PreTrainedModel, prompt: Prompt, sees: Sees = causal) -> Atten
     return _measure(model, prompt, torch.arange(len(prompt)), empty(model, len(prompt)), sees)
 
 
-def reused(model: PreTrainedModel, prompt: Prompt, positions: str, cached: list[KV] | None = None) -> AttentionMass:
-    """Compute the question over cached passages, and measure its attention; positions "re-encoded" or "naive". The
-    passages are encoded here unless `cached` is given."""
+def reused(
+    model: PreTrainedModel, prompt: Prompt, positions: Positions, cached: list[KV] | None = None
+) -> AttentionMass:
+    """Compute the question over cached passages, and measure its attention.
+
+    The passages are encoded here unless `cached` is given.
+    """
     blocks = encode_many(model, prompt.context) if cached is None else cached
-    return _measure(model, prompt, prompt.question, assemble(model, prompt, blocks, positions), causal)  # type: ignore[arg-type]
+    return _measure(model, prompt, prompt.question, assemble(model, prompt, blocks, positions), causal)
 
 
 def _measure(model: PreTrainedModel, prompt: Prompt, rows: Tensor, kv: KV, sees: Sees) -> AttentionMass:
@@ -106,13 +111,17 @@ def answers_under(
     reference = next(iter(masses.values())).logits.log_softmax(-1)
     records = []
     for name, rule in rules.items():
-        method = Full(lambda _, rule=rule: rule)  # type: ignore[misc]
+        method = Full(partial(_whatever_prompt, rule))
         (output,) = generate(model, tokenizer, [view.prompt], method, max_new_tokens=max_new_tokens, stop=layout.stop)
         answer, logits = output.text.strip(), masses[name].logits.log_softmax(-1)
         right = bool(exact_match(answer, view.answers)) if view.answers else None
         kl = max(0.0, float((reference.exp() * (reference - logits)).sum()))
         records.append({"mask": name, "answer": answer, "right": right, "kl": kl})
     return records
+
+
+def _whatever_prompt(rule: Sees, _: Prompt) -> Sees:
+    return rule
 
 
 def most_changed(masses: Mapping[str, AttentionMass], wanted: Tensor) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
-from workbench.engine.assembly import assemble
+from workbench.engine.assembly import Positions, assemble
 from workbench.engine.attention_maps import layers_of
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
@@ -22,7 +22,8 @@ from workbench.methods.select import gap
 from workbench.metrics.answers import Records, wilson
 
 KVs = Sequence[KV]
-POSITIONS = {"block": "re-encoded", "naive": "naive"}  # of reused keys, by the mode that `drift` reports
+# mode that `drift` reports → positions of reused keys
+POSITIONS: Mapping[str, Positions] = {"block": "re-encoded", "naive": "naive"}
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict]
         expected = _first_token(model, full)
         cached = encode_many(model, prompt.context)
         for mode, positions in POSITIONS.items():
-            kv = assemble(model, prompt, cached, positions)  # type: ignore[arg-type]
+            kv = assemble(model, prompt, cached, positions)
             log_probs = _first_token(model, PrefillRequest(prompt.tokens, Plan(prompt.question), kv))
             divergence = float(kl_div(log_probs, expected, reduction="sum", log_target=True))
             same = bool(log_probs.argmax() == expected.argmax())

@@ -101,8 +101,14 @@ def bits_explained(method: Values, reuse: Values, full: Values | None = None, se
 def _ends(shares: np.ndarray) -> tuple[float | None, float | None]:
     """Return the 95% interval of the resampled shares; a resample without a gap may lie anywhere, at either end."""
     low, high = (np.sort(np.where(np.isnan(shares), beyond, shares)) for beyond in (-math.inf, math.inf))
-    ends = float(np.quantile(low, 0.025, method="lower")), float(np.quantile(high, 0.975, method="higher"))
-    return tuple(end if math.isfinite(end) else None for end in ends)  # type: ignore[return-value]
+    return (
+        _finite(float(np.quantile(low, 0.025, method="lower"))),
+        _finite(float(np.quantile(high, 0.975, method="higher"))),
+    )
+
+
+def _finite(end: float) -> float | None:
+    return end if math.isfinite(end) else None
 
 
 def _table(*columns: Values) -> np.ndarray:

@@ -8,6 +8,7 @@ from ipywidgets import VBox
 from workbench.app.explore.live import explorer, menu, slider
 from workbench.experiments.store_replay import GB, Machine, replay
 from workbench.experiments.ttft_model import fitted
+from workbench.methods.serving.scheduler import Mode
 from workbench.plots import serving as figures
 
 
@@ -15,10 +16,10 @@ def store_explorer(requests: Sequence[Sequence[int]], prepared: Sequence[int], m
     """Explore budgets of the three tiers, the rate of requests, the share recomputed and the mode of the scheduler."""
     model = fitted()
 
-    def draw(gpu: int, host: int, disk: int, rate: int, percent: int, mode: str) -> list[go.Figure]:
+    def draw(gpu: int, host: int, disk: int, rate: int, percent: int, mode: Mode) -> list[go.Figure]:
         budgets = {name: size * GB for name, size in zip(machine.budgets, (gpu, host, disk), strict=True)}
         tried = Machine(budgets, machine.rates, ratio=percent / 100, per_second=rate)
-        run = replay(requests, tried, mode, prepared, seed, model)  # type: ignore[arg-type]
+        run = replay(requests, tried, mode, prepared, seed, model)
         about = figures.about_machine(tried)
         drawn = figures.timeline([run], count=min(16, len(requests)), machine=about)
         return [drawn, figures.tiers_over_time(run, machine=about), figures.misses(run, machine=about)]

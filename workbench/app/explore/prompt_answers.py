@@ -133,13 +133,14 @@ class PromptAnswers:
         return {"blocks": blocks, "length": len(prompt), "prompt": prompt}
 
     def _scores(self, wanted: Wanted, method: Reuse, prompt: Prompt, kv: KV) -> tuple[Tensor | None, float]:
-        """Scores [T of the context] of the method's selector, and the seconds that they took when they were made."""
-        if method.select is None:
+        """Return the scores [T of the context] of the method's selector, and the seconds that making them took."""
+        select = method.select
+        if select is None:
             return None, 0.0
 
         def make() -> tuple[Tensor, float]:
             begin = perf_counter()
-            scores = method.select(self.loaded.model, prompt, kv)  # type: ignore[misc]
+            scores = select(self.loaded.model, prompt, kv)
             return scores, perf_counter() - begin
 
         key = (_tokens(prompt), wanted.prepare, wanted.positions, wanted.select)

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.methods import prepare, select, sparse
-from workbench.methods.modes.reuse import Reuse
+from workbench.methods.modes.reuse import Reuse, positions_named
 from workbench.methods.presets import METHODS
 from workbench.methods.sparse._small import small
 from workbench.plots.looks import REUSE_NAMES, SELECTORS, SPARSE_METHODS
@@ -80,13 +80,11 @@ class Wanted:
         if self.prepare not in PREPARED:
             raise BadInput(f"prepare is {self.prepare!r}: here it is {' or '.join(PREPARED)}")
         tiles = None if self.sparse == "none" else sparse.named(settings(self.sparse, length))
-        prepared = prepare.named(self.prepare)
-        if hasattr(prepared, "system"):
-            prepared = replace(prepared, system=self.system)  # type: ignore[type-var]
+        prepared = prepare.with_system(prepare.named(self.prepare), self.system)
         chooser = None
         if self.select.partition("(")[0] != "none":
             chooser = replace(select.named(self.select), system=self.system)
-        return Reuse(self.positions, prepared, chooser, self.ratio, tiles)  # type: ignore[arg-type]
+        return Reuse(positions_named(self.positions), prepared, chooser, self.ratio, tiles)
 
 
 FIELDS = {"prepare": "after_system", "select": "none", "positions": "re-encoded", "sparse": "none"}

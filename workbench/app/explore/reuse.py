@@ -15,6 +15,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import exact_match
 from workbench.metrics.attention_mass import masked, reused
+from workbench.metrics.kv_deviation import POSITIONS
 from workbench.models.loading import Loaded
 from workbench.plots.looks import MODE_NAMES
 from workbench.plots.table import table
@@ -45,7 +46,7 @@ def reuse_explorer(loaded: Loaded, samples: Sequence[Sample], max_new_tokens: in
             f"{store.stats.bytes / 2**20:.1f} MiB.",
         )
         mass = {"full": masked(model, view.prompt).tokens.numpy()}
-        for mode, positions in (("block", "re-encoded"), ("naive", "naive")):
+        for mode, positions in POSITIONS.items():
             mass[mode] = reused(model, view.prompt, positions).tokens.numpy()
         return [answered, attention_of(mass, view, layer, head, f"{view.source}, {len(view.prompt)} tokens.")]
 

@@ -6,6 +6,7 @@ positions they are reused, and which of their tokens are recomputed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 from transformers import PreTrainedModel
@@ -22,6 +23,14 @@ from workbench.methods.registry import check_options
 from workbench.methods.select import Select, check_budget
 from workbench.methods.sparse import Sparse
 from workbench.store import MemoryStore, Store
+
+
+def positions_named(name: str) -> Positions:
+    """Return positions by their name. BadInput for an unknown one."""
+    for known in get_args(Positions):
+        if name == known:
+            return known
+    raise BadInput(f"unknown positions {name!r}: allowed are {', '.join(get_args(Positions))}")
 
 
 @dataclass(frozen=True)
@@ -50,8 +59,7 @@ class Reuse:
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        if self.positions not in ("re-encoded", "naive"):
-            raise BadInput(f"unknown positions {self.positions!r}: allowed are re-encoded, naive")
+        positions_named(self.positions)
         check_options(self)
         check_budget(self.ratio)
 

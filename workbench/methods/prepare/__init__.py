@@ -1,6 +1,7 @@
 """What a passage saw before its keys and values were kept: one preparation a file, found by `names`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from transformers import PreTrainedModel
@@ -29,6 +30,12 @@ def names() -> list[str]:
 def named(spec: str, **given: Any) -> Prepare:
     """A preparation from `after_system` or `with_neighbours(n=4)`; `corpus=` is handed to those that need one."""
     return registry.made(__name__, spec, **given)
+
+
+def with_system(prepared: Prepare, system: int) -> Prepare:
+    """Return a preparation that takes the first `system` blocks for the system prompt, where it has that option."""
+    made: Any = prepared
+    return replace(made, system=system) if hasattr(made, "system") else prepared
 
 
 def contexts(prompts: Sequence[Prompt]) -> list[Block]:

@@ -83,7 +83,10 @@ class Xattention(Sparse):
 
     def _share(self, layer: int, device: torch.device) -> float | Tensor:
         """τ, or one for every head."""
-        return _on(self.profiled[layer], device) if self.profiled else self.threshold  # type: ignore[return-value]
+        if self.profiled:
+            return _on(self.profiled[layer], device)
+        assert not isinstance(self.threshold, str), "`choose` refuses a file that was not read"
+        return self.threshold
 
     def operations(self, heads: int, rows: int, length: int, width: int) -> int:
         return heads * rows * length * width // self.stride
