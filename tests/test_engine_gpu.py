@@ -23,6 +23,7 @@ from workbench.methods.generation import answer, generate
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
+from workbench.methods.sampling import SamplingParams
 from workbench.methods.sparse.bfla import Bfla
 from workbench.methods.sparse.random import RandomTiles
 
@@ -71,7 +72,7 @@ def test_answers_over_pages_and_captured_steps_are_those_of_contiguous_caches(wa
         Prompt((blocks[0], *(blocks[1 + (i + j) % 4] for j in range(1 + i % 3)), block_of(3 + i, 50 + i)))
         for i in range(7)
     ]
-    model, options = model_of(head_dim=32).to("cuda"), {"temperature": temperature, "max_new_tokens": 30}
+    model, options = model_of(head_dim=32).to("cuda"), {"params": SamplingParams(30, temperature)}
     plain = answer(model, Letters(), prompts, WAYS[way], engine="contiguous", **options)
     paged = answer(model, Letters(), prompts, WAYS[way], most=4, **options)
     assert paged.engine.startswith("paged") and plain.engine.startswith("contiguous")

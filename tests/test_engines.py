@@ -25,6 +25,7 @@ from workbench.methods.modes.superposition import Superposition
 from workbench.methods.page_request import requests_of
 from workbench.methods.paged_answers import PagedAnswers
 from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.sampling import SamplingParams
 from workbench.methods.sparse.bfla import Bfla
 from workbench.store import MemoryStore
 
@@ -193,7 +194,7 @@ def test_a_pool_that_finds_no_memory_names_the_pages_and_auto_goes_on_without(mo
     with pytest.raises(NoPages, match=r"no memory for a pool.* \d+ are missing"):
         generate(model, Letters(), PROMPTS, engine="paged", max_new_tokens=2)
     monkeypatch.setattr(engines, "on_gpu", lambda device: True)
-    got = answer(model, Letters(), PROMPTS, Full(), max_new_tokens=2)
+    got = answer(model, Letters(), PROMPTS, Full(), params=SamplingParams(max_new_tokens=2))
     assert got.engine.startswith("contiguous: no memory for a pool")
 
 

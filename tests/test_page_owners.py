@@ -20,6 +20,7 @@ from workbench.methods.generation import generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.page_request import requests_of
 from workbench.methods.paged_answers import PagedAnswers
+from workbench.methods.sampling import SamplingParams
 from workbench.store import MemoryStore
 
 MODEL = model_of(num_hidden_layers=1)
@@ -209,8 +210,8 @@ def test_a_pool_too_small_waits_or_refuses_by_choice_and_names_the_pages_missing
 
 def test_requests_that_find_no_room_wait_or_are_refused_by_choice(monkeypatch):
     model, prompts = model_of(), [prompt_of(60, 8, seed=i) for i in range(80)]
-    options = {"method": Reuse(), "store": MemoryStore(), "max_new_tokens": 2}
-    requests = requests_of(model, Letters(), prompts, **options)
+    params = SamplingParams(max_new_tokens=2)
+    requests = requests_of(model, Letters(), prompts, Reuse(), MemoryStore(), params)
     with pytest.raises(NoPages, match=r"80 prompts needs? \d+ pages, 64 of the pool are free: \d+ are missing"):
         PagedAnswers(model, requests, wait=False)
     list(PagedAnswers(model, requests).run())

@@ -25,6 +25,7 @@ from workbench.experiments.trial import batches
 from workbench.methods import Method, finish
 from workbench.methods.generation import decode_ready
 from workbench.methods.modes.reuse import Reuse
+from workbench.methods.sampling import SamplingParams
 from workbench.metrics import answers as quality
 from workbench.metrics import cost, fidelity
 from workbench.metrics.fidelity import Reference
@@ -157,7 +158,7 @@ def _rows(
     seconds = (_clock(model) - begin) / len(ready)
     said: list[str | None] = [None] * len(ready)
     if answers:
-        steps = decode_ready(model, tokenizer, ready, logits, max_new_tokens, stop=layout.stop)
+        steps = decode_ready(model, tokenizer, ready, logits, SamplingParams(max_new_tokens, stop=layout.stop))
         said = [_text(tokenizer, tokens, layout.stop) for tokens in zip(*steps, strict=True)] or [""] * len(ready)
     compared = fidelity.compare(model, ready, logits, group.known)  # over what was decoded
     shape = cost.shape_of(model)

@@ -30,6 +30,7 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
+from workbench.methods.sampling import SamplingParams
 from workbench.metrics.answers import Records, bootstrap, exact_match, wilson
 from workbench.metrics.fidelity import gold_answers, predict
 from workbench.models.loading import Loaded
@@ -151,7 +152,8 @@ def _asked(loaded: Loaded, victims: Sequence[Victim], side: Side, ratio: float) 
     method = Reuse(prepare=prepare, select=select.named("query_guided") if ratio else None, ratio=ratio or None)
     gold = gold_answers([victim.sample for victim in victims], layout, tokenizer)
     prompts = [victim.prompt for victim in victims]
-    ended = answer(model, tokenizer, prompts, method, store, max(map(len, gold)) + 4, stop=layout.stop)
+    params = SamplingParams(max(map(len, gold)) + 4, stop=layout.stop)
+    ended = answer(model, tokenizer, prompts, method, store, params)
     return [one.text.strip() for one in ended.generations], predict(model, ended.ready, ended.logits, gold)
 
 

@@ -30,6 +30,7 @@ from workbench.methods.modes.superposition import Superposition
 from workbench.methods.page_request import PageRequest, requests_of
 from workbench.methods.paged_answers import PagedAnswers
 from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.sampling import SamplingParams
 from workbench.methods.select import named as selector
 from workbench.methods.sparse import named as sparse
 from workbench.models.loading import Loaded
@@ -73,9 +74,9 @@ class Soak:
             requests = [self._request(*one, store) for one in wave]
             answers = PagedAnswers(self.loaded.model, requests, most=random.choice((1, 4, 16)))
             self._answer(answers, random)
-            for number, ((_, prompt, method, options), request) in enumerate(zip(wave, requests, strict=True)):
+            for number, ((_, prompt, method, params), request) in enumerate(zip(wave, requests, strict=True)):
                 if (self.counts["requests"] + number) % SHARE == 0 and request.ended is not None:
-                    self._compare(prompt, method, options, request, answers)
+                    self._compare(prompt, method, params, request, answers)
             self._check(answers, sums, random)
             self.counts["requests"] += len(wave)
             if self.counts["waves"] == 5:
@@ -85,7 +86,7 @@ class Soak:
             tell(report)
         return report
 
-    def _draw(self, random: Random) -> tuple[str, Prompt, Method, dict[str, Any]]:
+    def _draw(self, random: Random) -> tuple[str, Prompt, Method, SamplingParams]:
         names = list(METHODS)
         name = random.choices(names, [METHODS[name][0] for name in names])[0]
         popular = int(len(self.texts) * random.random() ** 3)  # a few are asked for often
@@ -99,13 +100,13 @@ class Soak:
             options |= {"temperature": 0.8, "top_p": 0.9, "seed": random.randrange(1000)}
         if random.random() < 0.2:
             options |= {"stop": self.loaded.layout.stop or "."}
-        return name, prompt, METHODS[name][1], options
+        return name, prompt, METHODS[name][1], SamplingParams(**options)
 
     def _request(
-        self, name: str, prompt: Prompt, method: Method, options: dict[str, Any], store: MemoryStore
+        self, name: str, prompt: Prompt, method: Method, params: SamplingParams, store: MemoryStore
     ) -> PageRequest:
         self.counts[f"method {name}"] += 1
-        (request,) = requests_of(self.loaded.model, self.loaded.tokenizer, [prompt], method, store, **options)
+        (request,) = requests_of(self.loaded.model, self.loaded.tokenizer, [prompt], method, store, params)
         return request
 
     def _answer(self, answers: PagedAnswers, random: Random) -> None:
@@ -120,15 +121,15 @@ class Soak:
         running.close()
 
     def _compare(
-        self, prompt: Prompt, method: Method, options: dict[str, Any], request: PageRequest, answers: PagedAnswers
+        self, prompt: Prompt, method: Method, params: SamplingParams, request: PageRequest, answers: PagedAnswers
     ) -> None:
         model, tokenizer = self.loaded.model, self.loaded.tokenizer
-        (alone,) = generate(model, tokenizer, [prompt], method, engine="contiguous", **options)
+        (alone,) = generate(model, tokenizer, [prompt], method, engine="contiguous", **vars(params))
         self.counts["compared"] += 1
         said = tuple(request.tokens)
         if said == alone.tokens:
             self.counts["equal"] += 1
-        elif options.get("temperature"):
+        elif params.temperature:
             self.counts["drawn otherwise"] += 1  # a draw amplifies what rounds otherwise
         else:
             found = differences(self.loaded, [prompt], method, [alone.tokens], [said])

@@ -27,6 +27,7 @@ from workbench.methods.engines import check_engine, choose_engine
 from workbench.methods.generation import Generation
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
+from workbench.methods.sampling import SamplingParams
 from workbench.methods.sparse._small import for_short_prompts
 from workbench.metrics import fidelity
 from workbench.metrics.answers import Records
@@ -209,8 +210,8 @@ class Trial(MethodConfig):
         """
         model, tokenizer, layout = loaded
         method = method or self.method()
-        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "stop": layout.stop, "engine": self.engine}
-        options |= {"keep": watch is not None, "most": self.batch}
+        options: dict[str, Any] = {"params": SamplingParams(self.max_new_tokens, stop=layout.stop)}
+        options |= {"engine": self.engine, "keep": watch is not None, "most": self.batch}
         if watch is None and choose_engine(model, method, (), 1, self.engine).name == "paged":
             return generating.answer(model, tokenizer, prompts, method, store, progress=progress, **options).generations
         generations: list[Generation] = []

@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core import annotations
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, shown
-from workbench.engine.decoding import Tokens, by_request, check_options, decode, text_of
+from workbench.engine.decoding import Tokens, by_request, decode, text_of
 from workbench.engine.page_owners import NoPages
 from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Answered, Generation
@@ -22,9 +21,11 @@ from workbench.methods.modes.superposition import Superposition
 from workbench.methods.page_request import generation_of, requests_of
 from workbench.methods.paged_answers import MOST, PagedAnswers
 from workbench.methods.receipts import WatchedStore, receipts_of, timed
+from workbench.methods.sampling import SamplingParams
 from workbench.models.spec import spec_for
 from workbench.store import MemoryStore, Store
 
+GREEDY = SamplingParams()
 MODES: dict[str, Method] = {"full": Full(), "block": Reuse(), "superposition": Superposition()}
 
 
@@ -51,11 +52,8 @@ def generate(
            method allow (`methods.engines`)
     The other arguments are those of `decode`.
     """
-    options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop}
-    method = method_of(mode)
-    return answer(
-        model, tokenizer, prompts, method, store, max_new_tokens, engine=engine, keep=False, **options
-    ).generations
+    params = SamplingParams(max_new_tokens, temperature, top_p, seed, stop)
+    return answer(model, tokenizer, prompts, method_of(mode), store, params, engine=engine, keep=False).generations
 
 
 def answer(
@@ -64,34 +62,31 @@ def answer(
     prompts: Sequence[Prompt],
     method: Method,
     store: Store | None = None,
-    max_new_tokens: int = 64,
+    params: SamplingParams = GREEDY,
     engine: str = "auto",
     keep: bool = True,
     most: int = MOST,
     progress: Callable[[int, int], None] | None = None,
-    **options: Any,
 ) -> Answered:
-    """Answer prompts as `generate` does; `options` are those of `decode`.
+    """Answer prompts as `generate` does, and return what it took besides.
 
     keep      keep the requests (`Answered.ready`)
     most      that are decoded together over pages; contiguous KVs are all decoded together
     progress  is called with how many have ended, of how many
     """
-    chosen = _checked(model, tokenizer, prompts, method, max_new_tokens, engine, options)
+    chosen = _checked(model, tokenizer, prompts, method, params, engine)
     store = MemoryStore(1 << 62) if store is None else store
     if chosen.name == "contiguous":
-        return _contiguous(model, tokenizer, prompts, method, store, max_new_tokens, str(chosen), options)
+        return _contiguous(model, tokenizer, prompts, method, store, params, str(chosen))
     begin = perf_counter()
-    requests = requests_of(model, tokenizer, prompts, method, store, max_new_tokens, keep, **options)
+    requests = requests_of(model, tokenizer, prompts, method, store, params, keep)
     with pages_of(model).use(model):
         try:
             answers = PagedAnswers(model, requests, most)
         except NoPages as problem:
             if engine != "auto":
                 raise
-            return _contiguous(
-                model, tokenizer, prompts, method, store, max_new_tokens, f"contiguous: {problem}", options
-            )
+            return _contiguous(model, tokenizer, prompts, method, store, params, f"contiguous: {problem}")
         answers.progress = progress
         for _ in answers.run():
             pass
@@ -106,19 +101,18 @@ def stream(
     prompts: Sequence[Prompt],
     mode: Method | str = "full",
     store: Store | None = None,
-    max_new_tokens: int = 64,
     engine: str = "auto",
     **options: Any,
 ) -> Iterator[tuple[int, int]]:
     """Answer prompts as `generate` does, and yield (number of the prompt, token id) as tokens come.
 
-    Over pages, requests take their turns: some tokens of one may come before those of another. Nothing else is computed
-    by this model's pages before the stream is read to its end or closed.
+    `options` are the fields of `SamplingParams`. Over pages, tokens of one request may come between those of another.
+    Nothing else is computed by this model's pages before the stream is read to its end or closed.
     """
-    method = method_of(mode)
-    chosen = _checked(model, tokenizer, prompts, method, max_new_tokens, engine, options)
+    method, params = method_of(mode), SamplingParams(**options)
+    chosen = _checked(model, tokenizer, prompts, method, params, engine)
     store = MemoryStore(1 << 62) if store is None else store
-    return _streamed(model, tokenizer, prompts, method, store, max_new_tokens, chosen.name == "paged", options)
+    return _streamed(model, tokenizer, prompts, method, store, params, chosen.name == "paged")
 
 
 def _streamed(
@@ -127,20 +121,19 @@ def _streamed(
     prompts: Sequence[Prompt],
     method: Method,
     store: Store,
-    max_new_tokens: int,
+    params: SamplingParams,
     paged: bool,
-    options: dict[str, Any],
 ) -> Iterator[tuple[int, int]]:
     if paged:
-        requests = requests_of(model, tokenizer, prompts, method, store, max_new_tokens, **options)
+        requests = requests_of(model, tokenizer, prompts, method, store, params)
         numbers = {id(request): number for number, request in enumerate(requests)}
         with pages_of(model).use(model):
             for request, token in PagedAnswers(model, requests).run():
                 yield numbers[id(request)], token
         return
-    ready = method.begin(model, prompts, store, _reserve(model, prompts, max_new_tokens))
+    ready = method.begin(model, prompts, store, _reserve(model, prompts, params.max_new_tokens))
     logits = finish(model, ready)
-    for step in decode_ready(model, tokenizer, ready, logits, max_new_tokens, **options):
+    for step in decode_ready(model, tokenizer, ready, logits, params):
         yield from ((number, token) for number, token in enumerate(step) if token is not None)
 
 
@@ -149,22 +142,18 @@ def _checked(
     tokenizer: Any,
     prompts: Sequence[Prompt],
     method: Method,
-    max_new_tokens: int,
+    params: SamplingParams,
     engine: str,
-    options: dict[str, Any],
 ) -> EngineChoice:
     """Refuse options and prompts that cannot be; return the engine."""
     if not isinstance(prompts, Sequence) or not all(isinstance(prompt, Prompt) for prompt in prompts):
         raise BadInput(f"prompts is {shown(prompts)}: a list of prompts is needed")
     if not callable(getattr(tokenizer, "decode", None)):
         raise BadInput(f"tokenizer is {shown(tokenizer)}: what turns tokens into text is needed")
-    annotations.check("seed", options.get("seed", 0), int | Sequence[int])
-    annotations.check("stop", stop := options.get("stop", ()), str | Sequence[str])
-    temperature, top_p = options.get("temperature", 0.0), options.get("top_p", 1.0)
     check_engine(engine)
-    check_options(max_new_tokens, temperature, top_p, (stop,) if isinstance(stop, str) else stop, tokenizer)
+    params.check(tokenizer)
     spec_for(model, (prompt.tokens for prompt in prompts))
-    return choose_engine(model, method, prompts, max_new_tokens, engine)
+    return choose_engine(model, method, prompts, params.max_new_tokens, engine)
 
 
 def _reserve(model: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int) -> int:
@@ -178,16 +167,15 @@ def _contiguous(
     prompts: Sequence[Prompt],
     method: Method,
     store: Store,
-    max_new_tokens: int,
+    params: SamplingParams,
     engine: str,
-    options: dict[str, Any],
 ) -> Answered:
     watched = WatchedStore(store)
     begin = perf_counter()
-    ready = method.begin(model, prompts, watched, _reserve(model, prompts, max_new_tokens))
+    ready = method.begin(model, prompts, watched, _reserve(model, prompts, params.max_new_tokens))
     begun = perf_counter()
     logits = finish(model, ready)
-    stream = decode_ready(model, tokenizer, ready, logits, max_new_tokens, **options)
+    stream = decode_ready(model, tokenizer, ready, logits, params)
     steps = list(islice(stream, 1))
     first = perf_counter()
     tokens = by_request([*steps, *stream], len(prompts))
@@ -197,7 +185,7 @@ def _contiguous(
     generations = [
         Generation(
             tuple(said),
-            text_of(tokenizer, said, options.get("stop", ())),
+            text_of(tokenizer, said, params.stops),
             r.computed,
             r.reused,
             first - begin,
@@ -214,12 +202,11 @@ def decode_ready(
     tokenizer: Any,
     ready: Sequence[ReadyRequest],
     logits: Sequence[Tensor],
-    max_new_tokens: int,
-    **options: Any,
+    params: SamplingParams,
 ) -> Iterator[Tokens]:
     """Decode the answers of requests whose last forward pass has run, under the rules of their plans."""
     kvs, rules = [r.request.kv for r in ready], [r.request.plan.sees for r in ready]
-    return decode(model, kvs, logits, max_new_tokens, tokenizer=tokenizer, sees=rules, **options)
+    return decode(model, kvs, logits, tokenizer=tokenizer, sees=rules, **vars(params))
 
 
 def method_of(mode: Method | str) -> Method:
@@ -247,7 +234,7 @@ def first_token(
         (logits,) = finish(model, method.begin(model, [prompt], store))
         return int(logits.argmax())
     store = MemoryStore(1 << 62) if store is None else store
-    (request,) = requests_of(model, None, [prompt], method, store, 1)
+    (request,) = requests_of(model, None, [prompt], method, store, SamplingParams(max_new_tokens=1))
     request.eos = frozenset()
     with pages_of(model).use(model):
         return next(token for _, token in PagedAnswers(model, [request]).run())

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
 from workbench.engine.assembly import Positions
 from workbench.engine.decoding import StopStrings, TokenChoice, eos_ids, special_ids, text_of
 from workbench.engine.paged_pool import Cached, PagedPrompt
@@ -18,6 +17,7 @@ from workbench.methods import Method, ReadyRequest
 from workbench.methods.answered import Generation
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.receipts import Receipt, timed
+from workbench.methods.sampling import SamplingParams
 from workbench.models.spec import spec_for
 from workbench.store import Store
 
@@ -83,23 +83,19 @@ def requests_of(
     prompts: Sequence[Prompt],
     method: Method,
     store: Store,
-    max_new_tokens: int,
+    params: SamplingParams,
     keep: bool = False,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int | Sequence[int] = 0,
-    stop: str | Sequence[str] = (),
 ) -> list[PageRequest]:
-    """Make requests of prompts; the options are those of `decode`, and were checked. BadInput for a prompt that is none
-    of this model."""
+    """Make requests of prompts; `params` were checked.
+
+    BadInput for a prompt that is none of this model, and for another number of seeds than of prompts.
+    """
     spec = spec_for(model, (prompt.tokens for prompt in prompts))
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
-    if len(seeds) != len(prompts):
-        raise BadInput(f"{len(seeds)} seeds for {len(prompts)} requests: give one for each")
-    eos = eos_ids(model, tokenizer) | special_ids(stops, tokenizer)
-    choose, watch = TokenChoice(temperature, top_p), StopStrings(stops, tokenizer)
-    limits = [min(max_new_tokens, spec.context - len(p) + 1) if spec.context else max_new_tokens for p in prompts]
+    seeds = params.seeds(len(prompts))
+    eos = eos_ids(model, tokenizer) | special_ids(params.stops, tokenizer)
+    choose, watch = TokenChoice(params.temperature, params.top_p), StopStrings(params.stops, tokenizer)
+    most = params.max_new_tokens
+    limits = [min(most, spec.context - len(p) + 1) if spec.context else most for p in prompts]
     return [
         PageRequest(prompt, method, store, limit, choose, watch, eos, torch.Generator().manual_seed(number), keep)
         for prompt, limit, number in zip(prompts, limits, seeds, strict=True)

@@ -22,6 +22,7 @@ from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import ReadyRequest
 from workbench.methods.generation import Answered, answer
 from workbench.methods.modes.full import Full
+from workbench.methods.sampling import SamplingParams
 from workbench.metrics.answers import Score, bootstrap_columns
 from workbench.models.spec import attach
 
@@ -119,7 +120,7 @@ def reference(
     stop: Sequence[str] = (),
 ) -> list[Reference]:
     """Answer a batch of prompts by full attention, greedily, and return the reference of each."""
-    full = answer(model, tokenizer, prompts, Full(), None, max_new_tokens, stop=stop)
+    full = answer(model, tokenizer, prompts, Full(), None, SamplingParams(max_new_tokens, stop=stop))
     return references(model, tokenizer, full, gold, max_new_tokens, stop)
 
 
