@@ -1,0 +1,25 @@
+"""A small prompt to draw, and what a figure says."""
+
+import plotly.graph_objects as go
+
+from tests.random_models import prompt_of
+from workbench.core.blocks import Prompt
+from workbench.data.prompt_view import Reading
+
+PROMPT = prompt_of(3, 5, 4)
+
+
+def view_of(prompt: Prompt = PROMPT, answers: tuple[str, ...] = ("Wilby",), supporting: tuple[int, ...] = (1,)):
+    pieces = tuple(f"piece {i}" for i in range(len(prompt.blocks)))
+    tokens = [f"t{i}" for i in range(len(prompt))]
+    return Reading(prompt, tokens, "sample 1 of lab", "Where is Ada?", answers, supporting, pieces)
+
+
+def texts(fig: go.Figure) -> str:
+    """All texts around a figure, as one line."""
+    return " ".join(note.text for note in fig.layout.annotations).replace("<br>", " ")
+
+
+def rows(fig: go.Figure) -> list[tuple[str, ...]]:
+    """The rows of a table."""
+    return list(zip(*fig.data[0].cells["values"], strict=True))
