@@ -97,6 +97,7 @@ def test_the_map_of_one_prompt_leaves_its_question_out():
     assert fig.data[0].z.shape == (2, 8) and "sample 1 of lab. tiny." in texts(fig)
 
 
+CHOICES = {
     (ratio, spec): torch.arange(3, 3 + count) for ratio, count in ((0.0, 0), (0.5, 2)) for spec in ("first_k", "oracle")
 }
 

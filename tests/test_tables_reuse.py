@@ -97,6 +97,9 @@ def test_tokens_of_trials_come_from_the_store_or_are_computed():
     assert "No kind of question answers less" in texts(intervals.reuse_quality(turned, about="tiny"))
 
 
+MEASURED = results.read("block-attention")
+
+
 def test_the_comparison_quotes_differences_of_the_results_file():
     fig = block_finetuning.comparison(MEASURED)
     methods = MEASURED["methods"]

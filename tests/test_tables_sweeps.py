@@ -11,6 +11,7 @@ from workbench.plots import (
     sweep_curves,
 )
 
+ANSWERED = [
     {**record, "equal": True, "right": step == 1, "answer": "a", "answer_anew": "a", "logit_gap": 1e-6 * step}
     for step, record in enumerate(RECORDS)
 ]
