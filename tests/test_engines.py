@@ -153,7 +153,7 @@ def test_methods_and_options_run_side_by_side():
     methods = [Full(), Reuse(), Full(sparse=BFLA), Superposition(paths=2), Reuse()]
     options = [{}, {"temperature": 0.9, "seed": 7}, {}, {}, {"stop": "Z"}]
     for i, (method, more) in enumerate(zip(methods, options, strict=True)):
-        requests += requests_of(MODEL, Letters(), [PROMPTS[i % 3]], method, store, 5 + 3 * i, **more)
+        requests += requests_of(MODEL, Letters(), [PROMPTS[i % 3]], method, store, SamplingParams(5 + 3 * i, **more))
     list(PagedAnswers(MODEL, requests, most=3).run())
     for i, (method, more) in enumerate(zip(methods, options, strict=True)):
         given = more | {"max_new_tokens": 5 + 3 * i, "engine": "contiguous"}

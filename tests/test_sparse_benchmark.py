@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from workbench.core.errors import BadInput
+from workbench.experiments.sparse_results import replaced
 
 FOLDER = Path(__file__).parents[1] / "data" / "benchmarks"
 
@@ -35,10 +36,10 @@ def tables(specs: dict[str, str], score: float, ids=("a", "b")) -> dict[str, pd.
     return {"sparse": pd.DataFrame(rows), "sparse-answers": pd.DataFrame(answers), "sparse-heads": pd.DataFrame(heads)}
 
 
-def test_rows_of_a_method_that_is_measured_again_take_the_place_of_the_old_ones(script):
+def test_rows_of_a_method_that_is_measured_again_take_the_place_of_the_old_ones():
     before = tables({"dense": "dense", "quoka(old=1)": "quoka", "seer": "seer_attention", "window": "window"}, 0.0)
     made = tables({"seer": "seer_attention", "quoka(new=1)": "quoka"}, 1.0, ids=("b", "a"))
-    found = script.replaced(before, made, ["seer_attention", "quoka"])
+    found = replaced(before, made, ["seer_attention", "quoka"])
     order = ["dense", "quoka(new=1)", "seer", "window"]
     assert list(dict.fromkeys(found["sparse"].spec)) == order == list(dict.fromkeys(found["sparse-heads"].spec))
     assert list(found["sparse"].data) == list(before["sparse"].data)
@@ -51,10 +52,10 @@ def test_rows_of_a_method_that_is_measured_again_take_the_place_of_the_old_ones(
     assert list(answers)[:3] == ["data", "kind", "id"] and list(answers)[-1].startswith("f1 ")
 
 
-def test_other_questions_than_those_of_the_files_are_refused(script):
+def test_other_questions_than_those_of_the_files_are_refused():
     before, made = tables({"dense": "dense"}, 0.0), tables({"dense": "dense"}, 1.0, ids=("a", "c"))
     with pytest.raises(BadInput, match=r"2 questions were asked, .* has 2: ask the same"):
-        script.replaced(before, made, ["dense"])
+        replaced(before, made, ["dense"])
 
 
 def test_the_gate_is_distilled_on_a_seed_that_is_not_scored(script):

@@ -38,6 +38,7 @@ from workbench.core import tile_grid
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically
 from workbench.experiments.record import device_name
+from workbench.experiments.sparse_settings import CURVES, TABLE, Setting
 from workbench.methods import seer_gate, sparse
 from workbench.metrics import answers
 from workbench.metrics.side_by_side import compare_many
@@ -45,54 +46,9 @@ from workbench.metrics.sparsity import MEASURES
 
 if TYPE_CHECKING:  # what measures needs no pandas, what writes the files does
     import pandas as pd
-
 HERE = Path(__file__).parent
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # a seed of worlds that neither trained nor chose the model
-FLASH = "flash_prefill(block=64, sink=1, window=2, tail=1, alpha={:g})"
-CURVES: dict[str, tuple[str, tuple[float, ...]]] = {  # method: its spec, and values that keep ever more
-    "dense": ("dense(block=64)", ()),
-    "oracle": ("oracle(mass={:g})", (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)),
-    "bfla": ("bfla(block=64, flat=4, local=1, mass={:.8g})", (0.5, 0.9, 0.99, 0.999, 0.99999)),
-    "flash_prefill": (FLASH, (0.9, 0.7, 0.5, 0.3, 0.1)),
-    "xattention": ("xattention(block=64, threshold={:g})", (0.3, 0.5, 0.7, 0.8, 0.9)),
-    "seer_attention": ("seer_attention(tail=1, threshold={:g})", (0.15, 0.1, 0.06, 0.04, 0.02)),
-    "quoka": ("quoka(block=64, keep={:g})", (0.05, 0.1, 0.25, 0.5, 0.75)),
-    "vertical_slash": ("vertical_slash(vertical=32, slash={:g}, front=4, near=8)", (8, 16, 32, 64, 128)),
-    "window": ("window(local={:g})", (1, 3, 7, 15)),
-    "strided": ("strided(stride={:g})", (16, 8, 4, 2)),
-    "random": ("random(share={:g})", (0.1, 0.25, 0.5, 0.75)),
-    "compact over flash_prefill": (f"compact(over={FLASH})", (0.9, 0.7, 0.5)),
-    "compact over xattention": ("compact(over=xattention(block=64, threshold={:g}))", (0.2, 0.3, 0.5)),
-}
-TABLE = [  # BFLA's table 5, its blocks and groups at a quarter
-    "bfla(block=64, flat=16, local=2, mass=0.95, stride=0)",
-    "bfla(block=64, flat=16, local=2, mass=0.999, stride=0)",
-    "bfla(block=64, flat=16, local=2, mass=0.95)",
-    "bfla(block=64, flat=16, local=4, mass=0.95)",
-    "bfla(block=64, flat=16, local=2, mass=0.99)",
-    "bfla(block=64, flat=16, local=2, mass=0.99, random=0.1)",
-    "bfla(block=64, flat=64, local=2, mass=0.99, random=0.1)",
-    "bfla(block=128, flat=16, local=2, mass=0.99, random=0.1)",
-    "bfla(block=64, flat=16, local=2, mass=0.98)",
-    "bfla(block=32, tile=32, flat=16, local=2, mass=0.99, random=0.1)",
-    "bfla(block=128, flat=32, local=2, mass=0.99, random=0.1)",
-    "bfla(block=256, flat=16, local=2, mass=0.99, random=0.1)",
-    "bfla(block=64, flat=16, local=2, mass=0.99, stride=0, rescue=blocks, anchor=chunk)",  # as the released code
-    "bfla(block=64, flat=16, local=2, mass=0.99, rescue=blocks)",
-    "bfla(block=64, flat=16, local=2, mass=0.99, anchor=chunk)",
-]
-NUMBERS = (*MEASURES, "kl", "agree")
 TOGETHER = 64  # pairs of a prompt and a setting that a GPU is given at a time
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A method with its threshold at `value`; group "table" for those of BFLA's table."""
-
-    method: str
-    spec: str
-    value: float | None
-    group: str
 
 
 @dataclass(frozen=True)
@@ -244,6 +200,8 @@ def collect(done: list[WorkUnit], out: Path, only: list[str] | None) -> None:
     """Write the committed files, from the units that are done; with `only` the rows of these methods are replaced."""
     import pandas as pd
 
+    from workbench.experiments.sparse_results import by_head, measures, replaced, scores
+
     listed = {each.spec: each for each in done[0].settings}
     tables = [out / f"{unit.name}.parquet" for unit in done]
     every = pd.concat([pd.read_parquet(path) for path in tables], ignore_index=True)
@@ -268,80 +226,6 @@ def collect(done: list[WorkUnit], out: Path, only: list[str] | None) -> None:
     for name, table in made.items():
         packed(HERE / f"{name}.parquet", table)
     print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(rows)} rows")
-
-
-def replaced(
-    before: dict[str, "pd.DataFrame"], made: dict[str, "pd.DataFrame"], only: list[str]
-) -> dict[str, "pd.DataFrame"]:
-    """Return the tables of before with everything of the methods `only` replaced, where they were. BadInput for others
-    than the same questions."""
-    import pandas as pd
-
-    old, new = before["sparse"], made["sparse"]
-    dropped = set(old[old.method.isin(only)].spec)
-    answers_before, fresh = before["sparse-answers"], made["sparse-answers"].set_index(["data", "id"])
-    keys = pd.MultiIndex.from_frame(answers_before[["data", "id"]])
-    if set(keys) != set(fresh.index):
-        raise BadInput(f"{len(fresh)} questions were asked, sparse-answers.parquet has {len(keys)}: ask the same")
-    gone = [f"{what} {spec}" for what in ("em", "f1") for spec in dropped]
-    kept = answers_before.drop(columns=[name for name in gone if name in answers_before])
-    added = fresh.drop(columns="kind").loc[keys].reset_index(drop=True)
-    columns = sorted([*kept.columns[3:], *added.columns], key=lambda name: name.startswith("f1 "))
-    tables = {"sparse-answers": pd.concat([kept, added], axis=1)[[*kept.columns[:3], *columns]]}
-    order = {spec: at for at, spec in enumerate(dict.fromkeys([*old.spec, *new.spec]))}
-    order |= {spec: order[first] for spec, first in _places(old, new, only).items()}
-    for name in made.keys() - {"sparse-answers"}:
-        table = pd.concat([before[name][~before[name].spec.isin(dropped)], made[name]], ignore_index=True)
-        by = {"data": table["data"].map({"lab": 0, "needles": 1})} if "data" in table else {}
-        places = pd.DataFrame(by | {"at": table.spec.map(order)}, index=table.index)
-        tables[name] = table.loc[places.sort_values([*by, "at"], kind="stable").index].reset_index(drop=True)
-    return {name: tables[name] for name in made}
-
-
-def _places(old: "pd.DataFrame", new: "pd.DataFrame", only: list[str]) -> dict[str, str]:
-    """For every new spec of a method, the first spec that the method had before, if it had one."""
-    first = {name: old[old.method == name].spec.iloc[0] for name in only if (old.method == name).any()}
-    found = new[new.method.isin(list(first))]
-    return {spec: first[name] for spec, name in zip(found.spec, found.method, strict=True)}
-
-
-def by_head(heads: "pd.DataFrame") -> "pd.DataFrame":
-    """Return a row a setting, layer and head: means over prompts with bootstrap intervals, least mass of any row."""
-    import pandas as pd
-
-    keys = ["spec", "layer", "head"]
-    table = heads.groupby(keys, sort=False).agg(lowest=("lowest", "min"), prompts=("id", "nunique"))
-    for name in MEASURES:
-        wide = heads.pivot(index="id", columns=keys, values=name)
-        low, high = answers.bootstrap_columns(wide.to_numpy())
-        ends = pd.DataFrame({name: wide.mean(), f"{name}_low": low, f"{name}_high": high}, index=wide.columns)
-        table = table.join(ends)
-    return table.reset_index().astype(dict.fromkeys(table.columns.drop("prompts"), "float32"))
-
-
-def scores(rows: "pd.DataFrame") -> dict[str, Any]:
-    """Return n, exact match (Wilson) and F1 (bootstrap) with their intervals."""
-    n, right = len(rows), rows.em.sum()
-    (low, high), (f1_low, f1_high) = answers.wilson(right, n), answers.bootstrap(rows.f1.tolist())
-    scored = {"n": n, "em": right / n, "f1": rows.f1.mean(), "em_low": low, "em_high": high}
-    return scored | {"f1_low": f1_low, "f1_high": f1_high}
-
-
-def measures(rows: "pd.DataFrame") -> dict[str, Any]:
-    """Return means over prompts with bootstrap intervals; seconds to choose: the median and the quartiles."""
-    import pandas as pd
-
-    measured: dict[str, Any] = {"prompts": int(rows.measured.sum()), "first": rows["first"].mean()}
-    measured |= dict(zip(("first_low", "first_high"), answers.wilson(rows["first"].sum(), len(rows)), strict=True))
-    for name in NUMBERS:
-        values = rows[name].dropna() if name in rows else pd.Series(dtype=float)
-        if len(values):
-            low, high = answers.bootstrap(values.tolist())
-            measured |= {name: values.mean(), f"{name}_low": low, f"{name}_high": high}
-    if measured["prompts"]:
-        low, middle, high = rows.seconds.dropna().quantile([0.25, 0.5, 0.75])
-        measured |= {"lowest": rows.lowest.min(), "seconds": middle, "seconds_low": low, "seconds_high": high}
-    return measured
 
 
 def main() -> None:
