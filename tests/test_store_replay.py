@@ -182,6 +182,7 @@ def test_measured_runs_are_listed_with_what_overlap_changes():
     figure = serving_results.measured_table(made_up_runs())
     cells = figure.data[0].cells["values"]
     assert len(cells[0]) == 9 and "reuse, 15% recomputed" in cells[0] and "full prefill" in cells[0]
+    assert "figure 15: 1.2 to 4.3 times" in texts(figure) and "takes 11% off" in texts(figure)
     assert "50% less" in texts(figure) and "100% more" in texts(serving_results.measured_table(made_up_runs("sync")))
 
 

@@ -67,6 +67,16 @@ def test_sentences_follow_the_numbers():
     assert "100% more" in store_results.overlap([runs[0] | {"mode": "request"}, runs[1] | {"mode": "sync"}], "cold")
 
 
+def test_answers_a_second_stand_beside_every_baseline_and_what_is_printed():
+    def run(name, state, rate, ratio=0.0):
+        return {"run": name, "state": state, "mode": "request", "ratio": ratio, "per_second": rate}
+
+    rows = [run("reuse", "warm", 20.0), run("reuse", "warm", 5.0, 0.15), run("full prefill", "", 2.5)]
+    said = store_results.against_baselines(rows)
+    assert "reuse 8.0 times full prefill" in said and "15% recomputed 2.0 times full prefill" in said
+    assert "1.2 to 4.3 times" in said and store_results.against_baselines(rows[:2]) == ""
+
+
 def test_rows_of_eight_bits_are_read(tmp_path, monkeypatch):
     gap = {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 2}
     entry = {"int8": {"bytes_kept": 1, "bytes_cached": 4, "deviation": {"k": 0.1, "v": 0.2}}, "difference": {"em": gap}}
