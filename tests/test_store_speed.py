@@ -54,7 +54,12 @@ def test_the_sentence_on_faults_turns_with_the_numbers(lost, says):
     assert says in text and "2,000 bit flips" in text
 
 
-def test_the_committed_counts_are_zero():
-    found = store_faults.faults() if "store-faults" in results.names() else None
-    if found is not None:
-        assert found[["lost", "wrong"]].to_numpy().sum() == 0 and found.found.min() > 0
+def test_as_many_faults_are_committed_as_are_asked_for_and_none_lost_or_served_anything_wrong():
+    found = store_faults.faults().set_index("name")
+    assert found[["lost", "wrong"]].to_numpy().sum() == 0 and found.found.min() > 0
+    least = {"kills": 1_000, "flips": 1_000, "losses": 1_000, "soak": 100_000, "operations": 2_000_000}
+    assert all(found.tried[name] >= count for name, count in least.items())
+    for name in ("operations", "stateful"):
+        assert found.about[name] == {"runs": 10_000, "steps": 200}
+    soak = found.about["soak"]
+    assert soak["MB at the end"] < 1.02 * soak["MB at half"], "memory stays flat"

@@ -80,9 +80,9 @@ def main() -> None:
             row = {"name": name} | as_row(faults[name](Path(folder, "store")), time.perf_counter() - begin)
         print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
         before = read_json(out)["rows"] if out.exists() else []
-        rows = {each["name"]: each for each in before} | {name: row | {"share": args.share}}
-        whole = {"command": "python data/benchmarks/store_faults.py", "versions": versions()}
-        write_json(out, whole | {"rows": [rows[each] for each in faults if each in rows]})
+        rows = {each["name"]: each for each in before} | {name: row | {"share": args.share, "versions": versions()}}
+        command = "python data/benchmarks/store_faults.py"
+        write_json(out, {"command": command, "rows": [rows[each] for each in faults if each in rows]})
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
         serve(bench.engine("hot", load.ratio), bench.prompts[:1], "layer", load)
     else:
         serve(bench.engine("hot"), bench.prompts[:2], "request", load)
-    states: tuple[State, ...] = ("warm", "hot")
+    states: tuple[State, ...] = ("hot", "warm")
     for state in states:
         for mode in MODES:
             yield timed(_facts(state), partial(bench.engine, state), bench.prompts, mode)
