@@ -113,3 +113,12 @@ def test_bfla_says_where_it_is_slower_than_dense_attention(folder):
     assert "slower than dense attention at 2K" in said and "faster at 128K" in said and "Not measured: 4K" in said
     prefill(folder, {2048: 9.0})
     assert "slower nowhere" in notice(bfla_lengths.bfla_by_length())
+
+
+def test_a_method_is_said_to_be_slower_than_dense_where_it_is():
+    row = {"at": 16384, "mean": 0.5, "low": 0.4, "high": 0.6}
+    level, fast = {**row, "at": 65536, "high": 1.2}, {**row, "at": 131072, "low": 1.1, "high": 1.2}
+    assert chunks.beside_dense([row, {**row, "at": 32768}, level, fast]) == (
+        "It is slower than dense at 16K and 32K, level with dense at 64K and faster than dense at 128K."
+    )
+    assert chunks.beside_dense([fast]) == "It is faster than dense at 128K."

@@ -40,6 +40,7 @@ def test_what_follows_for_the_paper_turns_with_the_gains(gains, words):
     one = hard(*gains)
     text = figures.said({"lab-hard-small": figures.rows(one)})
     assert words in text and text.startswith("lab-hard-small on lab-hard: ")
+    assert "not measured: both and the true antecedent, and titles." in text
     assert ("lowering: document titles -10.0 [-13.0, -7.0]" in text) == (gains[1] < 0)
 
 

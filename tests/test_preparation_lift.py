@@ -63,3 +63,13 @@ def test_training_seeds_of_one_size_are_joined_and_what_has_no_preparation_yet_i
     assert one["model"] == "lab-hard-small" and line["gain"] == pytest.approx(0.2)
     assert line["gain_low"] < 0.15 < 0.25 < line["gain_high"], "seeds differ by more than their own intervals"
     assert "over 3 training seeds" in " ".join(note.text for note in figures.lift(one).layout.annotations)
+
+
+def test_a_preparation_that_one_seed_lacks_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    for seed in (1, 2):
+        content = {**kept(0.0, 2, 0.1), "model": f"lab-hard-small-{seed}"}
+        content["rows"] = content["rows"][: 3 if seed == 2 else None]
+        (tmp_path / f"preparations-lab_hard_small_{seed}.json").write_text(json.dumps(content))
+    (one,) = figures.kept()
+    assert {row["data"] for row in one["rows"]} == {"lab"} and one["training_seeds"] == 2

@@ -1,16 +1,17 @@
 """Reports of `workbench bench chunk_…`, `chunked` and `prefill` read back: how many times as fast as dense, by length.
 
-Every function returns rows for figures, and none where its report is not committed. `low` and `high` are the 5th and
-95th percentile of one side over the median of the other; of few runs, the least and the most.
+Every function returns rows for figures, and none where its report is not committed. `low` and `high` are the
+ends of one side over those of the other (`latency.ratio`): percentiles, or of few runs the least and the most.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench.experiments import results
+from workbench.metrics import latency
 from workbench.metrics.answers import Records
 
-Timed = Mapping[str, Any]  # {who, ms, p5, p95, runs}
+Timed = Mapping[str, Any]  # {who, ms, p5, p95, runs, least, most}
 UNIT = 1024  # tokens
 METHODS = {  # label of a report → spec, as figures name it
     "ours": "compact(over=flash_prefill)",
@@ -54,9 +55,8 @@ def fastest_dense(candidates: Mapping[str, Timed]) -> Timed | None:
 
 def ratio(slow: Timed, fast: Timed) -> dict[str, float]:
     """Return {mean, low, high, runs}: how many times as long `slow` takes as `fast`."""
-    ends = (slow["p5"] / fast["p95"], slow["p95"] / fast["p5"])
-    runs = int(min(slow["runs"], fast["runs"]))
-    return {"mean": slow["ms"] / fast["ms"], "low": ends[0], "high": ends[1], "runs": runs}
+    mean, low, high = latency.ratio(slow, fast)
+    return {"mean": mean, "low": low, "high": high, "runs": int(min(slow["runs"], fast["runs"]))}
 
 
 def equal_sparsity() -> Records:
@@ -75,13 +75,15 @@ def equal_sparsity() -> Records:
 
 
 def searches() -> Records:
-    """Return rows {name, way, at, ms, p5, p95, runs}: figure 1c, choices in one pass and summed over chunks."""
+    """Return rows {name, way, at, ms, low, high, …}: figure 1c, choices in one pass and summed over chunks."""
     rows = []
     for work in works("chunk_choices"):
         for who, one in timed(work).items():
             name, _, way = who.partition(", ")
-            numbers = {key: one[key] for key in ("ms", "p5", "p95", "runs")}
-            rows.append({"name": name, "way": way, "at": work["shape"]["tokens"], **numbers})
+            numbers = {key: one.get(key) for key in ("ms", "p5", "p95", "runs", "least", "most")}
+            low, high = latency.spread(one) or (one["p5"], one["p95"])
+            about = {"name": name, "way": way, "at": work["shape"]["tokens"], "low": low, "high": high}
+            rows.append({**about, **numbers})
     return sorted(rows, key=lambda row: row["at"])
 
 

@@ -31,13 +31,14 @@ def size_of(one: Kept) -> str:
 def joined_seeds(models: Sequence[Kept]) -> Kept:
     """Return models that differ by their training seed as one, every gain over the seeds that have it.
 
-    Of models that were measured on other questions than the first, nothing is taken.
+    Of models that were measured on other questions than the first, nothing is taken, nor of rows that one of them lacks.
     """
     first = models[0]
     alike = [one for one in models if all(one[key] == first[key] for key in ("samples", "seed", "passages"))]
     rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in (row for one in alike for row in one["rows"]):
         rows.setdefault((row["data"], row["prepare"]), []).append(row)
+    rows = {key: of for key, of in rows.items() if len(of) == len(alike)}
     merged = [{**of[0], "of": _over_seeds([line for row in of for line in row["of"]])} for of in rows.values()]
     return {**first, "model": size_of(first), "rows": merged, "training_seeds": len(alike)}
 

@@ -63,6 +63,16 @@ def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
     return (ends[0], ends[1]) if len(ends) == 2 else None
 
 
+def ratio(slow: Mapping[str, Any], fast: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return how many times as long `slow` takes as `fast`, of records {ms, p5, p95, runs, least, most}, and its ends.
+
+    The ends are the worst of one side over the best of the other, of what `spread` gives; of records of earlier
+    versions, which kept no range, of their percentiles.
+    """
+    (a, b), (c, d) = (spread(one) or (float(one["p5"]), float(one["p95"])) for one in (slow, fast))
+    return float(slow["ms"] / fast["ms"]), a / d, b / c
+
+
 def spread_words(count: int) -> str:
     """Say what `spread` of so many measurements is, behind "median and"."""
     return "5 to 95%" if count >= ENOUGH else "range"

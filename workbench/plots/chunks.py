@@ -122,7 +122,7 @@ def summed_choices() -> go.Figure | None:
     for way, title in (("one pass", "one pass over the prompt"), ("in chunks", "summed over chunks of 1,024")):
         own = [row for row in rows if row["way"].startswith(way)]
         named = [{**row, "name": row["name"] + KEPT} if "means" in row["way"] else row for row in own]
-        lines = _lines(named, "ms", ("p5", "p95"), _search_look, ".2f")
+        lines = _lines(named, "ms", ("low", "high"), _search_look, ".2f")
         scale = {"type": "log", **log_ticks(row["ms"] for row in rows), "title_text": "choosing (ms)"}
         panels.append(Panel(title, lines, length_axis(rows), scale))
     return line_chart(
@@ -208,7 +208,17 @@ def said_of_growth(title: str, rows: Rows, printed: float) -> str:
     beside = "above" if own[-1]["mean"] > printed else "below"
     word = "rises with the length" if rises else "does not rise throughout"
     said = f"{title.capitalize()}: the union {word}, {ends} times, {beside} the printed {printed}."
-    return f"{said} {beside_tiles(rows)}".rstrip()
+    return f"{said} {beside_dense(own)} {beside_tiles(rows)}".rstrip()
+
+
+def beside_dense(own: Rows) -> str:
+    """Say at which lengths a method is slower than dense attention, at which faster, and where neither shows."""
+    at: dict[str, list[str]] = {"slower than": [], "level with": [], "faster than": []}
+    for row in own:
+        word = "slower than" if row["high"] < 1 else "faster than" if row["low"] > 1 else "level with"
+        at[word].append(thousands(row["at"]))
+    parts = [f"{word} dense at {joined(lengths)}" for word, lengths in at.items() if lengths]
+    return f"It is {joined(parts)}."
 
 
 def beside_tiles(rows: Rows) -> str:

@@ -44,7 +44,8 @@ TABLE = """
 {%- endfor %}
 <table><colgroup><col style="width:11%"><col style="width:23%"><col style="width:17%"><col style="width:31%">
 <col style="width:18%"></colgroup><thead><tr><th>item</th><th>claim</th><th>published</th>
-<th>ours, with 95% interval (times: 5th to 95th percentile)</th><th>verdict</th></tr></thead><tbody>
+<th>ours, with 95% interval (times: 5th to 95th percentile; of fewer
+ than 20 runs the range, where it was kept)</th><th>verdict</th></tr></thead><tbody>
 {%- for row in rows %}
 <tr class="{{ row.paper }} {{ row.verdict }}"><td>{{ row.name }}<br><span class="why">{{ row.title }}</span></td>
 <td>{{ row.claim }}</td><td>{{ row.published }}</td><td>{% if row.findings %}<ul>

@@ -102,12 +102,14 @@ def said(measured: Mapping[str, Records]) -> str:
 
 
 def which(own: Sequence[Mapping[str, Any]]) -> str:
-    """Name what lifts and what lowers, each with its gain, and what leaves it open."""
+    """Name what lifts and what lowers, each with its gain, what leaves it open, and what is not measured."""
     words = {1: "lifting", -1: "lowering", 0: "open"}
     parts = []
     for sign, word in words.items():
         names = [row["name"] + (f" {_points(row)}" if sign else "") for row in own if _sign(row) == sign]
         parts += [f"{word}: {joined(names)}"] if names else []
+    absent = [name for name in INTERVENTIONS if name not in {row["name"] for row in own}]
+    parts += [f"not measured: {joined(absent)}"] if absent else []
     return "; ".join(parts) + "."
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from workbench.experiments.papers import structure
 from workbench.experiments.papers.evidence import faster, gap, sparse_right, sparse_specs, times
 from workbench.experiments.papers.verdicts import UNREACHABLE, Finding, Findings, Item, Side
+from workbench.metrics.latency import ratio
 from workbench.metrics.published_numbers import (
     BFLA_TABLE_1,
     BFLA_TABLE_2,
@@ -57,7 +58,7 @@ def building() -> Findings:
     if not ours or not theirs:
         return []
     bar = BFLA_TABLE_5["xattention"]["build_ms"] / RECOMMENDED[-1]
-    ratios = theirs["ms"] / ours["ms"], theirs["p5"] / ours["p95"], theirs["p95"] / ours["p5"]
+    ratios = ratio(theirs, ours)
     runs = int(min(ours["runs"], theirs["runs"]))
     return [Finding("XAttention's choice over BFLA's, 32K", *ratios, runs, "shape", "above", bar, "x")]
 

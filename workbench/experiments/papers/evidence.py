@@ -14,6 +14,7 @@ from workbench.data.assets import ROOT
 from workbench.experiments import deviation_results, results
 from workbench.experiments.papers.verdicts import Finding, Findings, Side
 from workbench.metrics.answers import normalised
+from workbench.metrics.latency import ratio
 from workbench.metrics.paired import bits_explained, difference
 
 Method = tuple[str, str, float | None]  # preparation, selector, ratio of a trial of `fusion`
@@ -193,8 +194,7 @@ def faster(
     if ours not in timed or not others:
         return []
     own, other = timed[ours], min(others, key=lambda one: one["ms"])
-    middle, low, high = other["ms"] / own["ms"], other["p5"] / own["p95"], other["p95"] / own["p5"]
-    return [Finding(what, middle, low, high, int(min(own["runs"], other["runs"])), "shape", side, bar, "x")]
+    return [Finding(what, *ratio(other, own), int(min(own["runs"], other["runs"])), "shape", side, bar, "x")]
 
 
 def measured(what: str, name: str, side: Side, bar: float, form: str = ".0%", real: bool = True) -> Findings:

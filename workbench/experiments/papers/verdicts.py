@@ -20,7 +20,8 @@ class Finding:
     """A number of ours beside the bar that a claim sets it.
 
     what     what was measured, in words
-    value    with its 95% interval, or the 5th to 95th percentile of timed runs; three equal numbers where it is counted
+    value    with its 95% interval, or the 5th to 95th percentile of 20 timed runs or more (of fewer the
+             range); three equal numbers where it is counted
     n        questions, prompts, runs or cases behind it
     form     how it is written: a format specification, with "points" for a hundredth or "x" for a ratio
     decides  False: shown beside the evidence that decides
