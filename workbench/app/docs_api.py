@@ -41,7 +41,7 @@ def _head(part: griffe.Object) -> str:
 
 
 def _modules(top: griffe.Module) -> Iterator[str]:
-    """Text of the public modules below `top`, each under a heading."""
+    """Yield text of the public modules below `top`, each under a heading."""
     yield from _parts(top)
     for module in sorted(top.modules.values(), key=lambda each: each.name):
         if not module.name.startswith("_") and not module.is_alias:
@@ -51,7 +51,7 @@ def _modules(top: griffe.Module) -> Iterator[str]:
 
 
 def _parts(module: griffe.Module) -> Iterator[str]:
-    """Functions and classes that a module defines and describes."""
+    """Yield functions and classes that a module defines and describes."""
     for part in module.members.values():
         if isinstance(part, PARTS) and _is_told(part):
             yield _entry(part)
@@ -75,7 +75,7 @@ def _entry(part: griffe.Object, fence: str = "::::") -> str:
 
 
 def _signature(part: griffe.Object) -> str:
-    """Parameters with their defaults; annotations are left to the docstrings and the source."""
+    """Return parameters with their defaults; annotations are left to the docstrings and the source."""
     shown = []
     for each in getattr(part, "parameters", ()):
         star = {"variadic positional": "*", "variadic keyword": "**"}.get(getattr(each.kind, "value", ""), "")

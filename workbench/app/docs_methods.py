@@ -32,7 +32,7 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def policies(root: Path, folder: str) -> list[griffe.Module]:
-    """Modules of a folder of policies, by name."""
+    """Return modules of a folder of policies, by name."""
     modules = package(root)[f"methods.{folder}"].modules.values()
     return sorted(
         (each for each in modules if not each.is_alias and not each.name.startswith("_")), key=lambda each: each.name
@@ -52,13 +52,13 @@ def page(root: Path, folder: str, module: griffe.Module, results: Results) -> st
 
 
 def policy(module: griffe.Module) -> griffe.Class:
-    """The class of a module that carries its name."""
+    """Return the class of a module that carries its name."""
     camel = module.name.title().replace("_", "")
     return next(each for name, each in module.classes.items() if name.startswith(camel) and not each.is_alias)
 
 
 def use(folder: str, name: str) -> str:
-    """How to ask for a method, on the command line and in Python."""
+    """Return how to ask for a method, on the command line and in Python."""
     method = command(folder, name)
     python = f"MethodConfig({', '.join(f'{key}={value!r}' for key, value in fields(folder, name).items())})"
     options = "" if folder == "modes" else f"Every option may be given: `{name}(option=value)`."
@@ -70,14 +70,14 @@ def use(folder: str, name: str) -> str:
 
 
 def fields(folder: str, name: str) -> dict[str, str]:
-    """The fields of a trial that choose a method."""
+    """Return the fields of a trial that choose a method."""
     if folder == "modes":
         return {"mode": MODE_OF[name]}
     return {"mode": "full", "sparse": name} if folder == "sparse" else {"mode": "block", OPTIONS[folder]: name}
 
 
 def command(folder: str, name: str) -> str:
-    """A trial of the method on the lab model."""
+    """Return a trial of the method on the lab model."""
     given = " ".join(f"--{key} {value}" for key, value in fields(folder, name).items())
     return f"workbench trial --model lab-full --data lab --samples 20 {given}"
 
@@ -90,7 +90,7 @@ def _results(folder: str, name: str, results: Results) -> str:
 
 
 def _options(root: Path, made: griffe.Class) -> str:
-    """A table of the options with their defaults."""
+    """Return a table of the options with their defaults."""
     rows = []
     for each in made.attributes.values():
         if each.annotation is None or "property" in each.labels or each.name.isupper():
@@ -102,7 +102,7 @@ def _options(root: Path, made: griffe.Class) -> str:
 
 
 def default(root: Path, value: str) -> str | None:
-    """The default of an option from its source: of `fraction(0.99)` 0.99; None of a field that is no option."""
+    """Return the default of an option from its source: of `fraction(0.99)` 0.99; None of a field that is no option."""
     node = ast.parse(value, mode="eval").body
     if not isinstance(node, ast.Call):
         return value
@@ -118,7 +118,7 @@ def default(root: Path, value: str) -> str | None:
 
 
 def _declared(root: Path, helper: str) -> str:
-    """The default that a helper without arguments declares: the first argument of the call that it returns."""
+    """Return the default that a helper without arguments declares: the first argument of the call that it returns."""
     for file in ("registry.py", "select/__init__.py", "sparse/__init__.py"):
         source = (root / "workbench" / "methods" / file).read_text()
         for node in ast.parse(source).body:
@@ -130,7 +130,7 @@ def _declared(root: Path, helper: str) -> str:
 
 
 def _index(root: Path) -> str:
-    """All methods by kind, and the published ones as choices of them."""
+    """Return all methods by kind, and the published ones as choices of them."""
     parts = ["# Methods", "Any preparation, selector, ratio and sparse method go together."]
     parts.append("A published method is one choice of them: `workbench trial --method NAME`.")
     parts += ["## Published methods", table(("name", "published as", "source", "choice"), _published(root))]
@@ -146,7 +146,7 @@ def _index(root: Path) -> str:
 
 
 def _published(root: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Rows of the published methods, from the source of `methods.presets`."""
+    """Yield rows of the published methods, from the source of `methods.presets`."""
     tree = ast.parse((root / "workbench" / "methods" / "presets.py").read_text())
     assigned = next(x for x in tree.body if isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == "METHODS")
     assert isinstance(assigned.value, ast.Dict)

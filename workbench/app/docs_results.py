@@ -44,7 +44,7 @@ class Results:
         return read[(read.kind == "all") & (read.data == "lab") & (read.group == "curve")]
 
     def of_selector(self, name: str) -> str:
-        """Tables of a selector by ratio, on passages cached behind the system prompt."""
+        """Return tables of a selector by ratio, on passages cached behind the system prompt."""
         lab = self._chosen(self.lab, name).sort_values(["select", "ratio"])
         real = self._chosen(self.real, name).sort_values(["select", "ratio"])
         return _sections(
@@ -52,7 +52,7 @@ class Results:
         )
 
     def of_preparation(self, name: str) -> str:
-        """Tables of a preparation: blocks reused without recomputation, and with the best selectors."""
+        """Return tables of a preparation: blocks reused without recomputation, and with the best selectors."""
         lab, real = (t[(t["mode"] == "block") & (_name(t.prepare) == name)] for t in (self.lab, self.real))
         order = ["prepare", "select", "ratio"]
         fine = real[(real.positions == "re-encoded") & real.ratio.isin([RATIO]) | real.ratio.isna()]
@@ -60,7 +60,7 @@ class Results:
         return _sections([_lab_table(lab.sort_values(order))], [_real_table(fine.sort_values(order))])
 
     def of_sparse(self, name: str) -> str:
-        """Table of a sparse method by threshold, beside dense attention and random tiles."""
+        """Return the table of a sparse method by threshold, beside dense attention and random tiles."""
         found = self.sparse[(self.sparse.method == name) | self.sparse.method.str.startswith(f"{name} over")]
         dense = self.sparse[self.sparse.method == "dense"].iloc[0]
         rows = [
@@ -75,7 +75,7 @@ class Results:
         return _sections([said, table(head, rows) if rows else ""], [])
 
     def of_mode(self, name: str) -> str:
-        """Table of a mode: full attention, or blocks reused as they are."""
+        """Return the table of a mode: full attention, or blocks reused as they are."""
         lab, real = (t[t["mode"] == name] for t in (self.lab, self.real))
         plain, real_plain = (t[t["select"] == "none"] for t in (lab, real))
         if name == "superposition":
@@ -127,7 +127,7 @@ def _lab_table(rows: pd.DataFrame) -> str:
 
 
 def _real_table(rows: pd.DataFrame) -> str:
-    """How far predictions of the real model move from full attention."""
+    """Return how far predictions of the real model move from full attention."""
     if rows.empty:
         return ""
     rows = rows.drop_duplicates(["mode", "positions", "prepare", "select", "ratio"])
@@ -142,7 +142,7 @@ def _real_table(rows: pd.DataFrame) -> str:
 
 
 def _said_of_lab(rows: pd.DataFrame, chosen: pd.DataFrame) -> str:
-    """A sentence on a selector at 15%, beside full attention, no recomputation and random tokens."""
+    """Return a sentence on a selector at 15%, beside full attention, no recomputation and random tokens."""
     ours = chosen[(chosen.ratio == RATIO) & (chosen["select"] != "none")].head(1)
     if ours.empty:
         return ""
@@ -157,7 +157,7 @@ def _said_of_lab(rows: pd.DataFrame, chosen: pd.DataFrame) -> str:
 
 
 def _said_of_real(rows: pd.DataFrame, chosen: pd.DataFrame) -> str:
-    """A sentence on a selector at 15% of the real model, beside no recomputation and random tokens."""
+    """Return a sentence on a selector at 15% of the real model, beside no recomputation and random tokens."""
     ours = chosen[(chosen.ratio == RATIO) & (chosen["select"] != "none")].head(1)
     if ours.empty:
         return ""

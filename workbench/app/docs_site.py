@@ -116,7 +116,7 @@ def _made() -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
 
 
 def _state() -> str:
-    """A digest of all that is read."""
+    """Return a digest of all that is read."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in READ for path in ROOT.glob(pattern)):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")

@@ -35,7 +35,7 @@ def _paragraph(part: str, has_math: bool) -> str:
 
 
 def _items(lines: Sequence[str], has_math: bool) -> str:
-    """A list of names with what they mean."""
+    """Return a list of names with what they mean."""
     items: list[list[str]] = []
     for line in lines:
         if found := ITEM.match(line):

@@ -70,7 +70,7 @@ class _PlotlyToHtml(Preprocessor):
 
 
 def script_json(value: Any) -> str:
-    """JSON that is safe inside a <script> element."""
+    """Return JSON that is safe inside a <script> element."""
     return json.dumps(value).replace("</", "<\\/").replace("<!--", "<\\!--")
 
 

@@ -189,7 +189,7 @@ def save(
 
 
 def _jsonable(value: Any) -> Any:
-    """Numbers of numpy and torch, and arrays of them."""
+    """Return numbers of numpy and torch, and arrays of them."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"metrics hold numbers, texts, lists and mappings, not {type(value).__name__}")

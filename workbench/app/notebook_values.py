@@ -58,7 +58,7 @@ def _model(name: str) -> None:
 
 @cache
 def _declared(name: str) -> dict[str, Any]:
-    """The configuration of a model's decoder; nothing of one that can be fetched and is not yet."""
+    """Return the configuration of a model's decoder; nothing of one that can be fetched and is not yet."""
     from workbench.data import assets
 
     folder = Path(name) if is_dir(name) else assets.ROOT / "models" / name if name in assets.models() else None
@@ -79,7 +79,7 @@ def _data(name: str) -> None:
 
 @cache
 def _samples(name: str) -> int:
-    """How many samples data have; of what is drawn, as many as a notebook may draw."""
+    """Return how many samples data have; of what is drawn, as many as a notebook may draw."""
     from workbench import data
     from workbench.data import lab_style, manuals
 

@@ -10,7 +10,7 @@ LAB = "lab"  # the corpus of generated text; models trained on it are named afte
 
 
 def is_lab(model: str) -> bool:
-    """Whether `model` is the name of a shipped model that was trained on the lab corpus."""
+    """Return whether `model` is the name of a shipped model that was trained on the lab corpus."""
     return model.startswith(f"{LAB}-") and model in assets.models()
 
 

@@ -33,7 +33,7 @@ def split(notebooks: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _own_model(notebook: Path) -> str:
-    """The model that a notebook takes where none is named; "" if it has none."""
+    """Return the model that a notebook takes where none is named; "" if it has none."""
     declared = papermill.inspect_notebook(notebook).get("model", {"default": ""})
     return str(declared["default"]).strip("\"'")
 
@@ -45,7 +45,7 @@ def task(notebook: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_
 
 
 def note() -> str:
-    """What has to be said of the real model's numbers."""
+    """Return what has to be said of the real model's numbers."""
     return f"{MODEL}: {fetched.CATALOGUE[MODEL].note}"
 
 

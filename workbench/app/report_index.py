@@ -100,7 +100,7 @@ def figure_title(figure: Mapping[str, Any]) -> str:
 
 
 def _prose(cells: Sequence[Mapping[str, Any]]) -> str:
-    """The markdown of a notebook."""
+    """Return the markdown of a notebook."""
     return " ".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
@@ -113,7 +113,7 @@ def _parameters(executed: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _address(path: Path) -> str:
-    """Where a file lies, from the index: its folder and its name, as an address."""
+    """Return where a file lies, from the index: its folder and its name, as an address."""
     return f"{quote(path.parent.name)}/{quote(path.name)}"
 
 

@@ -68,12 +68,12 @@ def still(figure: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _label(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A step of a slider or a button of a menu that does nothing."""
+    """Return a step of a slider or a button of a menu that does nothing."""
     return {"label": part.get("label", ""), "method": "skip"}
 
 
 def _seen(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """A trace without hover texts; WebGL is drawn as SVG, for a page may have few contexts of WebGL.
+    """Return a trace without hover texts; WebGL is drawn as SVG, for a page may have few contexts of WebGL.
 
     Of a hidden one its place is left: colours are given by place.
     """
@@ -85,7 +85,7 @@ def _seen(trace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _writes(trace: Mapping[str, Any]) -> bool:
-    """Whether the texts of a trace stand in the picture."""
+    """Return whether the texts of a trace stand in the picture."""
     if trace.get("texttemplate"):
         return True
     if trace.get("type", "scatter") in ("scatter", "scattergl"):

@@ -42,7 +42,7 @@ def flash_prefill(queries: Tensor, keys: Tensor, rows: Tensor, block: int) -> Te
 
 
 def xattention(queries: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int) -> Tensor:
-    """[Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block
+    """Return [Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block
     (arXiv:2503.16428): a softmax over antidiagonals of stride × stride squares, scale 1/(sqrt(D) stride)."""
     group, per, grid = len(queries) // len(keys), block // stride, Grid(rows, keys.shape[1], block)
     squares = Grid(rows, keys.shape[1], stride)

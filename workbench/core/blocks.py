@@ -58,7 +58,7 @@ class Block:
 
 
 def _whole(tokens: Any) -> tuple[int, ...]:
-    """Token ids as Python's integers. Raises BadInput for what is no list of whole numbers."""
+    """Return token ids as Python's integers. Raises BadInput for what is no list of whole numbers."""
     try:
         if isinstance(tokens, str | bytes):
             raise TypeError

@@ -108,7 +108,7 @@ def replace_folder(new: Path, path: Path) -> None:
 
 
 def earlier(path: Path) -> Path:
-    """Where folder `path` stands for a moment while another takes its place."""
+    """Return where folder `path` stands for a moment while another takes its place."""
     return path.with_name(f".{path.name}.old")
 
 
@@ -177,7 +177,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def digest(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     hashed = sha256()
     with file.open("rb") as opened:
         while chunk := opened.read(CHUNK):

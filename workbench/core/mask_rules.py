@@ -46,7 +46,10 @@ _MOST = 1 << 31  # numbers beyond this are a slip, not a position
 
 
 def parse(sentence: str, prompt: Prompt) -> masks.MaskRule:
-    """The rule that `sentence` describes, on the blocks of `prompt`; BadInput where the sentence is not understood."""
+    """Return the rule that `sentence` describes, on the blocks of `prompt`.
+
+    BadInput where the sentence is not understood.
+    """
     probe = torch.arange(2)
     try:
         sees = _Sentence(ast.parse(sentence.strip(), mode="eval").body, prompt, sentence)
@@ -61,7 +64,7 @@ def parse(sentence: str, prompt: Prompt) -> masks.MaskRule:
 
 
 def check(sentence: str) -> None:
-    """BadInput where `parse` would refuse the sentence; no prompt is needed."""
+    """Raise BadInput where `parse` would refuse the sentence; no prompt is needed."""
     parse(sentence, Prompt((Block((0,)), Block((0,)))))
 
 
@@ -73,7 +76,7 @@ def _largest(value: Any) -> int:
 
 
 def _grown(do: Callable, left: int, right: int) -> int:
-    """The largest size that a sum, a difference or a product can have."""
+    """Return the largest size that a sum, a difference or a product can have."""
     return left * right if do is operator.mul else left + right
 
 
@@ -88,7 +91,7 @@ class _Sentence:
         return result & (col <= row)
 
     def _read(self, node: ast.expr, row: torch.Tensor, col: torch.Tensor) -> Any:
-        """The value of one node: bool or int64 tensors, or an int."""
+        """Return the value of one node: bool or int64 tensors, or an int."""
         read = lambda part: self._read(part, row, col)  # noqa: E731
         match node:
             case ast.Constant(value=int() as number) if not isinstance(number, bool) and number < _MOST:

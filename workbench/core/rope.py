@@ -69,7 +69,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def pairing_of(name: str) -> Pairing:
-    """The pairing of a name, today's or that of an earlier version. BadInput for any other."""
+    """Return the pairing of a name, today's or that of an earlier version. BadInput for any other."""
     if name in ("neox", "halves"):
         return "neox"
     if name in ("interleaved", "neighbours"):
@@ -78,7 +78,7 @@ def pairing_of(name: str) -> Pairing:
 
 
 def _planes(keys: Tensor, half: int, pairing: Pairing) -> tuple[Tensor, Tensor]:
-    """Two views [H, T, R/2]: first and second channel of every plane."""
+    """Return two views [H, T, R/2]: first and second channel of every plane."""
     if pairing_of(pairing) == "neox":
         return keys[..., :half], keys[..., half : 2 * half]
     return keys[..., : 2 * half : 2], keys[..., 1 : 2 * half : 2]

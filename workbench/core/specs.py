@@ -36,7 +36,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def split(text: str) -> list[str]:
-    """The entries of a list separated by commas, those within brackets or quotation marks left alone."""
+    """Return the entries of a list separated by commas, those within brackets or quotation marks left alone."""
     cuts = [-1, *_commas(text), len(text)]
     return [text[begin + 1 : end].strip() for begin, end in pairwise(cuts)]
 

@@ -59,13 +59,13 @@ class Grid:
         return own
 
     def near(self, count: int) -> Tensor:
-        """[I, J] bool: own tiles and the `count` before each of them."""
+        """Return [I, J] bool: own tiles and the `count` before each of them."""
         sums = pad(self.own.int().cumsum(1), (1, 0))  # own tiles before tile j
         ends = (self.columns + count + 1).clamp(max=self.shape[1])
         return sums[:, ends] > sums[:, :-1]
 
     def tail(self, count: int, length: int | None = None) -> Tensor:
-        """[I, 1] bool: query tiles with a row in the last `count` tiles of a prompt of `length` tokens."""
+        """Return [I, 1] bool: query tiles with a row in the last `count` tiles of a prompt of `length` tokens."""
         whole = self.length if length is None else length
         return (self.last >= (-(-whole // self.size) - count) * self.size)[:, None] & (count > 0)
 
@@ -76,11 +76,11 @@ class Grid:
             yield slice(at, min(at + step, len(self.rows)))
 
     def folded(self, x: Tensor, fill: float = 0.0) -> Tensor:
-        """[…, r, X] of whole query tiles (the last may be short) as […, i, size, X]."""
+        """Return […, r, X] of whole query tiles (the last may be short) as […, i, size, X]."""
         return pad(x, (0, 0, 0, -x.shape[-2] % self.size), value=fill).unflatten(-2, (-1, self.size))
 
     def tiles(self, kept: Tensor, heads: int, columns: Tensor | None = None) -> Tiles:
-        """A choice for `heads` query heads from `kept` [Hq | H | 1, I, J] bool (and `columns` [Hq | H, T]).
+        """Return a choice for `heads` query heads from `kept` [Hq | H | 1, I, J] bool (and `columns` [Hq | H, T]).
 
         What no row can see is dropped, and every row keeps its own tile: without it a row might see nothing at all.
         """
@@ -90,7 +90,7 @@ class Grid:
         return Tiles(kept.repeat_interleave(group, 0), self.size, wide, group if columns is None else 1)
 
     def pairs(self) -> Tensor:
-        """[I, J] int64: how many (row, key) pairs of a tile are causal."""
+        """Return [I, J] int64: how many (row, key) pairs of a tile are causal."""
         starts, found = self.columns * self.size, []
         ends = (starts + self.size).clamp(max=self.length)
         for part in self.chunks(self.shape[1]):
@@ -100,14 +100,14 @@ class Grid:
 
 
 def means(keys: Tensor, size: int) -> Tensor:
-    """[H, J, D] fp32: mean of every tile of keys [H, T, D]; of the last one over the keys that it has."""
+    """Return [H, J, D] fp32: mean of every tile of keys [H, T, D]; of the last one over the keys that it has."""
     count = torch.full((-(-keys.shape[1] // size), 1), size, device=keys.device)
     count[-1] -= -keys.shape[1] % size
     return folded(keys, size).sum(2) / count
 
 
 def folded(x: Tensor, size: int) -> Tensor:
-    """[H, T, D] as [H, J, size, D] fp32, padded with zeros."""
+    """Return [H, T, D] as [H, J, size, D] fp32, padded with zeros."""
     return pad(x.float(), (0, 0, 0, -x.shape[1] % size)).unflatten(1, (-1, size))
 
 
@@ -126,7 +126,7 @@ def mass(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
 
 
 def peaks(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-    """[Hq, I, J] fp32: the largest attention of any row of the query tile to any key of the key tile."""
+    """Return [Hq, I, J] fp32: the largest attention of any row of the query tile to any key of the key tile."""
     return _by_tile(queries, keys, grid, torch.amax)
 
 

@@ -56,7 +56,7 @@ def smallest(weights: Tensor, share: float | Tensor, first: Tensor | None = None
 
 
 def kept(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
-    """[Hq, I, J] bool: what `rule` keeps by weights [Hq, I', J'] of the blocks of rows [R] over `length` keys.
+    """Return [Hq, I, J] bool: what `rule` keeps by weights [Hq, I', J'] of the blocks of rows [R] over `length` keys.
 
     weights   at least 0, or any where they are `logits`; where no row sees the block they are not read
     group     neighbouring heads that choose together: what one of them keeps is kept for all
@@ -67,7 +67,7 @@ def kept(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group: int 
 
 
 def chosen(weights: Tensor, blocks: Grid, rule: TileRule, group: int = 1, logits: bool = False) -> Tensor:
-    """[H, I', J'] bool: blocks that any head of a group keeps for their weight."""
+    """Return [H, I', J'] bool: blocks that any head of a group keeps for their weight."""
     seen = (blocks.columns + 1) * rule.block - 1 <= blocks.last[:, None] if rule.whole else blocks.causal
     if logits:
         weights = weights.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -81,7 +81,10 @@ def chosen(weights: Tensor, blocks: Grid, rule: TileRule, group: int = 1, logits
 
 
 def causes(found: Tensor, grid: Grid, rule: TileRule) -> dict[str, Tensor]:
-    """Why tiles of `grid` are kept: [H, I, J] bool each, or what broadcasts to it; `found` [H, I', J'] are blocks."""
+    """Return why tiles of `grid` are kept: [H, I, J] bool each, or what broadcasts to it.
+
+    `found` [H, I', J'] are blocks.
+    """
     wide = rule.block // rule.tile
     fine = found.repeat_interleave(wide, 1).repeat_interleave(wide, 2)
     return {
@@ -95,7 +98,7 @@ def causes(found: Tensor, grid: Grid, rule: TileRule) -> dict[str, Tensor]:
 
 
 def _strided(grid: Grid, rule: TileRule) -> Tensor:
-    """[I, J]"""
+    """Return [I, J]"""
     if not rule.stride:
         return torch.zeros(grid.shape, dtype=torch.bool, device=grid.rows.device)
     i = grid.first[:, None] // rule.tile
@@ -103,7 +106,7 @@ def _strided(grid: Grid, rule: TileRule) -> Tensor:
 
 
 def _drawn(grid: Grid, rule: TileRule, heads: int) -> Tensor:
-    """[H, I, J]"""
+    """Return [H, I, J]"""
     if not rule.random:
         return torch.zeros(1, *grid.shape, dtype=torch.bool, device=grid.rows.device)
     h = torch.arange(heads, device=grid.rows.device)[:, None, None]

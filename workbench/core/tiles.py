@@ -76,7 +76,7 @@ class Tiles:
         return html_views.table("Tiles", rows) + html_views.picture(self.kept.float().mean(0))
 
     def visible(self, rows: int, length: int, first: int = 0) -> Tensor:
-        """[Hq, R, T] bool for rows `first` to `first + rows`, for the reference path."""
+        """Return [Hq, R, T] bool for rows `first` to `first + rows`, for the reference path."""
         self._check(first + rows, length)
         row_tile = torch.arange(first, first + rows, device=self.kept.device) // self.size
         col_tile = torch.arange(length, device=self.kept.device) // self.size
@@ -84,7 +84,7 @@ class Tiles:
         return seen if self.columns is None else seen | self.columns[:, None, :length]
 
     def paged(self) -> "Tiles":
-        """The same choice in whole tiles: a tile of which one column is chosen is kept."""
+        """Return the same choice in whole tiles: a tile of which one column is chosen is kept."""
         if self.columns is None:
             return self
         width = self.kept.shape[2] * self.size
@@ -92,7 +92,10 @@ class Tiles:
         return Tiles(self.kept | wide.unflatten(1, (-1, self.size)).any(-1)[:, None], self.size)
 
     def covering(self, rows: int, length: int) -> Tensor:
-        """[G, I, J] bool of `rows` over `length` keys, one of `shared` heads. BadInput where tiles are missing."""
+        """Return [G, I, J] bool of `rows` over `length` keys, one of `shared` heads.
+
+        BadInput where tiles are missing.
+        """
         self._check(rows, length)
         return self.kept[:: self.shared, : -(-rows // self.size), : -(-length // self.size)]
 
@@ -104,11 +107,11 @@ class Tiles:
         return ragged(self.covering(rows, length))
 
     def over_queries(self) -> "Tiles":
-        """One choice for all query tiles: what any of them keeps (CompactAttention's Q-block union)."""
+        """Return one choice for all query tiles: what any of them keeps (CompactAttention's Q-block union)."""
         return Tiles(self.kept.any(1, keepdim=True).expand_as(self.kept), self.size, self.columns, self.shared)
 
     def over_heads(self, heads: int) -> "Tiles":
-        """One choice for every `heads` neighbouring heads: what any of them keeps (intra-group union)."""
+        """Return one choice for every `heads` neighbouring heads: what any of them keeps (intra-group union)."""
         if heads < 1 or self.kept.shape[0] % heads:
             raise BadInput(f"{self.kept.shape[0]} heads cannot be split into groups of {heads}")
         kept, columns = (None if x is None else _shared(x, heads) for x in (self.kept, self.columns))
@@ -116,7 +119,7 @@ class Tiles:
         return Tiles(kept, self.size, columns, max(heads, self.shared) if _nested(heads, self.shared) else heads)
 
     def union(self, heads: int) -> "Tiles":
-        """One choice for all query tiles of `heads` neighbouring heads (CompactAttention): it only ever adds."""
+        """Return one choice for all query tiles of `heads` neighbouring heads (CompactAttention): it only ever adds."""
         return self.over_heads(heads).over_queries()
 
     def pages(self, heads: int) -> tuple[Tensor, Tensor]:
@@ -140,7 +143,7 @@ class Tiles:
 
 
 def _shared(x: Tensor, heads: int) -> Tensor:
-    """[Hq, …]: any of every `heads` neighbouring heads, for each of them."""
+    """Return [Hq, …]: any of every `heads` neighbouring heads, for each of them."""
     return x.unflatten(0, (-1, heads)).any(1, keepdim=True).expand(-1, heads, *x.shape[1:]).flatten(0, 1)
 
 

@@ -15,7 +15,7 @@ __all__ = ["Passage", "Sample", "corpus", "is_generated", "load", "names", "vers
 
 
 def names() -> list[str]:
-    """Data sets known by name.
+    """Return data sets known by name.
 
     `lab`, `lab-hard` and `needles` (all tasks in turn, or `needles-TASK`) are generated from the seed, `manuals` and
     `manuals-train` are cut from the documentation of installed packages, `<corpus>-sample` is a shipped file. Switches
@@ -29,7 +29,7 @@ def _generated() -> list[str]:
 
 
 def is_generated(name: str) -> bool:
-    """Whether data of this name are drawn from a seed, so many as are asked for."""
+    """Return whether data of this name are drawn from a seed, so many as are asked for."""
     return lab_style.is_lab(name) or name in _generated()
 
 
@@ -87,5 +87,5 @@ def corpus(
 
 
 def versions(name_or_path: str | Path) -> dict[str, str]:
-    """The versions of the packages that the samples depend on; none but for `manuals`."""
+    """Return the versions of the packages that the samples depend on; none but for `manuals`."""
     return manual_pages.versions() if str(name_or_path) in manuals.PARTS else {}

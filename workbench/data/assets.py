@@ -13,25 +13,25 @@ ROOT = _checkout / "data" if (_checkout / "pyproject.toml").is_file() else _pack
 
 
 def models() -> list[str]:
-    """Names of the shipped models."""
+    """Return the names of the shipped models."""
     configs = [*(ROOT / "models").glob("*/config.json"), *(ROOT / "models").glob("*/adapter_config.json")]
     return sorted({config.parent.name for config in configs})
 
 
 def corpora() -> list[str]:
-    """Names of the shipped corpora."""
+    """Return the names of the shipped corpora."""
     return sorted(sample.parent.name for sample in ROOT.glob("*/sample.jsonl"))
 
 
 def model_path(name: str) -> Path:
-    """Folder of the shipped model `name`, e.g. `lab-full`."""
+    """Return the folder of the shipped model `name`, e.g. `lab-full`."""
     if name not in models():
         raise BadInput(f"unknown model {name!r}: shipped are {', '.join(models()) or 'none'}")
     return ROOT / "models" / name
 
 
 def corpus_path(name: str) -> Path:
-    """JSON-lines file of the shipped corpus `name`, e.g. `lab`."""
+    """Return the JSON-lines file of the shipped corpus `name`, e.g. `lab`."""
     if name not in corpora():
         raise BadInput(f"unknown corpus {name!r}: shipped are {', '.join(corpora()) or 'none'}")
     return ROOT / name / "sample.jsonl"

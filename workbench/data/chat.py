@@ -68,7 +68,7 @@ def _turn(name: str, world: World, told: list[_Told], turn: int) -> Sample:
 
 
 def _questions(told: list[_Told], turn: int) -> dict[str, list[tuple[Entity, Fact]]]:
-    """What can be asked, by kind. A follow-up needs both passages of its entity."""
+    """Return what can be asked, by kind. A follow-up needs both passages of its entity."""
     subjects: dict[str, list[tuple[Entity, Fact]]] = {kind: [] for kind in KINDS}
     named = {id(past.entity) for past in told if past.page == 0}
     for past in told:

@@ -34,7 +34,7 @@ Message = dict[str, str]
 
 
 def said(role: str, content: str) -> Message:
-    """One message of a conversation."""
+    """Return one message of a conversation."""
     return {"role": role, "content": content}
 
 
@@ -56,7 +56,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], answer: 
 
 
 def layout(tokenizer: PreTrainedTokenizerBase) -> Layout:
-    """The layout "chat" of an instruct model: short answers from passages, in the words of its chat template.
+    """Return the layout "chat" of an instruct model: short answers from passages, in the words of its chat template.
 
     An answer ends at the template's end of a turn or at a line break. Raises BadInput where there is no template and
     where it cannot hold passages.
@@ -81,12 +81,12 @@ def layout(tokenizer: PreTrainedTokenizerBase) -> Layout:
 
 
 def layout_named(name: str, tokenizer: PreTrainedTokenizerBase) -> Layout:
-    """The layout of a name ("lab", "released", "chat") or of a JSON file. Raises BadInput for every other."""
+    """Return the layout of a name ("lab", "released", "chat") or of a JSON file. Raises BadInput for every other."""
     return named(name) or layout(tokenizer)
 
 
 def _prompt(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The prompt with marks, with a system turn where the template has one."""
+    """Return the prompt with marks, with a system turn where the template has one."""
     asked = _asked()
     problem = f"the chat template of {_name(tokenizer)} drops or changes what stands in a user turn"
     for messages in ([said("system", SYSTEM), said("user", asked)], [said("user", f"{SYSTEM}\n\n{asked}")]):
@@ -122,7 +122,7 @@ def _answered(tokenizer: PreTrainedTokenizerBase, after: str) -> tuple[str, str,
 
 
 def _unasked(tokenizer: PreTrainedTokenizerBase, user: Message) -> bool:
-    """Whether the template has no generation prompt."""
+    """Return whether the template has no generation prompt."""
     return render(tokenizer, [user]) == render(tokenizer, [user], answer=False)
 
 
@@ -135,7 +135,7 @@ def _next_turn(tokenizer: PreTrainedTokenizerBase, answered: list[Message], clos
 
 
 def _opens(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """The BOS that a rendered prompt begins with; one that opens every turn (SmolLM2) is part of the turns."""
+    """Return the BOS that a rendered prompt begins with; one that opens every turn (SmolLM2) is part of the turns."""
     bos = tokenizer.bos_token
     return str(bos) if bos and prompt.startswith(bos) and prompt.count(bos) == 1 else ""
 
@@ -145,13 +145,13 @@ def _asked() -> str:
 
 
 def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Texts of the special tokens, the longest first."""
+    """Return the texts of the special tokens, the longest first."""
     own = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     return sorted(own | set(tokenizer.all_special_tokens), key=lambda text: (-len(text), text))
 
 
 def _pinned() -> str:
-    """A macro in the place of the function by which templates ask for the date."""
+    """Return a macro in the place of the function by which templates ask for the date."""
     text = reduce(lambda so_far, code: f"{so_far}|replace('{code}', '{DATE.strftime(code)}')", _CODES, "format")
     return f"{{% macro strftime_now(format) %}}{{{{ {text} }}}}{{% endmacro %}}\n"  # this line break is not rendered
 

@@ -8,7 +8,7 @@ from workbench.data.sample import Passage, Sample
 
 
 def sized(samples: Sequence[Sample], passages: int, file: Iterable[Sample], seed: int = 0) -> list[Sample]:
-    """The samples with contexts of `passages` passages.
+    """Return the samples with contexts of `passages` passages.
 
     More are cut: those named in `supporting_titles` stay first, then the first ones, order kept.
 
@@ -21,7 +21,7 @@ def sized(samples: Sequence[Sample], passages: int, file: Iterable[Sample], seed
 
 
 def stands_in(answer: str, text: str) -> bool:
-    """Whether `text` holds the answer as words of its own, whatever the case."""
+    """Return whether `text` holds the answer as words of its own, whatever the case."""
     answer, text = answer.casefold(), text.casefold()
     begin = text.find(answer)
     while begin >= 0:

@@ -28,7 +28,7 @@ class Request:
 
 
 def requests(n: int, seed: int = 0, shots: int = 4) -> list[Request]:
-    """`n` requests of `shots` demonstrations each. Raises BadInput for a number that is out of range."""
+    """Return `n` requests of `shots` demonstrations each. Raises BadInput for a number that is out of range."""
     if n < 1:
         raise BadInput(f"requests is {n}; at least 1 is needed")
     if not 1 <= shots <= POOL:

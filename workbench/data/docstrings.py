@@ -46,7 +46,7 @@ class Item:
 
 
 def items(doc: str) -> list[Item]:
-    """The items of a docstring that `inspect.cleandoc` has dedented."""
+    """Return the items of a docstring that `inspect.cleandoc` has dedented."""
     listed: list[Item] = []
     for heading, lines in _sections(doc.splitlines()):
         role = HEADINGS.get(heading.lower(), "")
@@ -61,7 +61,7 @@ def items(doc: str) -> list[Item]:
 
 
 def plain(text: str) -> str:
-    """One line of words: roles, links and quotes of reStructuredText are taken off."""
+    """Return one line of words: roles, links and quotes of reStructuredText are taken off."""
     if not MARKUP.search(text):
         return " ".join(text.split())
     text = re.sub(r":[a-z:]+:`~?([^`<]*?)\s*(?:<[^`]*>)?`", r"\1", text)  # :func:`torch.abs`, :ref:`words <target>`
@@ -119,7 +119,7 @@ def _as_text(entry: Entry) -> str:
 
 
 def _paragraphs(lines: list[str]) -> list[str]:
-    """Paragraphs of running text, a list point each on its own."""
+    """Return paragraphs of running text, a list point each on its own."""
     found = []
     for blank, group in groupby(_read(lines), key=lambda line: not line.strip()):
         if not blank:

@@ -24,7 +24,7 @@ SAVED = ".npz"
 
 
 def embed(texts: Sequence[str], embedder: str = "tfidf") -> np.ndarray:
-    """[N, D] float32 vectors of length 1 (0 for a text without a word).
+    """Return [N, D] float32 vectors of length 1 (0 for a text without a word).
 
     Raises BadInput, with the line that installs it, for an embedder that is not there.
     """
@@ -56,7 +56,7 @@ def save(path: str | Path, texts: Sequence[str], embedder: str) -> None:
 
 
 def check(embedder: str) -> None:
-    """BadInput where `embed` would raise it; reads no weights."""
+    """Raise BadInput where `embed` would raise it; reads no weights."""
     if embedder.endswith(SAVED):
         if not Path(embedder).is_file():
             raise BadInput(f"embedder {embedder!r}: there is no such file of vectors")

@@ -32,7 +32,7 @@ Record = dict[str, Any]
 
 
 def read(path: str | Path, answered: bool = True) -> list[Sample]:
-    """All samples of a file; with `answered` False, a question without answers is a sample too.
+    """Return all samples of a file; with `answered` False, a question without answers is a sample too.
 
     Raises BadInput that names the file, the line (or the record of a JSON array) and the field, for the first record
     that is not a question with at least one answer and one passage; and for a file that is missing, empty or broken.
@@ -50,7 +50,7 @@ def read(path: str | Path, answered: bool = True) -> list[Sample]:
 
 
 def records(path: Path) -> list[Any]:
-    """All records of a file as they stand. Raises BadInput for a file that cannot be read."""
+    """Return all records of a file as they stand. Raises BadInput for a file that cannot be read."""
     return [record for _, _, record in _records(path)]
 
 

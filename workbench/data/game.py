@@ -46,7 +46,7 @@ class Frame:
     kind: str  # of question
 
     def pieces(self) -> list[str]:
-        """The state as one piece a leaf group, without the question."""
+        """Return the state as one piece a leaf group, without the question."""
         return [piece for name, table in self.state.items() for piece in segment.state(table, name)]
 
 
@@ -73,7 +73,7 @@ def _frames(n: int, rng: Random, count: int) -> Iterator[Frame]:
 
 
 def _ask(rng: Random, state: dict[str, dict[str, Any]]) -> tuple[str, tuple[str, ...], str]:
-    """A question, the aliases of its answer, and its kind."""
+    """Return a question, the aliases of its answer, and its kind."""
     kind, name = rng.choice(KINDS), rng.choice(list(state))
     table = state[name]
     if kind == "turn":
@@ -136,7 +136,7 @@ class _Table:
         return f"player {player} plays {' '.join(cards)}"
 
     def _options(self) -> list[tuple[str, int, tuple[str, ...]]]:
-        """What the player may play, low ranks first: (combination, rank, cards)."""
+        """Return what the player may play, low ranks first: (combination, rank, cards)."""
         hand: dict[int, list[str]] = {}
         for card, player in self.held.items():
             if player == self.turn:

@@ -18,12 +18,12 @@ MOST_PASSAGES = 40
 
 
 def shares(style: Style = PLAIN) -> dict[str, float]:
-    """Weights of the kinds of question that a style asks."""
+    """Return the weights of the kinds of question that a style asks."""
     return SHARE_OF | ({SEVERAL: SHARE_OF_SEVERAL} if style.values else {})
 
 
 def kinds_of(style: Style = PLAIN) -> tuple[str, ...]:
-    """Kinds of question that can be asked of a style."""
+    """Return the kinds of question that can be asked of a style."""
     return ALL_KINDS if style.values else KINDS
 
 
@@ -36,7 +36,7 @@ def samples(
     style: Style = PLAIN,
     name: str = "lab",
 ) -> Iterator[Sample]:
-    """`n` questions over contexts of `passages` passages.
+    """Yield `n` questions over contexts of `passages` passages.
 
     Each world holds half as many passages again as one context and serves `per_world` samples, so passages come back
     from sample to sample as they do in a real index. Worlds of different seeds share nothing but the vocabulary.
@@ -76,7 +76,7 @@ def _sample(world: World, name: str, passages: int, kinds: Mapping[str, float]) 
 
 
 def _size(passages: int) -> int:
-    """Passages of a world that serves contexts of this size."""
+    """Return passages of a world that serves contexts of this size."""
     return passages + (passages + 1) // 2
 
 

@@ -39,7 +39,7 @@ class Entity:
         return (self.name, self.alias) if self.alias else (self.name,)
 
     def values(self, relation: Relation) -> list[tuple[int, Fact]]:
-        """All facts of a relation, each with the number of its passage, in reading order."""
+        """Return all facts of a relation, each with the number of its passage, in reading order."""
         return [(page, fact) for page, facts in enumerate(self.facts) for fact in facts if fact.relation is relation]
 
 
@@ -51,5 +51,5 @@ def person(rng: Random, last_names: list[str]) -> Entity:
 
 
 def passages_of(context: Sequence[Entity]) -> tuple[Passage, ...]:
-    """The passages of a context in reading order."""
+    """Return the passages of a context in reading order."""
     return tuple(passage for entity in context for passage in entity.passages)

@@ -23,7 +23,7 @@ class Statement:
 
 
 def statements(ctxs: Sequence[Passage]) -> list[Statement]:
-    """All that the passages state, of their subjects and, in contrast, of others.
+    """Return all that the passages state, of their subjects and, in contrast, of others.
 
     A passage is about whom it names first, or, if it names nobody, about its title. One that continues the passage
     before it (`sample.continues`) goes on about the subject of that. A company's other name is stated as the relation
@@ -85,14 +85,14 @@ def asked(question: str) -> str:
 
 
 def _asked(question: str) -> Iterator[tuple[str, str]]:
-    """(relation, subject as the question says it)"""
+    """Yield (relation, subject as the question says it)"""
     for relation, rule in _ASKS:
         if match := rule.fullmatch(question.removesuffix(NAME_ALL).rstrip()):
             yield relation, match["n"]
 
 
 def _subjects(said: str, told: Sequence[Statement]) -> set[str]:
-    """Names of what a question means by "Ada Kelric" or by "the employer of Ada Kelric"."""
+    """Return the names of what a question means by "Ada Kelric" or by "the employer of Ada Kelric"."""
     for relation, rule in _NOUNS:
         if match := rule.fullmatch(said):
             things = [s.object for s in told if s.relation == relation and s.subject == match["n"]]
@@ -101,13 +101,13 @@ def _subjects(said: str, told: Sequence[Statement]) -> set[str]:
 
 
 def _names(name: str, told: Sequence[Statement]) -> list[str]:
-    """A name with the others that the passages give the same company."""
+    """Return a name with the others that the passages give the same company."""
     aliases = [(s.subject, s.object) for s in told if s.relation == "alias"]
     return list(dict.fromkeys([name, *(other for pair in aliases if name in pair for other in pair)]))
 
 
 def _rule(template: str) -> re.Pattern[str]:
-    """A sentence template as a pattern: `{s}` becomes the group s."""
+    """Return a sentence template as a pattern: `{s}` becomes the group s."""
     return re.compile(re.sub(r"\\{(\w)\\}", r"(?P<\1>.+?)", re.escape(template)))
 
 

@@ -51,7 +51,7 @@ CONTRASTS = ("Unlike {s}, ", "In contrast to {s}, ")  # before what is said of a
 
 
 def sentences_of(relation: Relation) -> tuple[str, ...]:
-    """All templates that state a relation, the plain ones first."""
+    """Return all templates that state a relation, the plain ones first."""
     return (*relation.says, *PARAPHRASES[relation.name])
 
 

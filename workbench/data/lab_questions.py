@@ -24,7 +24,7 @@ class Question:
 
 
 def questions(context: Sequence[Entity]) -> dict[str, list[tuple]]:
-    """Everything that can be asked of a context, by kind, as arguments of `ask`.
+    """Return everything that can be asked of a context, by kind, as arguments of `ask`.
 
     A fact that holds of several objects is asked for as a whole only, so every question has one answer.
     """
@@ -53,7 +53,7 @@ def questions(context: Sequence[Entity]) -> dict[str, list[tuple]]:
 
 
 def ask(rng: Random, kind: str, about: tuple) -> Question:
-    """One question of a kind, about one entry of `questions`."""
+    """Return one question of a kind, about one entry of `questions`."""
     if kind == "comparison":
         return _comparison(rng, *about)
     if kind == "order":
@@ -92,13 +92,13 @@ def _several(rng: Random, entity: Entity, fact: Fact) -> Question:
 
 
 def named_all(objects: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """All ways to name every object, "the harp, the horn and the lute", each by any of its names."""
+    """Return all ways to name every object, "the harp, the horn and the lute", each by any of its names."""
     lists = (names for order in permutations(objects) for names in product(*order))
     return tuple(f"{', '.join(names[:-1])} and {names[-1]}" for names in lists)
 
 
 def epithet(entity: Entity) -> str:
-    """What the title of a document's second passage calls its subject; "" where it says nothing."""
+    """Return what the title of a document's second passage calls its subject; "" where it says nothing."""
     title = entity.passages[1].title
     return title.removeprefix(CONTINUED).strip(" ()") if title.startswith(CONTINUED) else ""
 
@@ -112,5 +112,5 @@ def _page(entity: Entity, fact: Fact) -> int:
 
 
 def _titles(entity: Entity, last: int) -> tuple[str, ...]:
-    """Titles of the passages of a document up to number `last`, each once."""
+    """Return titles of the passages of a document up to number `last`, each once."""
     return tuple(dict.fromkeys(passage.title for passage in entity.passages[: last + 1]))

@@ -78,7 +78,7 @@ def is_lab(name: str) -> bool:
 
 
 def named(name: str) -> Style:
-    """The style of `lab`, `lab-hard`, `lab(hints=0, titles=kept)`, … Raises BadInput for what is none."""
+    """Return the style of `lab`, `lab-hard`, `lab(hints=0, titles=kept)`, … Raises BadInput for what is none."""
     head, options = specs.parse(name)
     if head not in NAMED:
         raise BadInput(f"unknown lab corpus {head!r}: allowed are {', '.join(NAMED)}, with switches in brackets")

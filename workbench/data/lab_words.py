@@ -16,7 +16,7 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def coined(heads: str, tails: str, count: int) -> tuple[str, ...]:
-    """`count` invented words, each a head joined to a tail, spread evenly over both lists."""
+    """Return `count` invented words, each a head joined to a tail, spread evenly over both lists."""
     words = [head + tail for tail, head in product(tails.split(), heads.split())]
     return tuple(words[i * len(words) // count] for i in range(count))
 

@@ -115,7 +115,7 @@ class World:
         return handle
 
     def _phrase(self, target: str, word: str) -> str:
-        """An answer from a word list, by itself or with one or two words before it."""
+        """Return an answer from a word list, by itself or with one or two words before it."""
         if target not in hard.ADJECTIVES or not self._happens(self.style.phrases):
             return word
         first, second = hard.ADJECTIVES[target]
@@ -146,7 +146,7 @@ class World:
                 entity.contrasts.append((name, other))
 
     def _stranger(self, entity: Entity) -> str:
-        """A new name of the entity's kind, of a person of the other sex; "" where none is left."""
+        """Return a new name of the entity's kind, of a person of the other sex; "" where none is left."""
         rng = self.rng
         pool = {"person": self._last, "company": words.COMPANIES, "place": words.PLACES}[entity.kind]
         free = [word for word in pool if word not in self._known]
@@ -162,7 +162,7 @@ class World:
         return share > 0 and self.rng.random() < share
 
     def context(self, passages: int) -> list[Entity]:
-        """Documents drawn at random, in random order, that have `passages` passages in all."""
+        """Return documents drawn at random, in random order, that have `passages` passages in all."""
         chosen, left = [], passages
         for entity in self.rng.sample(self.documents, len(self.documents)):
             if len(entity.passages) <= left:
@@ -171,9 +171,9 @@ class World:
         return chosen
 
     def questions(self, context: Sequence[Entity]) -> dict[str, list[tuple]]:
-        """Everything that can be asked of a context, by kind, as arguments of `ask`."""
+        """Return everything that can be asked of a context, by kind, as arguments of `ask`."""
         return lab_questions.questions(context)
 
     def ask(self, kind: str, about: tuple) -> Question:
-        """One question of a kind, about one entry of `questions`."""
+        """Return one question of a kind, about one entry of `questions`."""
         return lab_questions.ask(self.rng, kind, about)

@@ -51,26 +51,29 @@ class Layout:
             raise BadInput(f"layout {self.name!r}: an empty stop string would end every answer at once")
 
     def pieces(self, sample: Sample) -> list[str]:
-        """The texts of the blocks, in order; the last is the question."""
+        """Return the texts of the blocks, in order; the last is the question."""
         system = [self.system] if self.system else []
         return system + segment.passages(sample.ctxs, self.passage) + [self.question.format(question=sample.question)]
 
     def prompt(self, sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-        """The prompt of one sample."""
+        """Return the prompt of one sample."""
         return self.prompts([sample], tokenizer)[0]
 
     def prompts(self, samples: Iterable[Sample], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-        """The prompts of many samples; every distinct piece is tokenised once."""
+        """Return the prompts of many samples; every distinct piece is tokenised once."""
         return prompts([self.pieces(sample) for sample in samples], tokenizer, bos=self.bos)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; `turn` is left out where it is empty, as in layouts of earlier versions."""
+        """Return plain JSON values; `turn` is left out where it is empty, as in layouts of earlier versions."""
         record = asdict(self) | {"stop": list(self.stop)}
         return record if self.turn else {name: value for name, value in record.items() if name != "turn"}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Layout":
-        """A layout from its JSON object. Raises BadInput for a field that is missing, unknown or of the wrong type."""
+        """Return a layout from its JSON object.
+
+        Raises BadInput for a field that is missing, unknown or of the wrong type.
+        """
         known = {field.name: bool if field.name == "bos" else str for field in fields(cls) if field.name != "stop"}
         for name, kind in known.items():
             value = record.get(name, "" if name == "turn" else None)
@@ -85,7 +88,7 @@ class Layout:
 
 
 def prompts(texts: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, bos: bool = False) -> list[Prompt]:
-    """Prompts from the pieces of `segment`, the last piece of each being its question.
+    """Return prompts from the pieces of `segment`, the last piece of each being its question.
 
     Raises BadInput for a prompt without a block before its question, for a piece without tokens and for a BOS that the
     tokenizer does not have.
@@ -103,14 +106,14 @@ def prompts(texts: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, 
 
 
 def encode(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Token ids of texts as they stand behind others, without BOS and without the blank below."""
+    """Return token ids of texts as they stand behind others, without BOS and without the blank below."""
     listed = list(texts)
     tokens = _encoded(listed, tokenizer, _lead(tokenizer))
     return [list(tokens[text]) for text in listed]
 
 
 def _encoded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, lead: str) -> dict[str, tuple[int, ...]]:
-    """Token ids of every distinct text behind `lead`, whose own tokens are left out."""
+    """Return token ids of every distinct text behind `lead`, whose own tokens are left out."""
     distinct = list(dict.fromkeys(texts))
     if not distinct:
         return {}
@@ -130,7 +133,7 @@ def _label(piece: str) -> str:
 
 
 def _names(template: str, part: str, allowed: Sequence[str]) -> set[str]:
-    """The fields of a template. Raises BadInput for every field that is not plainly one of the `allowed`."""
+    """Return the fields of a template. Raises BadInput for every field that is not plainly one of the `allowed`."""
     try:
         fields = [(name, code, how) for _, name, code, how in Formatter().parse(template) if name is not None]
     except ValueError as problem:
@@ -177,7 +180,7 @@ def check(name: str | None) -> None:
 
 
 def named(name: str) -> Layout | None:
-    """The layout of a name or of a JSON file, None for "chat". Raises BadInput for every other."""
+    """Return the layout of a name or of a JSON file, None for "chat". Raises BadInput for every other."""
     if name == CHAT or name in LAYOUTS:
         return LAYOUTS.get(name)
     if not is_file(name):

@@ -53,13 +53,13 @@ class Page:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that pages are cut from."""
+    """Return the versions of the packages that pages are cut from."""
     return {package: _version(package) or "not installed" for package in PLACES}
 
 
 @cache
 def pages() -> tuple[Page, ...]:
-    """All pages, by package, place and name; computed once a process."""
+    """Return all pages, by package, place and name; computed once a process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # names on their way out warn when they are looked at
         documented = [(package, place, name, items(doc)) for package, place, name, doc in _documents()]
@@ -76,7 +76,7 @@ def pages() -> tuple[Page, ...]:
 
 
 def passages(listed: Sequence[Item]) -> list[range]:
-    """Runs of items of 60 to 220 words; an item that is longer is left out, and what is left too short."""
+    """Return runs of items of 60 to 220 words; an item that is longer is left out, and what is left too short."""
     runs, begin = [], 0
     while begin < len(listed):
         end, words = begin, 0
@@ -89,7 +89,7 @@ def passages(listed: Sequence[Item]) -> list[range]:
 
 
 def _words(listed: Sequence[Item], begin: int, i: int) -> int:
-    """Words that item `i` adds to a passage from `begin` on: its own, and its heading's where that is new."""
+    """Return words that item `i` adds to a passage from `begin` on: its own, and its heading's where that is new."""
     item = listed[i]
     new = i == begin or item.heading != listed[i - 1].heading
     return len(item.text.split()) + new * len(item.heading.split())
@@ -132,7 +132,7 @@ def _objects(place: str, holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _found(place: str) -> Any:
-    """The module or the class of a place; None where there is none."""
+    """Return the module or the class of a place; None where there is none."""
     parts = place.split(".")
     for cut in range(len(parts), 0, -1):
         try:
@@ -160,7 +160,7 @@ def _belongs(thing: Any, root: str, place: str = "") -> bool:
 
 
 def _doc(thing: Any) -> str:
-    """The object's own docstring, as it is written."""
+    """Return the object's own docstring, as it is written."""
     kinds = (staticmethod, classmethod, numpy.ufunc)
     own = inspect.isroutine(thing) or inspect.isclass(thing) or isinstance(thing, kinds)
     doc = getattr(thing, "__doc__", None) if own else None

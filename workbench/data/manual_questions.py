@@ -43,7 +43,7 @@ class Question:
 
 
 def questions(name: str, items: Sequence[Item]) -> list[tuple[int, Question]]:
-    """The questions on object `name`, each with the number of the item that answers it.
+    """Return the questions on object `name`, each with the number of the item that answers it.
 
     Left out are answers over 12 words, answers that the question gives away, and questions with a second answer.
     """
@@ -96,7 +96,7 @@ def _of_parameter(name: str, entry: Entry) -> Iterator[Question]:
 
 
 def _type(text: str) -> str:
-    """The type of an entry without the words on its default."""
+    """Return the type of an entry without the words on its default."""
     before = ""
     while text != before:
         before, text = text, IN_TYPE.sub("", text).strip(" ,;")
@@ -104,7 +104,7 @@ def _type(text: str) -> str:
 
 
 def _description(entry: Entry) -> str:
-    """The first sentence of an entry; "" where it is too short or too long to be asked for."""
+    """Return the first sentence of an entry; "" where it is too short or too long to be asked for."""
     sentence = SENTENCE_END.split(entry.text, maxsplit=1)[0].strip()
     least, most = DESCRIPTION
     asked = least <= len(sentence.split()) <= most and sentence[0].isalnum() and sentence[-1] != ":"

@@ -31,7 +31,7 @@ MOST_PASSAGES = 100
 
 
 def samples(n: int, seed: int, passages: int = 10, part: str = "manuals") -> Iterator[Sample]:
-    """At most `n` questions, over contexts of `passages` passages; a longer draw begins with a shorter one.
+    """Yield at most `n` questions, over contexts of `passages` passages; a longer draw begins with a shorter one.
 
     The kinds come in turn. Within a kind every answer comes once before any comes twice, so that the commonest one is
     not worth guessing.
@@ -48,7 +48,7 @@ def samples(n: int, seed: int, passages: int = 10, part: str = "manuals") -> Ite
 
 
 def whole(part: str) -> Sample:
-    """One sample with all passages of a part: what neighbours are looked for in."""
+    """Return one sample with all passages of a part: what neighbours are looked for in."""
     pages = _pages(part)
     page, question = next((page, question) for page in pages for question in page.questions)
     ctxs = tuple(_passage(page) for page in pages)
@@ -56,7 +56,7 @@ def whole(part: str) -> Sample:
 
 
 def scored(name: str) -> bool:
-    """Whether an object belongs to `manuals`."""
+    """Return whether an object belongs to `manuals`."""
     return sha256(name.rpartition(".")[2].encode()).digest()[0] < SCORED * 256
 
 
@@ -75,13 +75,13 @@ def _pages(part: str) -> tuple[Page, ...]:
 
 
 def word_runs(text: str, length: int = OVERLAP) -> set[tuple[str, ...]]:
-    """All runs of `length` words of a text, without case and punctuation."""
+    """Return all runs of `length` words of a text, without case and punctuation."""
     words = re.findall(r"\w+", text.lower())
     return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
 
 
 def _in_turn(pages: tuple[Page, ...], seed: int) -> list[tuple[Page, Question]]:
-    """All questions: the kinds in turn, and within a kind an answer's second question after all first ones."""
+    """Return all questions: the kinds in turn, and within a kind an answer's second question after all first ones."""
     rng = Random(f"manuals {seed}")
     by_kind = []
     for kind in KINDS:
@@ -123,6 +123,6 @@ def _passage(page: Page) -> Passage:
 
 
 def _id(page: Page, question: Question) -> str:
-    """Package with version, object, kind, and eight digits of the question's hash."""
+    """Return package with version, object, kind, and eight digits of the question's hash."""
     version = manual_pages.versions()[page.package]
     return f"{page.package}-{version}/{page.name}/{question.kind}-{sha256(question.text.encode()).hexdigest()[:8]}"

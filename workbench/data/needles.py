@@ -40,7 +40,7 @@ class Hidden:
 def samples(
     n: int, seed: int, task: str, passages: int = 20, depth: float | None = None, hops: int = 2
 ) -> Iterator[Sample]:
-    """`n` samples of a task, with contexts of `passages` passages.
+    """Yield `n` samples of a task, with contexts of `passages` passages.
 
     depth   where the first needle stands, 0 the front to 1 the end; None: anywhere. More needles stand anywhere.
     hops    passages in the chain of `tracking`, 2 to 5
@@ -61,19 +61,19 @@ def samples(
 
 
 def mixed(n: int, seed: int, tasks: Sequence[str] = TASKS, passages: int = 20) -> Iterator[Sample]:
-    """`n` samples, the tasks in turn; a longer draw begins with a shorter one. Refuses what `samples` refuses."""
+    """Yield `n` samples, the tasks in turn; a longer draw begins with a shorter one. Refuses what `samples` refuses."""
     each = [samples(-(-n // len(tasks)), seed, task, passages) for task in tasks]
     for i in range(n):
         yield next(each[i % len(tasks)])
 
 
 def values(sample: Sample) -> tuple[str, ...]:
-    """What an answer has to name: all values of multi-value, otherwise the one answer."""
+    """Return what an answer has to name: all values of multi-value, otherwise the one answer."""
     return tuple(sample.answers[0].replace(" and ", ", ").split(", "))
 
 
 def named(sample: Sample, text: str) -> float:
-    """Share of the values that an answer names (RULER's recall)."""
+    """Return the share of the values that an answer names (RULER's recall)."""
     wanted = values(sample)
     return sum(value.lower() in text.lower() for value in wanted) / len(wanted)
 
@@ -165,7 +165,7 @@ class _Haystack:
         return Entity(kind, self._named(kind, self.pools[kind].pop()), PRONOUNS[kind])
 
     def _object(self, relation: Relation) -> str:
-        """Something that is no subject of this haystack."""
+        """Return something that is no subject of this haystack."""
         rng = self.rng
         if relation.target in LISTS:
             return rng.choice(LISTS[relation.target])

@@ -44,7 +44,7 @@ def of_text(text: str, question: str, tokenizer: PreTrainedTokenizerBase, layout
 
 
 def of_sample(sample: Sample, source: str, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Reading:
-    """One sample of a corpus."""
+    """Return one sample of a corpus."""
     prompt = layout.prompt(sample, tokenizer)
     first = 1 if layout.system else 0
     supporting = [i + first for i, ctx in enumerate(sample.ctxs) if ctx.title in sample.supporting_titles]
@@ -63,7 +63,7 @@ def reading(
     passages: int | None = None,
     seed: int = 0,
 ) -> Reading:
-    """The reader's text where there is one, else sample `number` of the data `name`."""
+    """Return the reader's text where there is one, else sample `number` of the data `name`."""
     if text.strip() or question.strip():
         return of_text(text, question, tokenizer, layout)
     samples = data.load(name, samples=number + 1 if data.is_generated(name) else None, seed=seed, passages=passages)
@@ -73,5 +73,5 @@ def reading(
 
 
 def texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text of every token on its own."""
+    """Return the text of every token on its own."""
     return [str(tokenizer.decode([token])) for token in prompt.tokens.tolist()]

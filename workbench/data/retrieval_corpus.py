@@ -32,7 +32,7 @@ class Corpus:
 
     @classmethod
     def of(cls, samples: Iterable[Sample], layout: Layout, tokenizer: PreTrainedTokenizerBase) -> "Corpus":
-        """All passages of `samples`, in the order in which they first occur."""
+        """Return all passages of `samples`, in the order in which they first occur."""
         listed = list(samples)
         text_of: dict[Block, str] = {}
         ahead: dict[Block, list[Block]] = {}
@@ -57,7 +57,7 @@ class Corpus:
         return {block: i for i, block in enumerate(self.blocks)}
 
     def ahead_of(self, block: Block) -> tuple[Block, ...]:
-        """The passages that come before one in its document, in reading order."""
+        """Return the passages that come before one in its document, in reading order."""
         return tuple(self.blocks[i] for i in self.ahead[self.place[block]]) if self.ahead else ()
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class Corpus:
 
 @lru_cache(maxsize=16)  # methods of one comparison look into one corpus
 def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str = "faiss") -> np.ndarray:
-    """[N, n] numbers of the texts most like each text, itself excluded, the most alike first.
+    """Return [N, n] numbers of the texts most like each text, itself excluded, the most alike first.
 
     search   "faiss": FAISS's exact inner-product index; "exact": the same by numpy, for small corpora without FAISS
     """

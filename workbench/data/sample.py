@@ -51,12 +51,12 @@ class Sample:
     kind: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The record as plain JSON values; `from_json` reads it back."""
+        """Return the record as plain JSON values; `from_json` reads it back."""
         return json.loads(json.dumps(asdict(self)))
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Sample":
-        """A sample from `{id, question, answers, ctxs: [{title, text}], supporting_titles, hops, kind}`.
+        """Return a sample from `{id, question, answers, ctxs: [{title, text}], supporting_titles, hops, kind}`.
 
         Raises BadInput that names the first field that is missing, empty or of the wrong type.
         """
@@ -75,7 +75,7 @@ class Sample:
 
 
 def words(record: dict[str, Any], field: str) -> str:
-    """The text of a field; BadInput where it is missing, empty or no text."""
+    """Return the text of a field; BadInput where it is missing, empty or no text."""
     value = record.get(field)
     if not isinstance(value, str) or not value.strip():
         raise BadInput(f"field '{field}' {_state(record, field)}; a text is needed")
@@ -83,14 +83,14 @@ def words(record: dict[str, Any], field: str) -> str:
 
 
 def plain(value: Any, field: str) -> str:
-    """The text or number of a field as text, "" for null; BadInput for everything else."""
+    """Return the text or number of a field as text, "" for null; BadInput for everything else."""
     if not isinstance(value, str | int | float | None):
         raise BadInput(f"field '{field}' is {type(value).__name__}; a text is needed")
     return "" if value is None else str(value)
 
 
 def titles(record: dict[str, Any]) -> tuple[str, ...]:
-    """The titles in `supporting_titles`, none where it is missing; BadInput for what is no list of texts."""
+    """Return the titles in `supporting_titles`, none where it is missing; BadInput for what is no list of texts."""
     value = record.get("supporting_titles") or []
     if not isinstance(value, list | tuple) or not all(isinstance(title, str | int | float) for title in value):
         raise BadInput(f"field 'supporting_titles' is {shown(value)}; a list of texts is needed")
@@ -98,7 +98,7 @@ def titles(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _hops(value: Any) -> int:
-    """How many passages have to be combined: a whole number, also as text; 1 where nothing is said."""
+    """Return how many passages have to be combined: a whole number, also as text; 1 where nothing is said."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_HOPS):
@@ -107,7 +107,7 @@ def _hops(value: Any) -> int:
 
 
 def filled(record: dict[str, Any], field: str) -> list[Any]:
-    """The list in a field; BadInput where it is missing, empty or no list."""
+    """Return the list in a field; BadInput where it is missing, empty or no list."""
     value = record.get(field)
     if not isinstance(value, list) or not value:
         raise BadInput(f"field '{field}' {_state(record, field)}; a list of at least one is needed")

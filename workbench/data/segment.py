@@ -23,12 +23,12 @@ _CODE_LINE = re.compile(
 
 
 def passages(ctxs: Iterable[Any], template: str = "Title: {title}\n{text}\n") -> list[str]:
-    """One piece a passage; `ctxs` have `title` and `text`."""
+    """Return one piece a passage; `ctxs` have `title` and `text`."""
     return [template.format(title=ctx.title, text=ctx.text) for ctx in ctxs]
 
 
 def turns(messages: Sequence[Mapping[str, str]], template: str = "<|{role}|>\n{content}\n") -> list[str]:
-    """One piece a turn: a user message with its replies; a system message is a piece of its own (section 3.1).
+    """Return one piece a turn: a user message with its replies; a system message is a piece of its own (section 3.1).
 
     `messages` are `{"role": "system" | "user" | "assistant" | "tool", "content": text}`, in order. A last message of
     the user's is the last piece: the question.
@@ -50,7 +50,10 @@ def turns(messages: Sequence[Mapping[str, str]], template: str = "<|{role}|>\n{c
 def examples(
     demonstrations: Iterable[Mapping[str, str]], template: str = "Question: {question}\nAnswer: {answer}\n\n"
 ) -> list[str]:
-    """One piece an in-context example (section 3.1: each is a block); `template` names the keys of an example."""
+    """Return one piece an in-context example (section 3.1: each is a block).
+
+    `template` names the keys of an example.
+    """
     pieces = []
     for i, demonstration in enumerate(demonstrations):
         try:

@@ -30,7 +30,7 @@ def gap(one: Kept, task: str) -> Difference:
 
 
 def tells(one: Kept, task: str) -> bool:
-    """Whether full attention answers enough of a task for a comparison to say anything."""
+    """Return whether full attention answers enough of a task for a comparison to say anything."""
     right = digits(one, task, "full")
     return sum(right) >= LEAST * len(right)
 

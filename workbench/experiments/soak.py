@@ -184,6 +184,6 @@ def checksum(pool: Pool, cached: Cached) -> int:
 
 
 def sound(report: dict[str, Any]) -> bool:
-    """Whether nothing leaked, no checksum changed, and no compared answer differs by more than rounding."""
+    """Return whether nothing leaked, no checksum changed, and no compared answer differs by more than rounding."""
     counts = report["counts"]
     return not any(counts.get(name) for name in ("pages lost", "pinned", "changed", "apart"))

@@ -129,7 +129,7 @@ def connected(todo: Sequence[Case], cluster: str, jobs: int) -> AbstractContextM
 
 
 def needs_gpu(trial: Trial) -> bool:
-    """Whether a trial takes a slot for a GPU."""
+    """Return whether a trial takes a slot for a GPU."""
     return trial.device.startswith("cuda")
 
 

@@ -139,7 +139,7 @@ def jobs_of(
 
 
 def engine_methods(ratio: float) -> dict[str, Method]:
-    """The methods that the engine carries out."""
+    """Return the methods that the engine carries out."""
     return {"full": Full(), "block": Reuse(), "recompute": Reuse(select=QueryGuided(), ratio=ratio)}
 
 
@@ -231,7 +231,7 @@ def computed_as_published() -> Records:
 
 
 def published() -> Records:
-    """The paper's Table 3 as records {length, mode, ttft_ms, flops}."""
+    """Return the paper's Table 3 as records {length, mode, ttft_ms, flops}."""
     return [
         {"length": length, "mode": mode, "ttft_ms": TABLE_3["ttft_ms"][mode][i], "flops": TABLE_3["flops"][mode][i]}
         for mode in MODES

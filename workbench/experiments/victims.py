@@ -63,7 +63,7 @@ def _answering(sample: Sample) -> tuple[Sample, int] | None:
 
 
 def _alike(one: Sample, other: Sample) -> bool:
-    """Whether both ask for the same thing of different names, and have different answers."""
+    """Return whether both ask for the same thing of different names, and have different answers."""
     return _asks(one) == _asks(other) and not set(one.answers) & set(other.answers)
 
 

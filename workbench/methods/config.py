@@ -63,7 +63,7 @@ class MethodConfig:
     chunk: Annotated[int | None, "Rows of one pass of the prefill"] = None
 
     def check(self) -> None:
-        """BadInput for a choice that is not allowed; loads nothing."""
+        """Raise BadInput for a choice that is not allowed; loads nothing."""
         name, _ = registry.parse(self.mode)
         if name not in MODES:
             raise BadInput(f"unknown mode {self.mode!r}: allowed are {', '.join(MODES)}")
@@ -83,7 +83,7 @@ class MethodConfig:
         return None if self.select == "none" else selectors.named(self.select)
 
     def method(self, corpus: Corpus | None = None, system: bool = True) -> Method:
-        """The method itself; preparations that look for neighbours look in `corpus`.
+        """Return the method itself; preparations that look for neighbours look in `corpus`.
 
         Without a `system` block in the layout, the first block of a prompt is a passage like the others.
         """
@@ -96,7 +96,7 @@ class MethodConfig:
         return self._sparse(Reuse(positions_named(self.positions), prepared, chosen, self.ratio))
 
     def _sparse(self, method: Any) -> Method:
-        """The method with its key tiles chosen, and in chunks, where that is asked for."""
+        """Return the method with its key tiles chosen, and in chunks, where that is asked for."""
         if self.sparse == "none" and self.chunk is None:
             return method
         if not hasattr(method, "sparse"):
@@ -105,5 +105,5 @@ class MethodConfig:
         return replace(method, sparse=self.tiles(), chunk=self.chunk)
 
     def tiles(self) -> Sparse | None:
-        """The sparse method, if any."""
+        """Return the sparse method, if any."""
         return None if self.sparse == "none" else sparse_methods.named(self.sparse)

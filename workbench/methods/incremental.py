@@ -99,7 +99,7 @@ def _compare(
 
 
 def _prefix(prompt: Prompt, before: Prompt | None) -> int:
-    """Equal leading tokens; the last token of a prompt is always computed, so it never counts."""
+    """Return equal leading tokens; the last token of a prompt is always computed, so it never counts."""
     if before is None:
         return 0
     most = min(len(prompt) - 1, len(before))

@@ -133,7 +133,7 @@ class PagedAnswers:
         return group
 
     def _room(self, pages: int) -> bool:
-        """Whether so many pages can be had; those of kept requests are read first."""
+        """Return whether so many pages can be had; those of kept requests are read first."""
         for request in list(self._held):
             if pages <= self.blocks.room:
                 break

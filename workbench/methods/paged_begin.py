@@ -29,7 +29,7 @@ NOTHING = KV([], [])  # of a request whose keys and values lie in pages
 
 
 def in_steps(ready: ReadyRequest) -> bool:
-    """Whether a request's last pass is a step of fixed shape over pages."""
+    """Return whether a request's last pass is a step of fixed shape over pages."""
     plan = ready.request.plan
     return ready.chunk is None and len(plan.rows) <= LARGE and not why_not_captured(plan)
 
@@ -89,7 +89,7 @@ def begin_copied(
 
 
 def _last_rows(ready: ReadyRequest) -> bool:
-    """Whether a step can compute a request once all before its rows is in pages."""
+    """Return whether a step can compute a request once all before its rows is in pages."""
     rows = ready.request.plan.rows
     end = int(rows[0]) + len(rows)
     return in_steps(ready) and int(rows[0]) > 0 and end == len(ready.request.kv) == int(rows[-1]) + 1

@@ -59,7 +59,7 @@ def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tiles(name: str | None, arguments: str | None) -> str | None:
-    """The spec of a sparse method from its name and its options: bfla and block=256 make bfla(block=256)."""
+    """Return the spec of a sparse method from its name and its options: bfla and block=256 make bfla(block=256)."""
     if arguments is None:
         return name
     if name is None or "(" in name:

@@ -21,7 +21,7 @@ from workbench.core.errors import BadInput
 
 
 def names(package: str) -> list[str]:
-    """What there is in a package: its files."""
+    """Return what there is in a package: its files."""
     return sorted(path.stem for path in Path(import_module(package).__path__[0]).glob("[!_]*.py"))
 
 
@@ -36,7 +36,7 @@ def made(package: str, spec: str, **given: Any) -> Any:
 
 
 def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, dict[str, Any]]:
-    """The class and the options that `spec` describes; options named in `given` are not for a spec to say."""
+    """Return the class and the options that `spec` describes; options named in `given` are not for a spec to say."""
     name, options = parse(spec)
     known, what = names(package), package.rpartition(".")[2]
     if name not in known:
@@ -56,12 +56,12 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def split(text: str) -> list[str]:
-    """The entries of a list separated by commas, those within brackets or quotation marks left alone."""
+    """Return the entries of a list separated by commas, those within brackets or quotation marks left alone."""
     return specs.split(text)
 
 
 def spec_of(policy: Any) -> str:
-    """The spec of a policy in full: `with_neighbours(n=10, embedder=tfidf)`; fields not shown are left out."""
+    """Return the spec of a policy in full: `with_neighbours(n=10, embedder=tfidf)`; fields not shown are left out."""
     name = type(policy).__module__.rpartition(".")[2]
     options = [f"{field.name}={_plain(getattr(policy, field.name))}" for field in fields(policy) if field.repr]
     return f"{name}({', '.join(options)})" if options else name
@@ -109,7 +109,7 @@ def check_options(policy: Any) -> None:
 
 
 def _policy(module: ModuleType, name: str) -> type:
-    """The dataclass of a module whose name begins with `name`."""
+    """Return the dataclass of a module whose name begins with `name`."""
     classes = (x for x in vars(module).values() if is_dataclass(x) and x.__module__ == module.__name__)
     return next(x for x in classes if isinstance(x, type) and x.__name__.startswith(name))
 

@@ -105,7 +105,7 @@ def digest(tokens: Tensor | Sequence[int]) -> str:
 
 
 def training(path: Path) -> dict[str, Any]:
-    """How the gate of a file was trained, as `Gate.save` was told. BadInput for a missing or damaged file."""
+    """Return how the gate of a file was trained, as `Gate.save` was told. BadInput for a missing or damaged file."""
     try:
         with safe_open(path, framework="pt") as file:
             return dict(json.loads((file.metadata() or {})["training"]))
@@ -155,7 +155,7 @@ def identity(model: PreTrainedModel) -> str:
 
 
 def pooled(keys: Tensor, size: int) -> Tensor:
-    """[H, J, 3 D]: maximum, minimum and mean of every block of keys [H, T, D]."""
+    """Return [H, J, 3 D]: maximum, minimum and mean of every block of keys [H, T, D]."""
     blocks = folded(keys, size)
     beyond = torch.arange(blocks.shape[1] * size, device=keys.device).view(-1, size, 1) >= keys.shape[1]
     high, low = (blocks.masked_fill(beyond, fill) for fill in (-torch.inf, torch.inf))

@@ -30,12 +30,12 @@ def normalise(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1.0 where the prediction equals an alias after normalisation, else 0.0 (SQuAD)."""
+    """Return 1.0 where the prediction equals an alias after normalisation, else 0.0 (SQuAD)."""
     return float(any(normalise(prediction) == normalise(answer) for answer in answers))
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """Word-level F1 (ROUGE-1) after normalisation, best over aliases (SQuAD; FusionRAG, CacheBlend)."""
+    """Return word-level F1 (ROUGE-1) after normalisation, best over aliases (SQuAD; FusionRAG, CacheBlend)."""
     return max(_overlap(normalise(prediction).split(), normalise(answer).split()) for answer in answers)
 
 
@@ -52,7 +52,7 @@ def _overlap(predicted: list[str], gold: list[str]) -> float:
 
 
 def wilson(successes: float, n: int, z: float = 1.959964) -> Interval:
-    """Wilson's score interval of a proportion, 95% by default; (0, 1) without observations."""
+    """Return Wilson's score interval of a proportion, 95% by default; (0, 1) without observations."""
     if n == 0:
         return 0.0, 1.0
     share = successes / n
@@ -93,7 +93,7 @@ def normalised(
     resamples: int = 2000,
     level: float = 0.95,
 ) -> tuple[float, float, float]:
-    """(score - reuse) / (full - reuse) of mean scores, with its bootstrap interval (FusionRAG's Normalised F1).
+    """Return (score - reuse) / (full - reuse) of mean scores, with its bootstrap interval (FusionRAG's Normalised F1).
 
     0 is Full Reuse, 1 is full attention; below and above are possible. The three are of the same questions, which are
     resampled together, so that a question that is hard for all does not widen the interval. nan where full attention

@@ -39,7 +39,7 @@ def busiest(tokens: Tensor, wanted: Tensor) -> tuple[int, int]:
 
 
 def peak(scores: Tensor) -> tuple[int, int]:
-    """(layer, head) of the largest of `scores` [L, Hq]."""
+    """Return (layer, head) of the largest of `scores` [L, Hq]."""
     return divmod(int(scores.argmax()), scores.shape[1])
 
 

@@ -90,7 +90,7 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
 
 
 def _share_of_experts(config: PretrainedConfig) -> float:
-    """Share of the experts' weights that one token passes through."""
+    """Return the share of the experts' weights that one token passes through."""
     counts = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     total = next(filter(None, counts), 1)
     return (getattr(config, "num_experts_per_tok", None) or total) / total

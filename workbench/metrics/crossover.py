@@ -62,7 +62,7 @@ class Operations:
 
 
 def forced(method: Sparse, length: int, chunk: int | None = None) -> float:
-    """Share of the causal pairs that the method keeps whatever the scores are: sinks, windows, full rows.
+    """Return the share of the causal pairs that the method keeps whatever the scores are: sinks, windows, full rows.
 
     Counted are the pairs that all of 8 heads of random states keep, with the threshold at its sparsest. A method
     without a choice, such as a window, is counted as it is. Tokens of a tile are alike and tiles are far apart, and so
@@ -100,7 +100,7 @@ class Floor:
         return cls(tuple(forced(method, length, chunk) for length in PROBES))
 
     def at(self, length: int) -> float:
-        """Share of the causal pairs of a prompt of `length` tokens."""
+        """Return the share of the causal pairs of a prompt of `length` tokens."""
         if length <= PROBES[-1]:
             return float(np.interp(np.log(length), np.log(PROBES), self.counted))
         last = np.array(PROBES[-3:], dtype=float)

@@ -151,7 +151,7 @@ class ModelJudge:
         return claims
 
     def _holds(self, texts: Sequence[str]) -> list[bool]:
-        """Whether the next token of every text is rather `yes` than `no`."""
+        """Return whether the next token of every text is rather `yes` than `no`."""
         yes, no = self._verdicts()
         verdicts: list[bool] = []
         prompts = self._prompts(texts)
@@ -172,7 +172,7 @@ class ModelJudge:
         return [Prompt((Block(ids[:-1]), Block(ids[-1:]))) for ids in tokens]
 
     def _verdicts(self) -> list[list[int]]:
-        """Tokens that begin a yes, and those that begin a no; none that begins both."""
+        """Return the tokens that begin a yes, and those that begin a no; none that begins both."""
         first: list[set[int]] = []
         for word in (self.yes, self.no):
             spellings = [word, word.capitalize(), f" {word}", f" {word.capitalize()}"]

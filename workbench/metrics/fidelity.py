@@ -234,6 +234,6 @@ def _limits(model: PreTrainedModel, ready: Sequence[ReadyRequest]) -> list[int]:
 
 
 def _stopped(tokenizer: Any, tokens: Tokens, stop: Sequence[str]) -> bool:
-    """Whether an answer ends with a stop string, not with the token that ends a text."""
+    """Return whether an answer ends with a stop string, not with the token that ends a text."""
     text = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return any(end in text for end in stop)

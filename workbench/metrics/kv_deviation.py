@@ -65,7 +65,7 @@ def _relative(cached: list[Tensor], exact: list[Tensor]) -> Tensor:
 
 
 def squared(cached: KV, exact: KV) -> Tensor:
-    """[T, L] squared distance of keys and values, summed over heads and channels (FusionRAG, equation 7)."""
+    """Return [T, L] squared distance of keys and values, summed over heads and channels (FusionRAG, equation 7)."""
     return torch.stack([gap(cached, exact, layer) for layer in range(len(exact.keys))], 1)
 
 
@@ -107,7 +107,7 @@ def causes(model: PreTrainedModel, prompt: Prompt, cached: KVs, stored: torch.dt
 
 
 def _rounded(kv: KV, dtype: torch.dtype) -> KV:
-    """This KV after a stay in a store of that dtype."""
+    """Return this KV after a stay in a store of that dtype."""
     keys, values = ([x.to(dtype).to(x.dtype) for x in half] for half in (kv.keys, kv.values))
     return KV(keys, values, kv.start)
 
@@ -150,7 +150,7 @@ def _first_token(model: PreTrainedModel, request: PrefillRequest) -> Tensor:
 
 
 def _errors(kv: KV, exact: KV, begin: int) -> list[float]:
-    """Relative L2 distance of the tokens from `begin` on, per layer, keys and values together."""
+    """Return the relative L2 distance of the tokens from `begin` on, per layer, keys and values together."""
     errors = []
     for k, v, k0, v0 in zip(kv.keys, kv.values, exact.keys, exact.values, strict=True):
         ours = torch.cat((k[:, begin:], v[:, begin:]), -1).float()

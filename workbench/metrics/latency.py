@@ -49,7 +49,7 @@ class Quantiles:
 
 
 def quantiles(seconds: Sequence[float]) -> Quantiles:
-    """5th, 50th and 95th percentile (linear between measurements), the least and the most."""
+    """Return 5th, 50th and 95th percentile (linear between measurements), the least and the most."""
     p5, p50, p95 = np.quantile(np.asarray(seconds, dtype=float), [0.05, 0.5, 0.95])
     return Quantiles(float(p5), float(p50), float(p95), len(seconds), float(min(seconds)), float(max(seconds)))
 

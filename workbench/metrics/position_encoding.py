@@ -66,7 +66,7 @@ def key_rotation(
 
 
 def _in_place(model: PreTrainedModel, block: Block, distance: int, layer: int) -> Tensor:
-    """[H, T, D] keys of a block computed at `distance`, where it sees itself only."""
+    """Return [H, T, D] keys of a block computed at `distance`, where it sees itself only."""
     tokens = torch.tensor([block.tokens[0]] * distance + list(block.tokens))
     rows = torch.arange(distance, len(tokens))
     kv = empty(model, len(tokens))
@@ -75,7 +75,7 @@ def _in_place(model: PreTrainedModel, block: Block, distance: int, layer: int) -
 
 
 def _pairs(key: Tensor, half: int, pairing: str) -> np.ndarray:
-    """[R/2, 2] channel pairs of a key [D]."""
+    """Return [R/2, 2] channel pairs of a key [D]."""
     rotated = key[: 2 * half].float().cpu().numpy()
     return np.stack(np.split(rotated, 2), -1) if pairing == "neox" else rotated.reshape(half, 2)
 
@@ -135,7 +135,7 @@ def _chained(rotation: Callable[..., Tensor], keys: Tensor, distance: int, w: Te
 
 
 def _rope(x: Tensor, distance: int, w: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """RoPE of `x`, which is of `dtype`: a bf16 model rounds cos and sin to bf16 and multiplies in bf16."""
+    """Return RoPE of `x`, which is of `dtype`: a bf16 model rounds cos and sin to bf16 and multiplies in bf16."""
     angle = distance * w.to(torch.promote_types(dtype, torch.float32))
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     a, b = x.chunk(2, -1)
@@ -163,7 +163,7 @@ def tiny(config: dict[str, Any], seed: int = 0) -> PreTrainedModel:
 
 
 def tiny_configs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, config) of every variant that the files of `workbench/models/families` declare."""
+    """Yield (name, config) of every variant that the files of `workbench/models/families` declare."""
     for module in sorted(iter_modules(families.__path__), key=lambda info: (info.name != "standard", info.name)):
         yield from import_module(f"{families.__name__}.{module.name}").TINY.items()
 
@@ -201,7 +201,7 @@ def _largest(ours: Sequence[Tensor], theirs: Sequence[Tensor], end: int) -> floa
 
 
 def _question_logits(model: PreTrainedModel, prompt: Prompt, kv: KV, plan: Plan) -> Tensor:
-    """[Q, V] of the question."""
+    """Return [Q, V] of the question."""
     output = prefill(model, prompt.tokens, plan, kv, logits_to_keep=len(prompt.question))
     assert output.logits is not None
     return output.logits

@@ -94,7 +94,7 @@ def gains_over_seeds(gains: Sequence[tuple[float, float, float]], n: int, seed: 
 
 
 def _resampled(shares: np.ndarray, n: int, draw: np.random.Generator) -> np.ndarray:
-    """[RESAMPLES, S] shares of resampled seeds and answers."""
+    """Return [RESAMPLES, S] shares of resampled seeds and answers."""
     which = draw.integers(len(shares), size=(RESAMPLES, len(shares)))
     resampled: np.ndarray = draw.binomial(n, shares[which]) / n
     return resampled

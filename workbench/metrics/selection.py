@@ -15,7 +15,7 @@ MEASURES = ("jaccard", "smaller")
 
 
 def agreement(rows: Mapping[str, Sequence[Tensor]], measure: str = "jaccard") -> np.ndarray:
-    """[M, M] overlap of the rows that M methods choose, mean over the prompts in which either chooses any.
+    """Return [M, M] overlap of the rows that M methods choose, mean over the prompts in which either chooses any.
 
     measure  "jaccard": tokens that both choose, of those that either does; "smaller": of those of the smaller choice
     """
@@ -37,7 +37,7 @@ def _mean_overlap(a: list[set[int]], b: list[set[int]], measure: str) -> float:
 
 
 def chosen(rows: Tensor, prompt: Prompt) -> Tensor:
-    """[T of the context] 1 where a token is among `rows`, else 0."""
+    """Return [T of the context] 1 where a token is among `rows`, else 0."""
     return torch.zeros(prompt.starts[-1]).index_fill_(0, rows, 1.0)
 
 
@@ -52,7 +52,7 @@ def by_offset(values: Sequence[Tensor], prompts: Sequence[Prompt], bins: int = 1
 
 
 def by_block(values: Sequence[Tensor], prompts: Sequence[Prompt], system: int = 1) -> np.ndarray:
-    """[P, B] the same by rank of the block: first, second, … document block of up to B."""
+    """Return [P, B] the same by rank of the block: first, second, … document block of up to B."""
     ranks = [prompt.block_of[prompt.starts[system] : prompt.starts[-1]].numpy() - system for prompt in prompts]
     return _means(values, prompts, ranks, max(len(prompt.context) - system for prompt in prompts), system)
 

@@ -34,7 +34,7 @@ class Comparison:
     seconds: float | None = None  # to choose, in all layers and chunks
 
     def measures(self) -> dict[str, float]:
-        """The numbers; those of heads are means over layers and heads."""
+        """Return the numbers; those of heads are means over layers and heads."""
         values = {"kl": self.kl, "agree": self.agree, "first": float(self.first)}
         if self.heads:
             values |= {name: fmean(getattr(head, name) for head in self.heads) for name in MEASURES}

@@ -33,11 +33,11 @@ class Sparsity:
     seconds: tuple[float, ...]  # to choose, in all layers
 
     def mean(self, measure: str) -> float:
-        """Mean over layers and heads of "density", "union", "tiles", "mass", "recall" or "error"."""
+        """Return the mean over layers and heads of "density", "union", "tiles", "mass", "recall" or "error"."""
         return sum(getattr(head, measure) for head in self.heads) / max(1, len(self.heads))
 
     def record(self) -> dict[str, Any]:
-        """Means over heads and prompts, with Wilson's 95% interval of the answers' agreement."""
+        """Return the means over heads and prompts, with Wilson's 95% interval of the answers' agreement."""
         count = max(1, len(self.kl))
         low, high = wilson(sum(self.answer), len(self.answer))
         values = {name: self.mean(name) for name in MEASURES}
@@ -46,7 +46,7 @@ class Sparsity:
         return values | {"seconds": sum(self.seconds) / count, "prompts": len(self.kl)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """A record for every layer and head."""
+        """Return a record for every layer and head."""
         return [asdict(head) for head in self.heads]
 
 

@@ -112,7 +112,7 @@ def _choose(queries: Tensor, keys: Tensor, rows: Tensor, method: Sparse, site: S
 def _counted(
     queries: Tensor, keys: Tensor, values: Tensor, grid: Grid, choices: Sequence[_TimedChoice]
 ) -> list[Counts]:
-    """Counts of choices on tiles of one size, executed by as many heads."""
+    """Return counts of choices on tiles of one size, executed by as many heads."""
     paged = torch.stack([choice.tiles.paged().kept for choice in choices])
     kept = paged & grid.causal
     pairs = grid.pairs()
@@ -128,7 +128,7 @@ def _counted(
 
 
 def _pairs(tiles: Tiles, grid: Grid, pairs: Tensor) -> Tensor:
-    """[Hq] how many causal pairs a choice attends to."""
+    """Return [Hq] how many causal pairs a choice attends to."""
     total = (tiles.kept * pairs).sum((1, 2)).double()
     if tiles.columns is None:
         return total

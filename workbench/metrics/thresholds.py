@@ -80,7 +80,7 @@ def search(
 
 
 def _kept(states: Sequence[States], method: Sparse, chunk: int | None) -> tuple[float, float]:
-    """Density and attention mass, mean over prompts, layers and heads."""
+    """Return the density and attention mass, mean over prompts, layers and heads."""
     choices = [chosen(state, layer, method, chunk=chunk) for state in states for layer in state.layers]
     density = torch.stack([choice.density() for choice in choices]).mean()
     mass = torch.stack([choice.held() for choice in choices]).mean()

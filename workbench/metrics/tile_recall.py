@@ -39,22 +39,22 @@ class Chosen:
         return self.needed & ~self.kept
 
     def density(self) -> Tensor:
-        """[Hq]: share of the causal pairs (row, key) in kept tiles."""
+        """Return [Hq]: share of the causal pairs (row, key) in kept tiles."""
         pairs = self.grid.pairs()
         return (self.kept * pairs).sum((1, 2)).double() / pairs.sum()
 
     def held(self, some: Tensor | None = None) -> Tensor:
-        """[Hq]: attention within the kept tiles (or within `some` [Hq, I, J] bool), mean over rows."""
+        """Return [Hq]: attention within the kept tiles (or within `some` [Hq, I, J] bool), mean over rows."""
         count = self.grid.folded(torch.ones(len(self.grid.rows), 1, device=self.grid.rows.device)).sum((1, 2))
         share = (self.mass * (self.kept if some is None else some)).sum(-1).double()
         return (share * count).sum(1) / count.sum()
 
     def lost(self) -> Tensor:
-        """[Hq]: attention within tiles that are needed and dropped, mean over rows."""
+        """Return [Hq]: attention within tiles that are needed and dropped, mean over rows."""
         return self.held(self.missed)
 
     def record(self) -> dict[str, float]:
-        """Means over heads; `lowest`: the head that keeps least."""
+        """Return the means over heads; `lowest`: the head that keeps least."""
         held = self.held()
         values = {"density": self.density().mean(), "mass": held.mean(), "lowest": held.min()}
         missed = self.missed.sum((1, 2)) / self.grid.causal.sum()
@@ -108,16 +108,16 @@ class TileWindow:
     causal: Tensor  # [i, j] bool
 
     def at(self, keys: slice) -> "TileWindow":
-        """The same rows over the key tiles `keys`."""
+        """Return the same rows over the key tiles `keys`."""
         tensors = (x[:, keys] for x in (self.mass, self.kept, self.needed, self.causal))
         return TileWindow(self.rows, keys, self.size, *tensors)
 
     def held(self) -> float:
-        """Attention within kept tiles, mean over query tiles."""
+        """Return the attention within kept tiles, mean over query tiles."""
         return float((self.mass * self.kept).sum(1).mean())
 
     def missed(self) -> float:
-        """Attention within tiles that are needed and dropped."""
+        """Return the attention within tiles that are needed and dropped."""
         return float((self.mass * (self.needed & ~self.kept)).sum(1).mean())
 
 

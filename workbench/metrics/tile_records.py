@@ -138,7 +138,7 @@ class Framed:
     frames: list[TileWindow]  # one a head: the same query tiles, over all key tiles
 
     def record(self, head: int) -> dict[str, Any]:
-        """{head, seconds, tiles, density, attention, missed}; the last two are of the rows in the frame."""
+        """Return {head, seconds, tiles, density, attention, missed}; the last two are of the rows in the frame."""
         kept, side = int(self.tiles.kept[head].sum()), self.tiles.kept.shape[1]
         record = {"head": head, "seconds": self.seconds, "tiles": kept, "density": kept / (side * (side + 1) / 2)}
         return record | {"attention": self.frames[head].held(), "missed": self.frames[head].missed()}

@@ -36,18 +36,18 @@ class States:
         return len(next(iter(self.keys.values())))
 
     def __len__(self) -> int:
-        """Tokens."""
+        """Return how many tokens the prompt has."""
         return next(iter(self.keys.values())).shape[1]
 
     def mass(self, layer: int, size: int) -> Tensor:
-        """[Hq, I, J] fp32 attention that tiles of `size` truly get, mean over the rows of a query tile; kept."""
+        """Return [Hq, I, J] fp32 attention that tiles of `size` truly get, mean over the rows of a query tile; kept."""
         at = layer, size
         if at not in self._known:
             self._known[at] = mass(self.queries[layer], self.keys[layer], self.grid(size))
         return self._known[at]
 
     def mass_of(self, layer: int, head: int, rows: slice, size: int) -> Tensor:
-        """[i, J] fp32, the same of one head and of the query tiles `rows` only; other rows are not computed."""
+        """Return [i, J] fp32, the same of one head and of the query tiles `rows` only; other rows are not computed."""
         at = layer, size, head, rows.start, rows.stop
         if at not in self._known:
             grid, keys = self.grid(size, rows), self.keys[layer][head // (self.heads // self.kv_heads)]
@@ -55,7 +55,7 @@ class States:
         return self._known[at]
 
     def grid(self, size: int, rows: slice = slice(None)) -> Grid:
-        """Tiles of the whole prompt, or of some query tiles of it."""
+        """Return tiles of the whole prompt, or of some query tiles of it."""
         positions = torch.arange(len(self), device=next(iter(self.keys.values())).device)
         start, stop, _ = rows.indices(-(-len(self) // size))
         return Grid(positions[start * size : stop * size], len(self), size)

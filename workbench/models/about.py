@@ -29,7 +29,7 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeE
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What a checkpoint is, from its files' headers: type, parameters, layers, context and layout.
+    """Return what a checkpoint is, from its files' headers: type, parameters, layers, context and layout.
 
     Of an adapter without its base model the context is None.
     """
@@ -63,7 +63,7 @@ def _describe_adapter(path: Path) -> dict[str, Any]:
 
 
 def layout_of(path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Layout:
-    """The prompt layout of a model folder: the first of these that is there.
+    """Return the prompt layout of a model folder: the first of these that is there.
 
     `workbench.json` ({"layout": {…}}), the base model's layout (of an adapter), the tokenizer's chat template
     (`data.chat_template`), the released one. The tokenizer is read where it is not given. Raises BadInput for a
@@ -90,7 +90,7 @@ def _declared(file: Path, record: dict[str, Any]) -> Layout:
 
 
 def _has_template(path: Path) -> bool:
-    """Whether a folder has a chat template; no tokenizer is read."""
+    """Return whether a folder has a chat template; no tokenizer is read."""
     config = path / "tokenizer_config.json"
     inside = config.is_file() and "chat_template" in read_json(config)
     return inside or any((path / f"chat_template.{ending}").is_file() for ending in ("jinja", "json"))

@@ -26,7 +26,7 @@ LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 def config_of(path: Path, declared: Mapping[str, Any]) -> PreTrainedConfig:
-    """The configuration of a checkpoint folder, whose config.json holds `declared`.
+    """Return the configuration of a checkpoint folder, whose config.json holds `declared`.
 
     Raises BadInput for a field of a wrong type, a size under 1, rotary parameters that are empty or no numbers, a
     quantisation that transformers does not know, an attention of somebody else's and a type that needs remote code.
@@ -98,7 +98,7 @@ def check_loaded(path: Path, model: Any, report: Mapping[str, Any]) -> str:
 
 
 def reason(problem: BaseException) -> str:
-    """What an exception says, in one line."""
+    """Return what an exception says, in one line."""
     return " ".join(str(problem).split())[:300] or type(problem).__name__
 
 
@@ -149,11 +149,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_composed(config: PreTrainedConfig) -> bool:
-    """Whether a model has a tower beside its decoder, whose layers are counted apart."""
+    """Return whether a model has a tower beside its decoder, whose layers are counted apart."""
     return config.get_text_config(decoder=True) is not config
 
 
 def _ignored(config: PreTrainedConfig) -> list[str]:
-    """Patterns of weights that the class of a model passes over, as layers that predict further tokens."""
+    """Return the patterns of weights that the class of a model passes over, as layers that predict further tokens."""
     cls = AutoModelForCausalLM._model_mapping.get(type(config), None)
     return list(getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ())

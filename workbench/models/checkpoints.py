@@ -24,7 +24,7 @@ SCALE = ".scale"  # ends the name of a matrix's scales there, [rows, 1] fp32
 
 
 def names() -> list[str]:
-    """Names of the models that are shipped or fetched."""
+    """Return the names of the models that are shipped or fetched."""
     return [*assets.models(), *fetched.names()]
 
 
@@ -93,7 +93,7 @@ def base_folder(path: Path) -> Path:
 
 
 def weights_of(path: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder; of an adapter those of its base model."""
+    """Return the safetensors files of a checkpoint folder; of an adapter those of its base model."""
     return shards(base_folder(path))
 
 
@@ -133,7 +133,7 @@ def check_weights(shard: Path) -> None:
 
 
 def read_json(path: Path, hint: str = "the checkpoint is not whole") -> dict[str, Any]:
-    """The object in a JSON file. Raises BadInput that names the file."""
+    """Return the object in a JSON file. Raises BadInput that names the file."""
     return dict(json_text.read(path, hint=hint))
 
 

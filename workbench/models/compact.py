@@ -49,7 +49,7 @@ def save(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load(folder: Path, dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The model of a folder with its weights from 8 bits, and what is missing, as `filled` says it."""
+    """Return the model of a folder with its weights from 8 bits, and what is missing, as `filled` says it."""
     return filled(folder, unpack(load_file(folder / COMPACT)), dtype)
 
 

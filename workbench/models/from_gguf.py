@@ -83,7 +83,7 @@ def _read(header: Header, auto: Any, what: str, **options: Any) -> Any:
 
 
 def _config(header: Header) -> PreTrainedConfig:
-    """The configuration; refuses a model that could not be used here."""
+    """Return the configuration; refuses a model that could not be used here."""
     config = _read(header, AutoConfig, "configuration")
     config.name_or_path = header.file.name
     if header.rope_factors is not None:
@@ -104,7 +104,7 @@ def _scale_as_llama3(file: Path, config: PreTrainedConfig, factors: np.ndarray) 
 
 
 def _model(header: Header, config: PreTrainedConfig) -> PreTrainedModel:
-    """The dequantised model in bf16, without the mark of a quantised one, which `save_pretrained` refuses."""
+    """Return the dequantised model in bf16, without the mark of a quantised one, which `save_pretrained` refuses."""
     options = {"dtype": torch.bfloat16, "output_loading_info": True}
     loaded, report = _read(header, AutoModelForCausalLM, "weights", **options)
     if lacking := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
@@ -120,7 +120,7 @@ def _model(header: Header, config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _clean(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration without what transformers notes of the file it came from."""
+    """Return the configuration without what transformers notes of the file it came from."""
     for name in ("quantization_config", "_model_name_or_path"):
         if hasattr(config, name):
             delattr(config, name)

@@ -66,7 +66,7 @@ class Header:
 
 
 def _bits(kind: str) -> str:
-    """Bits of a weight stored as `kind`, without those of its scales: "4" for "Q4_1"."""
+    """Return the bits of a weight stored as `kind`, without those of its scales: "4" for "Q4_1"."""
     return next(iter(re.findall(r"\d+", kind)), kind)
 
 
@@ -106,7 +106,7 @@ def _header(path: Path, reader: Any) -> Header:
 
 
 def _unfit(header: Header) -> str | None:
-    """Why a file cannot be converted, or None."""
+    """Return why a file cannot be converted, or None."""
     values = header.values
     architecture = values.get("general.architecture")
     if architecture not in ARCHITECTURES:

@@ -43,7 +43,7 @@ class Loaded(NamedTuple):
         return attach(self.model)
 
     def with_layout(self, layout: "str | Layout | None") -> "Loaded":
-        """The same model with another layout, by name or file; with its own for None."""
+        """Return the same model with another layout, by name or file; with its own for None."""
         if layout is None:
             return self
         return self._replace(layout=_chosen(layout, self.tokenizer))
@@ -91,7 +91,7 @@ def load(
 
 
 def _weights(base: Path, dtype: Any, config: PreTrainedConfig) -> Any:
-    """The model with its weights, and which of them are missing, left over or of the wrong shape."""
+    """Return the model with its weights, and which of them are missing, left over or of the wrong shape."""
     if (base / COMPACT).is_file():
         return compact.load(base, dtype)
     if (base / DIFFERENCE).is_file():
@@ -103,7 +103,7 @@ def _weights(base: Path, dtype: Any, config: PreTrainedConfig) -> Any:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name; BadInput for one that is unknown or not there."""
+    """Return the device of a name; BadInput for one that is unknown or not there."""
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError, ValueError):

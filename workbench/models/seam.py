@@ -46,7 +46,7 @@ class PackedRequest(Protocol):
     num_layers: int | None  # stop after this many layers
 
     def attend(self, x: LayerInput) -> Tensor | None:
-        """Attention output [Hq, R, D] of the rows; None where it is not needed."""
+        """Return the attention output [Hq, R, D] of the rows; None where it is not needed."""
 
 
 def attend(

@@ -52,7 +52,7 @@ class ModelSpec:
         return min((w for w in self.windows if w), default=None)
 
     def empty(self, length: int, reserve: int = 0) -> KV:
-        """Unwritten KV for `length` tokens, with capacity for `reserve` more."""
+        """Return the unwritten KV for `length` tokens, with capacity for `reserve` more."""
         return KV.zeros(self.shapes, length, reserve, dtype=self.dtype, device=self.device)
 
     def check_tokens(self, tokens: Tensor) -> None:

@@ -87,7 +87,7 @@ def recomputed_share(
 
 
 def _one_layer(gpu: str, records: Records, across: str) -> Panel:
-    """A panel of reports on an attention kernel at 32K tokens."""
+    """Return a panel of reports on an attention kernel at 32K tokens."""
     named = [{**r, "name": BASELINES.name_of(r["name"])} for r in records]
     return profile(f"{gpu}, 32K: attention of one layer (ms)", named, across, log=True, percent_x=True)
 

@@ -97,7 +97,7 @@ def _point(row: Mapping[str, Any], measure: str) -> dict[str, Any]:
 
 
 def has_ratios(real: Real) -> bool:
-    """Whether selectors were measured at other ratios than `RATIO`."""
+    """Return whether selectors were measured at other ratios than `RATIO`."""
     return len(tried(real)) > 0
 
 

@@ -114,7 +114,10 @@ def about(files: Sequence[Deviations]) -> str:
 
 
 def _holds(rows: Sequence[Mapping[str, Any]], bar: float, above: bool = True) -> bool | None:
-    """Whether real text lies on that side of a bar everywhere; False where it lies on the other, None left open."""
+    """Return whether real text lies on that side of a bar everywhere.
+
+    False where it lies on the other, None left open.
+    """
     ends = [(row["low"], row["high"]) if above else (-row["high"], -row["low"]) for row in rows if row["real"]]
     bar = bar if above else -bar
     if any(high < bar for _, high in ends):
@@ -189,7 +192,7 @@ def _counted(blend: Sequence[Mapping[str, Any]], guided: Sequence[Mapping[str, A
 
 
 def _less(blend: Sequence[Mapping[str, Any]], guided: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Whether the second selector has less than the first on all real text; None where intervals meet."""
+    """Return whether the second selector has less than the first on all real text; None where intervals meet."""
     pairs = [(one, other) for one, other in zip(blend, guided, strict=True) if one["real"]]
     if any(other["low"] > one["high"] for one, other in pairs):
         return False

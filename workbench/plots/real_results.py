@@ -50,7 +50,7 @@ class Real:
         return Real(self.model, data, self.table, self.questions)
 
     def rows(self, kind: str = "all") -> pd.DataFrame:
-        """The methods of reuse, full attention included, on one kind of question."""
+        """Return the methods of reuse, full attention included, on one kind of question."""
         table = self.table
         return table[(table.data == self.data) & (table.kind == kind) & (table.group != "sparse")]
 

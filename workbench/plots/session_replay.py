@@ -110,7 +110,7 @@ def chat_turnover(records: Records, *, memory: int, repeats: int, device: str) -
 
 
 def _first_drop(records: Records, memory: int) -> Mapping[str, Any]:
-    """The first turn without the oldest one, or the last turn where all of them stay."""
+    """Return the first turn without the oldest one, or the last turn where all of them stay."""
     return records[min(memory + 1, len(records) - 1)]
 
 

@@ -50,7 +50,7 @@ class Span:
 
     @classmethod
     def whole(cls, tokens: Sized) -> "Span":
-        """All rows over all keys of a prompt."""
+        """Return all rows over all keys of a prompt."""
         return cls(range(len(tokens)), range(len(tokens)))
 
 

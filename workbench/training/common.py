@@ -122,11 +122,11 @@ class TensorBatch:
     """A dataclass of tensors, and of such dataclasses, that go to a device together."""
 
     def to(self, device: torch.device) -> Self:
-        """The batch on `device`."""
+        """Return the batch on `device`."""
         return self._changed(lambda x: x.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """The batch in memory from which copies to a GPU are fast."""
+        """Return the batch in memory from which copies to a GPU are fast."""
         return self._changed(Tensor.pin_memory)
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:

@@ -71,7 +71,7 @@ def distill(
 
 
 def losses_of(model: PreTrainedModel, gate: Gate, prompts: Sequence[Tensor]) -> Tensor:
-    """[L] distillation loss of every layer, mean over `prompts`."""
+    """Return [L] distillation loss of every layer, mean over `prompts`."""
     layers = range(len(gate.query))
     requests = [all_rows(model, p, return_queries=tuple(layers), num_layers=len(layers)) for p in prompts]
     losses = []
@@ -91,7 +91,10 @@ def target(queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
 
 
 def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
-    """KL(wanted ‖ softmax of logits), mean over heads and query tiles; the first quarter of the tiles is left out."""
+    """Return KL(wanted ‖ softmax of logits), mean over heads and query tiles.
+
+    The first quarter of the tiles is left out.
+    """
     first = wanted.shape[1] // 4
     wanted, log_gate = wanted[:, first:], logits[:, first:].log_softmax(-1)
     terms = wanted * (wanted.clamp(min=1e-30).log() - log_gate)

@@ -15,7 +15,7 @@ BEGUN = ("state", "state.new", "seconds", "curve.json", "own_answers.json")  # w
 
 
 def saved_record(out: Path) -> dict[str, Any] | None:
-    """The record of the state in `out`, None where there is none."""
+    """Return the record of the state in `out`, None where there is none."""
     state = state_folder(out)
     return json_text.read(state / RECORD) if state else None
 

@@ -187,7 +187,7 @@ class PromptAnswers:
         yield "answers", self._answers(answers)
 
     def _begun(self, logits: Tensor) -> str:
-        """The first token of an answer as text: it needs no forward pass."""
+        """Return the first token of an answer as text: it needs no forward pass."""
         tokenizer, stop = self.loaded.tokenizer, self.loaded.layout.stop
         kv = self.loaded.spec.empty(1, 0)
         stream = decode(self.loaded.model, [kv], [logits], 1, stop=stop, tokenizer=tokenizer)
@@ -252,5 +252,5 @@ def _tokens(prompt: Prompt) -> tuple[int, ...]:
 
 
 def _first(kv: KV, length: int) -> KV:
-    """The prompt's part of a KV that has grown with an answer."""
+    """Return the prompt's part of a KV that has grown with an answer."""
     return KV([x[:, :length] for x in kv.keys], [x[:, :length] for x in kv.values], kv.start)

@@ -230,7 +230,7 @@ def _check(wanted: Wanted, orders: int, selectors: Sequence[str], ratios: Sequen
 
 
 def _menus(options: dict[str, Any], selectors: Sequence[str], first: Wanted) -> dict[str, Any]:
-    """Menus with what the page holds."""
+    """Return menus with what the page holds."""
     menus = {
         name: [one for one in options[name] if one["value"] == getattr(first, name)]
         or [entry(getattr(first, name), "")]

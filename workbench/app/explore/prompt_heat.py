@@ -57,7 +57,7 @@ def deviation(gaps: Tensor) -> dict[str, Any]:
 
 
 def from_question(model: PreTrainedModel, queries: Mapping[int, Tensor], kv: KV, prompt: Prompt) -> Tensor:
-    """[L, T] fp32 attention from the question to every token: mean over its rows and over heads.
+    """Return [L, T] fp32 attention from the question to every token: mean over its rows and over heads.
 
     `queries` [Hq, R, D] by layer, of rows that end with the question.
     """
@@ -87,7 +87,7 @@ class Recorded:
 
 
 def kept_tokens(tiles: Mapping[int, Tiles], layers: int, length: int) -> Tensor:
-    """[L, T]: share of (head, query tile) whose tiles hold a token. Layers where nothing was chosen keep all."""
+    """Return [L, T]: share of (head, query tile) whose tiles hold a token. Layers where nothing was chosen keep all."""
     shares = torch.ones(layers, length)
     for layer, of_layer in tiles.items():
         by_tile = of_layer.kept.float().mean((0, 1)).cpu()
@@ -98,7 +98,7 @@ def kept_tokens(tiles: Mapping[int, Tiles], layers: int, length: int) -> Tensor:
 
 
 def tile_map(tiles: Mapping[int, Tiles], layers: int) -> Tensor | None:
-    """[L, I, J] share of heads that keep a tile, at most CELLS a side; None where no layer chose."""
+    """Return [L, I, J] share of heads that keep a tile, at most CELLS a side; None where no layer chose."""
     if not tiles:
         return None
     first = next(iter(tiles.values())).paged().kept

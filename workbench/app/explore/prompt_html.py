@@ -48,5 +48,5 @@ def summary(record: dict[str, Any], method: str) -> str:
 
 
 def _script_json(value: Any) -> str:
-    """JSON that is safe inside a <script> element."""
+    """Return JSON that is safe inside a <script> element."""
     return json.dumps(value, allow_nan=False).replace("<", "\\u003c")

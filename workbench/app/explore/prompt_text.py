@@ -73,7 +73,7 @@ class PromptReader:
         return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)) if tokens else ""
 
     def _decoded(self, prompt: Prompt) -> list[str]:
-        """Texts of the blocks of a prompt; their tokens are kept as they are."""
+        """Return the texts of the blocks of a prompt; their tokens are kept as they are."""
         start = self.tokenizer.bos_token_id
         texts = []
         for number, block in enumerate(prompt.blocks):

@@ -105,7 +105,7 @@ class Choosing:
 
 
 def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """Blocks of 256 in flattened groups of 64, the paper's best row."""
+    """Yield blocks of 256 in flattened groups of 64, the paper's best row."""
     flat, (heads, kv_heads) = unit // 16, workloads.HEADS
     for length, parts in TILED:
         tokens, tile = length * unit, parts * unit // 1024
@@ -122,7 +122,7 @@ def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iter
 
 
 def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """Blocks of 128, squares of 8."""
+    """Yield blocks of 128, squares of 8."""
     for length in LENGTHS:
         tokens, block = length * unit, unit // 8
         choosing = _prompt("choose_xattention", tokens, (STRIDE,), 1)

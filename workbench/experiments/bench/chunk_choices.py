@@ -28,7 +28,7 @@ Choice = Callable[[Tensor, Tensor, Tensor], Any]  # q [B, Hq, R, D], keys [B, H,
 
 
 def past_of(q: Tensor, keys: Tensor) -> int:
-    """Tokens before the chunk."""
+    """Return the tokens before the chunk."""
     return keys.shape[2] - q.shape[2]
 
 
@@ -78,7 +78,7 @@ class KeptGate:
         return ((share >= least) & grid.causal) | grid.own
 
     def logits(self, q: Tensor, keys: Tensor) -> Tensor:
-        """[B, Hq, I, J] fp32: what the gate says of every pair of blocks."""
+        """Return [B, Hq, I, J] fp32: what the gate says of every pair of blocks."""
         block = self.rule.block
         if not self.weights:
             sizes = {"query": (q.shape[1], q.shape[-1]), "key": (keys.shape[1], 3 * q.shape[-1])}

@@ -107,7 +107,7 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def host(work: Callable[[], Any]) -> float:
-    """Median milliseconds until `work` returns, begun on an idle device, which it does not wait for."""
+    """Return median milliseconds until `work` returns, begun on an idle device, which it does not wait for."""
     times = []
     for _ in range(HOST if GPU else 1):
         if GPU:
@@ -119,7 +119,7 @@ def host(work: Callable[[], Any]) -> float:
 
 
 def replayed(ready: Captured) -> float | None:
-    """Median milliseconds of a captured step on the device; None where none was captured."""
+    """Return median milliseconds of a captured step on the device; None where none was captured."""
     if ready.graph is None:
         return None
     found = timing.measure({"replay": [ready.graph.replay]})["replay"]

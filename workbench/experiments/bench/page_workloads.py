@@ -16,7 +16,7 @@ from workbench.experiments.bench.workloads import DEVICE, Workload, frequencies,
 
 
 def questions(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """50 rows over a long cache, with and without shifted blocks; a batch that decodes over a shared cache."""
+    """Yield 50 rows over a long cache, with and without shifted blocks; a batch that decodes over a shared cache."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
     freq = frequencies()
@@ -91,7 +91,7 @@ def decoding(against: list[str], variants: Sequence[Variant], unit: int = 1024) 
 
 
 def scattered(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """A share of 32K rows, drawn at random, and a question of 50 over all 32K: FusionRAG's online step."""
+    """Yield a share of 32K rows, drawn at random, and a question of 50 over all 32K: FusionRAG's online step."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
     tokens, count, page = 32 * unit, 50, min(workloads.PAGE, unit)

@@ -17,7 +17,7 @@ from workbench.kernels._page_lists import pages
 
 
 def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """Dense causal prefill, and 15% of the causal tiles of 128, drawn for every head."""
+    """Yield dense causal prefill, and 15% of the causal tiles of 128, drawn for every head."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
     size = min(128, unit)
@@ -78,7 +78,7 @@ def chunks(against: list[str], variants: Sequence[Variant], unit: int = 1024) ->
 
 
 def encodings(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """64 blocks of a quarter to three quarters of 1024 tokens, each attending to itself."""
+    """Yield 64 blocks of a quarter to three quarters of 1024 tokens, each attending to itself."""
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
     lengths = torch.randint(unit // 4, 3 * unit // 4 + 1, (64,), generator=torch.Generator().manual_seed(0))
@@ -97,7 +97,7 @@ def encodings(against: list[str], variants: Sequence[Variant], unit: int = 1024)
 
 
 def rotations(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """Keys of 32K tokens rerotated to new positions."""
+    """Yield keys of 32K tokens rerotated to new positions."""
     kv_heads = workloads.HEADS[1]
     width = workloads.WIDTH
     tokens = 32 * unit

@@ -121,7 +121,7 @@ class Online:
 
 
 def sizes(scene: Scene) -> tuple[int, int]:
-    """Tokens of the context and of the question."""
+    """Return the tokens of the context and of the question."""
     return CONTEXT * scene.unit, min(QUESTION, scene.unit)
 
 
@@ -189,7 +189,7 @@ def _workload(scene: Scene, share: float) -> Workload:
 
 
 def _full(scene: Scene, runs: int) -> list[Candidate]:
-    """The baseline: stock transformers over the whole prompt."""
+    """Return the baseline: stock transformers over the whole prompt."""
     listed = []
     for name in [name for name in stock.BACKENDS if name in scene.against] or [""]:
         label = f"transformers, full prefill{name and f' ({name})'}"

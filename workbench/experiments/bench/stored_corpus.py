@@ -209,7 +209,7 @@ class StoredCorpus:
         self.pages, self._spare = None, []
 
     def _own(self) -> int:
-        """Pages of one request that are its own."""
+        """Return pages of one request that are its own."""
         load = self.load
         return -(-int(load.question + load.answer + load.ratio * load.per_question * load.block + 1) // SIZE)
 

@@ -76,7 +76,7 @@ def frequencies() -> Tensor:
 
 
 def sets(traffic: float) -> range:
-    """One entry for every set of inputs that together are larger than the cache; `traffic`: bytes of one set."""
+    """Return one entry for every set of inputs that together are larger than the cache; `traffic`: bytes of one set."""
     return range(max(1, min(8, -(-COLD // int(traffic)))))
 
 

@@ -33,7 +33,7 @@ def table(name: str) -> pd.DataFrame:
 
 
 def has(name: str, kind: str = "parquet") -> bool:
-    """Whether results of that name are committed."""
+    """Return whether results of that name are committed."""
     return name in results.names(kind)
 
 

@@ -87,7 +87,7 @@ class Superposition:
     def _best(
         self, model: PreTrainedModel, system: Block, documents: Sequence[Block], requests: Sequence[PrefillRequest]
     ) -> list[int]:
-        """The paths to keep, in reading order; runs every path's question, whose KV the requests then hold."""
+        """Return the paths to keep, in reading order; runs every path's question, whose KV the requests then hold."""
         outputs = prefill_many(model, requests)
         scores = torch.tensor([_likelihood(o.logits, request) for o, request in zip(outputs, requests, strict=True)])
         if self.prior:
@@ -100,7 +100,7 @@ class Superposition:
     def _counts(
         self, system: Block, documents: Sequence[Block], requests: Sequence[PrefillRequest], length: int
     ) -> tuple[tuple[Pass, ...], int, int]:
-        """Passes, tokens computed and tokens reused."""
+        """Return passes, tokens computed and tokens reused."""
         passes = [Pass(request.plan.rows.tolist(), len(request.tokens), forward=1) for request in requests]
         computed = sum(len(request.plan.rows) for request in requests) + 1
         if self.prior:
@@ -111,7 +111,7 @@ class Superposition:
 
 
 def _likelihood(logits: torch.Tensor | None, request: PrefillRequest) -> float:
-    """Log-probability of the last len(logits) tokens of a request, all but the first of them."""
+    """Return log-probability of the last len(logits) tokens of a request, all but the first of them."""
     assert logits is not None
     tokens = request.tokens[len(request.tokens) - len(logits) + 1 :].to(logits.device)
     return float(logits[:-1].float().log_softmax(-1).gather(1, tokens[:, None]).sum())

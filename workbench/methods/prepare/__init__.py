@@ -16,19 +16,22 @@ class Prepare(Protocol):
     """Caches the context blocks of prompts."""
 
     def __call__(self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store) -> list[list[KV]]:
-        """KV of every context block of every prompt: from `store`, or made now and kept there.
+        """Return KV of every context block of every prompt: from `store`, or made now and kept there.
 
         Keys cover all that a block saw, so what two preparations made never passes for one another.
         """
 
 
 def names() -> list[str]:
-    """The preparations there are."""
+    """Return the preparations there are."""
     return registry.names(__name__)
 
 
 def named(spec: str, **given: Any) -> Prepare:
-    """A preparation from `after_system` or `with_neighbours(n=4)`; `corpus=` is handed to those that need one."""
+    """Return a preparation from `after_system` or `with_neighbours(n=4)`.
+
+    `corpus=` is handed to those that need one.
+    """
     return registry.made(__name__, spec, **given)
 
 
@@ -39,12 +42,12 @@ def with_system(prepared: Prepare, system: int) -> Prepare:
 
 
 def contexts(prompts: Sequence[Prompt]) -> list[Block]:
-    """All context blocks, one prompt after the other."""
+    """Return all context blocks, one prompt after the other."""
     return [block for prompt in prompts for block in prompt.context]
 
 
 def shaped(prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[list[KV]]:
-    """One list a prompt, from the KV of all context blocks one after the other."""
+    """Return one list a prompt, from the KV of all context blocks one after the other."""
     rest = iter(kvs)
     return [[next(rest) for _ in prompt.context] for prompt in prompts]
 

@@ -51,7 +51,7 @@ class BehindDocument:
         return shaped(prompts, fetch(model, blocks, store, after))
 
     def neighbours(self, block: Block) -> tuple[Block, ...]:
-        """The passages a passage is prepared behind, in the order of its document."""
+        """Return the passages a passage is prepared behind, in the order of its document."""
         if block not in self.corpus.place:
             raise BadInput(
                 f"passage {block.label!r} is not in the corpus of {len(self.corpus)} passages: "
@@ -61,7 +61,7 @@ class BehindDocument:
         return ahead[max(0, len(ahead) - self.n) :]
 
     def _before(self, prompt: Prompt) -> list[tuple[Block, ...]]:
-        """What every context block of a prompt is encoded after."""
+        """Return what every context block of a prompt is encoded after."""
         system = prompt.context[: self.system]
         before = [system[:i] for i in range(len(system))]
         return before + [(*system, *self.neighbours(block)) for block in prompt.context[self.system :]]

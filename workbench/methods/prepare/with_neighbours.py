@@ -77,7 +77,7 @@ class WithNeighbours:
         return shaped(prompts, [next(front if i < self.system else rest) for i in places])
 
     def neighbours(self, block: Block) -> tuple[Block, ...]:
-        """The passages a passage is prepared behind, the most alike first."""
+        """Return the passages a passage is prepared behind, the most alike first."""
         if block not in self.corpus.place:
             raise BadInput(
                 f"passage {block.label!r} is not in the corpus of {len(self.corpus)} passages: "

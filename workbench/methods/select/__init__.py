@@ -56,11 +56,14 @@ class Select:
         raise NotImplementedError
 
     def scores(self, model: PreTrainedModel, prompts: Sequence[Prompt], kvs: Sequence[KV]) -> Sequence[Tensor]:
-        """[T of the context] a prompt, any float dtype and device; the system blocks are masked by the caller."""
+        """Return [T of the context] a prompt, any float dtype and device.
+
+        The system blocks are masked by the caller.
+        """
         return [self.score(prompt) for prompt in prompts]
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
-        """What a request computes for the scores, before its tokens are recomputed."""
+        """Return what a request computes for the scores, before its tokens are recomputed."""
         return ()
 
     def __call__(self, model: PreTrainedModel, prompt: Prompt, kv: KV) -> Tensor:
@@ -109,7 +112,7 @@ def named(spec: str) -> Select:
 
 
 def documents(prompt: Prompt, system: int = 1) -> Tensor:
-    """[N] positions of the document tokens: the context without its first `system` blocks."""
+    """Return [N] positions of the document tokens: the context without its first `system` blocks."""
     return torch.arange(prompt.starts[min(system, len(prompt.context))], prompt.starts[-1])
 
 
@@ -173,7 +176,7 @@ def exact(model: PreTrainedModel, prompts: Sequence[Prompt], num_layers: int) ->
 
 
 def context_pass(prompt: Prompt, num_layers: int) -> tuple[Pass]:
-    """What `exact` computes for one request."""
+    """Return what `exact` computes for one request."""
     return (Pass(range(prompt.starts[-1]), prompt.starts[-1], num_layers),)
 
 
@@ -186,6 +189,6 @@ def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:
 
 
 def without_system(scores: Tensor, prompt: Prompt, system: int) -> Tensor:
-    """Scores with -inf on the system blocks; inf, which stands for everything, is left."""
+    """Return scores with -inf on the system blocks; inf, which stands for everything, is left."""
     head, documents = scores.tensor_split([prompt.starts[min(system, len(prompt.context))]])
     return torch.cat((head.masked_fill(head != torch.inf, -torch.inf), documents))

@@ -63,7 +63,7 @@ class CacheCraft(Select):
         return scores
 
     def shares(self, prompt: Prompt, attention: Crossing) -> list[float]:
-        """CFO of every document block."""
+        """Return CFO of every document block."""
         shares = []
         for i, now in zip(range(self.system, len(prompt.context)), pasts(prompt, attention, self.system), strict=True):
             then = (self.before(prompt.blocks[i]) if self.before else None) or Past((), now.cci)
@@ -73,7 +73,7 @@ class CacheCraft(Select):
 
 
 def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
-    """What there is to remember of every document block of a prompt that was computed in full."""
+    """Return what there is to remember of every document block of a prompt that was computed in full."""
     lengths = torch.tensor([float(len(block)) for block in prompt.context])
     of = prompt.block_of[: prompt.starts[-1]]
     sums = torch.zeros(len(lengths), len(lengths)).index_add_(0, of, attention.paid.cpu())  # [B, B] row pays column
@@ -86,7 +86,7 @@ def pasts(prompt: Prompt, attention: Crossing, system: int = 1) -> list[Past]:
 
 
 def prefix_fit(old: Sequence[tuple[str, float]], new: Sequence[str]) -> float:
-    """β' = β (1 - γ): how well the chunks before a chunk are those it was cached behind. 1 where both are none.
+    """Return β' = β (1 - γ): how well the chunks before a chunk are those it was cached behind. 1 where both are none.
 
     β is the share of the old inter-attention that went to chunks which are back; γ the share of pairs of them
     that have changed their order (Kendall).

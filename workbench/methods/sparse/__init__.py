@@ -29,17 +29,17 @@ FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a
 
 
 def count(default: int, least: int = 0) -> Any:
-    """An option that is a whole number of at least `least`."""
+    """Return an option that is a whole number of at least `least`."""
     return registry.option(default, partial(check_count, least=least))
 
 
 def fraction(default: float, zero: bool = False) -> Any:
-    """An option that is a share: above 0 to 1, or from 0 where `zero` is allowed."""
+    """Return an option that is a share: above 0 to 1, or from 0 where `zero` is allowed."""
     return registry.option(default, partial(check_share, zero=zero))
 
 
 def word(default: str, *others: str) -> Any:
-    """An option that is one of a few words."""
+    """Return an option that is one of a few words."""
     return registry.ruled(default, f"allowed are {', '.join((default, *others))}", (default, *others).__contains__)
 
 
@@ -126,7 +126,7 @@ def fused(kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: TileRu
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Whether kernels choose there."""
+    """Return whether kernels choose there."""
     return x.is_cuda
 
 

@@ -25,5 +25,5 @@ def for_short_prompts(spec: str, length: int) -> str:
 
 
 def small(spec: str, tile: int = 32) -> str:
-    """A bare name with these settings in tiles of `tile` tokens; what has options of its own stays as it is."""
+    """Return a bare name with these settings in tiles of `tile` tokens; what has options of its own stays as it is."""
     return SETTINGS.get(spec.strip(), spec).format(tile=tile, double=2 * tile)

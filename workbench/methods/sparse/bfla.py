@@ -94,7 +94,10 @@ class Bfla(Sparse):
         return Tiles(kept, self.tile, shared=group)
 
     def _causes(self, found: Tensor, grid: Grid) -> dict[str, Tensor]:
-        """Why tiles are kept, [H, I, J] bool each or what broadcasts to it; `found` [H, Lq, Lkv]: blocks with mass."""
+        """Return why tiles are kept, [H, I, J] bool each or what broadcasts to it.
+
+        `found` [H, Lq, Lkv]: blocks with mass.
+        """
         rule, wide = self.rule, 1
         if self.rescue == "blocks":
             wide = self.block // self.tile
@@ -129,13 +132,13 @@ class Bfla(Sparse):
         return heads * rows * length * width // self.flat
 
     def blocks(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-        """[H, Lq, Lkv] bool: coarse blocks kept by mass for any head of the group (eq. 12)."""
+        """Return [H, Lq, Lkv] bool: coarse blocks kept by mass for any head of the group (eq. 12)."""
         score = block_scores.bfla(queries, keys, self.block, self.flat)
         blocks = Grid(rows, keys.shape[1], self.block)
         return tile_selection.chosen(score, blocks, self.rule, len(queries) // len(keys), logits=True)
 
     def shares(self, queries: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-        """[Hq, Lq, Lkv] fp32: block probabilities 𝒜 (eq. 3-9)."""
+        """Return [Hq, Lq, Lkv] fp32: block probabilities 𝒜 (eq. 3-9)."""
         score = block_scores.bfla(queries, keys, self.block, self.flat)
         return score.masked_fill_(~Grid(rows, keys.shape[1], self.block).causal, -torch.inf).softmax(-1)
 

@@ -58,7 +58,7 @@ class Compact(Sparse):
         return replace(self, over=self.inner.ready(model))
 
     def group(self, heads: int, kv_heads: int) -> int:
-        """Query heads of an execution group of a model. BadInput where they do not divide its GQA group."""
+        """Return query heads of an execution group of a model. BadInput where they do not divide its GQA group."""
         whole = heads // kv_heads
         group = min(self.heads or whole, whole)
         if whole % group:
@@ -69,7 +69,7 @@ class Compact(Sparse):
         return self.merged(self.inner(queries, keys, rows, site), len(keys), rows, keys.shape[1])
 
     def merged(self, choice: Tiles, kv_heads: int, rows: Tensor, length: int) -> Tiles:
-        """The union of `choice`, over `rows` and `length` keys, with the chunk itself."""
+        """Return the union of `choice`, over `rows` and `length` keys, with the chunk itself."""
         grid = Grid(rows.to(choice.kept.device), length, choice.size)
         group = self.group(len(choice.kept), kv_heads)
         return Tiles(united(choice.paged().kept, group, grid), choice.size, shared=group, alike=True)

@@ -36,7 +36,7 @@ class FlashPrefill(Sparse):
     tail: int = count(2)
 
     def rule(self, length: int) -> TileRule:
-        """What is kept of the scores in a prompt of `length` tokens."""
+        """Return what is kept of the scores in a prompt of `length` tokens."""
         tail = (-(-length // self.block) - self.tail) * self.block if self.tail else None
         return TileRule(
             self.block, self.block, part=self.alpha, whole=True, local=self.window - 1, sink=self.sink, tail=tail
@@ -51,7 +51,7 @@ class FlashPrefill(Sparse):
         return Tiles(kept, self.block)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-        """[Hq, I, J] fp32: S normalised over j; -1 where no row of the block sees the key block in whole."""
+        """Return [Hq, I, J] fp32: S normalised over j; -1 where no row of the block sees the key block in whole."""
         logits = block_scores.flash_prefill(queries, keys, grid.rows, self.block)
         return logits.softmax(-1).masked_fill_(logits == -torch.inf, -1.0)
 

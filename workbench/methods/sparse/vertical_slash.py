@@ -39,7 +39,10 @@ class VerticalSlash(Sparse):
         return grid.tiles(self._tiles(slash, grid), len(queries), vertical)
 
     def lines(self, queries: Tensor, keys: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Columns and diagonals chosen: [Hq, T] bool each; diagonal d holds the keys d positions before their row."""
+        """Return columns and diagonals chosen: [Hq, T] bool each.
+
+        Diagonal d holds the keys d positions before their row.
+        """
         end = Grid(grid.rows[-self.last :], grid.length, self.block)
         columns = queries.new_zeros(len(queries), grid.length, dtype=torch.float32)
         diagonals, keyed = columns.clone(), torch.arange(grid.length, device=keys.device)
@@ -55,7 +58,7 @@ class VerticalSlash(Sparse):
         return heads * min(self.last, rows) * length * width
 
     def _tiles(self, slash: Tensor, grid: Grid) -> Tensor:
-        """[Hq, I, J]: tiles that a chosen diagonal crosses, for any row of the query tile."""
+        """Return [Hq, I, J]: tiles that a chosen diagonal crosses, for any row of the query tile."""
         rows, size = grid.rows, self.block
         begins = torch.ones(len(rows), dtype=torch.bool, device=rows.device)  # runs of neighbours within a query tile
         begins[1:] = (rows[1:] != rows[:-1] + 1) | (torch.arange(1, len(rows), device=rows.device) % size == 0)
@@ -72,6 +75,6 @@ class VerticalSlash(Sparse):
 
 
 def _most(score: Tensor, count: int, forced: Tensor) -> Tensor:
-    """Bool like `score` [Hq, T]: the `count` highest, those that are `forced` [T] before all others."""
+    """Return bool like `score` [Hq, T]: the `count` highest, those that are `forced` [T] before all others."""
     order = score.masked_fill(forced, torch.inf).sort(dim=-1, descending=True, stable=True).indices[:, :count]
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, order, True)

@@ -78,11 +78,11 @@ class Xattention(Sparse):
         return Tiles(kept, self.block)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
-        """[Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block."""
+        """Return [Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block."""
         return block_scores.xattention(queries, keys, grid.rows, self.block, self.stride)
 
     def _share(self, layer: int, device: torch.device) -> float | Tensor:
-        """τ, or one for every head."""
+        """Return τ, or one for every head."""
         if self.profiled:
             return _on(self.profiled[layer], device)
         assert not isinstance(self.threshold, str), "`choose` refuses a file that was not read"
@@ -107,7 +107,7 @@ class Xattention(Sparse):
 
 
 def estimated(length: int) -> int:
-    """Rows of a chunk in which the released code estimates a prompt of `length` tokens."""
+    """Return rows of a chunk in which the released code estimates a prompt of `length` tokens."""
     power = 1 << (length - 1).bit_length()
     return max(2048, min(max(2048, power), (1 << 28) // power))
 
@@ -118,7 +118,7 @@ def in_first_chunk(grid: Grid) -> Tensor:
 
 
 def released(weights: Tensor, grid: Grid, rule: TileRule) -> Tensor:
-    """[Hq, I, J] bool: what the released code keeps in its first chunk, by weights [Hq, I, J] of blocks.
+    """Return [Hq, I, J] bool: what the released code keeps in its first chunk, by weights [Hq, I, J] of blocks.
 
     It counts the own block and then the others in falling order, each against the sum that is one block late; column 0
     takes the place of every block that is dropped.
@@ -141,7 +141,7 @@ def _on(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def shares(method: Xattention, queries: Tensor, keys: Tensor, rows: Tensor, cover: float = 0.9) -> Tensor:
-    """[Hq]: the threshold at which a head would have kept what matters (the released profile).
+    """Return [Hq]: the threshold at which a head would have kept what matters (the released profile).
 
     Of every row of blocks: the fewest that truly hold `cover` of the attention, and the smallest estimate among them.
     Blocks estimated at that or more hold a share of all estimates; it is taken over all rows together.
@@ -156,7 +156,7 @@ def shares(method: Xattention, queries: Tensor, keys: Tensor, rows: Tensor, cove
 def profile(
     model: PreTrainedModel, prompts: Sequence[Tensor], method: Xattention, cover: float = 0.9
 ) -> tuple[tuple[float, ...], ...]:
-    """τ for every layer and head: the largest that any of `prompts` (token ids [T]) asks for."""
+    """Return τ for every layer and head: the largest that any of `prompts` (token ids [T]) asks for."""
     check_share("cover", cover)
     check_count("the number of prompts", len(prompts), 1)
     most: list[Tensor] = []

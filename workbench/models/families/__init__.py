@@ -19,13 +19,13 @@ SINKS = ("gpt_oss",)
 
 
 def family(model: PreTrainedModel) -> Any:
-    """The module with `pairing` and `inv_freq` for this model."""
+    """Return the module with `pairing` and `inv_freq` for this model."""
     name = f"{__name__}.{decoder_config(model.config).model_type}"
     return import_module(name if find_spec(name) else f"{__name__}.standard")
 
 
 def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of the text decoder (of a multimodal model: its part)."""
+    """Return the configuration of the text decoder (of a multimodal model: its part)."""
     return config.get_text_config(decoder=True)
 
 
@@ -37,7 +37,7 @@ def check(config: PreTrainedConfig) -> None:
 
 
 def unsupported(config: PreTrainedConfig, reason: str) -> Unsupported:
-    """The error, not raised: '<model> cannot be used: <reason>'."""
+    """Return the error, not raised: '<model> cannot be used: <reason>'."""
     name = config.name_or_path or config.model_type
     model = f"{name} ({config.model_type})" if name != config.model_type else name
     return Unsupported(f"{model} cannot be used: {reason}")
@@ -54,7 +54,7 @@ def check_modules(model: PreTrainedModel) -> None:
 
 
 def declared_window(config: PreTrainedConfig, layer: int) -> int | None:
-    """Tokens that the configuration lets a layer see (sliding window), or None for all."""
+    """Return the tokens that the configuration lets a layer see (sliding window), or None for all."""
     decoder = decoder_config(config)
     types = getattr(decoder, "layer_types", None)
     sliding = types[layer] == "sliding_attention" if types else getattr(decoder, "use_sliding_window", True)
@@ -109,6 +109,6 @@ def _switches(decoder: PreTrainedConfig, table: dict[str, Any]) -> bool:
 
 
 def inv_freqs(model: PreTrainedModel, layers: int) -> list[torch.Tensor]:
-    """The rotary table of every layer, [R/2] each."""
+    """Return the rotary table of every layer, [R/2] each."""
     decoder, how = model.get_decoder(), family(model)
     return [how.inv_freq(decoder, layer) for layer in range(layers)]

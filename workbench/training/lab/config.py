@@ -54,7 +54,7 @@ class PretrainConfig:
             raise BadInput(f"unknown corpus {self.corpus!r}: allowed are {', '.join(NAMED)}")
 
     def model_config(self, vocab_size: int) -> LlamaConfig:
-        """The model's configuration in Hugging Face format."""
+        """Return the model's configuration in Hugging Face format."""
         return LlamaConfig(
             vocab_size=vocab_size,
             hidden_size=self.hidden,
@@ -81,7 +81,7 @@ RECIPES = {
 
 
 def recipe(name: str, seed: int = 0) -> PretrainConfig:
-    """The recipe of a name, with a seed. Raises BadInput for an unknown name."""
+    """Return the recipe of a name, with a seed. Raises BadInput for an unknown name."""
     if name not in RECIPES:
         raise BadInput(f"unknown recipe {name!r}: allowed are {', '.join(RECIPES)}")
     return replace(RECIPES[name], seed=seed)

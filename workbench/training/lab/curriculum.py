@@ -65,7 +65,7 @@ _MOST = {"single-hop": 0.15, "continuation": 0.25, "two-hop": 0.25, "comparison"
 
 
 def _worded(stage: Stage) -> Stage:
-    """A stage that uses the harder lab's words as well: no word is new later on."""
+    """Return a stage that uses the harder lab's words as well: no word is new later on."""
     worded = replace(stage.style, paraphrases=0.4, phrases=0.4)
     return replace(stage, style=worded, others=(replace(worded, titles="kept", hints=0.0),))
 

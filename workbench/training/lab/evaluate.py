@@ -48,7 +48,7 @@ def evaluate(
 
 
 def scores(record: Record) -> dict[str, Any]:
-    """The rows of a record by kind of question: n, exact match and F1 with their intervals."""
+    """Return the rows of a record by kind of question: n, exact match and F1 with their intervals."""
     return {row.pop("kind"): row for row in record.rows() if row.pop("mode")}
 
 

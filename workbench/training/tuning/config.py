@@ -93,7 +93,7 @@ class TuneConfig:
         return self.lora_targets == "attention" or (self.lora_targets == "auto" and self.teacher == "self")
 
     def rate(self, step: int, seconds: float = 0.0) -> float:
-        """Learning rate of a step, counted from 0: linear warm-up, then linear decay to 0.
+        """Return the learning rate of a step, counted from 0: linear warm-up, then linear decay to 0.
 
         It falls with the steps or with the `seconds` of the budget, whichever are further.
         """
@@ -105,5 +105,5 @@ class TuneConfig:
         return self.lr * left
 
     def finished(self, step: int, seconds: float = 0.0) -> bool:
-        """Whether all steps are done, or the budget is spent."""
+        """Return whether all steps are done, or the budget is spent."""
         return step >= self.steps or (self.budget is not None and seconds >= 60 * self.budget)

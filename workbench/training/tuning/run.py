@@ -53,7 +53,7 @@ class TuneRun(Training):
     compiled: set[int] = field(default_factory=set)  # lengths that kernels are there for
 
     def asked(self) -> bool:
-        """Whether the run is to end now; several processes end together, at a row of the curve."""
+        """Return whether the run is to end now; several processes end together, at a row of the curve."""
         return self.accelerator.num_processes == 1 and self.stop()
 
     @property
