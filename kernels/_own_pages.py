@@ -55,11 +55,10 @@ def _attend_and_merge(
     own = tl.exp2(m_i - top)
     weight = tl.exp2(log - top[:, None])
     acc, l_i = acc * own[:, None], l_i * own + tl.sum(weight, 1)
-    for part in tl.range(0, splits):
+    for part in tl.static_range(SPLITS):  # unrolled: loads need not wait for each other
         share = tl.sum(tl.where(i[None, :] == part, weight, 0.0), 1)
-        one = tl.load(
-            parts + (there[:, None] + part) * D + col[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0
-        )
+        at = there + tl.minimum(part, splits - 1)  # a part that there is not has no weight
+        one = tl.load(parts + at[:, None] * D + col[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
         acc += tl.where(share[:, None] > 0, one * share[:, None], 0.0)
     some = valid & (l_i > 0)
     result = tl.where(some[:, None], acc / tl.where(some, l_i, 1.0)[:, None], 0.0)

@@ -73,9 +73,8 @@ class FusedLayers:
             found = [getattr(layer, name) for layer in self.layers]
             if all(bias is None for _, bias in found):
                 weights = [weight for weight, _ in found]
-                self.products.prepare(rows, weights, parts=name != "gate_up")
-                if name == "gate_up":
-                    self.products.prepare(rows, weights, gate=self._silu_and_mul)
+                gated = name == "gate_up"
+                self.products.prepare(rows, weights, parts=not gated, gate=self._silu_and_mul if gated else None)
         if self.head.bias is None:
             self.products.prepare(requests, [self.head.weight])
 

@@ -175,7 +175,7 @@ class Pool:
         Returns the pages of all blocks and their generations; None where a block's are not known.
         """
         known = [x for block in context if (x := block.generations) is not None]
-        if len(known) == len(context) and all(block.pool is self for block in context):
+        if len(known) == len(context) == [block.pool for block in context].count(self):
             pages, generations = np.concatenate([block.numbers for block in context]), np.concatenate(known)
             if self.owners.holds(pages, generations):
                 return pages, generations

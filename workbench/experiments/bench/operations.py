@@ -134,7 +134,7 @@ def decode(scene: Scene) -> Iterator[Comparison]:
         candidates += [
             Candidate("ours, layers not fused", partial(decoded, layers="model"), 4),
             Candidate("ours, layers compiled", partial(decoded, layers="compiled"), 4),
-            Candidate("transformers", partial(stock.answers, scene, context, batch), 10),
+            Candidate("transformers", partial(stock.answers, scene, context, batch), 5),
         ]
     yield Workload("a token of each of 8 over 32K", shape, flops, scene.bytes(context)), candidates
 
