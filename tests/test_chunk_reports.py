@@ -5,6 +5,7 @@ import json
 import pytest
 
 from workbench.experiments import chunk_reports, results
+from workbench.experiments.papers import compact_attention
 from workbench.plots import bfla_lengths, chunks
 
 
@@ -122,3 +123,13 @@ def test_a_method_is_said_to_be_slower_than_dense_where_it_is():
         "It is slower than dense at 16K and 32K, level with dense at 64K and faster than dense at 128K."
     )
     assert chunks.beside_dense([fast]) == "It is faster than dense at 128K."
+
+
+def test_methods_whose_whole_prefill_is_not_timed_are_named(monkeypatch):
+    rows = {"attention": ["flash_prefill", "quoka"], "whole_prefill": ["flash_prefill"]}
+    for name, methods in rows.items():
+        monkeypatch.setattr(chunk_reports, name, lambda methods=methods: [{"name": one} for one in methods])
+    assert chunk_reports.untimed() == ["quoka"] and "not timed: QUOKA." in chunks.not_timed()
+    assert "under quoka: not timed" in compact_attention.not_whole()
+    monkeypatch.setattr(chunk_reports, "whole_prefill", list)
+    assert chunk_reports.untimed() == [] and chunks.not_timed() == "" == compact_attention.not_whole()

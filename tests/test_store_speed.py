@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from workbench.experiments import results, store_faults, store_speed
+from workbench.experiments import store_faults, store_speed
 from workbench.experiments.store_speed import BlockShape, disk_finding, measured
 
 TINY = BlockShape("tiny", 2, 1, 4, torch.bfloat16, 8, 20)

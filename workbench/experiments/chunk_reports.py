@@ -107,6 +107,12 @@ def _over_dense(report: str, length: str, against: str | None) -> Iterator[dict[
                 yield about | ratio(dense, candidates[who]) | {"density": candidates[who].get("density")}
 
 
+def untimed() -> list[str]:
+    """List the methods whose attention is timed in chunks (figure 5) and whose whole prefill is not."""
+    whole = {row["name"] for row in whole_prefill()}
+    return [name for name in dict.fromkeys(row["name"] for row in attention()) if whole and name not in whole]
+
+
 def one_pass(name: str = "ours") -> Records:
     """Return rows {at, density, mean, low, high, runs}: dense attention over BFLA by length (BFLA, tables 1 and 2)."""
     rows = []

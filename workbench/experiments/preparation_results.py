@@ -31,7 +31,7 @@ def size_of(one: Kept) -> str:
 def joined_seeds(models: Sequence[Kept]) -> Kept:
     """Return models that differ by their training seed as one, every gain over the seeds that have it.
 
-    Of models that were measured on other questions than the first, nothing is taken, nor of rows that one of them lacks.
+    Of models that were measured on other questions than the first nothing is taken, nor of a row that one lacks.
     """
     first = models[0]
     alike = [one for one in models if all(one[key] == first[key] for key in ("samples", "seed", "passages"))]
