@@ -12,6 +12,7 @@ from workbench.core.tile_selection import TileRule
 from workbench.kernels._triton import jit, tl, triton
 
 INT64_MAX = tl.constexpr(2**63 - 1)
+PER_WARP = 256  # weights of a row that a warp holds
 COLUMNS = 1 << 13  # most blocks of a row that the kernel takes, times the heads of a group
 
 
@@ -131,9 +132,10 @@ def carry_out(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group:
     count = rows.shape[1]
     tiles, columns = -(-count // rule.tile), -(-length // rule.tile)
     kept = torch.empty(batch, heads, tiles, columns, dtype=torch.bool, device=weights.device)
+    shares = weights if rule.mass is None else _shares(rule, heads, weights.device)  # without a mass it is not read
     padded, together = _padded(blocks), triton.next_power_of_2(group)
     _keep[(coarse, heads // group, batch)](
-        weights, rows.long().contiguous(), _shares(rule, heads, weights.device), kept.view(torch.uint8),
+        weights, rows.long().contiguous(), shares, kept.view(torch.uint8),
         count, length, blocks, coarse, tiles, columns, rule.part,
         rule.local, rule.sink, length if rule.tail is None else max(0, rule.tail), rule.stride,
         ceil(rule.random * 1_000_000), rule.seed,
@@ -141,7 +143,7 @@ def carry_out(weights: Tensor, rows: Tensor, length: int, rule: TileRule, group:
         MASS=rule.mass is not None, LOGITS=logits, FIRST=rule.first, WHOLE=rule.whole,
         RESCUE=bool(rule.stride or rule.random), BITS=30 if logits else 31,
         HALVINGS=rule.block.bit_length(),
-        num_warps=min(16, max(1, padded * together // 256)),
+        num_warps=min(16, max(1, padded * together // PER_WARP)),
     )  # fmt: skip
     return kept
 

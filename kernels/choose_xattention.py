@@ -1,10 +1,13 @@
 """XAttention's choice of key blocks (arXiv:2503.16428): by the sums along antidiagonals of small squares.
 
-    choose_xattention(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule, stride)
+    choose_xattention(q [B, Hq, R, D], keys [B, H, T, D], rows [B, R], rule, stride, bits)
         -> [B, Hq, I, J] bool: row block i of head h attends to key block j, of `rule.block` tokens each
 
 Row r of request b stands at position `rows[b, r]`, rising: a whole prompt, a chunk of it, or scattered rows. Blocks are
 weighed as `core.block_scores.xattention` says, and the rule says what is kept (`core.tile_selection.TileRule`).
+
+With `bits` of 8 queries and keys are rounded to float8 (e4m3) before they are weighed, which a Hopper GPU multiplies
+twice as fast: another choice, near the exact one, for those who ask for it.
 
 The squares of a stride are one matrix product, computed once: of every row of squares and key block only the log of
 the sum of exp(logit) is written (1 / stride · block of N × N), for some heads at a time. The softmax over a row of
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from workbench.core import block_scores
 from workbench.core.tile_selection import TileRule, kept
-from workbench.kernels import _choose_vectors
+from workbench.kernels import _choose_hopper, _choose_vectors
 from workbench.kernels._choose_keep import carry_out, fits
 from workbench.kernels._choose_vectors import products
 from workbench.kernels._common import LOG2E, Config, rows_first
@@ -29,6 +32,7 @@ __all__ = ["cases", "configure", "launch", "reference", "takes"]
 
 BYTES = 256 << 20  # of sums that are held at a time
 HELD = 2048  # sums that a program holds at a time
+ROW = 16384  # sums of a row of blocks that are read once and held
 
 
 def configure(dtype: torch.dtype) -> Config:
@@ -38,13 +42,38 @@ def configure(dtype: torch.dtype) -> Config:
     return Config(128, 128, 8, 3, descriptors=True)
 
 
-def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int) -> Tensor:
+def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int, bits: int = 16) -> Tensor:
     """Weights in fp32."""
     choices = []
+    if bits == 8:
+        q, keys = block_scores.in_float8(q), block_scores.in_float8(keys)
     for queries, own_keys, at in zip(q, keys, rows, strict=True):
         weights = block_scores.xattention(queries, own_keys, at, rule.block, stride)
         choices.append(kept(weights, at, keys.shape[2], rule))
     return torch.stack(choices)
+
+
+@jit
+def _eighths(x, out, count, heads, x_batch, x_head, x_token, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """`block_scores.in_float8`, in 8 bits and without gaps."""
+    head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    token, col = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DP)
+    inside = (token < count)[:, None] & (col < D)[None, :]
+    at = x + request * x_batch + head.to(tl.int64) * x_head + token.to(tl.int64)[:, None] * x_token + col[None, :]
+    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    value = tl.minimum(tl.maximum(value, -448.0), 448.0)
+    out += ((request * heads + head) * count + token)[:, None] * D + col[None, :]
+    tl.store(out, value.to(tl.float8e4nv), mask=inside)
+
+
+def _in_8_bits(x: Tensor) -> Tensor:
+    """[B, H, T, D] in float8."""
+    batch, heads, count, width = x.shape
+    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    _eighths[(triton.cdiv(count, 64), heads, batch)](
+        x, out, count, heads, *x.stride()[:3], TOKENS=64, D=width, DP=triton.next_power_of_2(width), num_warps=4
+    )
+    return out
 
 
 @jit
@@ -74,44 +103,56 @@ def _squares(
         l_i = tl.sum(tl.exp2(s - safe[:, :, None]), 2)
         log_sum = tl.where(l_i > 0, safe + tl.log2(tl.where(l_i > 0, l_i, 1.0)), float("-inf"))
         j = tile_n * N + tl.arange(0, N)
-        at = (request * tl.num_programs(1) + one).to(tl.int64) * row_squares + row
+        at = (request * tl.num_programs(1) + one).to(tl.int64) * blocks + j
         inside = (row < row_squares)[:, None] & (j < blocks)[None, :]
-        tl.store(sums + at[:, None] * blocks + j[None, :], log_sum, mask=inside)
+        tl.store(sums + at[None, :] * row_squares + row[:, None], log_sum, mask=inside)
+
+
+@jit
+def _some(sums, j, seen, row, last, row_squares, PER: tl.constexpr, STRIDE: tl.constexpr):
+    """[PER, J] sums of key blocks j; -inf where a row sees nothing of the block."""
+    inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
+    return tl.load(sums + j.to(tl.int64)[None, :] * row_squares + row[:, None], mask=inside, other=float("-inf"))
 
 
 @jit
 def _blocks(
     sums, weights, rows, count, row_squares, blocks, heads, first_head, STRIDE: tl.constexpr, PER: tl.constexpr, CHUNK:
-    tl.constexpr,
+    tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Softmax over every row of squares, summed over the rows of squares of a block."""
+    """Softmax over every row of squares, summed over the rows of squares of a block. ONCE: a chunk holds all blocks."""
     i, one, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = i * PER + tl.arange(0, PER)
     end = tl.minimum((row + 1) * STRIDE, count) - 1
     last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
     seen = (tl.max(last, 0) // (PER * STRIDE)).to(tl.int32) + 1  # blocks that the last row sees a part of
-    at = (request * tl.num_programs(1) + one).to(tl.int64) * row_squares + row
-    m_i = tl.full([PER], float("-inf"), tl.float32)
-    l_i = tl.zeros([PER], tl.float32)
-    for first in range(0, seen, CHUNK):
-        j = first + tl.arange(0, CHUNK)
-        inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
-        x = tl.load(sums + at[:, None] * blocks + j[None, :], mask=inside, other=float("-inf"))
-        new = tl.maximum(m_i, tl.max(x, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)
-        l_i = l_i * tl.exp2(m_i - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
-        m_i = new
-    whole = m_i + tl.log2(tl.where(l_i > 0, l_i, 1.0))
-    whole = tl.where(l_i > 0, whole, float("inf"))  # no such row: it weighs nothing
+    sums += (request * tl.num_programs(1) + one).to(tl.int64) * blocks * row_squares
     weights += ((request * heads + first_head + one).to(tl.int64) * tl.num_programs(0) + i) * blocks
-    for first in range(0, seen, CHUNK):
-        j = first + tl.arange(0, CHUNK)
-        inside = (j < seen)[None, :] & ((j * PER * STRIDE)[None, :] <= last[:, None])
-        x = tl.load(sums + at[:, None] * blocks + j[None, :], mask=inside, other=float("-inf"))
-        tl.store(weights + j, tl.sum(tl.exp2(x - whole[:, None]), 0), mask=j < seen)
+    if ONCE:
+        j = tl.arange(0, CHUNK)
+        x = _some(sums, j, seen, row, last, row_squares, PER, STRIDE)
+        m_i = tl.max(x, 1)
+        x = tl.exp2(x - tl.where(m_i == float("-inf"), 0.0, m_i)[:, None])
+        l_i = tl.sum(x, 1)
+        share = tl.where(l_i > 0, 1.0 / tl.where(l_i > 0, l_i, 1.0), 0.0)  # no such row: it weighs nothing
+        tl.store(weights + j, tl.sum(x * share[:, None], 0), mask=j < seen)
+    else:
+        m_i = tl.full([PER], float("-inf"), tl.float32)
+        l_i = tl.zeros([PER], tl.float32)
+        for first in range(0, seen, CHUNK):
+            x = _some(sums, first + tl.arange(0, CHUNK), seen, row, last, row_squares, PER, STRIDE)
+            new = tl.maximum(m_i, tl.max(x, 1))
+            safe = tl.where(new == float("-inf"), 0.0, new)
+            l_i = l_i * tl.exp2(m_i - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
+            m_i = new
+        whole = tl.where(l_i > 0, m_i + tl.log2(tl.where(l_i > 0, l_i, 1.0)), float("inf"))
+        for first in range(0, seen, CHUNK):
+            j = first + tl.arange(0, CHUNK)
+            x = _some(sums, j, seen, row, last, row_squares, PER, STRIDE)
+            tl.store(weights + j, tl.sum(tl.exp2(x - whole[:, None]), 0), mask=j < seen)
 
 
-def takes(q: Tensor, keys: Tensor, rule: TileRule, stride: int) -> bool:
+def takes(q: Tensor, keys: Tensor, rule: TileRule, stride: int, bits: int = 16) -> bool:
     """Whether `launch` carries it out: blocks of 1, 2, 4 … 128 squares, head widths in sixteens, up to 8,192 blocks.
     Elsewhere `reference` does."""
     per = rule.block // stride
@@ -119,17 +160,56 @@ def takes(q: Tensor, keys: Tensor, rule: TileRule, stride: int) -> bool:
 
 
 def launch(
-    q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int, *, config: Config | None = None
+    q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int, bits: int = 16, *, config: Config | None = None
 ) -> Tensor:
-    """The Triton kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only)."""
+    """The kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
+
+    config   of Triton's product; without one `_choose_hopper` multiplies where it fits
+    """
     need_triton("choose_xattention")
-    config = config or configure(q.dtype)
-    weights = _weights(config, rows_first(q), rows_first(keys), rows.long().contiguous(), rule.block, stride)
+    weights = _weights(config, rows_first(q), rows_first(keys), rows.long().contiguous(), rule.block, stride, bits)
     return carry_out(weights, rows, keys.shape[2], rule, 1, logits=False)
 
 
-def _weights(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int) -> Tensor:
+def _weights(
+    config: Config | None, q: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int, bits: int = 16
+) -> Tensor:
     """[B, Hq, I, J] fp32: `block_scores.xattention`, unwritten where no row sees the block."""
+    batch, heads, count, width = q.shape
+    per, scale = block // stride, width**-0.5 / stride * LOG2E
+    squares, blocks = -(-count // stride), -(-keys.shape[2] // block)
+    together = max(1, min(heads, BYTES // (4 * batch * squares * blocks)))
+    sums = torch.empty(batch * together * squares * blocks, device=q.device)
+    weights = torch.empty(batch, heads, -(-count // block), blocks, device=q.device)
+    chunk = max(16, HELD // per, min(triton.next_power_of_2(blocks), ROW // per))
+    hopper = config is None and _choose_hopper.fits(q, keys, block, stride, bits == 8)
+    if bits == 8:
+        q, keys = (_in_8_bits(x) if hopper else block_scores.in_float8(x) for x in (q, keys))
+    for first in range(0, heads, together):
+        some = range(first, min(heads, first + together))
+        if hopper:
+            _choose_hopper.squares(q, keys, sums, rows, scale, some, stride, block)
+        else:
+            _multiply(config or configure(q.dtype), q, keys, sums, rows, scale, some, stride, block)
+        _blocks[(weights.shape[2], len(some), batch)](
+            sums, weights, rows, count, squares, blocks, heads, first, STRIDE=stride, PER=per, CHUNK=chunk,
+            ONCE=chunk >= blocks, num_warps=8 if chunk * per > HELD else 4,
+        )  # fmt: skip
+    return weights
+
+
+def _multiply(
+    config: Config,
+    q: Tensor,
+    keys: Tensor,
+    sums: Tensor,
+    rows: Tensor,
+    scale: float,
+    some: range,
+    stride: int,
+    block: int,
+) -> None:
+    """Write the sums of some heads by Triton's kernel."""
     batch, heads, count, width = q.shape
     length, per, channels = keys.shape[2], block // stride, _choose_vectors.step(q)
     squares, columns, blocks = -(-count // stride), -(-length // stride), -(-length // block)
@@ -138,22 +218,12 @@ def _weights(config: Config, q: Tensor, keys: Tensor, rows: Tensor, block: int, 
     with_descriptors = _choose_vectors.described(config, stride, q, keys)
     views = ((q, block_m), (keys, block_n))
     tiles = [_choose_vectors.descriptor(x, stride, n, channels) if with_descriptors else x for x, n in views]
-    together = max(1, min(heads, BYTES // (4 * batch * squares * blocks)))
-    sums = torch.empty(batch * together * squares * blocks, device=q.device)
-    weights = torch.empty(batch, heads, -(-count // block), blocks, device=q.device)
-    for first in range(0, heads, together):
-        some = min(together, heads - first)
-        _squares[(row_programs * key_programs, some, batch)](
-            q, keys, *tiles, sums, rows, count, length, squares, blocks, width**-0.5 / stride * LOG2E, key_programs,
-            first, *q.stride()[:3], *keys.stride()[:3], GROUP=heads // keys.shape[1], STRIDE=stride, PER=per, D=width,
-            STEP=channels, DESCRIPTORS=with_descriptors, BLOCK_M=block_m, BLOCK_N=block_n,
-            num_warps=config.warps, num_stages=config.stages,
-        )  # fmt: skip
-        _blocks[(weights.shape[2], some, batch)](
-            sums, weights, rows, count, squares, blocks, heads, first, STRIDE=stride, PER=per, CHUNK=max(16, HELD //
-            per), num_warps=4,
-        )  # fmt: skip
-    return weights
+    _squares[(row_programs * key_programs, len(some), batch)](
+        q, keys, *tiles, sums, rows, count, length, squares, blocks, scale, key_programs,
+        some.start, *q.stride()[:3], *keys.stride()[:3], GROUP=heads // keys.shape[1], STRIDE=stride, PER=per, D=width,
+        STEP=channels, DESCRIPTORS=with_descriptors, BLOCK_M=block_m, BLOCK_N=block_n,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
 
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
@@ -166,8 +236,19 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
             (2, (2, 1), 50, 133, 128, 4, TileRule(16, 16, 0.5, first=True)),
             (1, (3, 3), 40, 500, 80, 16, TileRule(64, 64, 0.6, first=True)),
             (1, (2, 2), 77, 200, 16, 8, TileRule(16, 16, 0.6, first=True)),
+            (
+                1,
+                (4, 2),
+                1160,
+                2400,
+                64,
+                8,
+                TileRule(64, 64, 0.8, first=True),
+            ),  # whole squares, as Hopper's kernel takes
         )
     ):
+        if seed >= 4 and torch.device(device).type == "cpu":
+            return  # the interpreter takes half a minute
         draw = torch.Generator().manual_seed(seed)
         q, keys = (
             torch.randn(batch, n, tokens, width, generator=draw) * 3
@@ -176,4 +257,4 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         rows = torch.arange(length - count, length).repeat(batch, 1)
         if seed == 3:  # scattered
             rows[0] = torch.randperm(length, generator=draw)[:count].sort().values
-        yield q.to(device, dtype), keys.to(device, dtype), rows.to(device), rule, stride
+        yield q.to(device, dtype), keys.to(device, dtype), rows.to(device), rule, stride, 8 if seed in (1, 5) else 16

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from workbench.kernels._triton import after_previous, jit, need_triton, overlap, padded_width, tl
+from workbench.kernels._triton import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 
+MANY = 512  # rows from which a program takes several, with several heads
+ROWS, HEADS = 16, 8
 Norms = tuple[Tensor, Tensor] | None
 
 
@@ -116,6 +118,50 @@ def _rope_and_cache(
             tl.store(there + col, wide.to(keys.dtype.element_ty), mask=inside)
 
 
+@jit
+def _many_rows(
+    qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, count, q_heads, heads, qkv_row, angle_row,
+    key_head, key_token, value_head, value_token, D: tl.constexpr, DP: tl.constexpr, W: tl.constexpr,
+    NORM: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Some heads of some rows, which share their angles."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, DP)
+    rotary, second = col < W, col >= W // 2
+    other = tl.where(rotary, tl.where(second, col - W // 2, col + W // 2), col)
+    there, inside = (row < count)[:, None], (row < count)[:, None] & (col < D)[None, :]
+    angle = row[:, None] * angle_row + col[None, :]
+    c = tl.load(cos + angle, mask=there & rotary[None, :], other=1.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=there & rotary[None, :], other=0.0).to(tl.float32)
+    s = tl.where(second[None, :], s, -s)
+    slot = tl.load(slots + row, mask=row < count, other=0).to(tl.int64)
+    for head in range(tl.program_id(1) * HEADS, tl.minimum((tl.program_id(1) + 1) * HEADS, q_heads + 2 * heads)):
+        at = qkv + row[:, None] * qkv_row + head * D
+        x = tl.load(at + col[None, :], mask=inside, other=0.0).to(out.dtype.element_ty)
+        if head >= q_heads + heads:
+            place = values + (head - q_heads - heads).to(tl.int64) * value_head + slot[:, None] * value_token
+            tl.store(place + col[None, :], x.to(values.dtype.element_ty), mask=inside)
+        else:
+            weight = q_weight
+            if head >= q_heads:
+                weight = k_weight
+            y = tl.load(at + other[None, :], mask=inside, other=0.0).to(out.dtype.element_ty)
+            wide, partner = x.to(tl.float32), y.to(tl.float32)
+            if NORM:
+                scale = (1.0 / tl.sqrt(tl.sum(wide * wide, 1) / D + eps))[:, None]
+                mine = tl.load(weight + col, mask=col < D, other=0.0)[None, :]
+                theirs = tl.load(weight + other, mask=col < D, other=0.0)[None, :]
+                wide = ((wide * scale).to(x.dtype) * mine).to(x.dtype).to(tl.float32)
+                partner = ((partner * scale).to(x.dtype) * theirs).to(x.dtype).to(tl.float32)
+            wide = wide * c + partner * s
+            if head < q_heads:
+                place = out + (row[:, None] * q_heads + head) * D
+                tl.store(place + col[None, :], wide.to(out.dtype.element_ty), mask=inside)
+            else:
+                place = keys + (head - q_heads).to(tl.int64) * key_head + slot[:, None] * key_token
+                tl.store(place + col[None, :], wide.to(keys.dtype.element_ty), mask=inside)
+
+
 def launch(
     qkv: Tensor,
     cos: Tensor,
@@ -132,6 +178,13 @@ def launch(
     rows, q_heads = qkv.shape[-2], qkv.shape[-1] // width - 2 * heads
     out = torch.empty((rows, q_heads, width), dtype=cos.dtype, device=qkv.device)
     q_weight, k_weight = norms or (cos, cos)
+    if qkv.ndim == 2 and rows >= MANY:
+        _many_rows[(triton.cdiv(rows, ROWS), triton.cdiv(q_heads + 2 * heads, HEADS))](
+            qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, rows, q_heads, heads, qkv.stride(0),
+            cos.stride(0), *keys.stride()[:2], *values.stride()[:2], D=width, DP=padded_width(width),
+            W=cos.shape[-1], NORM=norms is not None, ROWS=ROWS, HEADS=HEADS, num_warps=4,
+        )  # fmt: skip
+        return out
     options, pdl = overlap(qkv.device)
     _rope_and_cache[(rows, q_heads + 2 * heads)](
         qkv, cos, sin, slots, keys, values, q_weight, k_weight, out, eps, q_heads, heads, qkv.stride(0),
@@ -149,6 +202,8 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         (5, 3, 1, 80, 32, False),
         (7, 4, 2, 128, 128, True),
         (3, 2, 2, 16, 16, True),
+        (MANY + 3, 2, 1, 48, 32, True),
+        (MANY, 7, 1, 16, 16, False),
     ):
         seed = torch.Generator().manual_seed(rows + width)
 
@@ -157,9 +212,11 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
 
         angle = torch.randint(4096, (rows, 1), generator=seed) * 1e4 ** (-torch.arange(0, rotary, 2) / rotary)
         cos, sin = (f(torch.cat((angle, angle), -1)).to(device, dtype) for f in (torch.cos, torch.sin))
-        slots = torch.randperm(40, generator=seed)[:rows].int().to(device)
+        slots = torch.randperm(max(40, rows), generator=seed)[:rows].int().to(device)
         norms = (drawn(width), drawn(width)) if normed else None
-        pools = (drawn(heads, 40, width), drawn(heads, 40, width))
+        pools = (drawn(heads, max(40, rows), width), drawn(heads, max(40, rows), width))
         yield drawn(rows, (q_heads + 2 * heads) * width), cos, sin, slots, *pools, norms, 1e-6
+        if rows >= MANY:
+            continue  # parts are those of few rows
         parts = torch.randn(4, rows, (q_heads + 2 * heads) * width, generator=seed).to(device)
         yield parts, cos, sin, slots, *pools, norms, 1e-6

@@ -41,7 +41,8 @@ def test_workloads_can_be_carried_out(kernel, monkeypatch):
             indptr, indices = (made.indptr, made.indices) if isinstance(made, Pages) else made
             assert 0 < indptr[-1] <= len(indices)
             assert out[choices.FEEDS].isfinite().all()
-    assert found == {"ours", "torch", choices.FEEDS} | ({choices.KEPT} if kernel == "choose_flash_prefill" else set())
+    besides = {"choose_flash_prefill": {choices.KEPT}, "choose_xattention": {choices.IN_8_BITS}}
+    assert found == {"ours", "torch", choices.FEEDS} | besides.get(kernel, set())
 
 
 def test_a_threshold_is_set_for_the_density(monkeypatch):

@@ -316,3 +316,12 @@ def test_every_step_of_the_threshold_keeps_more(name):
     kept = [choose.with_threshold(step)(queries, keys, rows, Site(0, LENGTH)) for step in steps]
     shares = [choice.visible(len(rows), LENGTH).float().mean().item() for choice in kept]
     assert shares == sorted(shares) and shares[0] < shares[-1]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_last_logits_are_those_of_a_pass_that_keeps_all(name):
+    """Where a choice allows it, the last layer attends with the last rows only."""
+    plan = Plan(torch.arange(LENGTH), sparse=method(SPECS[name]))
+    every = prefill(MODEL, PROMPT.tokens, plan, empty(MODEL, LENGTH)).logits
+    last = prefill(MODEL, PROMPT.tokens, plan, empty(MODEL, LENGTH), logits_to_keep=3).logits
+    torch.testing.assert_close(last, every[-3:], atol=1e-5, rtol=1e-4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workbench.core import tile_grid
-from workbench.core.tile_grid import Grid
+from workbench.core.tile_grid import Grid, grid_of
 
 LENGTH = 119
 ROWS = {
@@ -50,3 +50,15 @@ def test_true_mass_of_tiles_by_hand():
             for j, tile in enumerate(part.split(8, 1)):
                 torch.testing.assert_close(ours[head, i, j], tile.sum(1).mean())
                 torch.testing.assert_close(peak[head, i, j], tile.max())
+
+
+def test_a_grid_is_made_once_for_all_layers_and_anew_when_its_rows_change():
+    rows = torch.arange(64, 96)
+    grid = grid_of(rows, 96, 16)
+    assert grid_of(rows, 96, 16) is grid
+    assert grid_of(rows, 96, 32) is not grid
+    assert grid_of(rows.clone(), 96, 16) is not grid
+    rows -= 16
+    assert grid_of(rows, 96, 16).first.tolist() == [48, 64]
+    with torch.inference_mode():
+        assert grid_of(torch.arange(8), 8, 4) is not grid_of(torch.arange(8), 8, 4)

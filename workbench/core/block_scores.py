@@ -41,6 +41,11 @@ def flash_prefill(queries: Tensor, keys: Tensor, rows: Tensor, block: int) -> Te
     return torch.cat(found, 1)
 
 
+def in_float8(x: Tensor) -> Tensor:
+    """Round numbers to the nearest that float8 (e4m3) holds, at most 448; the dtype stays."""
+    return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).to(x.dtype)
+
+
 def xattention(queries: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int) -> Tensor:
     """Return [Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block
     (arXiv:2503.16428): a softmax over antidiagonals of stride × stride squares, scale 1/(sqrt(D) stride)."""

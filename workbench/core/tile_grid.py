@@ -3,6 +3,7 @@
 Rows may stand anywhere: a whole prompt, one chunk of it, or scattered tokens that are recomputed.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,6 +59,11 @@ class Grid:
         own.view(-1).index_fill_(0, tile * self.shape[1] + self.rows // self.size, True)  # waits for nothing
         return own
 
+    @cached_property
+    def held(self) -> Tensor:
+        """[J] bool: the key tile holds a row of any query tile."""
+        return self.own.any(0)
+
     def near(self, count: int) -> Tensor:
         """Return [I, J] bool: own tiles and the `count` before each of them."""
         sums = pad(self.own.int().cumsum(1), (1, 0))  # own tiles before tile j
@@ -97,6 +103,23 @@ class Grid:
             seen = (self.rows[part, None] + 1).minimum(ends) - starts
             found.append(self.folded(seen.clamp(min=0)).sum(1))
         return torch.cat(found)
+
+
+_RECENT: deque[tuple[int, Grid]] = deque(maxlen=8)  # with the version of the rows
+
+
+def grid_of(rows: Tensor, length: int, size: int) -> Grid:
+    """Return the grid of these very rows: that of the layer before, with all it has found, while they are as they were.
+
+    Rows whose changes torch does not count (inference tensors), and captured ones, get a grid of their own.
+    """
+    if rows.is_inference() or (rows.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return Grid(rows, length, size)
+    for version, grid in tuple(_RECENT):
+        if grid.rows is rows and version == rows._version and (grid.length, grid.size) == (length, size):
+            return grid
+    _RECENT.append((rows._version, Grid(rows, length, size)))
+    return _RECENT[-1][1]
 
 
 def means(keys: Tensor, size: int) -> Tensor:

@@ -54,8 +54,11 @@ class PlannedRequest:
     ):
         self.plan, self.kv, self.num_layers, self.wait = plan, kv, plan.num_layers, wait
         self._tail: PlannedRequest | None = None
-        if kept and kept < len(plan.rows) and not (plan.sparse or plan.backend or plan.num_layers):
-            self._tail = PlannedRequest(replace(plan, rows=plan.rows[-kept:], return_queries=()), kv, device)
+        together = 1 if plan.sparse is None else getattr(plan.sparse, "rows_together", 0)
+        if kept and together and not (plan.backend or plan.num_layers):
+            first = max(0, len(plan.rows) - kept) // together * together  # those in front change nothing behind them
+            if first:
+                self._tail = PlannedRequest(replace(plan, rows=plan.rows[first:], return_queries=()), kv, device)
         self.rows = plan.rows.to(device)
         self.queries: dict[int, Tensor] = {}
         self.backends: dict[int, str] = {}  # what carried out the attention of a layer

@@ -195,7 +195,7 @@ def _odd(layer: Any) -> str:
     if any(len({x.bias is None for x in group}) > 1 for group in _groups(layer)):
         return "some projections of a layer have a bias, others none"
     for module in layer.modules():
-        if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+        if module._forward_hooks or module._forward_pre_hooks or "_hf_hook" in vars(module):
             return "a module of it has a hook"
         if getattr(module, "_compiled_call_impl", None) is not None:
             return "its layers are compiled"

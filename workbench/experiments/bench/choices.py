@@ -8,6 +8,7 @@ workload named "choice and attention" it is both.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -26,10 +27,12 @@ TILED = ((32, 128), (128, 64), (128, 128))  # BFLA: length in units, tile in par
 DENSITY = 0.15  # of the causal tiles
 SHARES = (0.25, 0.10)  # of the pages before a chunk
 STRIDE = 8  # of XAttention
+STRIDES = (STRIDE, 16)  # both of its paper
 HALVINGS = 14
 SLOW = 64  # units; XAttention's torch code is not timed beyond
 FEEDS = "the attention it feeds"
 KEPT = "ours, means kept from chunk to chunk"
+IN_8_BITS = "ours, float8"
 NONE: Variant = {}
 
 
@@ -122,13 +125,19 @@ def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iter
 
 
 def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """Yield blocks of 128, squares of 8."""
-    for length in LENGTHS:
+    """Yield blocks of 128, squares of 8 and of 16; with products in float8 too. "differs": tiles of which only one of both
+    choices keeps, of those that the exact one keeps."""
+    for length, stride in product(LENGTHS, STRIDES):
         tokens, block = length * unit, unit // 8
-        choosing = _prompt("choose_xattention", tokens, (STRIDE,), 1)
+        choosing = _prompt("choose_xattention", tokens, (stride,), 1)
         rule = with_density(TileRule(block, block, 0.9, first=True), "mass", choosing.density, DENSITY)
-        operations = workloads.HEADS[0] * tokens**2 / 2 * workloads.WIDTH / STRIDE
-        yield _tiled(choosing, f"{length}K, stride {STRIDE}", rule, operations, tried, slow=length > SLOW)
+        operations = workloads.HEADS[0] * tokens**2 / 2 * workloads.WIDTH / stride
+        work = _tiled(choosing, f"{length}K, stride {stride}", rule, operations, tried, slow=length > SLOW)
+        rounded = replace(choosing, options=(stride, 8))  # another choice, near the exact one
+        work.enter(IN_8_BITS, partial, rounded.lists, rule)
+        exact = choosing.kept(rule)
+        work.shape["differs"] = (exact ^ rounded.kept(rule)).sum().item() / exact.sum().item()
+        yield work
 
 
 def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:

@@ -2,11 +2,11 @@
 
 One pass over the longest prompt gives the times of the shorter ones on its way: what was taken until there. The model
 has random weights, so thresholds are set for a density, on the last chunk of a shorter prompt. Methods run on the
-engine, one prompt at a time, layers fused; QUOKA's tokens are gathered into a copy, all else is read in place.
+engine as it is, one prompt at a time; QUOKA's tokens are gathered into a copy, all else is read in place. How much a
+method keeps is counted in a run of its own, which is not timed.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -20,7 +20,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
 from workbench.engine.assembly import empty
-from workbench.engine.compile import fused
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.density import Counted
@@ -71,7 +70,9 @@ def over_copy(
     assert tiles.columns is not None
     count = round(keep * (length - own)) + own
     chosen = tiles.columns[:: len(q) // len(keys), :length].int()
-    at = chosen.sort(dim=-1, descending=True, stable=True).indices[:, :count, None].expand(-1, -1, keys.shape[-1])
+    place = torch.where(chosen > 0, chosen.cumsum(-1) - 1, count)  # of a token in the copy; the others go behind it
+    token = torch.arange(length, device=keys.device).expand_as(place)
+    at = place.new_zeros(len(keys), count + 1).scatter_(1, place, token)[:, :count, None].expand(-1, -1, keys.shape[-1])
     k, v = (x.gather(1, at)[None] for x in (keys, values))
     mask = causal_lower_right(own, count)
     return scaled_dot_product_attention(q[None], k, v, mask, scale=scale, enable_gqa=True)[0]
@@ -110,22 +111,33 @@ def _threshold(exponent: float, mass: bool) -> float:
     return max(1e-7, 1 - 10**-exponent) if mass else 10**-exponent
 
 
-def timed(scene: Scene, method: Method, until: int, marks: tuple[int, ...] = ()) -> dict[int, tuple[float, float]]:
-    """Prefill `until` chunks; return milliseconds, and the density of the choices, until every one of `marks`."""
+def timed(scene: Scene, method: Method, until: int, marks: tuple[int, ...] = ()) -> dict[int, float]:
+    """Prefill `until` chunks; return the milliseconds until every one of `marks`."""
     ids, kv = scene.ids(until * scene.unit), empty(scene.model, until * scene.unit)
-    counted = Counted(method.sparse) if method.density is not None else None
-    one = replace(method, sparse=counted) if counted else method
-    taken, counts = {}, []
+    taken = {}
     wait()
     begin = perf_counter()
     for number in range(until):
-        chunk_of(scene, ids, kv, number, one)
+        chunk_of(scene, ids, kv, number, method)
         if number + 1 in marks:
             wait()
             taken[number + 1] = (perf_counter() - begin) * 1e3
-            counts.append(torch.stack(counted.counts).sum(0) if counted else torch.ones(2))
-    shares = [float(kept / causal) for kept, causal in counts]
-    return {mark: (ms, share) for (mark, ms), share in zip(taken.items(), shares, strict=True)}
+    return taken
+
+
+def densities(scene: Scene, method: Method, until: int, marks: tuple[int, ...]) -> dict[int, float]:
+    """Prefill `until` chunks, untimed; return the share of causal tiles kept until every one of `marks`."""
+    if method.density is None:
+        timed(scene, method, until)
+        return dict.fromkeys(marks, 1.0)
+    ids, kv = scene.ids(until * scene.unit), empty(scene.model, until * scene.unit)
+    counted, found = Counted(method.sparse), {}
+    for number in range(until):
+        chunk_of(scene, ids, kv, number, replace(method, sparse=counted))
+        if number + 1 in marks:
+            kept, causal = torch.stack(counted.counts).sum(0).tolist()
+            found[number + 1] = kept / causal
+    return found
 
 
 def wait() -> None:
@@ -145,25 +157,29 @@ def works(scene: Scene) -> dict[int, Workload]:
     return listed
 
 
-def entries(scene: Scene, ceiling: Roof) -> Iterator[dict[str, Any]]:
-    """Yield the entry of every length again after every method, so a report holds all that was measured so far."""
+def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the entry of every length again after every method, so a report holds all that was measured so far.
+
+    Lengths go up to the longest whose name holds `only`; the shorter ones are on its way.
+    """
     listed = works(scene)
-    times: dict[int, dict[str, Time | str]] = {length: {} for length in LENGTHS}
-    facts: dict[int, dict[str, dict[str, Any]]] = {length: {} for length in LENGTHS}
-    for method in methods(scene.unit):
-        for length in LENGTHS:
+    longest = max((length for length, work in listed.items() if only in work.name), default=0)
+    lengths = tuple(length for length in LENGTHS if length <= longest)
+    listed = {length: listed[length] for length in lengths}
+    times: dict[int, dict[str, Time | str]] = {length: {} for length in lengths}
+    facts: dict[int, dict[str, dict[str, Any]]] = {length: {} for length in lengths}
+    for method in methods(scene.unit) if lengths else ():
+        for length in lengths:
             listed[length].candidates[method.name] = []
         try:
-            with fused(scene.model) if GPU else nullcontext():
-                ready = fitted(scene, method, min(FIT, LENGTHS[-1]))
-                timed(scene, ready, LENGTHS[-1])
-                count = 1 if method.backend else RUNS  # a choice in torch takes long
-                runs = [timed(scene, ready, LENGTHS[-1], LENGTHS) for _ in range(count)]
-            for length in LENGTHS:
-                times[length][method.name] = timing.of([run[length][0] for run in runs])
-                facts[length][method.name] = {"spec": str(ready.sparse), "density": runs[-1][length][1]}
+            ready = fitted(scene, method, min(FIT, lengths[-1]))
+            shares = densities(scene, ready, lengths[-1], lengths)  # it warms up, too
+            runs = [timed(scene, ready, lengths[-1], lengths) for _ in range(RUNS)]
+            for length in lengths:
+                times[length][method.name] = timing.of([run[length] for run in runs])
+                facts[length][method.name] = {"spec": str(ready.sparse), "density": shares[length]}
         except Exception as problem:  # out of memory, or a backend that refuses the shape
-            for length in LENGTHS:
+            for length in lengths:
                 times[length][method.name] = timing.reason(problem)
         if GPU:
             torch.cuda.empty_cache()

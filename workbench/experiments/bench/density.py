@@ -22,6 +22,10 @@ class Counted:
     def size(self) -> int:
         return int(self.over.size)
 
+    @property
+    def rows_together(self) -> int:
+        return int(getattr(self.over, "rows_together", 0))
+
     def __call__(self, queries: Tensor, keys: Tensor, rows: Tensor, site: Site) -> Tiles:
         tiles: Tiles = self.over(queries, keys, rows, site)
         causal = Grid(rows.to(keys.device), keys.shape[1], self.size).causal.sum() * len(queries)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from workbench.core.errors import BadInput
-from workbench.engine.compile import fused
 from workbench.engine.forward import all_rows, prefill_many
 from workbench.experiments.bench import chunked, over_pages, stock
 from workbench.experiments.bench.density import Counted
@@ -74,29 +73,19 @@ def at_density(scene: Scene, tokens: int, method: Bfla) -> Bfla:
     return method.with_threshold(1 - 10**-high)
 
 
-def long(scene: Scene, tokens: int, sparse: Bfla | None, compiled: bool, candidate: Candidate) -> Sample:
-    """Prefill a whole prompt at once; warm up on a part of it where layers are not compiled for its length."""
-    if compiled and GPU:
-        candidate.after.enter_context(fused(scene.model))
-    method = Counted(at_density(scene, tokens, sparse)) if sparse else None
-    if method:
-        candidate.facts["mass"] = method.over.mass
+def long(scene: Scene, tokens: int, sparse: Bfla | None, candidate: Candidate) -> Sample:
+    """Prefill a whole prompt at once, as the engine does. Density is that of a pass of its own, which is not timed."""
+    method = at_density(scene, tokens, sparse) if sparse else None
 
-    def first_token(count: int) -> int:
-        (output,) = prefill_many(scene.model, [all_rows(scene.model, scene.ids(count), sparse=method)], 1)
+    def first_token(choice: Any) -> int:
+        (output,) = prefill_many(scene.model, [all_rows(scene.model, scene.ids(tokens), sparse=choice)], 1)
         return token_of(output, candidate)
 
-    def sample() -> float:
-        ms = clock(partial(first_token, tokens))
-        if method:
-            candidate.facts["density"] = method.density
-        return ms
-
-    if candidate.warmed:
-        first_token(8 * scene.unit)
-        if method:
-            candidate.facts["density"] = method.density
-    return sample
+    if method:
+        counted = Counted(method)
+        first_token(counted)
+        candidate.facts |= {"mass": method.mass, "density": counted.density}
+    return lambda: clock(partial(first_token, method))
 
 
 def whole_prompt(scene: Scene) -> Iterator[Comparison]:
@@ -108,10 +97,8 @@ def whole_prompt(scene: Scene) -> Iterator[Comparison]:
         flops = scene.flops(tokens, DENSITY * tokens * (tokens + 1) / 2)
         longest = length == PROMPTS[0]
         runs = 1 if longest else max(2, min(20, 64 // length))
-        candidates = [Candidate("ours", partial(long, scene, tokens, method, True), max(2, runs))]
-        if longest:
-            candidates.append(Candidate("ours, layers not fused", partial(long, scene, tokens, method, False), 1, True))
-        candidates.append(Candidate("ours, dense", partial(long, scene, tokens, None, True), runs))
+        candidates = [Candidate("ours", partial(long, scene, tokens, method), max(3, runs), warmed=longest)]
+        candidates.append(Candidate("ours, dense", partial(long, scene, tokens, None), runs))
         for name in stock.BACKENDS:
             if name in scene.against:
                 whole = partial(stock.whole, scene, tokens, name)
@@ -150,7 +137,7 @@ def run(name: str, against: list[str], only: str = "", tuning: bool = False) -> 
     yield gpu_facts() | {"kernel": name, "copy_tbps": ceiling.copy / 1e12, "product_tflops": ceiling.product / 1e12}
     scene = Scene(build(), against, tuning=tuning)
     if name == "chunked":
-        yield from (entry for entry in chunked.entries(scene, ceiling) if only in entry["name"])
+        yield from chunked.entries(scene, ceiling, only)
         return
     for work, candidates in OPERATIONS[name](scene):
         if only in work.name:

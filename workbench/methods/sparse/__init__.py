@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
-from workbench.core.tile_grid import Grid
+from workbench.core.tile_grid import Grid, grid_of
 from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
 from workbench.engine import backends
@@ -68,6 +68,12 @@ class Sparse(ABC):
         """Tokens of a tile of the choice."""
         return self.block  # type: ignore[attr-defined]  # an option of most methods
 
+    @property
+    def rows_together(self) -> int:
+        """Rows whose choice depends on none but themselves, counted from the first: with fewer of the rows in front,
+        a multiple of so many, the others keep the same. 0: it depends on all of them."""
+        return 0
+
     @abstractmethod
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         """Choose tiles of `size` tokens, with `grid.tiles`."""
@@ -76,7 +82,7 @@ class Sparse(ABC):
         """Choose tiles for queries [Hq, R, D] at positions `rows` [R] over keys [H, T, D] of positions 0 … T - 1."""
         if len(queries) % len(keys):
             raise BadInput(f"{len(queries)} query heads cannot share {len(keys)} KV heads")
-        return self.choose(queries, keys, Grid(rows.to(keys.device), keys.shape[1], self.size), site)
+        return self.choose(queries, keys, grid_of(rows.to(keys.device), keys.shape[1], self.size), site)
 
     @property
     def fitted(self) -> bool:

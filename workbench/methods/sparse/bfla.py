@@ -84,6 +84,10 @@ class Bfla(Sparse):
         options = ("block", "tile", "mass", "local", "sink", "stride", "random", "seed")
         return TileRule(**{name: getattr(self, name) for name in options})
 
+    @property
+    def rows_together(self) -> int:
+        return self.block if self.anchor == "position" else 0
+
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         group, plain = len(queries) // len(keys), (self.rescue, self.anchor) == ("tiles", "position")
         kept = fused("choose_bfla", queries, keys, grid.rows, self.rule, self.flat) if plain else None

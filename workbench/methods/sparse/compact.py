@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
+from workbench.core.tile_grid import grid_of
 from workbench.methods.sparse import HERE, Grid, Site, Sparse, Tiles, count, named
 
 
@@ -70,7 +71,7 @@ class Compact(Sparse):
 
     def merged(self, choice: Tiles, kv_heads: int, rows: Tensor, length: int) -> Tiles:
         """Return the union of `choice`, over `rows` and `length` keys, with the chunk itself."""
-        grid = Grid(rows.to(choice.kept.device), length, choice.size)
+        grid = grid_of(rows.to(choice.kept.device), length, choice.size)
         group = self.group(len(choice.kept), kv_heads)
         return Tiles(united(choice.paged().kept, group, grid), choice.size, shared=group, alike=True)
 
@@ -85,5 +86,5 @@ def united(kept: Tensor, heads: int, grid: Grid) -> Tensor:
     """[…, Hq, I, J] bool: what any row tile and any of `heads` neighbouring heads keeps, and the tiles of the rows
     themselves, as far as a row tile can see them."""
     groups = kept.unflatten(-3, (-1, heads))
-    union = groups.any(-2).any(-2)[..., None, None, :] | grid.own.any(0)  # […, G, 1, 1, J]
+    union = groups.flatten(-3, -2).any(-2)[..., None, None, :] | grid.held  # […, G, 1, 1, J]
     return (union & grid.causal).expand_as(groups).flatten(-4, -3)

@@ -42,6 +42,10 @@ class FlashPrefill(Sparse):
             self.block, self.block, part=self.alpha, whole=True, local=self.window - 1, sink=self.sink, tail=tail
         )
 
+    @property
+    def rows_together(self) -> int:
+        return self.block
+
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         rule = self.rule(grid.length if site.length is None else site.length)
         kept = fused("choose_flash_prefill", queries, keys, grid.rows, rule)

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from workbench.core import tile_grid as grids
-from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction, word
+from workbench.engine import backends
+from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction, on_gpu, word
 
 
 @dataclass(frozen=True)
@@ -38,25 +39,30 @@ class Quoka(Sparse):
     group: str = word("queries", "scores")
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
-        chosen = torch.zeros(len(keys), grid.length, dtype=torch.bool, device=keys.device)
-        past = ~chosen[0].index_fill(0, grid.rows, True)
-        count = round(self.keep * int(past.sum()))
-        score = self.scores(queries, keys).masked_fill(~past, -torch.inf)
-        best = score.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-        chosen.scatter_(1, best, True)
+        past = ~torch.zeros(grid.length, dtype=torch.bool, device=keys.device).index_fill_(0, grid.rows, True)
+        count = round(self.keep * (grid.length - len(grid.rows)))  # a number that the host knows without waiting
+        module = backends.kernel("choose_quoka")
+        votes = self.votes(queries, len(keys))
+        if self.group == "queries" and on_gpu(keys) and module.takes(votes, keys):
+            chosen = module.launch(votes[None, :, 0], keys[None], past[None], count)[0]
+        else:
+            chosen = module.best(self.scores(queries, keys)[None], past[None], count)[0]
         nothing = torch.zeros(1, *grid.shape, dtype=torch.bool, device=keys.device)
         return grid.tiles(nothing, len(queries), chosen | ~past)
 
+    def votes(self, queries: Tensor, kv_heads: int) -> Tensor:
+        """[H, 1, V, D] or [H, Hq / H, V, D] fp32: what votes for the tokens of a KV head."""
+        unit = normalize(queries.float(), dim=-1)
+        alike = (unit @ normalize(queries.float().mean(1), dim=-1)[..., None])[..., 0]  # [Hq, R]
+        count = max(1, round(self.queries * queries.shape[1]))
+        unlike = alike.sort(dim=-1, stable=True).indices[:, :count]
+        ours = unit.gather(1, unlike[..., None].expand(-1, -1, unit.shape[-1])).unflatten(0, (kv_heads, -1))
+        return ours.mean(1, keepdim=True) if self.group == "queries" else ours
+
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         """[H, T] fp32: what every key scores with the best of the votes, one of the GQA group's or of each head's."""
-        unit, theirs = normalize(queries.float(), dim=-1), normalize(keys.float(), dim=-1)
-        alike = (unit @ normalize(queries.float().mean(1), dim=-1)[..., None])[..., 0]  # [Hq, R]
-        votes = max(1, round(self.queries * queries.shape[1]))
-        unlike = alike.sort(dim=-1, stable=True).indices[:, :votes]
-        ours = unit.gather(1, unlike[..., None].expand(-1, -1, unit.shape[-1])).unflatten(0, (len(keys), -1))
-        if self.group == "queries":
-            ours = ours.mean(1, keepdim=True)  # [H, 1, votes, D]
-        best = unit.new_full((*ours.shape[:2], keys.shape[1]), -torch.inf)
+        ours, theirs = self.votes(queries, len(keys)), normalize(keys.float(), dim=-1)
+        best = ours.new_full((*ours.shape[:2], keys.shape[1]), -torch.inf)
         for some in ours.split(max(1, grids.ELEMENTS // (len(queries) * keys.shape[1])), 2):
             best = torch.maximum(best, (some @ theirs[:, None].mT).amax(2))
         return best.mean(1)

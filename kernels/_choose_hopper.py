@@ -1,0 +1,220 @@
+"""XAttention's sums of squares on Hopper: `choose_xattention._squares` by the copy engine and the matrix unit.
+
+Names and parts are those of `_hopper`: a producer, and consumers of 64 rows of squares by N key squares each. A program
+takes one tile after the other, so the tile that follows is fetched while this one's softmax is taken. Tiles go by head,
+then in bands of BAND row tiles, so that programs that run side by side read the same keys. A tile that no row sees is
+passed over by producer and consumers alike.
+
+    step       LINE bytes of one token of every square: a product of 64 rows, N keys and so many channels
+    ring       (queries, keys, full, empty, begin): buffers of the tiles of a step. With TURNS consumer 1 begins when
+               consumer 0 is a few steps ahead, so that one multiplies while the other takes its softmax
+    sums       [one, block, row]: rows lie side by side, as the lanes of the matrix unit hold them
+"""
+
+from torch import Tensor
+
+import workbench.kernels._hopper as pipe
+from workbench.kernels._common import processors
+from workbench.kernels._triton import (
+    GluonDescriptor,
+    async_load,
+    gl,
+    gluon_jit,
+    mbarrier,
+    triton,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+N = 256  # key squares of a tile
+LINE = 128  # bytes of a step's channels: the widest swizzle
+BAND = 8  # row tiles that are taken together
+STAGES = 4
+TURNS = True
+
+
+def fits(q: Tensor, keys: Tensor, block: int, stride: int, eighths: bool) -> bool:
+    """Whether this kernel takes them: a Hopper GPU, 16-bit numbers, whole squares, heads in steps of 128 bytes."""
+    whole = q.shape[2] % stride == 0 and keys.shape[2] % stride == 0
+    return whole and q.shape[3] % (128 if eighths else 64) == 0 and block // stride <= N and pipe.fits_gpu(q, (q, keys))
+
+
+@gluon_jit
+def _last(rows, square, count, request, STRIDE: gl.constexpr):
+    """Position of the last row of a row of squares."""
+    end = gl.minimum((square + 1) * STRIDE, count) - 1
+    return gl.load(rows + request.to(gl.int64) * count + end).to(gl.int32)
+
+
+@gluon_jit
+def _place(tile, row_tiles, key_tiles, band_size):
+    """(head, row tile, key tile) of a number."""
+    head, inner = tile // (row_tiles * key_tiles), tile % (row_tiles * key_tiles)
+    band = inner // (band_size * key_tiles)
+    high = gl.minimum(row_tiles - band * band_size, band_size)
+    at = inner - band * band_size * key_tiles
+    return head, band * band_size + at % high, at // high
+
+
+@gluon_jit
+def _highest(rows, tile_m, shape, request, STRIDE: gl.constexpr, M: gl.constexpr):
+    """Position of the last row of a row tile."""
+    count, row_squares, _ = shape
+    return _last(rows, gl.minimum((tile_m + 1) * M, row_squares) - 1, count, request, STRIDE)
+
+
+@gluon_jit
+def _produce(
+    q, keys, ring, rows, shape, grid, GROUP: gl.constexpr, STRIDE: gl.constexpr, D: gl.constexpr, M: gl.constexpr,
+    N: gl.constexpr,
+):  # fmt: skip
+    """Fetch the steps of all tiles."""
+    q_tiles, k_tiles, full, empty, _ = ring
+    row_tiles, key_tiles, heads, first_head, request, band = grid
+    STAGES: gl.constexpr = k_tiles.type.shape[0]
+    STEP: gl.constexpr = k_tiles.type.shape[-1]
+    BYTES: gl.constexpr = (M + N) * 128
+    PARTS: gl.constexpr = D // STEP
+    j = 0
+    for tile in range(gl.program_id(0), row_tiles * key_tiles * heads, gl.num_programs(0)):
+        one, tile_m, tile_n = _place(tile, row_tiles, key_tiles, band)
+        head = first_head + one
+        if tile_n * N * STRIDE <= _highest(rows, tile_m, shape, request, STRIDE, M):
+            for step in range(STRIDE * PARTS):
+                stage, phase = j % STAGES, (j // STAGES & 1) ^ 1
+                token, channel = step // PARTS, step % PARTS * STEP
+                mbarrier.wait(empty.index(stage), phase)
+                mbarrier.expect(full.index(stage), BYTES)
+                for part in gl.static_range(M // 64):
+                    at = (request, head, STRIDE - 1 - token, tile_m * M + part * 64, channel)
+                    async_load(q, at, full.index(stage), q_tiles.index(stage * (M // 64) + part))
+                async_load(
+                    keys, (request, head // GROUP, token, tile_n * N, channel), full.index(stage), k_tiles.index(stage)
+                )
+                j += 1
+
+
+@gluon_jit
+def _consume(
+    consumer, sums, ring, rows, shape, grid, scale, STRIDE: gl.constexpr, PER: gl.constexpr, D: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, TURNS: gl.constexpr,
+):  # fmt: skip
+    """Multiply 64 rows of squares with the keys of every tile, and write the log of the sums of its blocks."""
+    q_tiles, k_tiles, full, empty, begin = ring
+    row_tiles, key_tiles, heads, _, request, band = grid
+    count, row_squares, blocks = shape
+    STAGES: gl.constexpr = k_tiles.type.shape[0]
+    STEP: gl.constexpr = k_tiles.type.shape[-1]
+    STEPS: gl.constexpr = STRIDE * (D // STEP)
+    AHEAD: gl.constexpr = STAGES - 1 if STEPS >= STAGES - 1 else STEPS
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, STEP // 4])  # products take 32 bytes
+    j = 0
+    for tile in range(gl.program_id(0), row_tiles * key_tiles * heads, gl.num_programs(0)):
+        one, tile_m, tile_n = _place(tile, row_tiles, key_tiles, band)
+        if tile_n * N * STRIDE <= _highest(rows, tile_m, shape, request, STRIDE, M):
+            if TURNS and (consumer == 1) & (j == 0):
+                mbarrier.wait(begin, 0)
+            s = gl.zeros([64, N], gl.float32, LAYOUT)
+            for step in range(STEPS):
+                stage, phase = j % STAGES, j // STAGES & 1
+                mbarrier.wait(full.index(stage), phase)
+                x = q_tiles.index(stage * (M // 64) + consumer).reshape([64, STEP])
+                k = k_tiles.index(stage).reshape([N, STEP]).permute((1, 0))
+                s = warpgroup_mma(x, k, s, use_acc=step > 0, is_async=True)
+                s = warpgroup_mma_wait(1, deps=(s,))
+                if step > 0:  # the step before is read
+                    mbarrier.arrive(empty.index((j + STAGES - 1) % STAGES), count=1)
+                j += 1
+                if TURNS and (consumer == 0) & (j == AHEAD):
+                    mbarrier.arrive(begin, count=1)
+            s = warpgroup_mma_wait(0, deps=(s,))
+            mbarrier.arrive(empty.index((j + STAGES - 1) % STAGES), count=1)
+            first = tile_m * M + consumer * 64
+            lowest = _last(rows, gl.minimum(first, row_squares - 1), count, request, STRIDE)
+            if lowest < ((tile_n + 1) * N - 1) * STRIDE:
+                row = gl.minimum(first + gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT)), row_squares - 1)
+                last = _last(rows, row, count, request, STRIDE)
+                square = tile_n * N + gl.arange(0, N, layout=gl.SliceLayout(0, LAYOUT))
+                s = gl.where((square * STRIDE)[None, :] <= last[:, None], s, float("-inf"))
+            s = gl.reshape(s, [64, N // PER, PER])
+            m_i = gl.max(gl.max(s, 2), 1)
+            m_i = gl.where(m_i == float("-inf"), 0.0, m_i * scale)[:, None]
+            l_i = gl.sum(gl.exp2(s * scale - m_i[:, :, None]), 2)
+            log_sum = gl.where(l_i > 0, m_i + gl.log2(gl.where(l_i > 0, l_i, 1.0)), float("-inf"))
+            row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, log_sum.type.layout))
+            j_at = tile_n * (N // PER) + gl.arange(0, N // PER, layout=gl.SliceLayout(0, log_sum.type.layout))
+            inside = (row < row_squares)[:, None] & (j_at < blocks)[None, :]
+            at = (one * blocks + j_at).to(gl.int64)[None, :] * row_squares + row[:, None]
+            gl.store(sums + at, log_sum, mask=inside)
+
+
+@gluon_jit
+def _squares(
+    q, keys, sums, rows, count, row_squares, blocks, scale, row_tiles, key_tiles, heads, first_head, band,
+    GROUP: gl.constexpr, STRIDE: gl.constexpr, PER: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr,
+):  # fmt: skip
+    """Log of the sum over the squares of a key block, for every row of squares; in powers of two."""
+    STEP: gl.constexpr = keys.block_type.shape[-1]
+    M: gl.constexpr = pipe.ROWS
+    request = gl.program_id(1)
+    sums += request.to(gl.int64) * heads * blocks * row_squares
+    q_tiles = gl.allocate_shared_memory(q.dtype, [STAGES * 2, 1, 1, 1, 64, STEP], q.layout)
+    k_tiles = gl.allocate_shared_memory(keys.dtype, [STAGES, 1, 1, 1, N, STEP], keys.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    begin = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(begin, count=1)
+    ring = (q_tiles, k_tiles, full, empty, begin)
+    shape = (count, row_squares, blocks)
+    grid = (row_tiles, key_tiles, heads, first_head, request, band)
+    # registers of a thread: what 64 rows of logits and their softmax need, and the fewest for the producer
+    gl.warp_specialize(
+        [
+            (_consume, (0, sums, ring, rows, shape, grid, scale, STRIDE, PER, D, M, N, TURNS)),
+            (_consume, (1, sums, ring, rows, shape, grid, scale, STRIDE, PER, D, M, N, TURNS)),
+            (_produce, (q, keys, ring, rows, shape, grid, GROUP, STRIDE, D, M, N)),
+        ],
+        [4, 4],
+        [240, 24],
+    )
+
+
+def descriptor(x: Tensor, stride: int, squares: int) -> "GluonDescriptor":
+    """[B, H, T, D] as [B, H, stride, T // stride, D]: tiles of `squares` by LINE bytes, zeros behind the last."""
+    batch, head, token = x.stride()[:3]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=LINE, element_bitwidth=8 * x.element_size(), rank=5)
+    shape = [x.shape[0], x.shape[1], stride, x.shape[2] // stride, x.shape[3]]
+    return GluonDescriptor(
+        x, shape, [batch, head, token, token * stride, 1], [1, 1, 1, squares, LINE // x.element_size()], layout
+    )
+
+
+def squares(
+    q: Tensor,
+    keys: Tensor,
+    sums: Tensor,
+    rows: Tensor,
+    scale: float,
+    heads: range,
+    stride: int,
+    block: int,
+    stages: int = STAGES,
+    wide: int = N,
+    band: int = BAND,
+    turns: bool | None = None,
+) -> None:
+    """Write `sums` [B, heads, blocks, rows of squares] fp32 of some query heads."""
+    batch, q_heads, count = q.shape[:3]
+    row_squares, columns, blocks = count // stride, keys.shape[2] // stride, -(-keys.shape[2] // block)
+    row_tiles, key_tiles = triton.cdiv(row_squares, pipe.ROWS), triton.cdiv(columns, wide)
+    programs = min(processors(q.device), row_tiles * key_tiles * len(heads))
+    _squares[(programs, batch)](
+        descriptor(q, stride, 64), descriptor(keys, stride, wide), sums, rows, count, row_squares, blocks, scale,
+        row_tiles, key_tiles, len(heads), heads.start, band,
+        GROUP=q_heads // keys.shape[1], STRIDE=stride, PER=block // stride, D=q.shape[3], N=wide,
+        STAGES=stages, TURNS=TURNS if turns is None else turns, num_warps=4, maxnreg=168,
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""QUOKA's choice of tokens (arXiv:2602.08722, algorithm 1): those that the votes of a chunk look at most.
+
+    choose_quoka(votes [B, H, V, D] fp32, keys [B, H, T, D], past [B, T] bool, count) -> [B, H, T] bool
+
+Of the tokens of `past` the `count` best are kept for every KV head, the earlier of equals. A token scores the largest
+product of any vote of its head with its key, made a unit vector. Votes are what `workbench.methods.sparse.quoka` makes
+of the queries: means of several unit vectors, so they are fp32.
+
+Keys are read once, and no product leaves the registers. Beside 16-bit keys a vote is the sum of three 16-bit vectors,
+so that nothing of it is lost; lengths of keys are in fp32.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from workbench.kernels._common import Config, rows_first
+from workbench.kernels._triton import jit, need_triton, padded_width, tl, triton
+
+__all__ = ["cases", "configure", "launch", "reference", "takes"]
+
+LEAST = tl.constexpr(1e-12)  # length of a key, as torch's `normalize` has it
+
+
+def configure(dtype: torch.dtype) -> Config:
+    """Launch shape: votes and keys of a product."""
+    return Config(32, 32, 4, 1) if dtype == torch.float32 else Config(64, 128, 8, 2)
+
+
+def reference(votes: Tensor, keys: Tensor, past: Tensor, count: int) -> Tensor:
+    """Scores in the dtype of the votes."""
+    one = zip(votes, keys, strict=True)
+    return best(torch.stack([(a @ normalize(k.to(a.dtype), dim=-1).mT).amax(-2) for a, k in one]), past, count)
+
+
+def best(scores: Tensor, past: Tensor, count: int) -> Tensor:
+    """[B, H, T] bool: the tokens of `past` [B, T] with the `count` largest scores."""
+    order = scores.masked_fill(~past[:, None], -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order[..., :count], True)
+
+
+@jit
+def _score(
+    parts, keys, score, votes, apart, length, heads, key_batch, key_head, key_token, D: tl.constexpr, DP: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    PRECISION: tl.constexpr = "tf32" if PARTS > 1 else "ieee"
+    head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    token, col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, DP)
+    k_at = keys + request * key_batch + head.to(tl.int64) * key_head + token.to(tl.int64)[:, None] * key_token
+    k = tl.load(k_at + col[None, :], mask=(token < length)[:, None] & (col < D)[None, :], other=0.0)
+    wide = k.to(tl.float32)
+    norm = tl.maximum(tl.sqrt(tl.sum(wide * wide, 1)), LEAST)
+    top = tl.full([BLOCK_N], float("-inf"), tl.float32)
+    base = (request * heads + head) * votes
+    for first in range(0, votes, BLOCK_V):
+        vote = first + tl.arange(0, BLOCK_V)
+        at, inside = (base + vote)[:, None] * D + col[None, :], (vote < votes)[:, None] & (col < D)[None, :]
+        s = tl.dot(k, tl.trans(tl.load(parts + at, mask=inside, other=0.0)), input_precision=PRECISION)
+        for part in tl.static_range(1, PARTS):
+            vote_part = tl.load(parts + part * apart + at, mask=inside, other=0.0)
+            s = tl.dot(k, tl.trans(vote_part), s, input_precision=PRECISION)
+        top = tl.maximum(top, tl.max(tl.where((vote < votes)[None, :], s, float("-inf")), 1))
+    tl.store(score + (request * heads + head) * length + token, top / norm, mask=token < length)
+
+
+def takes(votes: Tensor, keys: Tensor) -> bool:
+    """Whether `launch` carries it out: Triton is there, and heads are up to 256 wide. Elsewhere `reference` does."""
+    return triton is not None and keys.shape[-1] <= 256
+
+
+def launch(votes: Tensor, keys: Tensor, past: Tensor, count: int, *, config: Config | None = None) -> Tensor:
+    """The Triton kernel, and torch's sort: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (fp32, fp16)."""
+    need_triton("choose_quoka")
+    config, keys = config or configure(keys.dtype), rows_first(keys)
+    batch, heads, length, width = keys.shape
+    parts, rest = [], votes.float()
+    for _ in range(1 if keys.dtype == torch.float32 else 3):
+        parts.append(rest.to(keys.dtype))
+        rest = rest - parts[-1].float()
+    together = torch.stack(parts)
+    score = torch.empty(batch, heads, length, device=keys.device)
+    _score[(triton.cdiv(length, config.keys), heads, batch)](
+        together, keys, score, votes.shape[2], votes.numel(), length, heads, *keys.stride()[:3], D=width,
+        DP=padded_width(width), PARTS=len(parts), BLOCK_V=config.rows, BLOCK_N=config.keys, num_warps=config.warps,
+        num_stages=config.stages,
+    )  # fmt: skip
+    return best(score, past, count)
+
+
+def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+    """Arguments on which `launch` must equal `reference`: odd numbers of votes and tokens, narrow heads, a key of 0."""
+    for seed, (batch, heads, votes, length, width) in enumerate(((2, 2, 19, 150, 128), (1, 3, 64, 77, 80))):
+        draw = torch.Generator().manual_seed(seed)
+        ours, keys = (torch.randn(batch, heads, n, width, generator=draw) for n in (votes, length))
+        keys[0, 0, 5] = 0
+        past = torch.arange(length).expand(batch, -1) < length - 20
+        yield normalize(ours, dim=-1).to(device), keys.to(device, dtype), past.to(device), 30
