@@ -125,8 +125,10 @@ def bfla(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iter
 
 
 def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """Yield blocks of 128, squares of 8 and of 16; with products in float8 too. "differs": tiles of which only one of both
-    choices keeps, of those that the exact one keeps."""
+    """Yield blocks of 128, squares of 8 and of 16; with products in float8 too.
+
+    "differs": tiles that only one of both choices keeps, of those that the exact one keeps.
+    """
     for length, stride in product(LENGTHS, STRIDES):
         tokens, block = length * unit, unit // 8
         choosing = _prompt("choose_xattention", tokens, (stride,), 1)
