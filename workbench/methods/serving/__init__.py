@@ -7,7 +7,9 @@
     sync      the engine loads the blocks of the requests of its next batch itself, one after the other, and computes
               nothing meanwhile (the paper's baseline, figure 11a)
     request   a request enters the run queue when all its blocks have arrived (the paper's, figure 11b)
-    layer     a request may enter it when the first layer of its blocks has arrived; its prefill waits for each layer
+    layer     where the engine has nothing else to do, a request may enter it when the first layer of its blocks has
+              arrived; its prefill waits for each layer. Others as by request: layers one by one cost more than they save
+              where there is work anyway
 
 All times are on the clock of the events that are recorded (`workbench.store.events`).
 """

@@ -209,8 +209,9 @@ class Scheduler:
         if self.mode == "sync":
             self._load_inline(ticket)
         elif not self._admitted(ticket):
+            by_layer = self.mode == "layer" and not (queues.loading or queues.ready or queues.running)
             queues.loading.append(ticket)
-            self.loaders.start(ticket, self.engine.load, self.mode == "layer")
+            self.loaders.start(ticket, self.engine.load, by_layer)
         return True
 
     def _admitted(self, ticket: Ticket) -> bool:
