@@ -8,8 +8,8 @@
               nothing meanwhile (the paper's baseline, figure 11a)
     request   a request enters the run queue when all its blocks have arrived (the paper's, figure 11b)
     layer     where the engine has nothing else to do, a request may enter it when the first layer of its blocks has
-              arrived; its prefill waits for each layer. Others as by request: layers one by one cost more than they save
-              where there is work anyway
+              arrived; its prefill waits for each layer. Where there is work anyway, as by request: layer by layer, a
+              load is slower
 
 All times are on the clock of the events that are recorded (`workbench.store.events`).
 """
