@@ -47,7 +47,8 @@ nav { font-size: 14px; display: flex; gap: 2px 14px; flex-wrap: wrap; }
 {%- if card.metrics %}<details{% if not card.found %} open{% endif %}><summary>numbers</summary><table>
 {%- for name, value in card.metrics %}<tr><td>{{ name }}</td><td>{{ value }}</td></tr>{% endfor -%}
 </table></details>{% endif -%}
-{%- if card.figures %}<details><summary>{{ card.figures | length }} figures</summary><ul>
+{%- if card.figures %}<details><summary>{{ card.figures | length }} figure
+{{- "s" if card.figures | length > 1 }}</summary><ul>
 {%- for address, title in card.figures %}<li><a href="{{ address }}">{{ title }}</a></li>{% endfor -%}
 </ul></details>{% endif -%}
 {%- if card.parameters %}<details><summary>parameters</summary><table>

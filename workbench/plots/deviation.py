@@ -26,6 +26,7 @@ from workbench.plots.token_axes import TokenAxes, counts_tokens
 Records = Sequence[Mapping[str, Any]]
 Gaps = Mapping[str, np.ndarray]  # name → squared deviations [T, L]
 CELLS = 1024  # most cells across
+MOST_APART = 12  # layers; of more, the lines between them would hide what they hold
 FLOOR = 1e-4  # squared deviation that counts as none: rounding
 
 
@@ -60,7 +61,7 @@ def deviation(
             coloraxis="coloraxis",
             customdata=np.broadcast_to(np.array(labels, dtype=object), z.shape),
             xgap=0,
-            ygap=1,
+            ygap=1 if layers <= MOST_APART else 0,
             hovertemplate=f"%{{customdata}}<br>layer %{{y}}: squared deviation 10^%{{z:.2f}}<extra>{name}</extra>",
             row=row,
             col=1,

@@ -1,7 +1,8 @@
 """Values of many methods with their intervals, panels side by side: a row a method, a mark a series."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import floor
 from typing import Any, Unpack
 
 import plotly.graph_objects as go
@@ -9,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.elements import interval
 from workbench.plots.looks import Look
-from workbench.plots.theme import FAINT, INK, Texts, clear, finish, log_ticks, panel_titles
+from workbench.plots.theme import FAINT, INK, LETTER, SMALLEST, WIDTH, Texts, clear, finish, log_ticks, panel_titles
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ def dots(
     names = list(dict.fromkeys(r["name"] for column in columns for r in column.rows))
     titles = [column.title for column in columns]
     fig = make_subplots(1, len(columns), shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=titles)
+    left = 30 + round(6.1 * max(map(len, names)))
+    wide = round((WIDTH - left - 24) * (1 - 0.03 * (len(columns) - 1)) / len(columns))  # px, of a panel
+    titled, size = _axis_titles([column.axis for column in columns], wide)
     listed: set[str] = set()
     for col, column in enumerate(columns, 1):
         form = ".1%" if column.percent else ".3f"
@@ -70,16 +74,26 @@ def dots(
                 col=col,
             )
             listed.add(series)
-        shown = {"tickformat": ".0%"} if column.percent else {"nticks": 6}
+        shown = {"nticks": max(2, min(6, wide // 45)), "tickangle": 0}
+        shown |= {"tickformat": ".0%"} if column.percent else {}
         shown |= {"type": "log", **log_ticks(r["mean"] for r in column.rows)} if column.log else {}
-        fig.update_xaxes(title_text=column.axis, gridcolor=FAINT, **shown, row=1, col=col)
+        title = column.axis if col in titled else ""
+        fig.update_xaxes(title={"text": title, "font": {"size": size}}, gridcolor=FAINT, **shown, row=1, col=col)
         if column.level is not None and not column.log:
             fig.add_vline(column.level, line={"color": INK, "width": 1, "dash": "dot"}, row=1, col=col)
     ticks = {"tickvals": list(range(len(names))), "ticktext": names, "ticks": ""}
     fig.update_yaxes(**ticks, range=[len(names) - 0.4, -0.6], showgrid=True, gridcolor=FAINT)
-    panel_titles(fig)
+    panel_titles(fig, across=WIDTH - left - 24)
     tall = 20 + (7 * len(looks) if spread else 0)
-    left = 30 + round(6.1 * max(map(len, names)))
     heads = 16 * max(title.count("<br>") for title in titles)  # px of further lines
     above = {"above": 46 + 20 * lines + heads, "legend": 26 + heads}
     return finish(fig, height=tall * len(names) + 12, below=56, left=left, **above, **texts)
+
+
+def _axis_titles(titles: Sequence[str], wide: int) -> tuple[Collection[int], int]:
+    """Return the numbers of the panels, from 1, whose axis has its title, and the size that suits panels of `wide` px:
+    one title stands for all that are the same, in the middle, where it is wider than a panel."""
+    longest = max(map(len, titles)) * LETTER
+    if len(set(titles)) == 1 and 12 * longest > wide:
+        return [(len(titles) + 1) // 2], 12
+    return range(1, len(titles) + 1), max(SMALLEST, min(12, floor(wide / longest)))

@@ -11,7 +11,7 @@ from workbench.experiments.record import Record
 from workbench.plots.controls import button, switch
 from workbench.plots.elements import interval
 from workbench.plots.looks import BASELINES, MODES
-from workbench.plots.theme import BLUE, FAINT, INK, MUTED, RULE, Notes, Texts, finish, panel_titles
+from workbench.plots.theme import BLUE, FAINT, INK, MUTED, RULE, Notes, Texts, finish, legend_lines, panel_titles
 
 SCORES = {"em": "exact match", "f1": "F1"}
 KINDS = ("all", "single-hop", "continuation", "two-hop", "comparison", "order")  # other kinds follow
@@ -162,4 +162,5 @@ def baseline_ratios(records: Sequence[Mapping[str, Any]], **texts: Unpack[Texts]
     fig.update_yaxes(categoryorder="array", categoryarray=works[::-1], showgrid=True, gridcolor=FAINT, ticks="")
     fig.update_yaxes(tickfont={"color": MUTED, "size": 11})
     left = 36 + round(6.2 * max(map(len, works)))
-    return finish(fig, height=24 * len(works) + 20, above=40, below=52, left=left, legend=6, **texts)
+    above = 26 + 20 * legend_lines(groups)
+    return finish(fig, height=24 * len(works) + 20, above=above, below=52, left=left, legend=6, **texts)

@@ -18,6 +18,7 @@ from workbench.plots.lines import Panel, profile, profiles
 from workbench.plots.looks import BASELINES, STAGE_COLOURS
 from workbench.plots.theme import BLUE, INK
 
+DASHES = {"diamond": "dash", "square": "dot", "x": "dashdot"}  # mark → dash, of one kernel launched in other ways
 ByValue = Mapping[float, Stages]  # value of the threshold of a sparse method → stages
 
 
@@ -72,6 +73,8 @@ def recomputed_share(
     faster = ", ".join(f"{ms / at_ratio[OURS]:.1f}× over {BASELINES.name_of(name)}" for name, ms in others.items())
     on_gpu = f". The attention operator on {reports.short}: {faster}." if faster else ""
     whole = recomputation(reports.rows)
+    other = dict.fromkeys(BASELINES.name_of(r["name"]) for r in operator if r["name"].startswith(f"{OURS},"))
+    launches = dict(zip(other, DASHES, strict=False))  # one colour: told apart by mark and dash
     on_gpu += f" Llama-3.1-8B's shape there, {whole}." if on_gpu and whole else ""
     return profiles(
         panels,
@@ -82,6 +85,8 @@ def recomputed_share(
         caption=f"Here: {model} on {device}; median and {spread_words(full['n'])} of {full['n']} runs, query-guided "
         f"choice, blocks in memory. {findings.fusion_rag_times()}",
         colours={OURS: BLUE, FULL: INK, **_colours(operator)},
+        symbols=launches,
+        dashes={name: DASHES[symbol] for name, symbol in launches.items()},
         lines=len(panels),
     )
 

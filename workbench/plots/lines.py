@@ -89,6 +89,7 @@ def line_chart(
             fig.add_vline(mark, line={"color": MUTED, "width": 1, "dash": "dot"}, **place)
     panel_titles(fig)
     lines = max(lines, legend_lines(listed))
+    above = max(above, gap + 8 + 5 * lines)  # or the legend would touch the text over it
     return finish(fig, height=height, above=above + 24 * lines - 4, below=58, left=left, legend=gap, **texts)
 
 

@@ -131,6 +131,8 @@ BASELINES = BaselineLooks(
         "flex": Look(PINK, name="FlexAttention"),
         "transformers": Look(INK, name="transformers"),
         "torch": Look(MUTED, name="torch"),
+        "sdpa": Look(SKY, name="sdpa"),
+        "flash_prefill": Look(BROWN, name="flash_prefill"),
     }
 )
 OTHER_LAUNCH = SKY  # a kernel of this package launched otherwise, as "ours, written in place"

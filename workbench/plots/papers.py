@@ -42,8 +42,8 @@ TABLE = """
  class="pick-{{ group }}-{{ name }}"{% if chosen[group] == name %} checked{% endif %}> {{ shown }}</label>
 {%- endfor %}</fieldset>
 {%- endfor %}
-<table><colgroup><col style="width:11%"><col style="width:23%"><col style="width:17%"><col style="width:31%">
-<col style="width:18%"></colgroup><thead><tr><th>item</th><th>claim</th><th>published</th>
+<table><colgroup><col style="width:13%"><col style="width:18%"><col style="width:13%"><col style="width:41%">
+<col style="width:15%"></colgroup><thead><tr><th>item</th><th>claim</th><th>published</th>
 <th>ours, with 95% interval (times: 5th to 95th percentile; of fewer
  than 20 runs the range, where it was kept)</th><th>verdict</th></tr></thead><tbody>
 {%- for row in rows %}

@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, WIDTH, Texts, finish, plain
 
 ROW, LINE = 26, 16  # px, of a row and of each further line of the head
-PADDING, CHARACTER, DIGIT = 17, 6.7, 7.6  # px, of a cell, of a character on average, and of a digit
+SECOND, MOST_LINES = 21, 3  # px, of the second line of a row, and how many lines a text takes
+PADDING, CHARACTER, DIGIT, BOLD = 17, 7.2, 7.6, 8.2  # px, of a cell; of a letter on average, a digit, a bold letter
 ROOM, NARROWEST = WIDTH - 24, 70  # px, of the table, and of a column of texts
 
 
@@ -28,16 +29,16 @@ def table(
     widths    of the columns, in any unit
     words     the first columns that hold texts, set to the left; the others hold numbers, set to the right
 
-    A text too long for its line is cut, a number never.
+    A text too long for its line goes on in the next, at most three; a number takes one.
     """
-    shares = _pixels(list(widths) or [2.9, *[1] * (len(head) - 1)], rows, words)
+    shares = _pixels(head, rows, list(widths) or [2.9, *[1] * (len(head) - 1)], words)
     most = [int((share - PADDING) / CHARACTER) for share in shares]
-    cut = [_cut([row[column] for row in rows], most[column]) for column in range(min(words, len(most)))]
+    broken = [[_broken(text, most[at]) if at < words else [text] for at, text in enumerate(row)] for row in rows]
+    taken = [max(len(lines) for lines in row) for row in broken]
     lines = [
-        [*texts, *row[words:]]
-        for texts, row in zip(zip(*cut, strict=True) if cut else [()] * len(rows), rows, strict=True)
+        [_shown(text, cell, most[at]) for at, (text, cell) in enumerate(zip(row, each, strict=True))]
+        for row, each in zip(rows, broken, strict=True)
     ]
-    lines = [list(map(plain, row)) for row in lines]
     wrapped = [len(wrap(text, max(4, n - 1))) for text, n in zip(head, most, strict=True)]  # bold is wider
     above = ROW + LINE * max(0, max(wrapped) - 1)
     fill = [FAINT if i in groups else PAPER for i in range(len(rows))]
@@ -48,29 +49,42 @@ def table(
     header |= {"font": {"size": 12, "color": INK}, **look}
     cells |= {"font": {"size": 12, "color": [colours]}, **look}
     fig = go.Figure(go.Table(columnwidth=shares, header=header, cells=cells))
-    return finish(fig, height=ROW * len(rows) + above + 6, above=14, below=8, left=10, right=14, **texts)
+    tall = sum(ROW + (SECOND + LINE * (count - 2) if count > 1 else 0) for count in taken)
+    return finish(fig, height=tall + above + 6, above=14, below=8, left=10, right=14, **texts)
 
 
-def _cut(texts: Sequence[str], most: int) -> list[str]:
-    """Cut texts to `most` letters at their ends; in the middle where that would make two of them the same."""
-    short = [text if len(text) <= most else text[: most - 1] + "…" for text in texts]
-    twice = {each for each in short if len({text for text, cut in zip(texts, short, strict=True) if cut == each}) > 1}
-    half = max(2, most // 2)
-    return [
-        f"{text[: most - half - 1]}…{text[-half:]}" if cut in twice else cut
-        for text, cut in zip(texts, short, strict=True)
-    ]
+def _broken(text: str, most: int) -> list[str]:
+    """Break a text into lines of `most` letters; the last line that is shown ends where more would follow."""
+    return wrap(text, max(6, most), max_lines=MOST_LINES, placeholder="…", break_on_hyphens=False) or [text]
 
 
-def _pixels(widths: Sequence[float], rows: Sequence[Sequence[str]], words: int) -> list[float]:
-    """Return the px of columns: as `widths` say, but numbers get what the longest one needs, from columns of texts."""
+def _shown(text: str, lines: Sequence[str], most: int) -> str:
+    """Return a cell: its text, which plotly breaks between words; its lines where a word is too long or some lack."""
+    breaks = len(lines) > 1 and (lines[-1].endswith("…") or max(map(len, text.split())) > most)
+    return "<br>".join(map(plain, lines)) if breaks else plain(text)
+
+
+def _pixels(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[float], words: int) -> list[float]:
+    """Return the px of columns: as `widths` say, but numbers get what the longest one needs, and texts what others
+    have over."""
     pixels = [ROOM * width / sum(widths) for width in widths]
-    for column in range(words, len(pixels)):
-        needed = max((len(row[column]) for row in rows), default=0) * DIGIT + PADDING
-        pixels[column] = max(pixels[column], needed)
-    texts = sum(pixels[:words])
+    longest = [max((len(row[column]) for row in rows), default=0) for column in range(len(pixels))]
+    named = [max(map(len, name.split()), default=0) * BOLD for name in head]
+    needed = [
+        PADDING + max(count * (CHARACTER if at < words else DIGIT), named[at]) for at, count in enumerate(longest)
+    ]
+    pixels = [
+        max(width, least) if at >= words else width
+        for at, (width, least) in enumerate(zip(pixels, needed, strict=True))
+    ]
+    spare = [width - least if at >= words else 0 for at, (width, least) in enumerate(zip(pixels, needed, strict=True))]
+    left = ROOM - sum(pixels[words:])
+    lacking = max(0, sum(needed[:words]) - left)
+    taken = min(1, lacking / sum(spare)) if sum(spare) else 0
+    pixels = [width - taken * over for width, over in zip(pixels, spare, strict=True)]
     left = max(NARROWEST * words, ROOM - sum(pixels[words:]))
-    return [width * min(1, left / texts) if at < words else width for at, width in enumerate(pixels)]
+    wanted = needed[:words] if lacking else pixels[:words]
+    return [width * left / sum(wanted) for width in wanted] + pixels[words:]
 
 
 def scored(row: Mapping[str, Any], name: str = "em", form: str = ".1%") -> str:

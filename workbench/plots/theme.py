@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 WIDTH = 900  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
-LETTER, SMALLEST = 0.56, 10  # width of a letter by its height, on average; px of the smallest title of a panel
+LETTER, SMALLEST = 0.6, 10  # width of a letter by its height, on average; px of the smallest title of a panel
 FONT = "Inter, 'Open Sans', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 # Okabe and Ito's colours, which people with the common colour-vision deficiencies can tell apart; darkened where
@@ -170,16 +170,16 @@ def log_ticks(values: Iterable[float]) -> dict[str, Any]:
     return {"tickvals": steps, "ticktext": [f"{step:,.3g}" if step < 1000 else f"{step:,.0f}" for step in steps]}
 
 
-def panel_titles(fig: go.Figure, size: int = 13) -> None:
+def panel_titles(fig: go.Figure, size: int = 13, across: int = WIDTH - 100) -> None:
     """Left-align the titles that `make_subplots` centred over the panels; call before `finish`.
 
-    Where a title is wider than its panel, all are written smaller.
+    Where a title is wider than its panel, all are written smaller; `across` is the width of all panels in px.
     """
     titled = list(zip(fig.layout.annotations, fig.select_xaxes(), strict=False))
     for note, axis in titled:
         low, high = axis.domain
         letters = max(map(len, re.sub(r"</?su[bp]>", "", note.text or "").split("<br>")))
-        size = min(size, floor((high - low) * (WIDTH - 100) / max(1, letters) / LETTER))
+        size = min(size, floor((high - low) * across / max(1, letters) / LETTER))
     for note, axis in titled:
         note.update(x=axis.domain[0], xanchor="left", font={"size": max(SMALLEST, size), "color": INK})
 
