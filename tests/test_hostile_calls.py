@@ -12,6 +12,7 @@ from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
 from workbench.engine.decoding import decode
 from workbench.engine.forward import PrefillRequest, prefill_many
+from workbench.store import MemoryStore
 
 NAN, INFINITY = float("nan"), float("inf")
 PROMPT = Prompt((Block((1, 2, 3)), Block((4, 5))))
@@ -140,6 +141,32 @@ def test_logits_that_choose_no_token_are_refused(lm, logits, temperature):
         decode(lm.model, [lm.spec.empty(5, 4)], [logits], 2, temperature, tokenizer=lm.tokenizer)
 
 
+@pytest.mark.parametrize("logits", [torch.zeros(399), torch.zeros(2, 10), torch.zeros(0), torch.tensor(1.0)], ids=str)
+def test_logits_narrower_than_the_vocabulary_are_refused(lm, logits):
+    with pytest.raises(BadInput, match="logits of request 0 are"):
+        decode(lm.model, [lm.spec.empty(5, 4)], [logits], 2, tokenizer=lm.tokenizer)
+
+
+ANSWERS = {
+    "none": lambda q: None,
+    "number": lambda q: 5,
+    "one row fewer": lambda q: q[:, 1:],
+    "heads behind rows": lambda q: q.transpose(0, 1),
+    "flat": lambda q: q.flatten(),
+    "other dtype": lambda q: q.double(),
+    "on another device": lambda q: q.to("meta"),
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_what_a_backend_answers_is_looked_at(lm, what):
+    def own(q, keys, values, rows, sees, tiles, scale):
+        return ANSWERS[what](q)
+
+    with pytest.raises(BadInput, match=r"backend own answers .*: \[heads, rows, width\] = \(4, 5, "):
+        prefill(lm, backend=own)
+
+
 def test_one_logit_that_rules_a_token_out_is_allowed(lm):
     logits = torch.zeros(400).index_fill(0, torch.tensor(3), -INFINITY)
     assert list(decode(lm.model, [lm.spec.empty(5, 4)], [logits], 1, tokenizer=lm.tokenizer)) == [[0]]
@@ -154,6 +181,7 @@ CALLS = {
     "stop": [5, [5], None],
     "prompts": [5, None, "abc", [1], PROMPT],
     "tokenizer": [None, 5],
+    "store": [5, "prepared", {}, [], Block((1,)), MemoryStore],
     "model": [None, "lab-full"],
 }
 WRONG = [

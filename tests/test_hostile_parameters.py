@@ -25,6 +25,13 @@ WRONG = {
     "data": ["nope", "", "x" * 5000, "lab(", "lab(nope=1)", "nope.json", 5],
     "seed": [-1, 10**30, "a"],
     "passages": [10**30, "a"],
+    "select": ["nope", "", "query_guided(", "query_guided(nope=1)", "../x", 5],
+    "selectors": [["nope"], ["query_guided(layers=x)"], ["random", ""], "random", [5]],
+    "others": [["nope"], ["first_k(-1)"]],
+    "prepare": ["nope", "", "with_neighbours(n=-1)", 5],
+    "sparse": ["nope", "bfla(mass=7)", "a\0b", "x" * 5000],
+    "methods": [["nope"], ["bfla", "window(1=2)"]],
+    "joined": ["nope", "flash_prefill("],
 }
 
 

@@ -77,6 +77,11 @@ def multiple_of(step: int) -> Check:
     return Check(f"a multiple of {step:,}", lambda value: value > 0 and value % step == 0)
 
 
+def policy(kind: str) -> Check:
+    """Check that a value is the name of a policy, with options or without; `kind` is prepare, select or sparse."""
+    return Check(f"a name of workbench.methods.{kind}", lambda value: notebook_values.is_policy(kind, value))
+
+
 def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
     """Check every annotated name of `namespace` against its annotation, and against its check if it has one.
 
@@ -91,11 +96,19 @@ def validate(namespace: MutableMapping[str, Any], **checks: Check) -> None:
     for name, annotation in annotations.items():
         value = _typed(name, namespace[name], annotation)
         for item in value if isinstance(value, list | tuple) else (value,):
-            if name in checks and value is not None and not checks[name].holds(item):
+            if name in checks and value is not None and not _holds(checks[name], name, item):
                 raise BadInput(f"parameter {name} is {shown(item)}: allowed is {checks[name].allowed}")
         namespace[name] = value
     of_keys = {name for name, check in checks.items() if check is KV_HEAD}
     notebook_values.check({f"kv_{name}" if name in of_keys else name: namespace[name] for name in annotations})
+
+
+def _holds(check: Check, name: str, value: Any) -> bool:
+    """Whether the check holds; one that knows why not says so itself."""
+    try:
+        return check.holds(value)
+    except BadInput as why:
+        raise BadInput(f"parameter {name} is {shown(value)}: {why}") from None
 
 
 def _check_names(given: Collection[str], annotations: Mapping[str, Any]) -> None:

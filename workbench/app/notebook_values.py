@@ -6,6 +6,7 @@ What ships is looked up without a model library, so that a report can check ever
 import re
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ def check(values: Mapping[str, Any]) -> None:
         count = _declared(values["model"]).get(field) if isinstance(values.get("model"), str) else None
         if isinstance(values.get(name), int) and isinstance(count, int):
             _in_range(name.removeprefix("kv_"), values[name], count, f"model {values['model']!r}")
+
+
+def is_policy(kind: str, spec: str) -> bool:
+    """Return True for a policy of workbench/methods/<kind> by its name alone; any other is made, to see that it can be.
+
+    Raises BadInput where it cannot.
+    """
+    if spec in {path.stem for path in (Path(__file__).parents[1] / "methods" / kind).glob("[!_]*.py")}:
+        return True
+    import_module("workbench.methods.registry").check_spec(f"workbench.methods.{kind}", spec)
+    return True
 
 
 def _in_range(name: str, value: int, count: int, of: str) -> None:

@@ -96,7 +96,9 @@ class PlannedRequest:
         if backend is not backends.TORCH:
             backends.check(backend, problem)
             rule = MaskRule(sees, "plan") & window(x.window) if x.window and problem.windowed else sees
-            return backend(x.q, keys, values, rows, rule, tiles, x.scale)
+            out = backend(x.q, keys, values, rows, rule, tiles, x.scale)
+            backends.check_output(backend, out, x.q, values)
+            return out
         if tiles is not None and sees is causal and not problem.windowed and not x.q.is_cuda:
             return block_sparse.attention(x.q, keys, values, rows, tiles, x.scale)
         if tiles is None and sees is causal and self._whole and not problem.windowed and few_rows.suits(x.q, keys):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
 from workbench.core.masks import Sees, causal
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
@@ -141,6 +141,18 @@ def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAt
     few = -(-problem.rows // ROWS) * problem.heads[0] < 2 * _processors(problem.device)
     chosen = KERNELS[0] if few and not problem.tile else KERNELS[1]
     return TORCH if chosen.refuses(problem) else chosen
+
+
+def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:
+    """Refuse what a backend answers to queries [Hq, R, D] where it is no [Hq, R, width of values] of their kind."""
+    shape = (*q.shape[:2], values.shape[-1])
+    wanted = f"[heads, rows, width] = {shape} of {q.dtype} on {q.device} is needed"
+    if not isinstance(out, Tensor):
+        raise BadInput(f"backend {name_of(backend)} answers {shown(out)}: {wanted}")
+    if (out.shape, out.dtype, out.device) != (shape, q.dtype, q.device):
+        raise BadInput(
+            f"backend {name_of(backend)} answers {tuple(out.shape)} of {out.dtype} on {out.device}: {wanted}"
+        )
 
 
 def check(backend: Any, problem: AttentionProblem) -> None:

@@ -59,11 +59,17 @@ def decode(
     for i, each in enumerate(logits):
         if not isinstance(each, torch.Tensor):
             raise BadInput(f"logits of request {i} are {shown(each)}: a tensor is needed")
+        if each.ndim == 0 or each.numel() == 0:
+            raise BadInput(f"logits of request {i} are of shape {tuple(each.shape)}: [V], or [R, V] is needed")
     highest = [each.reshape(-1, each.shape[-1])[-1].amax() for each in logits]  # nan where there is one
     for i, finite in enumerate(torch.stack(highest).isfinite().tolist() if highest else ()):  # waits for the GPU once
         if not finite:
             raise BadInput(f"logits of request {i} hold nan or infinity: its keys, values or weights are damaged")
-    context = spec_for(model, kvs=kvs).context
+    spec = spec_for(model, kvs=kvs)
+    for i, each in enumerate(logits):
+        if each.shape[-1] < spec.vocabulary:
+            raise BadInput(f"logits of request {i} are {each.shape[-1]} wide: the vocabulary holds {spec.vocabulary:,}")
+    context = spec.context
     requests = [
         DecodeRequest(kv, rule, torch.Generator().manual_seed(number))
         for kv, rule, number in zip(kvs, rules, seeds, strict=True)

@@ -24,6 +24,7 @@ from workbench.methods.receipts import WatchedStore, receipts_of, timed
 from workbench.methods.sampling import SamplingParams
 from workbench.models.spec import spec_for
 from workbench.store import MemoryStore, Store
+from workbench.store.fetching import checked
 
 GREEDY = SamplingParams()
 MODES: dict[str, Method] = {"full": Full(), "block": Reuse(), "superposition": Superposition()}
@@ -75,7 +76,7 @@ def answer(
     progress  is called with how many have ended, of how many
     """
     chosen = _checked(model, tokenizer, prompts, method, params, engine)
-    store = MemoryStore(1 << 62) if store is None else store
+    store = MemoryStore(1 << 62) if store is None else checked(store)
     if chosen.name == "contiguous":
         return _contiguous(model, tokenizer, prompts, method, store, params, str(chosen))
     begin = perf_counter()
@@ -111,7 +112,7 @@ def stream(
     """
     method, params = method_of(mode), SamplingParams(**options)
     chosen = _checked(model, tokenizer, prompts, method, params, engine)
-    store = MemoryStore(1 << 62) if store is None else store
+    store = MemoryStore(1 << 62) if store is None else checked(store)
     return _streamed(model, tokenizer, prompts, method, store, params, chosen.name == "paged")
 
 
@@ -230,10 +231,10 @@ def first_token(
     What a time to first token measures: from token ids (and blocks in a store) to a token id on the host.
     """
     method = method_of(mode)
+    store = MemoryStore(1 << 62) if store is None else checked(store)
     if choose_engine(model, method, [prompt], 1, engine).name == "contiguous":
         (logits,) = finish(model, method.begin(model, [prompt], store))
         return int(logits.argmax())
-    store = MemoryStore(1 << 62) if store is None else store
     (request,) = requests_of(model, None, [prompt], method, store, SamplingParams(max_new_tokens=1))
     request.eos = frozenset()
     with pages_of(model).use(model):

@@ -9,15 +9,15 @@ have a policy of one name (`OracleTiles`, `OracleTokens`). Its fields are its op
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 from workbench.core import annotations, renamed, specs
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
 
 
 def names(package: str) -> list[str]:
@@ -32,7 +32,26 @@ def made(package: str, spec: str, **given: Any) -> Any:
     """
     policy, options = found(package, spec, given)
     takes = [field.name for field in fields(policy) if field.init]
-    return policy(**options, **{option: value for option, value in given.items() if option in takes})
+    every = options | {option: value for option, value in given.items() if option in takes}
+    if lacking := [name for name in required(policy) if name not in every]:
+        raise BadInput(f"{parse(spec)[0]} needs a {lacking[0]}, which its name cannot say: none is given here")
+    return policy(**every)
+
+
+def check_spec(package: str, spec: str, **given: Any) -> None:
+    """Raise BadInput for a spec that makes no policy, whatever else is given to it."""
+    policy, options = found(package, spec, given)
+    if not (lacking := set(required(policy)) - {*options, *given}):
+        made(package, spec, **given)
+        return
+    for declared in fields(policy):
+        if declared.name in options and declared.name not in lacking:
+            check_value(policy, declared, options[declared.name])
+
+
+def required(policy: type) -> list[str]:
+    """Return the names of fields without a default."""
+    return [each.name for each in fields(policy) if each.init and each.default is each.default_factory is MISSING]
 
 
 def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, dict[str, Any]]:
@@ -40,7 +59,7 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
     name, options = parse(spec)
     known, what = names(package), package.rpartition(".")[2]
     if name not in known:
-        raise BadInput(f"unknown {what} {name!r}: allowed are {', '.join(known)}")
+        raise BadInput(f"unknown {what} {shown(name)}: allowed are {', '.join(known)}")
     policy = _policy(import_module(f"{package}.{name}"), _class(name))
     allowed = [field.name for field in fields(policy) if field.init and field.name not in given]
     if unknown := [option for option in options if option not in allowed]:
@@ -106,6 +125,13 @@ def check_options(policy: Any) -> None:
         if check := declared.metadata.get("check"):
             check(declared.name, getattr(policy, declared.name))
     annotations.check_fields(policy)
+
+
+def check_value(policy: type, declared: Field[Any], value: Any) -> None:
+    """Raise BadInput for a value that an option of a policy does not allow."""
+    if check := declared.metadata.get("check"):
+        check(declared.name, value)
+    annotations.check(declared.name, value, get_type_hints(policy)[declared.name])
 
 
 def _policy(module: ModuleType, name: str) -> type:

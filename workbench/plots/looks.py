@@ -8,7 +8,7 @@ from workbench.experiments import bench
 from workbench.methods import registry
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PINK, RED, SKY, escaped, mixed, pale
 
-BROWN, VIOLET = "#8C6D31", "#6A51A3"
+BROWN, VIOLET, MAROON = "#8C6D31", "#6A51A3", "#743E3E"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ BASELINES = BaselineLooks(
         "transformers": Look(INK, name="transformers"),
         "torch": Look(MUTED, name="torch"),
         "sdpa": Look(SKY, name="sdpa"),
-        "flash_prefill": Look(BROWN, name="flash_prefill"),
+        "flash_prefill": Look(MAROON, name="flash_prefill"),
     }
 )
 OTHER_LAUNCH = SKY  # a kernel of this package launched otherwise, as "ours, written in place"

@@ -1,18 +1,19 @@
 """Take blocks from a store, and encode what it does not hold."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.engine.encoding import encode_many
 from workbench.models.spec import prepare_model
 from workbench.store.keys import fingerprint, key_of
 
 
+@runtime_checkable
 class Store(Protocol):
     """Any place that keeps read-only KV under content keys."""
 
@@ -21,6 +22,13 @@ class Store(Protocol):
 
     def put(self, key: str, kv: KV) -> None:
         """Keep `kv` under `key`."""
+
+
+def checked(store: Any) -> Store:
+    """Return `store` if it can keep blocks; raise BadInput for anything else, as for a class in place of its store."""
+    if isinstance(store, type) or not isinstance(store, Store):
+        raise BadInput(f"store is {shown(store)}: a store is needed, as MemoryStore(2**30) or FolderStore(a folder)")
+    return store
 
 
 def fetch(
