@@ -1,11 +1,15 @@
 """A model with its tokenizer and its prompt layout, checked before anything is loaded."""
 
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from workbench.core.errors import BadInput
 from workbench.data import chat_template, layouts
@@ -77,7 +81,8 @@ def load(
     if number is None:
         number = torch.float32 if place.type == "cpu" else "auto"
     try:
-        model, report = _weights(base, number, config)
+        with _no_bar():
+            model, report = _weights(base, number, config)
     except Exception as problem:  # classes of transformers, and packages of quantised weights, fail in any way
         raise BadInput(f"{path} cannot be loaded as a causal language model: {reason(problem)}") from problem
     if left_out := check_loaded(path, model, report):
@@ -88,6 +93,19 @@ def load(
         keep_freed()
         by_input_channel(model)
     return Loaded(model.to(place).eval(), tokenizer, layout)
+
+
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """Leave out the bar of weights that are loaded where no terminal shows it: in a notebook it would stay, in red."""
+    hidden = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if hidden:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if hidden:
+            logging.enable_progress_bar()
 
 
 def _weights(base: Path, dtype: Any, config: PreTrainedConfig) -> Any:

@@ -55,10 +55,20 @@ TURNED = (0.9333, 180)  # of `invert` and, in degrees, of `hue-rotate`
 _FIGURE = ".js-plotly-plot:has(.main-svg[style*='255, 255, 255'])"
 _TURN = f"{{ filter: invert({TURNED[0]}) hue-rotate({TURNED[1]}deg); }}"
 _DARK = "body[data-jp-theme-light='false'], body.vscode-dark, body.dark, body.dark-theme, :root[data-theme='dark']"
+# Where a page is narrower than a figure, the figure is drawn smaller, down to SMALLER: below it, it is scrolled to.
+# The tangent of an arc tangent makes a number of two lengths. Beside a figure stands the number of its cell.
+SMALLER, BESIDE = 0.68, 84
+_FIT = f"clamp({SMALLER}, tan(atan2(100cqw - var(--beside-figures, {BESIDE}px), {WIDTH}px)), 1)"
+_NARROW = f""".jp-OutputArea:has(.js-plotly-plot) {{ container-type: inline-size; }}
+@container (max-width: {WIDTH + BESIDE}px) {{
+  .js-plotly-plot:has(> .plot-container) {{ transform: scale({_FIT}); transform-origin: 0 0; }}
+}}"""
 STYLE = f"""
 :is({_DARK}) {_FIGURE} {_TURN}
+{_NARROW}
 """
 PAGE_STYLE = f"""{STYLE}
+:root {{ --beside-figures: 20px; }}
 @media (prefers-color-scheme: dark) {{ :root:not([data-theme='light']) {_FIGURE} {_TURN} }}
 """
 

@@ -20,6 +20,7 @@ from workbench.plots.trial_costs import COSTS, quality_by_cost
 from workbench.store import scrub
 from workbench.store.places import is_url
 
+METHOD = ("model", "mode", "prepare", "select")  # columns that name a trial
 Records = Any  # str | Path | pd.DataFrame | Record | Mapping[str, Any] | Sequence of these; `runs_of` checks them
 
 
@@ -46,6 +47,8 @@ def tradeoff(records: Records) -> VBox:
 def table_of(records: Records) -> pd.DataFrame:
     """Return a row a trial and kind of question of anything that `tradeoff` takes."""
     if isinstance(records, pd.DataFrame):
+        if lacking := [name for name in METHOD if name not in records]:
+            raise BadInput(f"the table has no column {', '.join(lacking)}: one of `sweep` is needed")
         return records.assign(kind=records.get("kind", "all"))
     runs = distinct(runs_of(records))
     rows = []

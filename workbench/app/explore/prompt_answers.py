@@ -66,6 +66,7 @@ class PromptAnswers:
 
     def __init__(self, loaded: Loaded, reader: PromptReader, expected: Sequence[str] = (), max_new_tokens: int = 24):
         self.loaded, self.reader, self.expected, self.max_new_tokens = loaded, reader, tuple(expected), max_new_tokens
+        self._asked: str | None = None  # the first question
         self.store = MemoryStore(STORED)
         self.shape = cost.shape_of(loaded.model)
         self._kept: dict[str, OrderedDict[Hashable, Any]] = {"full": OrderedDict(), "scores": OrderedDict()}
@@ -95,7 +96,7 @@ class PromptAnswers:
         ready = method.start(self.loaded.model, prompt, kv, torch.cat((rows.long(), prompt.question)))
         mine, tiles = self._prefill(prompt, ready.request, alive)
         mine.seconds += placed + choosing
-        answers = Answers(prompt, self.expected, mine)
+        answers = Answers(prompt, self._expected(wanted), mine)
         yield "bill", bill(prompt, ready, watched, method, mine.seconds, self.shape)
         yield "answers", self._answers(answers)
         answers.full = self._full(prompt, alive)
@@ -103,6 +104,12 @@ class PromptAnswers:
         alive()
         yield "heat", self._heat(answers, wanted, cached, method, scores, rows, tiles)
         yield from self._spoken(answers, alive)
+
+    def _expected(self, wanted: Wanted) -> tuple[str, ...]:
+        """Return what is expected of the question that came with the prompt; nothing of one that was edited."""
+        question = wanted.pieces[-1].text
+        self._asked = question if self._asked is None else self._asked
+        return self.expected if question == self._asked else ()
 
     def warm_up(self, wanted: Wanted) -> None:
         """Answer once and keep the cached blocks only."""
@@ -205,9 +212,9 @@ class PromptAnswers:
             {"token": self.reader.token(token), **{name: float(log[token].exp()) for name, log in logs.items()}}
             for token in order
         ]
-        said: dict[str, Any] = {"first": first, "kl": None, "agree": None}
+        said: dict[str, Any] = {"first": first, "kl": None, "agree": None, "expected": list(answers.expected)}
         for name, one in listed.items():
-            right = bool(exact_match(one.text, self.expected)) if one and one.done and self.expected else None
+            right = bool(exact_match(one.text, answers.expected)) if one and one.done and answers.expected else None
             said[name] = {"text": one.text, "done": one.done, "right": right} if one else None
         if "full" in logs:
             full, method = logs["full"], logs["method"]

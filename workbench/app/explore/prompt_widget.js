@@ -512,13 +512,14 @@ class PromptView {
     const title = (this.options.select || []).find((one) => one.value === this.want.select)?.title;
     const reuse = (this.options.prepare || []).find((one) => one.value === this.want.prepare)?.reuse || "reuse";
     const method = this.want.select === "none" ? reuse : this.want.select === "all" ? "all recomputed" : `${title}, ${percent(this.want.ratio)}`;
-    this.cards.replaceChildren(this.card("full attention", answers.full, stale || !answers.full, "full"), this.card(method, answers.method, stale, "method"));
+    this.cards.replaceChildren(this.card("full attention", answers.full, stale || !answers.full, "full", answers.expected), this.card(method, answers.method, stale, "method", answers.expected));
     this.drawFirst(answers, stale);
     this.drawBill();
   }
 
-  card(title, answer, stale, name) {
-    const right = answer?.right == null ? null : make("span", { class: answer.right ? "wb-right-sign" : "wb-wrong-sign" }, answer.right ? "✓ right" : "✗ wrong");
+  card(title, answer, stale, name, expected) {
+    const wrong = expected?.length ? `✗ expected: ${expected.slice(0, 2).join(" or ")}` : "✗ wrong";
+    const right = answer?.right == null ? null : make("span", { class: answer.right ? "wb-right-sign" : "wb-wrong-sign" }, answer.right ? "✓ right" : wrong);
     const badge = stale ? make("span", { class: "wb-badge" }, answer ? "older answer" : "on its way") : answer && !answer.done ? make("span", { class: "wb-badge" }, "streaming") : null;
     const text = make("p", { class: "wb-answer" }, answer?.text || (answer?.done ? "(nothing)" : "…"));
     return make("article", { class: `wb-card wb-${name}${stale ? " wb-stale" : ""}`, "aria-label": `Answer of ${title}` }, make("h4", {}, title, badge), text, right);
