@@ -17,6 +17,7 @@ from workbench.engine import attention_maps
 
 CELLS = 64  # most cells of a side of the map of tiles
 DECADES = 3  # that a logarithmic scale spans
+ROUNDING = 1e-4  # squared deviation that counts as none, as in plots.deviation
 
 
 def painted(values: Tensor, log: bool = False, clip: float = 1.0) -> dict[str, Any]:
@@ -52,8 +53,8 @@ def floats(values: Tensor) -> str:
 
 
 def deviation(gaps: Tensor) -> dict[str, Any]:
-    """Paint squared deviation [T, L] as distances, on a logarithmic scale."""
-    return painted(gaps.sqrt().T, log=True)
+    """Paint squared deviation [T, L] as distances, on a logarithmic scale; what is within rounding is none."""
+    return painted(gaps.where(gaps > ROUNDING, 0).sqrt().T, log=True)
 
 
 def from_question(model: PreTrainedModel, queries: Mapping[int, Tensor], kv: KV, prompt: Prompt) -> Tensor:

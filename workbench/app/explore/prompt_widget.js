@@ -528,7 +528,7 @@ class PromptView {
   drawFirst(answers, stale) {
     this.first_.classList.toggle("wb-stale", stale);
     if (!answers.first) return this.first_.replaceChildren();
-    const kl = answers.kl == null ? null : make("p", { class: "wb-kl" }, make("b", {}, `KL ${answers.kl < 0.0005 ? answers.kl.toExponential(0) : answers.kl.toFixed(3)} nats`), answers.agree ? " · same likeliest first token" : " · another first token is likeliest");
+    const kl = answers.kl == null ? null : make("p", { class: "wb-kl" }, make("b", {}, `KL ${answers.kl < 0.0005 ? "below 0.001" : answers.kl.toFixed(3)} nats`), answers.agree ? " · same likeliest first token" : " · another first token is likeliest");
     const rows = answers.first.map((one) => make("tr", {}, make("th", { scope: "row" }, JSON.stringify(one.token)),
       ...["full", "method"].map((name) => {
         const bar = make("span", { class: `wb-p wb-p-${name}` });
