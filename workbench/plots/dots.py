@@ -74,7 +74,7 @@ def dots(
                 col=col,
             )
             listed.add(series)
-        shown = {"nticks": max(2, min(6, wide // 45)), "tickangle": 0}
+        shown: dict[str, Any] = {"nticks": max(2, min(6, wide // 45)), "tickangle": 0}
         shown |= {"tickformat": ".0%"} if column.percent else {}
         shown |= {"type": "log", **log_ticks(r["mean"] for r in column.rows)} if column.log else {}
         title = column.axis if col in titled else ""
