@@ -13,7 +13,7 @@ from workbench.core.errors import BadInput
 from workbench.data.prompt_view import of_sample
 from workbench.experiments import results
 from workbench.experiments.sessions import SessionPrompt
-from workbench.plots.lines import turnover
+from workbench.plots.block_history import turnover
 
 RECORD = {"step": 0, "label": "", "tokens": 9, "after_prefix": 5, "computed": 1}
 RECORD |= {"ttft_full": 1.0, "ttft_anew": 1.0, "ttft": 0.5}

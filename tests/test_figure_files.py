@@ -10,7 +10,7 @@ from workbench.app import figure_files
 from workbench.app.figure_files import write_figure
 from workbench.app.thumbnail import chromium
 from workbench.core.errors import BadInput
-from workbench.plots.lines import turnover
+from workbench.plots.block_history import turnover
 from workbench.plots.theme import TURNED
 
 RECORD = {"step": 0, "label": "", "tokens": 9, "after_prefix": 5, "computed": 1}

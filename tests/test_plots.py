@@ -15,7 +15,7 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, causal, sink, visible, window
 from workbench.metrics import position_encoding
 from workbench.metrics.attention_mass import busiest, masked, overlap, reused
-from workbench.metrics.kv_deviation import drift
+from workbench.metrics.position_drift import drift
 from workbench.metrics.position_encoding import SCHEMES, key_rotation, shift_errors
 from workbench.metrics.published_numbers import TABLE_3
 from workbench.plots import table as tables

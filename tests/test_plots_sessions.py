@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from workbench.app.explore.editing import EDITS, edited
-from workbench.plots.block_history import history
+from workbench.plots.block_history import history, turnover
 from workbench.plots.frames import frames
-from workbench.plots.lines import turnover
 from workbench.plots.looks import REUSE_STATUSES
 from workbench.plots.theme import TEMPLATE, WIDTH
 

@@ -10,6 +10,7 @@ from tests.random_models import prompt_of
 from workbench import models
 from workbench.core.kv import KV
 from workbench.data import prompt_view
+from workbench.engine.encoding import encode_many
 from workbench.metrics import kv_deviation
 from workbench.metrics.kv_deviation import Repair
 from workbench.metrics.selection import places
@@ -63,7 +64,7 @@ def test_places_are_by_offset_and_by_rank():
 def test_causes_are_means_over_prompts_and_typical_ones_leave_the_first_layer_out(loaded):
     model, tokenizer, layout = loaded
     view = prompt_view.of_text("One.\n\nTwo.\n\nThree.", "Which?", tokenizer, layout)
-    cached = kv_deviation.encode_many(model, view.prompt.context)
+    cached = encode_many(model, view.prompt.context)
     records = kv_deviation.cause_records(model, [view.prompt] * 2, [cached] * 2)
     assert len(records) == 2 * 3 * 2 * 2 and {r["prompt"] for r in records} == {0, 1}
     assert all(r["mean"] == 0 for r in records if (r["cause"], r["part"]) == ("position", "values"))

@@ -30,13 +30,13 @@ _ROOMS = {
 }
 # the same for modules that lay in a folder already
 _MERGED = {
-    "metrics": "causes=kv_deviation drift=kv_deviation repair=kv_deviation deviation=kv_deviation choices=selection "
+    "metrics": "causes=kv_deviation drift=position_drift repair=kv_deviation deviation=kv_deviation choices=selection "
     "places=selection antecedents=selection turning=position_encoding rounding=position_encoding "
     "exactness=position_encoding counts=sparsity_counts stages=latency published=published_numbers "
     "misses=tile_recall states=tile_states mass=attention_mass",
     "experiments": "lengths=ttft",
     "plots": "selectors=looks sparse_methods=looks contestants=looks fates=looks length=cost profiles=lines "
-    "planes=lines steps=lines turnover=lines rounding=lines savings=mask_savings strip=prompt_strip "
+    "planes=lines steps=lines turnover=block_history rounding=lines savings=mask_savings strip=prompt_strip "
     "reuse=token_sources breakdown=bars "
     "history=block_history forest=intervals quality=intervals peers=intervals attention=attention_mass "
     "blockmass=attention_mass naive=position_drift rotation=position_encoding exactness=position_encoding "

@@ -1,4 +1,4 @@
-"""Prompts that follow one another: which of their blocks were kept, moved, recalled or encoded."""
+"""Prompts that follow one another: which of their blocks were kept, moved, recalled or encoded, and what that took."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -7,7 +7,8 @@ from typing import Any, Unpack
 import plotly.graph_objects as go
 
 from workbench.plots.bars import EDGE, Bars, bar_chart
-from workbench.plots.looks import REUSE_STATUSES, Look, block_hovers
+from workbench.plots.lines import Panel, Series, line_chart
+from workbench.plots.looks import REUSE_STATUSES, SECONDS, TOKENS, Look, block_hovers
 from workbench.plots.theme import INK, Texts
 
 
@@ -44,3 +45,22 @@ def history(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[
         y={"title_text": unit, "showgrid": False, "ticks": "", "range": [count - 0.5, -0.5], **ticks},
         **texts,
     )
+
+
+def turnover(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[Texts]) -> go.Figure:
+    """Draw tokens and time of every prompt: `records` of `session_replay.follow`, `unit` what they are (a turn)."""
+    ticks = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
+    values = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
+    panels = []
+    for title, fields, scale, form in (
+        ("tokens through the model", TOKENS, 1, ",d"),
+        ("time to the first token (ms)", SECONDS, 1e3, ",.1f"),
+    ):
+        lines = []
+        for key, look in fields.items():
+            taken = [r for r in records if r[key] is not None]
+            x, y = [r["step"] + 1 for r in taken], [r[key] * scale for r in taken]
+            hover = f"{unit} %{{x}}: %{{y:{form}}}<br>%{{customdata}}"
+            lines.append(Series(look.name, x, y, hover=hover, data=[r["label"] for r in taken], look=look))
+        panels.append(Panel(title, lines, {"title_text": unit, "tickformat": "d"}, values))
+    return line_chart(panels, **texts)

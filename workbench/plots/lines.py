@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.elements import band, interval
-from workbench.plots.looks import MODES, SCHEMES, SECONDS, SPARSE_METHODS, TOKENS, Look
+from workbench.plots.looks import MODES, SCHEMES, SPARSE_METHODS, Look
 from workbench.plots.theme import BLUE, INK, MUTED, Texts, clear, finish, legend_lines, log_ticks, panel_titles
 
 
@@ -229,25 +229,6 @@ def steps(records: Sequence[dict], **texts: Unpack[Texts]) -> go.Figure:
     across = {**_axis("step of fine-tuning", False), "rangemode": "tozero"}
     panel = Panel("", lines, across, {"title_text": "exact match", "tickformat": ".0%", "range": [0, 1.02]})
     return line_chart([panel], above=22, gap=8, **texts)
-
-
-def turnover(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[Texts]) -> go.Figure:
-    """Draw tokens and time of every prompt: `records` of `session_replay.follow`, `unit` what they are (a turn)."""
-    ticks = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
-    values = {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
-    panels = []
-    for title, fields, scale, form in (
-        ("tokens through the model", TOKENS, 1, ",d"),
-        ("time to the first token (ms)", SECONDS, 1e3, ",.1f"),
-    ):
-        lines = []
-        for key, look in fields.items():
-            taken = [r for r in records if r[key] is not None]
-            x, y = [r["step"] + 1 for r in taken], [r[key] * scale for r in taken]
-            hover = f"{unit} %{{x}}: %{{y:{form}}}<br>%{{customdata}}"
-            lines.append(Series(look.name, x, y, hover=hover, data=[r["label"] for r in taken], look=look))
-        panels.append(Panel(title, lines, {"title_text": unit, "tickformat": "d"}, values))
-    return line_chart(panels, **texts)
 
 
 def rounding(records: Sequence[dict], explained: Mapping[str, str], *, caption: str, notice: str) -> go.Figure:

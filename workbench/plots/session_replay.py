@@ -10,11 +10,10 @@ from workbench.data.game import Frame
 from workbench.experiments.session_replay import later_prompts, mean_em, total
 from workbench.metrics.answers import wilson
 from workbench.metrics.published_numbers import BLOCK_V2_TEXT
-from workbench.plots.block_history import history
+from workbench.plots.block_history import history, turnover
 from workbench.plots.findings import joined
 from workbench.plots.frames import frames
 from workbench.plots.intervals import quality
-from workbench.plots.lines import turnover
 from workbench.plots.table import table, verdict
 
 Records = Sequence[Mapping[str, Any]]

@@ -15,7 +15,7 @@ from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import exact_match
 from workbench.metrics.attention_mass import masked, reused
-from workbench.metrics.kv_deviation import POSITIONS
+from workbench.metrics.position_drift import POSITIONS
 from workbench.models.loading import Loaded
 from workbench.plots.looks import MODE_NAMES
 from workbench.plots.table import table
