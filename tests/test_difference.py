@@ -87,9 +87,20 @@ def test_another_base_a_damaged_file_and_other_shapes_are_refused(tuned, tmp_pat
         save_file(damaged, kept / DIFFERENCE, good)
         with pytest.raises(BadInput, match=words):
             models.load(kept)
+    save_file(planes, kept / DIFFERENCE, good | {"base": "nowhere"})
+    with pytest.raises(BadInput, match="unknown model 'nowhere'"):
+        models.load(kept)
     other = tiny.checkpoint(tmp_path / "other", vocab_size=410)
     with pytest.raises(BadInput, match="differ in names, shapes or number formats"):
         difference.save(tuned / "tuned", tmp_path / "out", str(other))
     with pytest.raises(BadInput, match="all weights in bfloat16"):
         difference.save(other, tmp_path / "out", str(other))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_writes_a_difference_and_says_its_size(tuned, tmp_path):
+    words = ["models", "difference", str(tuned / "tuned"), str(tmp_path / "kept"), "--base", str(tuned / "base")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0 and f"MB in {tmp_path / 'kept'}" in result.output.replace("\n", "")
+    again, kept = (load_file(folder / "kept" / DIFFERENCE) for folder in (tmp_path, tuned))
+    assert all(torch.equal(again[name], kept[name]) for name in ("low", "high"))
