@@ -20,9 +20,10 @@ FAMILIES = {  # a corpus whose continued passages bear titles of their own, and 
     "lab": ("lab(hints=0)", "lab(hints=0, titles=kept)"),
     "lab-hard": ("lab-hard(titles=continued)", "lab-hard"),
 }
+PLAIN = "preparation as it is"  # as FusionRAG has it, without any of these
 SIMILAR, MEANING = "10 neighbours by TF-IDF", "10 neighbours by MiniLM"
 INTERVENTIONS = {  # name → (titles kept, preparation)
-    "nothing": (False, SIMILAR),
+    PLAIN: (False, SIMILAR),
     "document titles": (True, SIMILAR),
     "MiniLM for TF-IDF": (False, MEANING),
     "both": (True, MEANING),
@@ -38,7 +39,7 @@ MISSING = "Not measured yet: data/benchmarks/preparations.py"
 def rows(one: lift.Kept, kind: str = "all") -> Records:
     """Return what every intervention adds to exact match, {family, name, gain, gain_low, gain_high, found, n}.
 
-    "nothing" is preparation behind ten similar passages as FusionRAG has it; the others change what it is made of.
+    PLAIN is preparation behind ten similar passages as FusionRAG has it; the others change what it is made of.
     """
     of = {(row["data"], row["name"]): row for row in lift.gains(one) if row["kind"] == kind}
     listed = []
@@ -81,7 +82,7 @@ def interventions(models: Sequence[lift.Kept] | None = None) -> go.Figure | None
         title="What makes preparation lift",
         notice=said(measured),
         caption="Exact match over blocks that saw the system prompt alone, nothing recomputed, 95% intervals; "
-        f"{counts} questions. \u201cnothing\u201d: behind ten similar passages, by TF-IDF. "
+        f"{counts} questions. \u201cPreparation as it is\u201d: behind ten similar passages, by TF-IDF. "
         "data/benchmarks/preparations.py.",
     )
 
@@ -116,7 +117,7 @@ def which(own: Sequence[Mapping[str, Any]]) -> str:
 def why(own: Sequence[Mapping[str, Any]]) -> str:
     """Say what follows for FusionRAG's claim that preparation behind similar passages lifts reuse."""
     lifting = [row["name"] for row in own if _sign(row) > 0]
-    if "nothing" in lifting:
+    if PLAIN in lifting:
         return "Preparation lifts as FusionRAG says."
     similar = [name for name in lifting if name not in ANTECEDENT]
     if similar:
