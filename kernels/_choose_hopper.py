@@ -30,7 +30,7 @@ N = 256  # key squares of a tile
 LINE = 128  # bytes of a step's channels: the widest swizzle
 BAND = 8  # row tiles that are taken together
 STAGES = 4
-TURNS = True
+TURNS = False  # whether consumer 1 begins some steps behind consumer 0; not timed yet
 
 
 def fits(q: Tensor, keys: Tensor, block: int, stride: int, eighths: bool) -> bool:

@@ -12,7 +12,7 @@ from triton.compiler import compile as compiled
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from workbench.kernels import _linear_hopper, _pages_hopper, _tiles_hopper
+from workbench.kernels import _choose_hopper, _linear_hopper, _pages_hopper, _tiles_hopper
 
 STRIDES = [f"{x}_{part}" for x, part in product(("q", "out"), ("batch", "head", "token"))]
 NUMBERS = ["count", "capacity", "row_tiles", "together", "lists", "queries", "pages", "splits"]
@@ -20,7 +20,7 @@ NUMBERS = ["count", "capacity", "row_tiles", "together", "lists", "queries", "pa
 
 def tile(dtype: str, box: list[int]) -> str:
     """Type of a tensor descriptor."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(box))
+    layout = gl.NVMMASharedLayout(128, 8 if dtype.startswith("fp8") else 16, rank=len(box))
     return f"tensordesc<{dtype}{box},{layout}>"
 
 
@@ -40,11 +40,13 @@ def types(dtype: str, box: list[int], out: str) -> dict[str, str]:
     return found | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys([*STRIDES, "out_split"], "i64")
 
 
-def build(kernel: Any, known: dict[str, str], constants: dict[str, Any]) -> Any:
+def build(kernel: Any, known: dict[str, str], constants: dict[str, Any], most: int = 0) -> Any:
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else known[name] for name in names}
     wide = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name][0] == "*"}
     source = GluonASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, wide)
+    if most:
+        return compiled(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": most})
     most = 128 if constants.get("ROTATE") else 168  # registers of a thread, as `launch` asks for
     if constants.get("CONSUMERS", 1) == 1 and "N" in constants and "LISTED" not in constants:
         most = 112 if constants["ROTATE"] else 128
@@ -85,6 +87,12 @@ def main() -> None:
         known |= {name: tile("bf16", [n, 128]) for name, n in (("x", 64), ("weight", 64))}
         shape = {"BOX": 64, "K": 128, "ROWS": 64, "STAGES": 4, "PDL": True}
         report(name, build(_linear_hopper._linear, known, constants | shape))
+    counts = "count row_squares blocks row_tiles key_tiles heads first_head band".split()
+    shape = {"GROUP": 4, "STRIDE": 8, "PER": 16, "D": 128, "N": 256, "STAGES": 4, "TURNS": True}
+    for name, dtype, channels in (("squares", "bf16", 64), ("squares, float8", "fp8e4nv", 128)):
+        known = {"sums": "*fp32", "rows": "*i64", "scale": "fp32"} | dict.fromkeys(counts, "i32")
+        known |= {name: tile(dtype, [1, 1, 1, n, channels]) for name, n in (("q", 64), ("keys", 256))}
+        report(name, build(_choose_hopper._squares, known, shape, 168))
 
 
 def report(name: str, found: Any) -> None:
