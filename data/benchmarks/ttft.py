@@ -1,6 +1,7 @@
 """Time to the first token over cached blocks, against full prefill and against stock transformers, in one run.
 
-    python data/benchmarks/ttft.py --device cpu --threads 2     writes data/benchmarks/ttft-DEVICE.json
+    python data/benchmarks/ttft.py --threads 2                  writes data/benchmarks/ttft-cpu-lab_full.json
+    python data/benchmarks/ttft.py --threads 2 --model smollm2 --lengths 256 512 1024 1550
 
 The methods are those of `workbench.experiments.ttft`; they run interleaved, so that a busy machine slows all alike.
 """
@@ -23,7 +24,7 @@ def main() -> None:
     parser.add_argument("--model", default="lab-full")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048])
     parser.add_argument("--question", type=int, default=50, help="tokens of the question")
     parser.add_argument("--ratio", type=float, default=0.15, help="share of the document tokens that is recomputed")
     parser.add_argument("--repeats", type=int, default=21)
@@ -43,7 +44,8 @@ def main() -> None:
         for row in rows:
             faster = f"block is {row['p50'] / block:.1f} times as fast" if block else ""
             print(f"{length:>6}  {row['way']:14} {row['p50'] * 1e3:8.1f} ms  {faster}", flush=True)
-    write_json(Path(__file__).with_name(f"ttft-{args.device}.json"), facts)
+    name = Path(args.model).name.replace("-", "_")
+    write_json(Path(__file__).with_name(f"ttft-{args.device}-{name}.json"), facts)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ class Trial(MethodConfig):
         generations = self.answer(prompts, loaded, store, progress, method, watch)
         seconds = time.perf_counter() - begin - (watch.seconds if watch else 0)
         looked_up = store.stats.since(before)
-        ttft = measure(first_tokens(model, prompts[: self.timed], method, self.engine), model.device)
+        ttft = measure(first_tokens(model, prompts[: self.timed], method, self.engine, store), model.device)
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
         rows = [question_rows.row(*each) for each in zip_longest(samples, texts, compared)]

@@ -12,15 +12,18 @@ from workbench.data import Sample
 from workbench.methods import Method
 from workbench.methods.generation import Generation, first_token
 from workbench.metrics import cost
-from workbench.store import MemoryStore
+from workbench.store import MemoryStore, Store
 
 
 def first_tokens(
-    model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, engine: str
+    model: PreTrainedModel, prompts: Sequence[Prompt], method: Method, engine: str, kept: Store | None = None
 ) -> Iterator[Callable[[], int]]:
-    """Yield one job a prompt: from its token ids to its first new token, with its cached blocks in a store already."""
+    """Yield one job a prompt: from its token ids to its first new token, with its cached blocks in a store already.
+
+    Blocks that `kept` holds are taken from there, before the job, and are not encoded once more.
+    """
     for prompt in prompts:
-        store = MemoryStore(1 << 62)
+        store = MemoryStore(1 << 62, behind=kept)
         method.begin(model, [prompt], store)
         yield partial(first_token, model, prompt, method, store, engine)
 

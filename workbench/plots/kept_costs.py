@@ -4,6 +4,7 @@ training step, and the choice of a sparse method alone."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from workbench.metrics.latency import spread_words
@@ -16,25 +17,48 @@ from workbench.plots.table import table
 Records = Sequence[Mapping[str, Any]]
 
 
-def requests_on_cpu(kept: Mapping[str, Any]) -> go.Figure:
-    """Draw what `data/benchmarks/ttft.py` kept of requests on a CPU."""
+def requests_on_cpu(kept: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """Draw what `data/benchmarks/ttft.py` kept of requests on a CPU, a panel a model."""
+    panels, seconds = [], "time to first token (ms)"
+    for of_model in kept:
+        rows = of_model["rows"]
+        ways = list(dict.fromkeys(r["way"] for r in rows))
+        lines = lines_by_mode(rows, "p50", 1e3, modes=ways, band=True, key="way")
+        panels.append(cost_panel(f"{of_model['model']}, {of_model['device']}", lines, seconds))
+    first = kept[0]
+    return against_length(
+        panels,
+        title="The same, kept from a run on a CPU",
+        notice=" ".join(cpu_words(of_model) for of_model in kept),
+        caption=f"{joined([of_model['model'] for of_model in kept])}; median and {spread_words(first['rows'][0]['n'])} "
+        f"of {first['rows'][0]['n']} runs, question of {first['question']} tokens, {first['ratio']:.0%} recomputed, "
+        "methods taking turns. data/benchmarks/ttft.py.",
+        lines=2,
+    )
+
+
+def cpu_words(kept: Mapping[str, Any]) -> str:
+    """Say of one model how long a question takes by every method at the longest prompt, and what longer ones cost."""
     rows = kept["rows"]
-    ways = list(dict.fromkeys(r["way"] for r in rows))
     length = max(r["length"] for r in rows)
     at = {r["way"]: r["p50"] * 1e3 for r in rows if r["length"] == length}
     beside = [
-        f"{MODE_NAMES[way]} {ms:,.0f} ms ({ms / at['block']:.1f} times)" for way, ms in at.items() if way != "block"
+        f"{MODE_NAMES[way]} {ms:,.0f} ms ({ms / at['block']:.2g} times)" for way, ms in at.items() if way != "block"
     ]
-    lines = lines_by_mode(rows, "p50", 1e3, modes=ways, band=True, key="way")
-    return against_length(
-        [cost_panel(kept["device"], lines, "time to first token (ms)")],
-        title="The same, kept from a run on a CPU",
-        notice=f"At {length:,} tokens blocks take {at['block']:,.0f} ms; {'; '.join(beside)}.",
-        caption=f"{kept['model']}, {kept['device']}; median and {spread_words(rows[0]['n'])} of {rows[0]['n']} runs, "
-        f"question of {kept['question']} tokens, {kept['ratio']:.0%} recomputed, methods taking turns. "
-        "data/benchmarks/ttft.py.",
-        lines=2,
-    )
+    words = f"{kept['model']}: at {length:,} tokens blocks take {at['block']:,.0f} ms; {'; '.join(beside)}."
+    slopes = {way: slope for way in ("block", "stock prefix") if (slope := cpu_slope(rows, way)) is not None}
+    if slopes:
+        each = [f"{MODE_NAMES[way]} {ms:,.1f} ms" for way, ms in slopes.items()]
+        words += f" A thousand tokens more cost {joined(each)}."
+    return words
+
+
+def cpu_slope(rows: Records, way: str) -> float | None:
+    """Return the milliseconds that a thousand tokens more cost by a method, by least squares; None of one length."""
+    points = [(r["length"] / 1e3, r["p50"] * 1e3) for r in rows if r["way"] == way]
+    if len({length for length, _ in points}) < 2:
+        return None
+    return float(np.polyfit(*zip(*points, strict=True), 1)[0])
 
 
 def training_memory(kept: Mapping[str, Mapping[str, Any]]) -> go.Figure:
