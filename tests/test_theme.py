@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from colorspacious import cspace_convert
 
-from workbench.plots import looks, theme
+from workbench.plots import line_looks, looks, theme
 from workbench.plots.lines import Panel, Series, line_chart
 from workbench.plots.looks import Look
 from workbench.plots.table import table
@@ -89,7 +89,7 @@ def test_texts_stand_out_from_the_paper(dark):
 
 def test_variants_of_one_method_have_lines_of_their_own():
     specs = ["query_guided", "query_guided(layers=all)", "query_guided(softmax=joint)", "kv_deviation"]
-    drawn = looks.selector_looks(specs)
+    drawn = line_looks.selector_looks(specs)
     ways = list(zip(*(drawn[way].values() for way in ("colours", "symbols", "dashes")), strict=True))
     assert len({*ways}) == 4 and ways[0] == (theme.BLUE, "square", "solid")
     assert len({way[1:] for way in ways[:3]}) == 3, "told apart without colour"

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
 
 from workbench.experiments import bench
 from workbench.methods import registry
-from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PINK, RED, SKY, escaped, mixed, pale
+from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY, escaped, pale
 
 BROWN, VIOLET, MAROON = "#8C6D31", "#6A51A3", "#743E3E"
 
@@ -89,7 +89,6 @@ MODES = Looks(
     }
 )
 MODE_NAMES = {mode: look.name for mode, look in MODES.items()}
-
 SELECTORS = Looks(
     {
         "none": Look(MUTED, "circle-open", name="nothing recomputed"),
@@ -104,7 +103,6 @@ SELECTORS = Looks(
         "all": Look(INK, "circle", name="full attention"),
     }
 )
-
 SPARSE_METHODS = SparseLooks(
     {
         "bfla": Look(BLUE, "circle", name="BFLA"),
@@ -121,7 +119,6 @@ SPARSE_METHODS = SparseLooks(
         "compact": Look(BLUE, "hourglass", name="CompactAttention"),
     }
 )
-
 BASELINES = BaselineLooks(
     {
         "ours": Look(BLUE, name="ours"),
@@ -136,7 +133,6 @@ BASELINES = BaselineLooks(
     }
 )
 OTHER_LAUNCH = SKY  # a kernel of this package launched otherwise, as "ours, written in place"
-
 REUSE_STATUSES = Looks(
     {
         "kept": Look(pale(BLUE, 0.22), name="kept in place"),
@@ -145,7 +141,6 @@ REUSE_STATUSES = Looks(
         "encoded": Look(RED, name="encoded now"),
     }
 )
-
 ALL_COMPUTED = Look(INK, "circle", "solid", "full attention, nothing cached")
 BLOCKS_CACHED = Look(BLUE, "square", "solid", "blocks: changed ones and the question")
 TOKENS = {  # field of a record of `session_replay.follow` → look
@@ -158,7 +153,6 @@ SECONDS = {
     "ttft_anew": Look(SKY, "triangle-up", "dot", "all blocks encoded again"),
     "ttft": BLOCKS_CACHED,
 }
-
 SCHEMES = {  # of rounding: `metrics.position_encoding`
     "naive: not moved": Look(RED),
     "20 chained bf16 shifts": Look(ORANGE, dash="dash"),
@@ -170,9 +164,7 @@ SCHEMES = {  # of rounding: `metrics.position_encoding`
     "stored un-rotated, rotated once": Look(SKY),
     "fp32 cache, fp32 shift": Look(GREEN),
 }
-
 STAGE_COLOURS = {"place": SKY, "choose": BROWN, "attend": VIOLET, "rest": pale(MUTED, 0.5)}
-
 SYMBOLS = """
 circle square diamond triangle-up star hexagon cross pentagon triangle-down bowtie hourglass x star-square diamond-tall
 triangle-left triangle-right octagon diamond-wide star-diamond hexagram
@@ -200,54 +192,6 @@ def block_hovers(record: Mapping[str, Any]) -> list[str]:
     return hovers
 
 
-class LineLooks(TypedDict):
-    """Looks by name, as `lines.profiles` takes them."""
-
-    colours: dict[str, str]
-    symbols: dict[str, str]
-    dashes: dict[str, str]
-
-
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-TINTS = (None, INK, PAPER)  # what the colour of further lines of a family is mixed with
-
-
-def family_looks(named: Iterable[tuple[str, Look]]) -> dict[str, Look]:
-    """Return looks by name, told apart where several have one colour, symbol and dash, as variants of one method do.
-
-    Further lines of a family are dashed otherwise, their marks are hollow or of another shape, and their colour is
-    darker or lighter.
-    """
-    looks: dict[str, Look] = {}
-    taken: dict[tuple[str, str, str], int] = {}
-    for name, look in named:
-        key = look.colour, look.symbol, look.dash
-        number = taken[key] = taken.get(key, -1) + 1
-        looks[name] = _variant(look, number) if name not in looks else looks[name]
-    return looks
-
-
-def _variant(look: Look, number: int) -> Look:
-    if not number:
-        return look
-    shape = look.symbol.removesuffix("-open")
-    at = SYMBOLS.index(shape) if shape in SYMBOLS else 0
-    symbol = f"{shape}-open" if number == 1 and shape == look.symbol else SYMBOLS[(at + 3 * number) % len(SYMBOLS)]
-    tint = TINTS[number % len(TINTS)]
-    colour = mixed(look.colour, tint, 0.4) if tint else look.colour
-    dash = DASHES[(DASHES.index(look.dash) + number) % len(DASHES)]
-    return replace(look, colour=colour, symbol=symbol, dash=dash)
-
-
-def line_looks(looks: Iterable[Look]) -> LineLooks:
-    """Return colours, symbols and dashes by name; lines of one family are told apart."""
-    by_name = family_looks((look.name, look) for look in {look.name: look for look in looks}.values())
-    colours, symbols, dashes = (
-        {name: getattr(by_name[name], of) for name in by_name} for of in ("colour", "symbol", "dash")
-    )
-    return {"colours": colours, "symbols": symbols, "dashes": dashes}
-
-
 REUSE_NAMES = {
     "after_system": "Full Reuse",
     "behind_document": "blocks behind their document",
@@ -260,8 +204,3 @@ def reuse_name(prepare: str) -> str:
     """Return what reuse without recomputation is called: Full Reuse is FusionRAG's, behind the system prompt."""
     name, _ = registry.parse(prepare)
     return REUSE_NAMES.get(name, "reuse")
-
-
-def selector_looks(specs: Iterable[str]) -> LineLooks:
-    """Return the colours and symbols of selectors by name."""
-    return line_looks(map(SELECTORS.of, specs))

@@ -13,7 +13,8 @@ from workbench.data.prompt_view import Reading
 from workbench.metrics.answers import exact_match
 from workbench.plots.controls import frame_slider, frames
 from workbench.plots.elements import block_axis, block_edges, steps
-from workbench.plots.looks import SELECTORS, reuse_name, selector_looks
+from workbench.plots.line_looks import selector_looks
+from workbench.plots.looks import SELECTORS, reuse_name
 from workbench.plots.masks import names
 from workbench.plots.theme import BLUE, GREEN, INK, RED, RULE, Texts, finish
 

@@ -11,8 +11,9 @@ import plotly.graph_objects as go
 from workbench.methods import registry
 from workbench.metrics.paired import Difference
 from workbench.plots.findings import joined
+from workbench.plots.line_looks import selector_looks
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import SELECTORS, selector_looks
+from workbench.plots.looks import SELECTORS
 from workbench.plots.real_beside_lab import Choice, Lab
 from workbench.plots.real_choices import tried
 from workbench.plots.real_findings import SYSTEM, said, spread, verdict

@@ -12,8 +12,9 @@ import plotly.graph_objects as go
 
 from workbench.experiments.results import today
 from workbench.plots import sweep_findings
+from workbench.plots.line_looks import selector_looks
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import SELECTORS, selector_looks
+from workbench.plots.looks import SELECTORS
 from workbench.plots.measures import measure_of
 from workbench.plots.reuse_findings import by_kind, lost, multi_hop
 from workbench.plots.sweep_records import (

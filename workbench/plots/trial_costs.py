@@ -5,8 +5,9 @@ import plotly.graph_objects as go
 
 from workbench.core import renamed
 from workbench.plots.findings import joined
+from workbench.plots.line_looks import family_looks
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import MODES, SELECTORS, Look, family_looks
+from workbench.plots.looks import MODES, SELECTORS, Look
 from workbench.plots.measures import MEASURES, measure_of
 
 COSTS = {
