@@ -4,7 +4,10 @@
 #     DEVICE=cuda bash data/benchmarks/lab_shipped.sh     leaves data/benchmarks/lab-hard/shipped-MODEL-MODE.json,
 #                                                         a Record each; lab_card.py puts them into the cards
 #     SAMPLES=2000   MODELS="lab-hard-small lab-hard-large", names or folders   OUT=FOLDER
-# A record that is there is not measured again.
+# A record that is there is not measured again. Before it, the best of the seeds is shipped:
+#     workbench lab ship --model runs/SIZE-SEED/model --out data/models/SIZE --storage int8
+# and where the tracked tree has no room left (tests/test_packaging.py), lab-block is kept as its difference from lab-full:
+#     workbench models difference data/models/lab-block OUT --base lab-full
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 read -ra models <<<"${MODELS:-lab-hard-small lab-hard-large}"
