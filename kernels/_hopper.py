@@ -12,10 +12,11 @@ phase         parity of how often a stage was filled, which a barrier is waited 
 m_i, l_i      largest logit of a row and sum of its weights so far, in powers of two
 alpha         factor by which the step before rescales what is accumulated: exp2(old m_i - new m_i)
 acc           sum of weights times values, fp32, not divided by l_i yet
-p             weights of the step before, which its values still wait for
+weights       of the step before, fp32, which its values still wait for
 
-While the matrix unit multiplies p with the values of one step, and the queries with the keys of the next, a consumer
-takes the softmax between (algorithm 2).
+While the matrix unit multiplies the weights with the values of one step, and the queries with the keys of the next, a
+consumer takes the softmax between (algorithm 2). Weights go from step to step in fp32: as 16-bit numbers each would be
+unpacked and packed again, 64 instructions of 520 a step.
 """
 
 from collections.abc import Sequence
@@ -163,8 +164,7 @@ def release(ring, slot):
 
 @gluon_jit
 def begin_logits(q_tile, k_ring, slot):
-    """Begin the product of 64 queries and the keys of a slot."""
-    wait_full(k_ring, slot)
+    """Begin the product of 64 queries and the keys of a slot, which have come."""
     k = tile_of(k_ring, slot).permute((1, 0))
     N: gl.constexpr = k.type.shape[1]
     zeros = gl.zeros([64, N], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
@@ -174,6 +174,7 @@ def begin_logits(q_tile, k_ring, slot):
 @gluon_jit
 def first_logits(q_tile, k_ring):
     """Logits of the first step, when there are no weights to multiply yet."""
+    wait_full(k_ring, (0, 0))
     s = begin_logits(q_tile, k_ring, (0, 0))
     s = warpgroup_mma_wait(0, deps=(s,))
     release(k_ring, (0, 0))
@@ -212,20 +213,19 @@ def operand(weights, acc, dtype):
 
 @gluon_jit
 def end_step(acc, s, m_i, l_i, scale, v_ring, last, EMPTY: gl.constexpr):
-    """Softmax of a step, and the end of the product with the values of slot `last`: (acc, p, alpha, m_i, l_i)."""
+    """Softmax of a step, and the end of the product with the values of slot `last`: (acc, weights, alpha, m_i, l_i)."""
     weights, alpha, m_i, l_i = softmax(s, m_i, l_i, scale, EMPTY)
     acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))  # weights too: or they would be computed after it only
     release(v_ring, last)
-    return acc, operand(weights, acc, v_ring[0].dtype), alpha, m_i, l_i
+    return acc, weights, alpha, m_i, l_i
 
 
 @gluon_jit
-def first_softmax(acc, s, scale, dtype):
-    """Softmax of the first step: (p, alpha, m_i, l_i)."""
+def first_softmax(s, scale):
+    """Softmax of the first step: (weights, alpha, m_i, l_i)."""
     m_i = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, s.type.layout))
     l_i = gl.zeros([64], gl.float32, gl.SliceLayout(1, s.type.layout))
-    weights, alpha, m_i, l_i = softmax(s, m_i, l_i, scale, True)
-    return operand(weights, acc, dtype), alpha, m_i, l_i
+    return softmax(s, m_i, l_i, scale, True)
 
 
 @gluon_jit

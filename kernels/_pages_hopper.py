@@ -133,10 +133,9 @@ def _shift(step, page_list, PAGE: gl.constexpr, N: gl.constexpr):
 
 
 @gluon_jit
-def _angle(shift, inv_freq, plane, rotated):
-    """(cosine, sine) of the angle by which a plane rotates over `shift` positions."""
-    freq = gl.load(inv_freq + plane, mask=rotated, other=0.0).to(gl.float64)
-    angle = shift.to(gl.float64) * freq
+def _angle(shift, freq):
+    """(cosine, sine) of the angles by which planes of frequencies `freq` rotate over `shift` positions."""
+    angle = shift.to(gl.float64) * freq.to(gl.float64)
     angle = (angle - TWO_PI * gl.floor(angle * INV_TWO_PI + 0.5)).to(gl.float32)
     sin = gl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
     cos = gl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], gl.float32, True, 1)
@@ -177,30 +176,70 @@ def _put_rotated(
         plane = col % HALF
     other = gl.where(rotated, gl.where(second, col - APART, col + APART), col)
     y = gl.load(base + other[None, :], mask=inside, other=0.0)
-    cos, sin = _angle(by[0], by[1], plane, rotated)
+    cos, sin = _angle(by[0], gl.load(by[1] + plane, mask=rotated, other=0.0))
     sin = gl.where(second, -sin, sin)  # of -shift, and the sign of the plane's other channel
     q_tile.store((x.to(gl.float32) * cos[None, :] + y.to(gl.float32) * sin[None, :]).to(x.dtype))
 
 
 @gluon_jit
-def _rotate_tile(target, source, shift, inv_freq, D: gl.constexpr, SOME: gl.constexpr, BOTH: gl.constexpr):
-    """Rotate queries of whole heads in halves back by `shift` positions, from shared memory to shared memory.
+def _frequencies(inv_freq, M: gl.constexpr, D: gl.constexpr, BOTH: gl.constexpr):
+    """Frequencies of the planes, as `_rotated` takes angles for tiles [M, D] in layout BOTH."""
+    low, _ = gl.split(gl.zeros([M, D], gl.float32, BOTH).reshape([M, 2, D // 2]).permute((0, 2, 1)))
+    return gl.load(inv_freq + gl.arange(0, D // 2, layout=gl.SliceLayout(0, low.type.layout)))
 
-    In layout BOTH a thread holds both channels of a plane.
+
+@gluon_jit
+def _rotated(x, cos, sin, M: gl.constexpr, D: gl.constexpr):
+    """Queries [M, D] of whole heads in halves, rotated back by angles [D / 2].
+
+    A thread holds both channels of a plane.
     """
-    x = source.load(BOTH).reshape([SOME, 2, D // 2]).permute((0, 2, 1))
-    low, high = gl.split(x)
-    plane = gl.arange(0, D // 2, layout=gl.SliceLayout(0, low.type.layout))
-    cos, sin = _angle(shift, inv_freq, plane, plane >= 0)
+    low, high = gl.split(x.reshape([M, 2, D // 2]).permute((0, 2, 1)))
     a, b = low.to(gl.float32), high.to(gl.float32)
     low = (a * cos[None, :] + b * sin[None, :]).to(x.dtype)
     high = (b * cos[None, :] - a * sin[None, :]).to(x.dtype)
-    target.store(gl.join(low, high).permute((0, 2, 1)).reshape([SOME, D]))
+    return gl.join(low, high).permute((0, 2, 1)).reshape([M, D])
+
+
+@gluon_jit
+def _first_queries(
+    q_tile, q_own, queries, first, shift, inv_freq, GROUP: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr,
+):  # fmt: skip
+    """A consumer's queries, rotated back for the first shift; where KEPT, as they are too, for `_rerotate`."""
+    D: gl.constexpr = q_tile.type.shape[1]
+    KEPT: gl.constexpr = not INTERLEAVED and 2 * HALF == D
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    WIDE: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 64], [16, 0], [32, 0]],
+        [[0, 8], [0, 16], [0, 32], [1, 0], [2, 0]],
+        [[4, 0], [8, 0]],
+        [],
+        [64, 128],
+    )
+    NARROW: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 32], [32, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[8, 0], [16, 0]],
+        [],
+        [64, 64],
+    )
+    BOTH: gl.constexpr = WIDE if D == 128 else NARROW
+    LAYOUT: gl.constexpr = BOTH if KEPT else FLAT
+    m = first + gl.arange(0, 64, layout=gl.SliceLayout(1, LAYOUT))
+    if KEPT:
+        base, inside = _at_queries(queries, m, GROUP)
+        col = gl.arange(0, D, layout=gl.SliceLayout(0, LAYOUT))
+        x = gl.load(base + col[None, :], mask=inside, other=0.0)
+        cos, sin = _angle(shift, _frequencies(inv_freq, 64, D, LAYOUT))
+        q_own.store(x)
+        q_tile.store(_rotated(x, cos, sin, 64, D))
+    else:
+        _put_rotated(q_tile, queries, m, (shift, inv_freq), GROUP, HALF, INTERLEAVED, LAYOUT)
 
 
 @gluon_jit
 def _rerotate(
-    queries, rings, q_own, bounds, page_list, inv_freq, GROUP: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr,
+    queries, rings, bounds, page_list, inv_freq, GROUP: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr,
     INTERLEAVED: gl.constexpr, CONSUMERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The group that rotates queries, for the next shift while those of this one are computed with.
@@ -209,7 +248,7 @@ def _rerotate(
     they are read from memory each time.
     """
     q_ring, k_ring, _, _ = rings
-    q_tiles, q_full, q_empty = q_ring
+    q_tiles, q_full, q_empty, q_own, q_given = q_ring
     first, begin, steps, _, _ = bounds
     N: gl.constexpr = k_ring[0].type.shape[-2]
     D: gl.constexpr = q_tiles.type.shape[2]
@@ -231,31 +270,34 @@ def _rerotate(
         [32, 64],
     )
     BOTH: gl.constexpr = WIDE if D == 128 else NARROW
+    mbarrier.arrive(q_full.index(0), count=1)  # the consumers have rotated for the first shift themselves
+    rotated = _shift(begin, page_list, PAGE, N)
+    count = 0  # shifts after the first
+    freq = 0.0
     pipe.wait_for_previous(PDL)
     if KEPT:
-        for i in gl.static_range(64 * CONSUMERS // SOME):
-            m = first + i * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
-            tile = q_own.index(i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
-            _put_queries(tile, queries, m, GROUP, FLAT)
-    count = 0  # shifts so far
-    rotated = 0  # the last of them
-    for j in range(steps):
+        freq = _frequencies(inv_freq, SOME, D, BOTH)
+        mbarrier.wait(q_given, 0)
+    for j in range(1, steps):
         shift = _shift(begin + j, page_list, PAGE, N)
-        if (j == 0) | (shift != rotated):
+        if shift != rotated:
+            rotated = shift
+            count += 1
             index = count % 2
             mbarrier.wait(q_empty.index(index), (count // 2 & 1) ^ 1)
-            for i in gl.static_range(64 * CONSUMERS // SOME):
-                tile = q_tiles.index(CONSUMERS * index + i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
-                if KEPT:
+            if KEPT:
+                cos, sin = _angle(shift, freq)
+                for i in gl.static_range(64 * CONSUMERS // SOME):
+                    tile = q_tiles.index(CONSUMERS * index + i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
                     own = q_own.index(i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
-                    _rotate_tile(tile, own, shift, inv_freq, D, SOME, BOTH)
-                else:
+                    tile.store(_rotated(own.load(BOTH), cos, sin, SOME, D))
+            else:
+                for i in gl.static_range(64 * CONSUMERS // SOME):
                     m = first + i * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))
+                    tile = q_tiles.index(CONSUMERS * index + i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
                     _put_rotated(tile, queries, m, (shift, inv_freq), GROUP, HALF, INTERLEAVED, FLAT)
             fence_async_shared()
             mbarrier.arrive(q_full.index(index), count=1)
-            rotated = shift
-            count += 1
 
 
 @gluon_jit
@@ -291,13 +333,14 @@ def _clear(
 
 @gluon_jit
 def _consume(
-    consumer, queries, results, rings, bounds, page_list, GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr,
-    ROTATE: gl.constexpr, CONSUMERS: gl.constexpr, PDL: gl.constexpr,
+    consumer, work, GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, CONSUMERS: gl.constexpr, PDL:
+    gl.constexpr,
 ):  # fmt: skip
     """Compute 64 rows."""
+    queries, results, rings, bounds, page_list, inv_freq = work
     at_rows, out, out_head, out_token, lse, lse_head, splits = results
     q_ring, k_ring, v_ring, clean = rings
-    q_tiles, q_full, q_empty = q_ring
+    q_tiles, q_full, q_empty, q_own, q_given = q_ring
     first, begin, steps, lowest, scale = bounds
     rows = queries[1]
     N: gl.constexpr = k_ring[0].type.shape[-2]
@@ -312,7 +355,11 @@ def _consume(
     count = 0  # shifts after the first
     if ROTATE:
         rotated = _shift(begin, page_list, PAGE, N)
-        mbarrier.wait(q_full.index(0), 0)
+        own = q_own.index(consumer)
+        pipe.wait_for_previous(PDL)
+        _first_queries(q_tile, own, queries, first + consumer * 64, rotated, inv_freq, GROUP, HALF, INTERLEAVED)
+        fence_async_shared()
+        mbarrier.arrive(q_given, count=1)
     else:
         pipe.wait_for_previous(PDL)
         m = first + consumer * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, FLAT))
@@ -326,7 +373,8 @@ def _consume(
     if ROTATE:
         shift = _shift(begin + 1, page_list, PAGE, N)
     s = _mask(s, begin, largest, lowest, page_list, at_row, PAGE)
-    p, alpha, m_i, l_i = pipe.first_softmax(acc, s, scale, q_tile.dtype)
+    weights, alpha, m_i, l_i = pipe.first_softmax(s, scale)
+    p = pipe.operand(weights, acc, v_ring[0].dtype)
     cleaned = 0
     for j in range(1, steps):
         now, last = pipe.slot_of(k_ring, j), pipe.slot_of(v_ring, j - 1)
@@ -339,6 +387,7 @@ def _consume(
                 mbarrier.wait(q_full.index(count % 2), count // 2 & 1)
                 q_tile = q_tiles.index(CONSUMERS * (count % 2) + consumer)
             shift = _shift(step + 1, page_list, PAGE, N)
+        pipe.wait_full(k_ring, now)
         s = pipe.begin_logits(q_tile, k_ring, now)
         acc = pipe.rescale(acc, alpha)
         pipe.wait_full(v_ring, last)
@@ -349,7 +398,8 @@ def _consume(
         coming = _largest(step + 1, page_list, PAGE, N)
         s = pipe.end_logits(s, k_ring, now)
         s = _mask(s, step, largest, lowest, page_list, at_row, PAGE)
-        acc, p, alpha, m_i, l_i = pipe.end_step(acc, s, m_i, l_i, scale, v_ring, last, True)
+        acc, weights, alpha, m_i, l_i = pipe.end_step(acc, s, m_i, l_i, scale, v_ring, last, True)
+        p = pipe.operand(weights, acc, v_ring[0].dtype)  # here, where fp32 would not fit the registers
     last = pipe.slot_of(v_ring, steps - 1)
     pipe.wait_full(v_ring, last)
     acc = pipe.rescale(acc, alpha)
@@ -411,29 +461,31 @@ def _attend(
     for i in gl.static_range(2):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=CONSUMERS)
+    q_given = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_given, count=CONSUMERS)
     q += request.to(gl.int64) * q_batch + kv_head.to(gl.int64) * GROUP * q_head
     out += request.to(gl.int64) * out_batch + kv_head.to(gl.int64) * GROUP * out_head + split * out_split
     lse_head = count * splits
     lse += (request * (gl.num_programs(0) // row_tiles) + kv_head) * GROUP * lse_head + split
     queries = (q, rows, q_head, q_token)
     results = (at_rows, out, out_head, out_token, lse, lse_head, splits)
-    rings = ((q_tiles, q_full, q_empty), k_ring, v_ring, clean)
+    rings = ((q_tiles, q_full, q_empty, q_own, q_given), k_ring, v_ring, clean)
     bounds = (first_row, begin, steps, lowest, scale)
     page_list = (page_max, positions, pages, shifts)
     ahead = (matrix, matrix_size)
+    work = (queries, results, rings, bounds, page_list, inv_freq)
     # registers of a thread: what 64 rows of acc and logits need, less where a fourth group needs its share
     if ROTATE and CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
-                (_consume, (1, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
+                (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
+                (_consume, (1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
                 (
                     _rerotate,
                     (
                         queries,
                         rings,
-                        q_own,
                         bounds,
                         page_list,
                         inv_freq,
@@ -452,14 +504,13 @@ def _attend(
     elif ROTATE:
         gl.warp_specialize(
             [
-                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
+                (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
                 (
                     _rerotate,
                     (
                         queries,
                         rings,
-                        q_own,
                         bounds,
                         page_list,
                         inv_freq,
@@ -478,8 +529,8 @@ def _attend(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
-                (_consume, (1, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
+                (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
+                (_consume, (1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
             ],
             [4, 4],
@@ -488,7 +539,7 @@ def _attend(
     else:
         gl.warp_specialize(
             [
-                (_consume, (0, queries, results, rings, bounds, page_list, GROUP, SPLIT, PAGE, ROTATE, CONSUMERS, PDL)),
+                (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
             ],
             [4],

@@ -136,7 +136,7 @@ def _steps(
     state, begin, end, mine, MASKED: gl.constexpr, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr
 ):
     """Steps `begin` to `end`. MASKED: rows see a part of their keys."""
-    acc, p, alpha, m_i, l_i = state
+    acc, weights, alpha, m_i, l_i = state
     consumer, q_tile, k_ring, v_ring, at_row, tile_list, steps, scale = mine
     N: gl.constexpr = k_ring[0].type.shape[-2]
     HIDE: gl.constexpr = PAIRED and not MASKED
@@ -146,6 +146,8 @@ def _steps(
     for j in range(begin, end):
         # both slots first: in another order, head width 64 took 8% longer on an H100
         now, last = pipe.slot_of(k_ring, j), pipe.slot_of(v_ring, j - 1)
+        p = pipe.operand(weights, acc, v_ring[0].dtype)
+        pipe.wait_full(k_ring, now)
         s = pipe.begin_logits(q_tile, k_ring, now)
         acc = pipe.rescale(acc, alpha)
         pipe.wait_full(v_ring, last)
@@ -158,8 +160,8 @@ def _steps(
             s = _mask(s, steps - 1 - j, consumer, at_row, tile_list, LISTED, PAIRED, SIZE)
         if HIDE:
             s = _hide(s, kept, SIZE, N)
-        acc, p, alpha, m_i, l_i = pipe.end_step(acc, s, m_i, l_i, scale, v_ring, last, MASKED or PAIRED)
-    return acc, p, alpha, m_i, l_i
+        acc, weights, alpha, m_i, l_i = pipe.end_step(acc, s, m_i, l_i, scale, v_ring, last, MASKED or PAIRED)
+    return acc, weights, alpha, m_i, l_i
 
 
 @gluon_jit
@@ -186,7 +188,7 @@ def _consume(
     s = pipe.first_logits(q_tile, k_ring)
     s = _mask(s, steps - 1, consumer, at_row, tile_list, LISTED, PAIRED, SIZE)
     acc = gl.zeros([64, D], gl.float32, RESULT)
-    p, alpha, m_i, l_i = pipe.first_softmax(acc, s, scale, x.dtype)
+    weights, alpha, m_i, l_i = pipe.first_softmax(s, scale)
     # memory behind the last row may hold NaN, and 0 · NaN is not 0: each consumer clears half of the values
     pipe.wait_full(v_ring, (0, 0))
     v = pipe.tile_of(v_ring, (0, 0)).slice(consumer * (N // 2), N // 2, dim=0)
@@ -198,11 +200,12 @@ def _consume(
     mbarrier.arrive(clean, count=1)
     mbarrier.wait(clean, 0)
     mine = (consumer, q_tile, k_ring, v_ring, at_row, tile_list, steps, scale)
-    state = _steps((acc, p, alpha, m_i, l_i), 1, masked, mine, True, LISTED, PAIRED, SIZE)
-    acc, p, alpha, m_i, l_i = _steps(state, masked, steps, mine, False, LISTED, PAIRED, SIZE)
+    state = _steps((acc, weights, alpha, m_i, l_i), 1, masked, mine, True, LISTED, PAIRED, SIZE)
+    acc, weights, alpha, m_i, l_i = _steps(state, masked, steps, mine, False, LISTED, PAIRED, SIZE)
     last = pipe.slot_of(v_ring, steps - 1)
     pipe.wait_full(v_ring, last)
     acc = pipe.rescale(acc, alpha)
+    p = pipe.operand(weights, acc, x.dtype)
     acc = warpgroup_mma(p, pipe.tile_of(v_ring, last), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     result, _ = pipe.normalize(acc, at_row, l_i)
