@@ -3,7 +3,8 @@
 On a GPU, plain causal attention in bf16 or fp16 runs on our kernels: few rows over a long cache on
 `question_attention`, all else, with and without tiles, on `tile_attention`. Torch's `scaled_dot_product_attention`
 keeps what they do not do (other mask rules, sliding windows, single columns beside tiles, other tile sizes, fp32) and
-short prompts from their start; on a CPU it does everything, kept tiles query tile by query tile (`block_sparse`).
+short prompts from their start; where one of its kernels was measured to be faster on longer ones, it is taken
+(`measured_backends`); on a CPU it does everything, kept tiles query tile by query tile (`block_sparse`).
 `PrefillOutput.backends` tells what ran in each layer.
 
 `Plan(backend=backends.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's
@@ -18,12 +19,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from workbench.core.errors import BadInput, shown
 from workbench.core.masks import Sees, causal
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
 from workbench.core.tiles import Tiles
+from workbench.engine import measured_backends
 
 WIDTHS = (16, 256)  # head widths
 TILES = (16, 32, 64, 128, 256)  # tokens of a tile
@@ -120,7 +124,31 @@ class TileAttention(_Kernel):
         return module.launch(*arguments, *lists, tiles.size, q.shape[1], scale)[0]
 
 
+@dataclass(frozen=True)
+class WholePrompt(_Kernel):
+    """A prompt from its start by one kernel of torch's: FlashAttention 2 ("flash"), or cuDNN's ("cudnn")."""
+
+    name: str
+
+    def refuses(self, problem: AttentionProblem) -> str:
+        if not problem.whole or problem.tile:
+            return "it attends within whole prompts, without tiles"
+        if problem.device.type != "cuda" or problem.dtype == torch.float32:
+            return "it runs on a GPU, in bf16 or fp16"
+        return super().refuses(problem)
+
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, sees: Sees, tiles: Tiles | None, scale: Scale
+    ) -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION if self.name == "cudnn" else SDPBackend.FLASH_ATTENTION):
+            found = scaled_dot_product_attention(
+                q[None], keys[None], values[None], is_causal=True, scale=scale, enable_gqa=True
+            )
+        return found[0]
+
+
 TORCH = Torch()
+WHOLE = {name: WholePrompt(name) for name in ("cudnn", "flash")}
 KERNELS = (QuestionAttention(), TileAttention())
 
 
@@ -132,15 +160,20 @@ def named(name: str) -> QuestionAttention | TileAttention:
     raise BadInput(f"no backend is named {name!r}: it is one of {', '.join(backend.name for backend in KERNELS)}")
 
 
-def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAttention:
+def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAttention | WholePrompt:
     """Choose the backend of `problem` where the plan names none, by the rule at the head of this file."""
     if not on_gpu(problem.device) or problem.dtype == torch.float32:
         return TORCH
     if problem.whole and problem.rows < SHORT and not problem.tile:
         return TORCH
     few = -(-problem.rows // ROWS) * problem.heads[0] < 2 * _processors(problem.device)
-    chosen = KERNELS[0] if few and not problem.tile else KERNELS[1]
-    return TORCH if chosen.refuses(problem) else chosen
+    chosen: Any = KERNELS[0] if few and not problem.tile else KERNELS[1]
+    if problem.whole and not few and not problem.tile:
+        name = measured_backends.choice(
+            problem.device, "dense", problem.heads, problem.width, problem.length, chosen.name
+        )
+        chosen = WHOLE.get(name, chosen)
+    return TORCH if chosen.refuses(problem) else chosen  # type: ignore[no-any-return]
 
 
 def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:

@@ -11,6 +11,7 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
+from workbench.engine import blocks_backends
 from workbench.engine.backends import kernel, on_gpu
 from workbench.engine.forward import packed_logits, run
 from workbench.models.seam import LayerInput, StopForward
@@ -78,13 +79,19 @@ class PackedBlocks:
         self.max_seqlen, self.write = max(lengths), write
         self.rows = torch.cat([torch.arange(n) for n in lengths]).to(device)
         self.cu_seqlens = torch.tensor((0, *lengths)).cumsum(0).int().to(device)
-        module = kernel("encode_blocks")
-        self.encode = module.launch if kernels else module.reference
+        self.lengths, self.kernels = tuple(lengths), kernels
+        self.way = ""  # chosen in the first layer
 
     def attend(self, x: LayerInput) -> Tensor | None:
         """Attend within every block. No block is longer than the sliding window: that is refused before."""
         self.write(x.layer, x.k, x.v)
-        return None if x.last else self.encode(x.q, x.k, x.v, self.cu_seqlens, self.max_seqlen, x.scale)
+        if x.last:
+            return None
+        arguments = (x.q, x.k, x.v, self.cu_seqlens, self.max_seqlen, x.scale)
+        if not self.kernels:
+            return kernel("encode_blocks").reference(*arguments)  # type: ignore[no-any-return]
+        self.way = self.way or blocks_backends.chosen(x.q, x.k, self.lengths)
+        return blocks_backends.WAYS[self.way](*arguments)
 
 
 @torch.no_grad()
@@ -94,6 +101,16 @@ def encode_packed(model: PreTrainedModel, texts: Sequence[Tensor], layers: int, 
     ids = torch.cat([tokens.to(model.device) for tokens in texts])
     with suppress(StopForward):
         packed_logits(model, ids, request.rows, [request], request.rows[:0])
+
+
+def index_copy(target: Tensor, at: Tensor, source: Tensor) -> None:
+    """Copy tokens source [H, R, D] to places `at` [R] of target [H, T, D], 8 bytes at a time where they allow it."""
+    per = 8 // target.element_size()
+    strides = (*target.stride()[:2], *source.stride()[:2], target.storage_offset(), source.storage_offset())
+    packed = target.shape[-1] % per == 0 and target.stride(-1) == source.stride(-1) == 1
+    if target.dtype == source.dtype and packed and not any(s % per for s in strides):
+        target, source = target.view(torch.int64), source.view(torch.int64)
+    target.index_copy_(1, at, source)
 
 
 def packs(lengths: Sequence[int], tokens: int = PACK) -> list[list[int]]:

@@ -23,7 +23,7 @@ from workbench.core.kv import KV
 from workbench.core.page_table import Paged
 from workbench.engine.assembly import Positions, check_positions
 from workbench.engine.backends import AttentionProblem, named, rerotate
-from workbench.engine.encoding import encode_packed, packs
+from workbench.engine.encoding import encode_packed, index_copy, packs
 from workbench.engine.page_owners import NoPages, PageOwners, Taken
 from workbench.engine.page_tables import Ints, PageTable, table_of
 from workbench.models.spec import attach
@@ -224,8 +224,8 @@ class Pool:
             slots = torch.cat([self.slots(cached[i]) for i in group]).to(self.device)
 
             def write(layer: int, k: Tensor, v: Tensor, at: Tensor = slots) -> None:
-                self.keys[layer].index_copy_(1, at, k)
-                self.values[layer].index_copy_(1, at, v)
+                index_copy(self.keys[layer], at, k)
+                index_copy(self.values[layer], at, v)
 
             texts = [torch.tensor(blocks[i].tokens) for i in group]
             encode_packed(model, texts, self.spec.layers, write, self.kernels)

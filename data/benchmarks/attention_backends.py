@@ -1,0 +1,97 @@
+"""Which attention is the fastest on this GPU, by shape: our kernels, cuDNN's and FlashAttention 2 in one run.
+
+    python data/benchmarks/attention_backends.py
+
+leaves attention_backends.json, which `workbench.engine.measured_backends` reads; rows of other GPUs in it stay.
+Candidates take turns; a time is the median in milliseconds. "dense": a whole prompt; "blocks": 32K tokens in blocks of
+one length, each attending to itself; "blocks of lengths": blocks of a quarter to three quarters of 1024 tokens.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.core.errors import BadInput
+from workbench.engine import backends, blocks_backends
+from workbench.experiments import results
+from workbench.experiments.bench import baselines, timing
+from workbench.experiments.bench.run import gpu_facts
+from workbench.experiments.bench.timing import Time
+from workbench.experiments.bench.workloads import numbers
+
+OUT = Path(__file__).with_name("attention_backends.json")
+HEADS = (((32, 8), 128), ((32, 8), 64), ((28, 4), 128), ((9, 3), 64))  # Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-7B, SmolLM2
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+BLOCKS = (128, 256, 512, 1024, 4096)
+TOKENS = 32768  # of all blocks
+
+Calls = Mapping[str, Sequence[Any]]
+
+
+def dense(heads: tuple[int, int], width: int, length: int) -> Calls:
+    """A whole prompt by every backend."""
+    q, k, v = (numbers(1, n, length, width) for n in (heads[0], heads[1], heads[1]))
+    rows = torch.arange(length, device=q.device)[None]
+    ours = partial(backends.kernel("tile_attention").launch, q, k, v, rows)
+    return {"tile_attention": [ours]} | {name: [baselines.torchs(name, q, k, v, True)] for name in ("cudnn", "flash")}
+
+
+def blocks(heads: tuple[int, int], width: int, lengths: Sequence[int]) -> Calls:
+    """Blocks by every way that takes such lengths."""
+    total, longest = sum(lengths), max(lengths)
+    q, k, v = (numbers(total, n, width).transpose(0, 1) for n in (heads[0], heads[1], heads[1]))
+    starts = torch.tensor((0, *lengths)).cumsum(0).int().to(q.device)
+    ways = {n: w for n, w in blocks_backends.WAYS.items() if n != "tile_attention" or len({*lengths}) == 1}
+    return {name: [partial(way, q, k, v, starts, longest, None)] for name, way in ways.items()}
+
+
+def shapes() -> Iterator[tuple[str, tuple[int, int], int, int, Calls]]:
+    """Yield (work, heads, head width, length, candidates)."""
+    for heads, width in HEADS:
+        for length in LENGTHS:
+            yield "dense", heads, width, length, dense(heads, width, length)
+        for length in BLOCKS:
+            yield "blocks", heads, width, length, blocks(heads, width, [length] * (TOKENS // length))
+        draw = torch.Generator().manual_seed(0)
+        lengths = torch.randint(256, 769, (64,), generator=draw).tolist()
+        yield "blocks of lengths", heads, width, max(lengths), blocks(heads, width, lengths)
+
+
+def row(work: str, heads: tuple[int, int], width: int, length: int, calls: Calls) -> dict[str, Any]:
+    """Measure one shape; a backend that refuses it is left out."""
+    times = timing.measure(calls)
+    found = {name: time.ms for name, time in times.items() if isinstance(time, Time)}
+    refused = {name: time for name, time in times.items() if not isinstance(time, Time)}
+    entry = {"work": work, "heads": list(heads), "width": width, "length": length, "times": found}
+    return entry | ({"refused": refused} if refused else {})
+
+
+def main() -> None:
+    """Measure and write, a shape at a time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--shapes", type=int, default=len(HEADS), help="how many of the model shapes")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise BadInput("attention is timed on a GPU, and there is none here")
+    facts = gpu_facts()
+    name = facts.pop("card")
+    before = results.read_json(given.out)["gpus"] if given.out.is_file() else {}
+    rows: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        for work, heads, width, length, calls in shapes():
+            if (heads, width) not in HEADS[: given.shapes]:
+                continue
+            rows.append(row(work, heads, width, length, calls))
+            print(work, heads, width, length, {k: round(v, 4) for k, v in rows[-1]["times"].items()}, flush=True)
+            mine = facts | {"capability": list(torch.cuda.get_device_capability()), "rows": rows}
+            command = {"command": "python data/benchmarks/attention_backends.py"}
+            results.write_json(given.out, command | {"gpus": before | {name: mine}})
+
+
+if __name__ == "__main__":
+    main()
