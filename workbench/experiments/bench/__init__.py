@@ -12,7 +12,7 @@ from typing import Any
 from workbench import kernels
 from workbench.core.errors import BadInput
 
-MODELS = ("question", "recompute", "prefill", "chunked", "decode")  # of whole models: `operations`
+MODELS = ("question", "recompute", "prefill", "chunked", "decode", "encode")  # of whole models: `operations`
 CHUNKS = ("chunk_kernels", "chunk_choices", "chunk_attention")  # several kernels and methods: `chunk_attention`
 
 

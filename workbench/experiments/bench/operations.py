@@ -5,6 +5,7 @@ recompute   27K tokens of cached blocks, 15% of them chosen and recomputed, and 
 prefill     2K to 128K tokens at once: the tiles that BFLA keeps, beside all of them
 chunked     16K to 128K tokens in chunks of 1,024 rows under every method: `bench.chunked`
 decode      one token of each of eight answers over a shared context of 32K tokens
+encode      4K to 32K tokens as blocks of 512, each attending to itself, beside prefilling them as one prompt
 """
 
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from workbench.methods.sparse.bfla import Bfla
 DENSITY = 0.15  # of the causal tiles that BFLA keeps
 DEEP = 8  # layers by which the density is set
 CONTEXTS = (32, 4, 8, 16, 64)  # units under the question; variants of ours are timed on the first
+ENCODED = (32, 4, 8, 16)  # units that are encoded as blocks
 PROMPTS = (128, 2, 4, 8, 16, 32, 64)  # units that are prefilled at once
 
 
@@ -126,7 +128,24 @@ def decode(scene: Scene) -> Iterator[Comparison]:
     yield Workload("a token of each of 8 over 32K", shape, flops, scene.bytes(context)), candidates
 
 
-OPERATIONS = {"question": question, "recompute": recompute, "prefill": whole_prompt, "decode": decode}
+def encode(scene: Scene) -> Iterator[Comparison]:
+    """Encode contexts as blocks that attend to themselves, beside a prefill of the whole."""
+    for length in ENCODED:
+        tokens, size = length * scene.unit, min(BLOCK, scene.unit)
+        shape = {"tokens": tokens, "block": size, "blocks": tokens // size}
+        flops = scene.flops(tokens, tokens * (size + 1) / 2)
+        encoding = partial(over_pages.encoding, scene, tokens)
+        candidates = [Candidate("ours", encoding, max(3, min(30, 1024 // length)))]
+        if length == ENCODED[0]:
+            candidates.append(Candidate("ours, layers not fused", partial(encoding, packed=False), 5))
+        for name in ("", *(name for name in stock.BACKENDS if name in scene.against)):
+            whole = partial(stock.whole, scene, tokens, name)
+            label = "transformers, full prefill" + (f" ({name})" if name else "")
+            candidates.append(Candidate(label, whole, max(3, min(20, 256 // length))))
+        yield Workload(f"{length}K encoded as {tokens // size} blocks", shape, flops, scene.bytes(tokens)), candidates
+
+
+OPERATIONS = {"question": question, "recompute": recompute, "prefill": whole_prompt, "decode": decode, "encode": encode}
 
 
 def run(name: str, against: list[str], only: str = "", tuning: bool = False) -> Iterator[dict[str, Any]]:

@@ -9,16 +9,18 @@ from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from workbench.engine import buckets, static_batch
+from workbench.core.blocks import Block
+from workbench.engine import buckets, forward, static_batch
 from workbench.engine.backends import kernel
 from workbench.engine.cuda_graphs import Captured, Runner
 from workbench.engine.paged_pool import Pool
 from workbench.experiments.bench import timing
-from workbench.experiments.bench.pools import describe, filled
+from workbench.experiments.bench.pools import BLOCK, describe, filled
 from workbench.experiments.bench.recompute import QUESTION
 from workbench.experiments.bench.timing import Time
 from workbench.experiments.bench.whole_model import GPU, Candidate, Sample, Scene, clock
@@ -99,6 +101,23 @@ def answers(scene: Scene, context: int, batch: int, candidate: Candidate, count:
         return ms
 
     return sample
+
+
+def encoding(scene: Scene, context: int, candidate: Candidate, packed: bool = True) -> Sample:
+    """Encode a context of blocks into the pages of a pool, each block alone.
+
+    `packed`: by the fused layers of packed passes; else by the model's own.
+    """
+    pool, cached = filled(scene, context, 0, candidate)
+    size = min(BLOCK, scene.unit)
+    blocks = [Block(tuple(run.tolist())) for run in scene.ids(context).split(size)]
+    if not packed:
+        candidate.after.enter_context(patch.object(forward, "packed_layers", lambda model: None))
+
+    def encode() -> None:
+        pool.encode(scene.model, blocks, cached)
+
+    return partial(clock, encode)
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
