@@ -1,0 +1,40 @@
+"""Curves of scale: every axis can be measured, slopes are those of lines, and the sentence follows the numbers."""
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not available on this platform")
+
+from tests.test_bench_models import TINY
+from workbench.experiments import scale
+from workbench.experiments.bench.whole_model import LLAMA, Scene, build
+from workbench.plots.scale import growth, scale_curves
+
+
+@pytest.fixture(scope="module")
+def rows():
+    scene = Scene(build(LLAMA | TINY), [], unit=16)
+    axes = [scale.Axis("context", (1, 2)), scale.Axis("question", (1, 3)), scale.Axis("blocks", (8, 32))]
+    return list(scale.curves(scene, [*axes, scale.Axis("batch", (1, 2))], runs=2))
+
+
+def test_every_axis_is_measured(rows):
+    assert [(row["axis"], row["x"]) for row in rows[:3]] == [("context", 1), ("context", 2), ("question", 1)]
+    assert all(row["ms"] > 0 and row["pool_gb"] > 0 for row in rows)
+    assert {row["block"] for row in rows if row["axis"] == "blocks"} == {64, 16}
+    assert all(row["tokens_per_s"] > 0 for row in rows if row["axis"] == "batch")
+
+
+def test_the_slope_of_a_line_is_found_and_needs_two_points():
+    line = [{"axis": "context", "x": x, "ms": 3 + 0.5 * x} for x in (1, 8, 16, 128)]
+    assert scale.slope(line, "context") == pytest.approx(0.5)
+    assert scale.slope(line, "context", least=100) is None and scale.slope(line, "batch") is None
+
+
+def test_the_sentence_names_the_bandwidth_of_the_slope(rows):
+    line = [{"axis": "context", "x": x, "ms": 1 + 0.05 * x, "peak_gb": 16 + x} for x in (8, 16)]
+    kept = {"rows": line, "token_bytes": 131072, "copy_bytes_per_s": 4e12, "device": "a GPU", "shape": "a model"}
+    assert "50 µs, as if they were read at 2.68 TB/s (67% of a copy)" in growth(kept)
+    assert "from 24.0 GB at 8K to 32.0 GB at 16K" in growth(kept)
+    assert growth({"rows": [], "token_bytes": 1}) == "Nothing was measured."
+    figure = scale_curves(kept | {"rows": [*rows, *line]})
+    assert len(figure.data) >= 4
