@@ -228,7 +228,7 @@ def test_what_runs_out_of_memory_leaves_the_pool_and_other_requests_whole(monkey
         raise torch.OutOfMemoryError("nothing is left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(paged_pool, "encode_packed", full)
+        patch.setattr(paged_pool, "packed_pass", full)
         with pytest.raises(torch.OutOfMemoryError):
             pool.encode(MODEL, BLOCKS)
         patch.setattr(pool, "_put", full)

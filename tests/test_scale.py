@@ -31,7 +31,7 @@ def test_the_slope_of_a_line_is_found_and_needs_two_points():
 
 
 def test_the_sentence_names_the_bandwidth_of_the_slope(rows):
-    line = [{"axis": "context", "x": x, "ms": 1 + 0.05 * x, "peak_gb": 16 + x} for x in (8, 16)]
+    line = [{"axis": "context", "x": x, "ms": 1 + 0.05 * x, "p5": 1, "p95": 9, "peak_gb": 16 + x} for x in (8, 16)]
     kept = {"rows": line, "token_bytes": 131072, "copy_bytes_per_s": 4e12, "device": "a GPU", "shape": "a model"}
     assert "50 µs, as if they were read at 2.68 TB/s (67% of a copy)" in growth(kept)
     assert "from 24.0 GB at 8K to 32.0 GB at 16K" in growth(kept)

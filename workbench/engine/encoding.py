@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ def _encode(model: PreTrainedModel, spec: ModelSpec, texts: Sequence[Tensor], kv
             kv.keys[layer].copy_(k)
             kv.values[layer].copy_(v)
 
-    encode_packed(model, texts, spec.layers, write, kernels=True)
+    packed_pass(model, texts, spec.layers, write, kernels=True)()
 
 
 class PackedBlocks:
@@ -94,11 +95,20 @@ class PackedBlocks:
         return blocks_backends.WAYS[self.way](*arguments)
 
 
-@torch.no_grad()
-def encode_packed(model: PreTrainedModel, texts: Sequence[Tensor], layers: int, write: Write, kernels: bool) -> None:
-    """Run one packed forward pass over blocks of token ids [T], up to the keys and values of the last layer."""
+def packed_pass(
+    model: PreTrainedModel, texts: Sequence[Tensor], layers: int, write: Write, kernels: bool
+) -> Callable[[], None]:
+    """Prepare one packed forward pass over blocks of token ids [T], up to the keys and values of the last layer.
+
+    All that goes to the device goes now: between passes it would wait for the one before.
+    """
     request = PackedBlocks([len(tokens) for tokens in texts], layers, model.device, write, kernels)
-    ids = torch.cat([tokens.to(model.device) for tokens in texts])
+    ids = torch.cat(list(texts)).to(model.device)
+    return partial(_run, model, ids, request)
+
+
+@torch.no_grad()
+def _run(model: PreTrainedModel, ids: Tensor, request: PackedBlocks) -> None:
     with suppress(StopForward):
         packed_logits(model, ids, request.rows, [request], request.rows[:0])
 

@@ -23,7 +23,7 @@ from workbench.core.kv import KV
 from workbench.core.page_table import Paged
 from workbench.engine.assembly import Positions, check_positions
 from workbench.engine.backends import AttentionProblem, named, rerotate
-from workbench.engine.encoding import encode_packed, index_copy, packs
+from workbench.engine.encoding import index_copy, packed_pass, packs
 from workbench.engine.page_owners import NoPages, PageOwners, Taken
 from workbench.engine.page_tables import Ints, PageTable, table_of
 from workbench.models.spec import attach
@@ -220,6 +220,7 @@ class Pool:
             return self._encode(model, blocks, taken)
 
     def _encode(self, model: PreTrainedModel, blocks: Sequence[Block], cached: list[Cached]) -> list[Cached]:
+        passes = []
         for group in packs([len(block) for block in blocks]):
             slots = torch.cat([self.slots(cached[i]) for i in group]).to(self.device)
 
@@ -228,7 +229,9 @@ class Pool:
                 index_copy(self.values[layer], at, v)
 
             texts = [torch.tensor(blocks[i].tokens) for i in group]
-            encode_packed(model, texts, self.spec.layers, write, self.kernels)
+            passes.append(packed_pass(model, texts, self.spec.layers, write, self.kernels))
+        for run in passes:
+            run()
         return cached
 
     @contextmanager
