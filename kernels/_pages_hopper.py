@@ -333,8 +333,8 @@ def _clear(
 
 @gluon_jit
 def _consume(
-    consumer, work, GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, CONSUMERS: gl.constexpr, PDL:
-    gl.constexpr,
+    consumer, work, GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr, INTERLEAVED:
+    gl.constexpr, ROTATE: gl.constexpr, CONSUMERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Compute 64 rows."""
     queries, results, rings, bounds, page_list, inv_freq = work
