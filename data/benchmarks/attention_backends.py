@@ -45,7 +45,7 @@ def blocks(heads: tuple[int, int], width: int, lengths: Sequence[int]) -> Calls:
     total, longest = sum(lengths), max(lengths)
     q, k, v = (numbers(total, n, width).transpose(0, 1) for n in (heads[0], heads[1], heads[1]))
     starts = torch.tensor((0, *lengths)).cumsum(0).int().to(q.device)
-    ways = {n: w for n, w in blocks_backends.WAYS.items() if n != "tile_attention" or len({*lengths}) == 1}
+    ways = {n: w for n, w in blocks_backends.WAYS.items() if n not in blocks_backends.EQUAL or len({*lengths}) == 1}
     return {name: [partial(way, q, k, v, starts, longest, None)] for name, way in ways.items()}
 
 

@@ -2,6 +2,7 @@
 
 encode_blocks   our Triton kernel: blocks of any lengths
 tile_attention  our dense kernel, blocks of one length as a batch
+cudnn           cuDNN's as torch brings it, blocks of one length as a batch
 flash           FlashAttention 2 as torch brings it: blocks of any lengths, 16-bit numbers
 
 All take (q [Hq, N, D], keys [H, N, D], values [H, N, D], cu_seqlens [B + 1], longest block, scale) and return
@@ -14,6 +15,8 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from workbench.engine import measured_backends
 from workbench.engine.backends import kernel
@@ -36,6 +39,15 @@ def batched(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest
     return out.transpose(0, 1).flatten(1, 2)
 
 
+def cudnn(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:
+    """Attend by cuDNN: blocks of one length, as views of a batch."""
+    count = len(cu_seqlens) - 1
+    q, keys, values = (x.unflatten(1, (count, longest)).transpose(0, 1) for x in (q, keys, values))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = scaled_dot_product_attention(q, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+    return out.transpose(0, 1).flatten(1, 2)
+
+
 @cache
 def _rows(count: int, longest: int, device: torch.device) -> Tensor:
     return torch.arange(longest, device=device).expand(count, -1).contiguous()
@@ -49,7 +61,8 @@ def flash(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: 
     return out.transpose(0, 1)
 
 
-WAYS: Mapping[str, Way] = {OWN: triton, "tile_attention": batched, "flash": flash}
+WAYS: Mapping[str, Way] = {OWN: triton, "tile_attention": batched, "cudnn": cudnn, "flash": flash}
+EQUAL = ("tile_attention", "cudnn")  # ways for blocks of one length
 
 
 def chosen(q: Tensor, keys: Tensor, lengths: Sequence[int]) -> str:
@@ -59,4 +72,4 @@ def chosen(q: Tensor, keys: Tensor, lengths: Sequence[int]) -> str:
         return OWN
     equal = len({*lengths}) == 1
     way = measured_backends.choice(q.device, "blocks" if equal else "blocks of lengths", heads, width, longest, OWN)
-    return way if way in WAYS and (equal or way != "tile_attention") else OWN
+    return way if way in WAYS and (equal or way not in EQUAL) else OWN
