@@ -1,0 +1,71 @@
+"""The table of measured backends: who is taken, for which shapes, and what an unknown GPU gets."""
+
+import json
+
+import pytest
+import torch
+
+from workbench.engine import blocks_backends, encoding, measured_backends
+from workbench.plots.attention_backends import fastest_backends, over_two_gpus, taken
+
+TIMES = {"tile_attention": 1.0, "cudnn": 0.9, "flash": 2.0}
+ROW = {"work": "dense", "heads": [32, 8], "width": 128, "length": 8192, "times": TIMES}
+GPUS = {"a GPU": {"capability": [9, 0], "rows": [ROW]}}
+
+
+def asked(length=8192, group=4, width=128, rows=(ROW,)):
+    return measured_backends.fastest(rows, "dense", group, width, length, "tile_attention")
+
+
+def test_the_fastest_of_a_shape_is_taken_within_an_octave_of_its_length():
+    assert asked() == asked(6000) == asked(16384) == "cudnn"
+    assert asked(1024) == asked(40000) == asked(group=1) == asked(width=64) == asked(rows=()) == "tile_attention"
+
+
+def test_a_baseline_that_is_hardly_faster_is_not_taken():
+    assert asked(rows=[ROW | {"times": TIMES | {"cudnn": 0.99}}]) == "tile_attention"
+
+
+def test_a_gpu_is_found_by_name_or_by_its_capability(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"gpus": GPUS}))
+    assert measured_backends.rows_for("a GPU", (9, 0), path) == [ROW]
+    assert measured_backends.rows_for("another", (9, 0), path) == [ROW]
+    assert measured_backends.rows_for("another", (8, 0), path) == []
+    assert measured_backends.rows_for("a GPU", (9, 0), tmp_path / "none.json") == []
+    (tmp_path / "odd.json").write_text("{")
+    assert measured_backends.rows_for("a GPU", (9, 0), tmp_path / "odd.json") == []
+
+
+def test_on_a_cpu_nothing_is_looked_up():
+    found = measured_backends.choice(torch.device("cpu"), "dense", (32, 8), 128, 8192, "tile_attention")
+    assert found == "tile_attention"
+    q = torch.zeros(2, 8, 16)
+    assert blocks_backends.chosen(q, q, [4, 4]) == "encode_blocks"
+
+
+@pytest.mark.parametrize("way", ["flash", "cudnn", "tile_attention"])
+def test_ways_are_known_by_their_names(way):
+    assert way in blocks_backends.WAYS and (way in blocks_backends.EQUAL) == (way != "flash")
+
+
+def test_the_table_says_who_is_taken():
+    assert "1 go to a kernel that torch brings (cudnn)" in taken({"gpus": GPUS})
+    slow = {"a GPU": {"capability": [9, 0], "rows": [ROW | {"times": {"tile_attention": 1.0}}]}}
+    assert taken({"gpus": slow}) == "Our kernels are taken for all 1 shapes."
+    assert taken({"gpus": {}}) == "Nothing was measured."
+    assert fastest_backends({"gpus": GPUS}) is not None
+
+
+def test_two_gpus_are_told_beside_one():
+    rows = [{"gpus": 1, "seconds": 4.0, "tokens_per_s": 10}, {"gpus": 2, "seconds": 2.0, "tokens_per_s": 20}]
+    kept = {"rows": rows, "device": "GPUs", "blocks": 8, "tokens": 512, "shape": "a model"}
+    assert "2.00 times as fast as one: 20 tokens a second" in over_two_gpus(kept)
+    assert over_two_gpus(kept | {"rows": rows[:1]}) == ""
+
+
+@pytest.mark.parametrize("width", [4, 3])
+def test_tokens_are_copied_to_their_places_whatever_the_width(width):
+    target, source = torch.zeros(2, 9, width), torch.randn(2, 3, width)
+    encoding.index_copy(target, torch.tensor([7, 0, 2]), source)
+    assert torch.equal(target[:, [7, 0, 2]], source) and not target[:, [1, 3, 4, 5, 6, 8]].any()
