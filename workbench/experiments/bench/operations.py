@@ -141,7 +141,7 @@ def encode(scene: Scene) -> Iterator[Comparison]:
         for name in ("", *(name for name in stock.BACKENDS if name in scene.against)):
             whole = partial(stock.whole, scene, tokens, name)
             label = "transformers, full prefill" + (f" ({name})" if name else "")
-            candidates.append(Candidate(label, whole, max(3, min(30, 1024 // length))))
+            candidates.append(Candidate(label, whole, max(3, min(30, 320 // length))))
         yield Workload(f"{length}K encoded as {tokens // size} blocks", shape, flops, scene.bytes(tokens)), candidates
 
 
