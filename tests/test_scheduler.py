@@ -237,6 +237,22 @@ def test_a_request_without_room_waits_until_another_has_ended():
     assert not small.held
 
 
+def test_requests_that_found_no_room_keep_their_order():
+    class Full(SimulatedEngine):
+        def load(self, ticket, arrived=None):
+            if ticket.name in {"1", "2", "3"} and "0" not in self.released:
+                raise NoRoom("the first one has all")
+            return {}
+
+    scheduler, _, engine = simulated("request", [1.0] * 6, loaders=6, loading=4, prefill=5.0)
+    scheduler.engine = scheduler.queues.engine = scheduler.computation.engine = Full(**vars(engine))
+    scheduler.run()
+    began = {event.request: event.at for event in scheduler.events if event.what == "prefill"}
+    assert [began[name] for name in "123"] == sorted(began[name] for name in "123")
+    waited = [event.request for event in scheduler.events if event.what == "wait" and event.detail == "to load"]
+    assert waited[4:7] == ["1", "2", "3"]
+
+
 def test_a_request_that_found_no_room_is_computed_by_layers_later():
     class Once(SimulatedEngine):
         def load(self, ticket, arrived=None):
@@ -416,9 +432,9 @@ def test_pages_that_are_too_few_are_used_by_one_request_after_the_other(mode):
     expected = one_by_one("block", 4)
     engine = paged(7)
     scheduler = Scheduler(engine, mode, batch=4)
-    tickets = scheduler.run(PROMPTS, 4)
+    tickets = scheduler.run(PROMPTS * 2, 4)
     scheduler.close()
-    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
+    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected] * 2
     assert engine.pages.evictions > 0 and engine.pages.bytes <= engine.pages.budget_bytes
     tiers = {tier for ticket in tickets for tier in ticket.generation.receipt.bytes}
     assert tiers == {"gpu", "host"}, "what had to make room went to the host, and came back"
@@ -440,6 +456,29 @@ def test_a_block_is_copied_into_pages_and_out_again():
         engine.pages.reserve({"b": 8 * 58}, 0)
     with pytest.raises(BadInput, match="the pool has 59"):
         engine.pages.reserve({"b": 8 * 60}, 0)
+
+
+@pytest.mark.parametrize("below", [True, False], ids=["a copy on disk", "no other copy"])
+def test_a_bit_that_flips_in_memory_is_found_on_the_way_to_pages(below, tmp_path):
+    """Optional: `HostTier(checked=True)`."""
+    expected, folder = one_by_one("block", 4), FolderStore(tmp_path / "a", new=True)
+    host = HostTier(1 << 20, pinned=True, checked=True)
+    store = TieredStore([host, StoreTier(folder)] if below else [host], write="through")
+    keys = [key_of(fingerprint(MODEL), MODEL.dtype, block) for block in BLOCKS]
+    for key, kv in zip(keys, encode_many(MODEL, BLOCKS), strict=True):
+        store.put(key, kv)
+    host.get(keys[0]).flat[5] ^= 4
+    scheduler = Scheduler(paged(60, store=store), "request")
+    tickets = scheduler.run(PROMPTS, 4)
+    scheduler.close()
+    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
+    told = [block for ticket in tickets for block in ticket.generation.receipt.blocks if block.label == BLOCKS[0].label]
+    if below:
+        assert "disk" in {block.tier for block in told} and all(block.status == "reused" for block in told)
+    else:
+        assert {block.reason for block in told if block.reason} == {"damaged: in host: its checksum is wrong"}
+    with pytest.raises(BadInput, match="checked is of page-locked blocks"):
+        HostTier(1 << 20, checked=True)
 
 
 @pytest.mark.parametrize(

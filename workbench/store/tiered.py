@@ -18,6 +18,7 @@ from workbench.core.kv import KV
 from workbench.store.chain import Chain
 from workbench.store.events import Events
 from workbench.store.misses import Miss, identity_of
+from workbench.store.packed import PackedKV
 from workbench.store.stats import Stats
 from workbench.store.tiers import Tier
 
@@ -81,6 +82,14 @@ class TieredStore:
         if self.events is not None:
             self.events.add("hit", request=request, key=str(key), tier=found.tier, bytes=found.kv.nbytes)
         return found
+
+    def find_intact(self, key: str, request: str = "") -> Found | None:
+        """Find a block that goes to a GPU: a damaged copy in memory is dropped, and the block read from below."""
+        found = self.find(key, request=request)
+        if found is None or not isinstance(found.kv, PackedKV) or found.kv.intact:
+            return found
+        self.chain.damaged(key, "its checksum is wrong")
+        return self.find(key, request=request)
 
     def put(self, key: str, kv: KV) -> None:
         """Keep `kv` under `key`. Raises BadInput where it is larger than the budget of every tier."""

@@ -115,16 +115,24 @@ class HostTier(Books):
     storage   "as cached", or "int8": a scale for every channel of keys and every token of values; half the bytes of
               bfloat16, and other numbers: its effect is measured in data/benchmarks/store-int8.json
     pinned    in page-locked memory, from which a GPU copies without the processor (without a GPU: ordinary memory)
+    checked   page-locked blocks have a checksum, which is verified before they are copied to pages of a GPU
     """
 
     def __init__(
-        self, budget_bytes: int = 1 << 30, storage: Storage = "as cached", pinned: bool = False, name: str = "host"
+        self,
+        budget_bytes: int = 1 << 30,
+        storage: Storage = "as cached",
+        pinned: bool = False,
+        name: str = "host",
+        checked: bool = False,
     ):
         check_storage(storage)
         if pinned and storage == "int8":
             raise BadInput("storage 'int8' is not page-locked: blocks are restored on the host before they are copied")
+        if checked and not pinned:
+            raise BadInput("checked is of page-locked blocks: pinned must be true")
         super().__init__(name, budget_bytes)
-        self.storage, self.pinned = storage, pinned
+        self.storage, self.pinned, self.checked = storage, pinned, checked
         self._held: dict[str, Held] = {}
 
     def made(self, kv: KV) -> Held:
@@ -132,7 +140,8 @@ class HostTier(Books):
         if self.storage == "int8":
             return quantize(kv)
         if self.pinned:
-            return kv if isinstance(kv, PackedKV) else pack(kv, pinned=True).lock()
+            there = isinstance(kv, PackedKV) and not (self.checked and kv.checksum is None)
+            return kv if there else pack(kv, pinned=True, checked=self.checked).lock()
         return owned(kv)
 
     def needs(self, kv: KV) -> int:

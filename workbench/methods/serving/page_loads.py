@@ -59,7 +59,7 @@ class PageLoads:
         found: dict[str, KV] = {}
         try:
             for key in mine if not ticket.cancelled else ():
-                if (below := store.find(key, request=ticket.name)) is None:
+                if (below := store.find_intact(key, request=ticket.name)) is None:
                     held.lookups.append(Lookup(key, miss=store.why(key)))
                 else:
                     found[key] = below.kv

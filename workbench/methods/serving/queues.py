@@ -64,7 +64,8 @@ class Queues:
             return
         self.full = self.active
         ticket.state, ticket.since, ticket.arrivals = "waiting", self.events.now(), Arrivals()
-        self.waiting.appendleft(ticket)
+        earlier = sum(other.number < ticket.number for other in self.waiting)
+        self.waiting.insert(earlier, ticket)  # several that are put back keep their order
 
     def first_token(self, ticket: Ticket, at: float, now: float) -> None:
         """Note that a request has its first token, by a step that began `at`."""

@@ -83,7 +83,8 @@ class Scheduler:
             raise BadInput(f"max_new_tokens {max_new_tokens}: it is 1 or more")
         if deadline is not None and deadline <= 0:
             raise BadInput(f"deadline is {deadline}: a positive number of seconds is needed")
-        ticket = Ticket(name or f"{next(self._numbers)}", prompt, max_new_tokens, wake=self.loaders.wake)
+        number = next(self._numbers)
+        ticket = Ticket(name or f"{number}", prompt, max_new_tokens, number=number, wake=self.loaders.wake)
         self.engine.check(ticket)
         with self._changed:
             if not self._changed.wait_for(self._has_place, timeout if block else 0):

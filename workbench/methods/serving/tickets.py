@@ -58,6 +58,7 @@ class Ticket:
     prompt: Prompt
     max_new_tokens: int = 64
     deadline: float | None = None
+    number: int = 0  # in the order of their arrival
     arrived: float = 0.0
     state: State = "waiting"
     tokens: list[int] = field(default_factory=list)
