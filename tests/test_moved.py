@@ -138,3 +138,16 @@ def test_what_was_split_off_a_module_is_found_where_earlier_notebooks_import_it_
         assert callable(getattr(held, name))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = held.nothing
+
+
+def test_explorers_of_one_word_stay_functions_beside_modules_of_earlier_versions(monkeypatch):
+    from workbench.app import explore
+    from workbench.app.explore import live_masks, of_records
+
+    for package in ("workbench.app.explore", "workbench.explore"):
+        assert import_module(f"{package}.masks").masks_explorer is live_masks.masks_explorer
+        assert hasattr(import_module(f"{package}.tradeoff"), "tradeoff_explorer")
+    monkeypatch.setattr(of_records, "tradeoff", lambda records, **options: (records, options))
+    assert explore.tradeoff("runs", a=1) == ("runs", {"a": 1}), "the module that was imported is called, too"
+    for name in ("masks", "tradeoff"):
+        vars(explore).pop(name, None)

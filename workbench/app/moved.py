@@ -43,6 +43,7 @@ _MERGED = {
     "coloured=chosen_tokens ratios=ratio_outcomes agreement=chosen_places tiles=tile_recall turning=tile_recall "
     "overview=tile_overview rescues=bfla_rules",
 }
+FUNCTIONS = ("latency", "masks", "store", "tradeoff")  # explorers today, and modules of earlier versions
 MODULES = (
     {
         f"workbench.{old}": f"workbench.{room}.{name or old}"
@@ -73,6 +74,7 @@ MODULES = (
         "workbench.prepare.isolated": "workbench.methods.prepare.after_system",
         "workbench.prepare.similar": "workbench.methods.prepare.with_neighbours",
     }
+    | {f"workbench.app.explore.{old}": f"workbench.app.explore.live_{old}" for old in FUNCTIONS}
 )
 
 
@@ -186,6 +188,11 @@ class Moved(ModuleType):
             raise AttributeError(name)
         module, _, today = NAMES.get(f"{self.__name__}.{name}", name).rpartition(":")
         return attrgetter(today)(import_module(module or now(self.__name__) or ""))
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        """Call the function that has this name today: Python puts an imported module in its place."""
+        package, _, name = self.__name__.rpartition(".")
+        return vars(import_module(now(package) or package))["__getattr__"](name)(*given, **options)
 
 
 class Finder(MetaPathFinder, Loader):
