@@ -28,7 +28,7 @@ docs: $(READY) ## build the documentation, for file:// and without a network: ru
 	$(BIN)/python -m workbench.app.docs_site
 
 lab: $(READY) ## open the notebooks in JupyterLab
-	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.allow_remote_access=False notebooks
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.ip=127.0.0.1 --ServerApp.allow_remote_access=False notebooks
 
 test: style ## style, types (tests/test_types.py) and all tests
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

@@ -52,7 +52,7 @@ TEMPLATE = go.layout.Template(
 # A dark page shows a figure with its lightness turned round: white becomes the grey of JupyterLab's dark theme; hues
 # and what stands out stay. Only figures on white paper are turned; `tests/test_theme.py` holds the colours to it.
 TURNED = (0.9333, 180)  # of `invert` and, in degrees, of `hue-rotate`
-_FIGURE = ".js-plotly-plot:has(.main-svg[style*='255, 255, 255'])"
+_FIGURE = ":is(.js-plotly-plot:has(.main-svg[style*='255, 255, 255']), .papers)"
 _TURN = f"{{ filter: invert({TURNED[0]}) hue-rotate({TURNED[1]}deg); }}"
 _DARK = "body[data-jp-theme-light='false'], body.vscode-dark, body.dark, body.dark-theme, :root[data-theme='dark']"
 # Where a page is narrower than a figure, the figure is drawn smaller, down to SMALLER: below it, it is scrolled to.
@@ -61,7 +61,8 @@ SMALLER, BESIDE = 0.68, 84
 _FIT = f"clamp({SMALLER}, tan(atan2(100cqw - var(--beside-figures, {BESIDE}px), {WIDTH}px)), 1)"
 _NARROW = f""".jp-OutputArea:has(.js-plotly-plot) {{ container-type: inline-size; }}
 @container (max-width: {WIDTH + BESIDE}px) {{
-  .js-plotly-plot:has(> .plot-container) {{ transform: scale({_FIT}); transform-origin: 0 0; }}
+  .js-plotly-plot:has(> .plot-container) {{
+    min-width: {WIDTH}px; transform: scale({_FIT}); transform-origin: 0 0; }}
 }}"""
 STYLE = f"""
 :is({_DARK}) {_FIGURE} {_TURN}
