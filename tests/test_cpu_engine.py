@@ -186,3 +186,11 @@ def test_requests_on_a_cpu_are_said_with_their_slopes_and_drawn_a_panel_a_model(
     assert "A thousand" not in kept_costs.cpu_words(other)
     figure = kept_costs.requests_on_cpu([lab, other])
     assert len({trace.xaxis for trace in figure.data}) == 2
+
+
+def test_a_kv_knows_anew_how_its_layers_lie_when_one_is_exchanged():
+    kv = KV.zeros([(2, 4)] * 3, 5)
+    keys, values = kv.stacked()
+    assert kv.stacked()[0] is keys and keys.shape == values.shape == (3, 2, 5, 4)
+    kv.keys[1] = torch.ones(2, 5, 4)
+    assert kv.stacked() is None

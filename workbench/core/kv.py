@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from workbench.core import annotations, html_views, renamed
 from workbench.core.errors import BadInput, shown
 
 Tensors = list[torch.Tensor]
+Stacked = tuple[torch.Tensor, torch.Tensor] | None
 Shapes = Sequence[tuple[int, int]]  # heads and head width of every layer
 
 
@@ -62,6 +64,7 @@ class KV:
     start: int = 0
     read_only: bool = False
     _backing: tuple[Tensors, Tensors] | None = field(default=None, init=False, repr=False, compare=False)
+    _stacked: tuple[Tensors, Stacked] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("keys", "values"):
@@ -120,6 +123,18 @@ class KV:
     def tensors(self) -> Iterator[torch.Tensor]:
         yield from self.keys
         yield from self.values
+
+    def stacked(self) -> Stacked:
+        """Return keys and values of all layers as two tensors [L, H, T, D], no copies; None where they do not lie so.
+
+        A cached block is asked by every prompt that it stands in, so the answer is kept with the tensors it is about.
+        """
+        held = [*self.keys, *self.values]
+        known = self._stacked
+        if known is None or len(known[0]) != len(held) or not all(map(is_, known[0], held)):
+            keys, values = layered(self.keys), layered(self.values)
+            self._stacked = known = held, None if keys is None or values is None else (keys, values)
+        return known[1]
 
     def slice(self, begin: int, end: int) -> "KV":
         """Copy tokens [begin, end) of this run, still rotated for the positions they had."""

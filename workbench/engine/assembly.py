@@ -108,8 +108,8 @@ def _together(
     """
     if spec.device.type != "cpu" or len({id(table) for table in spec.inv_freq}) > 1 or not blocks:
         return None
-    parts = [(layered(block.keys), layered(block.values)) for block in blocks]
-    if any(k is None or v is None or k.dtype != spec.dtype for k, v in parts):
+    parts = [part for block in blocks if (part := block.stacked()) is not None and part[0].dtype == spec.dtype]
+    if len(parts) < len(blocks):
         return None
     keys, values = (side_by_side(torch.empty, spec.shapes, capacity, dtype=spec.dtype) for _ in range(2))
     all_keys, all_values = layered(keys), layered(values)
@@ -118,7 +118,6 @@ def _together(
     cos, sin = cos_sin(shifts, spec.inv_freq[0], spec.device)
     at = 0
     for (k, v), shift, c, s in zip(parts, shifts.tolist(), cos.split(1), sin.split(1), strict=True):
-        assert k is not None and v is not None
         here = slice(at, at := at + k.shape[2])
         all_values[:, :, here] = v
         if shift:
@@ -159,7 +158,15 @@ def _check_cached(spec: ModelSpec, prompt: Prompt, cached: Sequence[KV]) -> None
     if len(cached) != len(prompt.context):
         raise BadInput(f"{len(cached)} cached KVs for {len(prompt.context)} context blocks: give one for each")
     for i, (block, kv) in enumerate(zip(prompt.context, cached, strict=True)):
-        spec.check_shapes(kv)
+        whole = kv.stacked() if isinstance(kv, KV) else None
+        if whole is None or not _of_model(spec, *whole):
+            spec.check_shapes(kv)
         if len(kv) != len(block):
             raise BadInput(f"cached KV {i} holds {len(kv)} tokens, its block has {len(block)}")
         spec.check_block(len(block))
+
+
+def _of_model(spec: ModelSpec, keys: Tensor, values: Tensor) -> bool:
+    """Whether keys and values [L, H, T, D] are those of a model whose layers are all alike."""
+    layers, heads, _, width = keys.shape
+    return keys.shape == values.shape and layers == spec.layers and {(heads, width)} == set(spec.shapes)

@@ -5,6 +5,8 @@ part in which the rows see each other is causal; everything before it is seen wh
 in the processor's own cache, and are written over by their softmax.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -29,7 +31,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) 
     kv_heads, length, _ = keys.shape
     group = heads // kv_heads
     scale = width**-0.5 if scale is None else scale
-    later = torch.ones(rows, rows, dtype=torch.bool).triu_(1)
+    later = _later(rows)
     logits = q.new_empty(group * rows, length)
     own = logits.view(group, rows, length)[..., length - rows :]
     out = q.new_empty(kv_heads, group * rows, values.shape[-1])
@@ -39,3 +41,9 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) 
         torch.softmax(logits, -1, out=logits)
         torch.mm(logits, values[head], out=out[head])
     return out.view(heads, rows, -1)
+
+
+@lru_cache(maxsize=8)
+def _later(rows: int) -> Tensor:
+    """Which of the rows [R, R] stand behind which."""
+    return torch.ones(rows, rows, dtype=torch.bool).triu_(1)

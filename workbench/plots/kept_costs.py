@@ -56,10 +56,10 @@ def cpu_words(kept: Mapping[str, Any]) -> str:
 
 def cpu_slope(rows: Records, way: str) -> float | None:
     """Return the milliseconds that a thousand tokens more cost by a method, by least squares; None of one length."""
-    points = [(r["length"] / 1e3, r["p50"] * 1e3) for r in rows if r["way"] == way]
-    if len({length for length, _ in points}) < 2:
-        return None
-    return float(np.polyfit(*zip(*points, strict=True), 1)[0])
+    thousands, ms = (
+        [r[name] * scale for r in rows if r["way"] == way] for name, scale in (("length", 1e-3), ("p50", 1e3))
+    )
+    return float(np.polyfit(thousands, ms, 1)[0]) if len(set(thousands)) > 1 else None
 
 
 def training_memory(kept: Mapping[str, Mapping[str, Any]]) -> go.Figure:
