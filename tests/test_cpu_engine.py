@@ -23,7 +23,7 @@ from workbench.methods.modes.reuse import Reuse
 from workbench.models.spec import attach
 from workbench.models.weight_layout import by_input_channel
 from workbench.plots import kept_costs
-from workbench.store import MemoryStore, fetching
+from workbench.store import MemoryStore, fetching, keys
 
 PROMPT = prompt_of(17, 8, 17, 11)
 
@@ -194,3 +194,20 @@ def test_a_kv_knows_anew_how_its_layers_lie_when_one_is_exchanged():
     assert kv.stacked()[0] is keys and keys.shape == values.shape == (3, 2, 5, 4)
     kv.keys[1] = torch.ones(2, 5, 4)
     assert kv.stacked() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64])
+def test_a_checksum_is_the_sum_of_bits_times_odd_numbers_of_their_places(dtype, monkeypatch):
+    """However it is cut to pieces, so that keys of stores stay what they are."""
+    monkeypatch.setattr(keys, "_CHUNK", 512)
+    monkeypatch.setattr(keys, "_PIECE", 100)
+    x = torch.randn(33, 40).mul(100).abs().to(dtype)
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    flat, before, total = x.view(-1).view(words).tolist(), x.clone(), 0
+    for begin in range(0, len(flat), 512):
+        added = 0
+        for place, bits in enumerate(flat[begin : begin + 512], begin):
+            number = keys._wrapped(place * 6364136223846793005 + 1442695040888963407)
+            added += bits * ((number ^ (number >> 29)) | 1)
+        total = (total * 31 + added) % 2**64
+    assert keys._checksum(x) == total and torch.equal(x, before)

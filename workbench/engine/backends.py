@@ -4,7 +4,8 @@ On a GPU, plain causal attention in bf16 or fp16 runs on our kernels: few rows o
 `question_attention`, all else, with and without tiles, on `tile_attention`. Torch's `scaled_dot_product_attention`
 keeps what they do not do (other mask rules, sliding windows, single columns beside tiles, other tile sizes, fp32) and
 short prompts from their start; where one of its kernels was measured to be faster on longer ones, it is taken
-(`measured_backends`); on a CPU it does everything, kept tiles query tile by query tile (`block_sparse`).
+(`measured_backends`); on a CPU it does everything, kept tiles query tile by query tile (`block_sparse`), a question
+over a long cache without a mask (`few_rows`).
 `PrefillOutput.backends` tells what ran in each layer.
 
 `Plan(backend=backends.named("tile_attention"))` asks for one: it is used on any device (on a CPU under Triton's

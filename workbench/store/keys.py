@@ -18,6 +18,8 @@ FORMAT_VERSION = 2
 # GPU) stands in its file and not in its key: backends agree within the rounding of the dtype, which the tests hold.
 ENGINE_VERSION = 1
 _CHUNK = 1 << 22
+_PIECE = 1 << 16  # elements that a CPU keeps in its cache
+_FACTOR, _OFFSET, _MASK = 6364136223846793005, 1442695040888963407, (1 << 64) - 1
 _IRRELEVANT = set("_name_or_path name_or_path transformers_version torch_dtype dtype use_cache architectures".split())
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[tuple, str]] = WeakKeyDictionary()  # a pure memo, by model object
 
@@ -138,10 +140,20 @@ def _checksum(x: torch.Tensor) -> int:
     """
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     flat = x.detach().contiguous().view(-1).view(words)
+    step = _CHUNK if x.is_cuda else _PIECE
+    places = torch.arange(min(step, len(flat)), device=flat.device) * _FACTOR + _OFFSET  # wraps around, as intended
     total = 0
     for begin in range(0, len(flat), _CHUNK):
-        part = flat[begin : begin + _CHUNK].to(torch.int64)
-        place = torch.arange(begin, begin + len(part), device=part.device)
-        place = place * 6364136223846793005 + 1442695040888963407  # wraps around, as intended
-        total = (total * 31 + int((part * ((place ^ (place >> 29)) | 1)).sum())) & 0xFFFFFFFFFFFFFFFF
+        chunk, added = flat[begin : begin + _CHUNK], 0
+        for at in range(0, len(chunk), step):
+            part = chunk[at : at + step].to(torch.int64)
+            place = places[: len(part)] + _wrapped((begin + at) * _FACTOR)
+            added += int((place >> 29).bitwise_xor_(place).bitwise_or_(1).mul_(part).sum())
+        total = (total * 31 + added) & _MASK
     return total
+
+
+def _wrapped(number: int) -> int:
+    """Return a whole number as one of 64 bits with a sign holds it."""
+    number &= _MASK
+    return number - (1 << 64) if number >> 63 else number
