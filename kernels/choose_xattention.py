@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import workbench.kernels._choose_hopper as on_hopper
 from workbench.core import block_scores
 from workbench.core.tile_selection import TileRule, kept
-from workbench.kernels import _choose_hopper, _choose_vectors
+from workbench.kernels import _choose_vectors
 from workbench.kernels._choose_keep import carry_out, fits
 from workbench.kernels._choose_vectors import products
 from workbench.kernels._common import LOG2E, Config, rows_first
@@ -182,13 +183,13 @@ def _weights(
     sums = torch.empty(batch * together * squares * blocks, device=q.device)
     weights = torch.empty(batch, heads, -(-count // block), blocks, device=q.device)
     chunk = max(16, HELD // per, min(triton.next_power_of_2(blocks), ROW // per))
-    hopper = config is None and _choose_hopper.fits(q, keys, block, stride, bits == 8)
+    hopper = config is None and on_hopper.fits(q, keys, block, stride, bits == 8)
     if bits == 8:
         q, keys = (_in_8_bits(x) if hopper else block_scores.in_float8(x) for x in (q, keys))
     for first in range(0, heads, together):
         some = range(first, min(heads, first + together))
         if hopper:
-            _choose_hopper.squares(q, keys, sums, rows, scale, some, stride, block)
+            on_hopper.squares(q, keys, sums, rows, scale, some, stride, block)
         else:
             _multiply(config or configure(q.dtype), q, keys, sums, rows, scale, some, stride, block)
         _blocks[(weights.shape[2], len(some), batch)](

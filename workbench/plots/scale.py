@@ -29,7 +29,7 @@ def scale_curves(kept: Mapping[str, Any] | None = None) -> go.Figure | None:
             return None
         kept = results.read("scale")
     rows = kept["rows"]
-    panels = []
+    panels: list[Panel] = []
     for axis, title in TITLES.items():
         mine = [row for row in rows if row["axis"] == axis]
         if not mine:

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -16,6 +17,7 @@ from pathlib import Path
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.core.kv import KV
+from workbench.store.misses import Miss
 
 log = logging.getLogger(__name__)
 ASIDE, EVICTED = "set_aside", "evicted.jsonl"
@@ -45,14 +47,27 @@ def keep(path: Path, reason: str) -> Path | None:
     return place
 
 
-def replaced(put: Callable[[str, KV], None], key: str, kv: KV) -> bool:
-    """Put a block where a damaged one lies; return False, with a warning, where it cannot be written."""
-    try:
-        put(key, kv)
-    except BadInput as problem:
-        log.warning("a damaged block is not replaced: %s", problem)
-        return False
-    return True
+class Repairing:
+    """What a store of files does where a block was found to be damaged."""
+
+    _counts: Counter[str]
+    put: Callable[[str, KV], None]
+    why: Callable[[str], Miss]
+
+    def is_damaged(self, key: str) -> bool:
+        """Return whether the block under `key` was found to be damaged."""
+        return self.why(key).reason == "damaged"
+
+    def repair(self, key: str, kv: KV) -> None:
+        """Put `kv` where the block under `key` is damaged; else, and where it cannot be written, do nothing."""
+        if not self.is_damaged(key):
+            return
+        try:
+            self.put(key, kv)
+        except BadInput as problem:
+            log.warning("a damaged block is not replaced: %s", problem)
+        else:
+            self._counts["repaired"] += 1
 
 
 def reasons(folder: Path) -> dict[str, str]:

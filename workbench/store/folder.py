@@ -32,7 +32,7 @@ GONE = 1 << 12  # blocks that are gone and are remembered, to say why they are m
 NOTED = 60  # seconds between two notes that a file was used
 
 
-class FolderStore:
+class FolderStore(aside.Repairing):
     """A store on disk; what it hands out is on the CPU and read-only.
 
     kind      what the blocks are of: any JSON object, such as {"model": fingerprint, "preparation": "after_system"};
@@ -95,10 +95,9 @@ class FolderStore:
             name = path.stem
         self.write(name, blocks)
 
-    def repair(self, key: str, kv: KV) -> None:
-        """Put `kv` where the block under `key` is damaged; else, and where it cannot be written, do nothing."""
-        if key in self._damaged and aside.replaced(self.put, key, kv):
-            self._counts["repaired"] += 1
+    def is_damaged(self, key: str) -> bool:
+        """Return whether this block was found to be damaged, and not only a file that may have held it."""
+        return key in self._damaged
 
     def write(self, name: str, blocks: Mapping[str, KV]) -> None:
         """Keep many blocks in one file `<name>.safetensors`, written whole or not at all."""

@@ -39,7 +39,7 @@ class Unreachable(Exception):
     """A remote that stalls or fails."""
 
 
-class RemoteStore:
+class RemoteStore(aside.Repairing):
     """A store behind a URL; what it hands out is in memory (CPU) and read-only.
 
     `kind` and `new` as of `FolderStore`. Raises BadInput for an unknown scheme, one whose package is not installed, a
@@ -96,11 +96,6 @@ class RemoteStore:
         self._write(path, data)
         self._bytes += len(data)
         self._why.pop(key, None)
-
-    def repair(self, key: str, kv: KV) -> None:
-        """Put `kv` where the block under `key` is damaged; else, and where it cannot be written, do nothing."""
-        if self.why(key).reason == "damaged" and aside.replaced(self.put, key, kv):
-            self._counts["repaired"] += 1
 
     def write(self, name: str, blocks: Mapping[str, KV]) -> None:
         """Keep many blocks, and note under `name` that all are written."""
