@@ -98,14 +98,14 @@ def _score(
         j = first + tl.arange(0, BLOCK_N)
         k_at = means + j.to(tl.int64)[:, None] * DP + col[None, :]
         k = tl.load(high + k_at, mask=(j < seen)[:, None], other=0.0)
-        s = tl.dot(k, tl.trans(x), input_precision=PRECISION)  # rows lie along a warp: they are summed without waiting
+        s = tl.dot(x, tl.trans(k), input_precision=PRECISION)
         if SPLIT:
             k = tl.load(low + k_at, mask=(j < seen)[:, None], other=0.0)
-            s = tl.dot(k, tl.trans(x), s, input_precision=PRECISION)
-        s = tl.where(j[:, None] < clear[None, :], s * scale, float("-inf"))
-        m_i = tl.max(s, 1)
+            s = tl.dot(x, tl.trans(k), s, input_precision=PRECISION)
+        s = tl.where(j[None, :] < clear[:, None], s * scale, float("-inf"))
+        m_i = tl.max(s, 0)
         m_i = tl.where(m_i == float("-inf"), 0.0, m_i)
-        l_i = tl.sum(tl.exp2(s - m_i[:, None]), 1)
+        l_i = tl.sum(tl.exp2(s - m_i[None, :]), 0)
         tl.store(score + j, (m_i + tl.log2(tl.maximum(l_i, 1.0))) * LN2, mask=j < seen)
 
 

@@ -123,7 +123,7 @@ def stages() -> str:
 
 def predicted(report: str, work: str, who: str) -> str:
     """Return what predictions.md says of a candidate, where its commit precedes that of the report; else a dash."""
-    for line in PREDICTIONS.read_text().splitlines():
+    for line in reversed(PREDICTIONS.read_text().splitlines()):  # the newest that precedes
         cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
         if cells[:3] == [report, work, who] and _precedes(line, bench_file(report)):
             return cells[3]
