@@ -1,11 +1,13 @@
 """The table of measured backends: who is taken, for which shapes, and what an unknown GPU gets."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from workbench.engine import blocks_backends, encoding, measured_backends
+from workbench.engine.backends import kernel
 from workbench.plots.attention_backends import fastest_backends, over_two_gpus, taken
 
 TIMES = {"tile_attention": 1.0, "cudnn": 0.9, "flash": 2.0}
@@ -47,6 +49,13 @@ def test_on_a_cpu_nothing_is_looked_up():
 @pytest.mark.parametrize("way", ["flash", "cudnn", "tile_attention"])
 def test_ways_are_known_by_their_names(way):
     assert way in blocks_backends.WAYS and (way in blocks_backends.EQUAL) == (way != "flash")
+
+
+def test_blocks_of_one_length_are_a_batch(monkeypatch):
+    monkeypatch.setattr(blocks_backends, "sdpa_kernel", lambda _: nullcontext())
+    q, k, v = (torch.randn(12, heads, 16).transpose(0, 1) for heads in (4, 2, 2))
+    arguments = (q, k, v, torch.tensor([0, 4, 8, 12], dtype=torch.int32), 4, 0.3)
+    assert torch.allclose(blocks_backends.cudnn(*arguments), kernel("encode_blocks").reference(*arguments), atol=1e-5)
 
 
 def test_the_table_says_who_is_taken():

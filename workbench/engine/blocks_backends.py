@@ -63,6 +63,7 @@ def flash(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: 
 
 WAYS: Mapping[str, Way] = {OWN: triton, "tile_attention": batched, "cudnn": cudnn, "flash": flash}
 EQUAL = ("tile_attention", "cudnn")  # ways for blocks of one length
+MANY = 16  # blocks below which these are not taken: cuDNN makes a plan for every new length
 
 
 def chosen(q: Tensor, keys: Tensor, lengths: Sequence[int]) -> str:
@@ -70,6 +71,6 @@ def chosen(q: Tensor, keys: Tensor, lengths: Sequence[int]) -> str:
     heads, width, longest = (len(q), len(keys)), q.shape[2], max(lengths)
     if q.dtype == torch.float32 or not q.is_cuda:
         return OWN
-    equal = len({*lengths}) == 1
+    equal = len({*lengths}) == 1 and len(lengths) >= MANY
     way = measured_backends.choice(q.device, "blocks" if equal else "blocks of lengths", heads, width, longest, OWN)
     return way if way in WAYS and (equal or way not in EQUAL) else OWN
