@@ -30,16 +30,15 @@ class CpuLayers:
         self._children = [(m._modules, dict(m._modules)) for m in modules if m._modules]
         self._own = [vars(m) for m in modules]
         self._hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._count = len(self._own[0]["_modules"])
 
     @property
     def changed(self) -> bool:
-        """Whether a module was exchanged, hooked or given another forward pass."""
+        """Whether a module was exchanged, hooked, compiled or given another forward pass."""
         return (
             any(now != then for now, then in self._children)
             or any(self._hooks)
             or bool(globally._global_forward_hooks or globally._global_forward_pre_hooks)
-            or any("forward" in own or "_hf_hook" in own for own in self._own)
+            or any("forward" in own or "_hf_hook" in own or own.get("_compiled_call_impl") for own in self._own)
         )
 
     def packed(
