@@ -71,22 +71,14 @@ def main() -> None:
         ("shifted pages", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64}),
         ("shifted pages, narrow heads", _pages_hopper, types("bf16", [1, 128, 64], "fp32"), moved | {"HALF": 32}),
         ("few rows, overlapped", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64}),
-        (
-            "few rows, not shifted",
-            _pages_hopper,
-            types("bf16", [1, 64, 128], "fp32"),
-            few | {"PAGE": 64, "ROTATE": False},
-        ),
-        ("shifted, overlapped", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64, "CONSUMERS": 2}),
         ("part of the width rotates", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 32}),
     ):
         found = build(kernel._attend, known, constants)
         report(name, found)
-    for name, constants in (("a product", {"BOXES": 1, "GATED": False}), ("gated", {"BOXES": 2, "GATED": True})):
-        known = types("bf16", [1, 1, 64, 128], "bf16") | dict.fromkeys(["width", "channels"], "i32") | {"rows": "i32"}
-        known |= {name: tile("bf16", [n, 128]) for name, n in (("x", 64), ("weight", 64))}
-        shape = {"BOX": 64, "K": 128, "ROWS": 64, "STAGES": 4, "PDL": True}
-        report(name, build(_linear_hopper._linear, known, constants | shape))
+    known = types("bf16", [1, 1, 64, 128], "bf16") | dict.fromkeys(["width", "channels", "rows"], "i32")
+    known |= dict.fromkeys(["x", "weight"], tile("bf16", [64, 128]))
+    shape = {"BOX": 64, "BOXES": 2, "K": 128, "ROWS": 64, "STAGES": 4, "GATED": True, "PDL": True}
+    report("gated products", build(_linear_hopper._linear, known, shape))
     counts = "count row_squares blocks row_tiles key_tiles heads first_head band".split()
     shape = {"GROUP": 4, "STRIDE": 8, "PER": 16, "D": 128, "N": 256, "STAGES": 4, "TURNS": True}
     for name, dtype, channels in (("squares", "bf16", 64), ("squares, float8", "fp8e4nv", 128)):
