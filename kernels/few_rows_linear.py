@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.kernels import _linear_hopper
+import workbench.kernels._linear_hopper as on_hopper
 from workbench.kernels._triton import (
     TensorDescriptor,
     after_previous,
@@ -109,8 +109,8 @@ def launch_parts(x: Tensor, weight: Tensor, config: LinearConfig) -> Tensor:
 
 def launch(x: Tensor, weight: Tensor, splits: int = 1, *, config: LinearConfig | None = None) -> Tensor:
     """The kernel for Hopper where it fits, else Triton's, parts added up: CUDA tensors, or CPU ones, interpreted."""
-    if config is None and _linear_hopper.fits(x, weight):
-        parts = _linear_hopper.launch_parts(x, weight, _linear_hopper.RingConfig(64, 2, 64, 4, splits), False)
+    if config is None and on_hopper.fits(x, weight):
+        parts = on_hopper.launch_parts(x, weight, on_hopper.RingConfig(64, 2, 64, 4, splits), False)
         return parts[0] if len(parts) == 1 else parts.sum(0).to(x.dtype)
     parts = launch_parts(x, weight, config or LinearConfig(splits=splits, stages=6 if x.element_size() == 2 else 3))
     return parts[0] if len(parts) == 1 else parts.sum(0).to(x.dtype)
