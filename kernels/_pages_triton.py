@@ -298,31 +298,20 @@ def part_sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr
 
 @jit
 def _merge(
-    parts, lse, out, heads, count, splits, places, out_batch, out_head, out_token, ROWS: tl.constexpr, SPLITS:
-    tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PDL: tl.constexpr,
+    parts, lse, out, heads, count, splits, out_batch, out_head, out_token, SPLITS: tl.constexpr, D: tl.constexpr, DP:
+    tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Some rows: parts [SPLITS, D] of each, weighted by their share of the softmax."""
+    """One row: parts [SPLITS, D] weighted by their share of the softmax."""
     after_previous(PDL)
-    place = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    there = place < places
+    place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
-    i, col = tl.arange(0, SPLITS), tl.arange(0, DP)
-    inside = there[:, None] & (col < D)[None, :]
-    log = tl.load(
-        lse + place[:, None] * splits + i[None, :], mask=there[:, None] & (i < splits)[None, :], other=float("-inf")
-    )
-    m_i = tl.max(log, 1)
-    weight = tl.exp2(log - tl.where(m_i == float("-inf"), 0.0, m_i)[:, None])
-    l_i = tl.sum(weight, 1)
-    result = tl.zeros([ROWS, DP], tl.float32)
-    for part in tl.static_range(SPLITS):
-        at = place * splits + tl.minimum(part, splits - 1)  # a part that there is not has no weight
-        one = tl.load(parts + at[:, None] * D + col[None, :], mask=inside, other=0.0)
-        share = tl.sum(tl.where(i[None, :] == part, weight, 0.0), 1)
-        result += tl.where(share[:, None] > 0, one * share[:, None], 0.0)
-    result = result / tl.where(l_i > 0, l_i, 1.0)[:, None]
+    log, col = part_weights(lse, place, splits, SPLITS), tl.arange(0, DP)
+    m_i = tl.max(log, 0)
+    weight = tl.exp2(log - tl.where(m_i == float("-inf"), 0.0, m_i))
+    l_i = tl.sum(weight, 0)
+    result = part_sum(parts, place, splits, weight, SPLITS, D, DP) / tl.where(l_i > 0, l_i, 1.0)
     target = out + request * out_batch + head * out_head + row * out_token
-    tl.store(target[:, None] + col[None, :], result.to(out.dtype.element_ty), mask=inside)
+    tl.store(target + col, result.to(out.dtype.element_ty), mask=col < D)
 
 
 def launch(
@@ -389,10 +378,9 @@ def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
     """Parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] into `out` [B, Hq, R, D]."""
     batch, heads, count, splits, width = parts.shape
     options, pdl = overlap(parts.device)
-    places, some = batch * heads * count, 4 if splits <= 16 else 1  # rows of a program
-    _merge[(triton.cdiv(places, some),)](
-        parts, lse, out, heads, count, splits, places, *out.stride()[:3], ROWS=some,
-        SPLITS=triton.next_power_of_2(splits), D=width, DP=padded_width(width), PDL=pdl, num_warps=4, **options,
+    _merge[(batch * heads * count,)](
+        parts, lse, out, heads, count, splits, *out.stride()[:3], SPLITS=triton.next_power_of_2(splits), D=width,
+        DP=padded_width(width), PDL=pdl, **options,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from workbench.models.seam import LayerInput
 
 ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a batch out
 BUFFERS = 2  # of inputs on the host: one is filled while the other is on its way
-FETCH_AHEAD = True  # the matrix behind an attention is fetched into the L2 cache while that computes
+FETCH_AHEAD = False  # the matrix behind an attention is fetched into the L2 cache while that computes
 FEW = 64  # rows of a batch for which products are bound by their matrix
 PARTS = ("numbers", "first", "last", "page_max", "slots", "shifts")  # of a `PageTable`, [P] each
 BEHIND = ("first", "last", "page_max")  # INVALID_POS behind the last page
