@@ -33,7 +33,6 @@ from workbench.kernels._triton import (
 WIDTHS = (64, 128)
 PAGES = (64, 128, 256)  # tokens
 SHORT = 768  # slots of a part, at most, for which steps of a page are faster than steps of two
-LATE = gl.constexpr(8)  # steps before its end when a program fetches what the kernels behind it read
 
 
 def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
@@ -62,23 +61,8 @@ def _token(table, slot, pages, PAGE: gl.constexpr):
 
 
 @gluon_jit
-def _fetch_ahead(ahead):
-    """Fetch this program's share of a matrix into the L2 cache, without waiting for it."""
-    matrix, size = ahead
-    LINE: gl.constexpr = 2048  # bytes that a thread asks for at a time
-    programs = gl.num_programs(0) * gl.num_programs(1) * gl.num_programs(2)
-    program = (gl.program_id(2) * gl.num_programs(1) + gl.program_id(1)) * gl.num_programs(0) + gl.program_id(0)
-    thread = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    for i in range(program, (size + 128 * LINE - 1) // (128 * LINE), programs):
-        at = matrix + gl.minimum((i * 128 + thread).to(gl.int64) * LINE, size - LINE)
-        gl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], 2048; mov.u32 $0, 0;", "=r,l", [at], gl.int32, False, 1
-        )
-
-
-@gluon_jit
 def _produce(
-    keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE: gl.constexpr, AHEAD: gl.constexpr,
+    keys, values, rings, kv_head, table, page_list, bounds, PAGE: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
     """Fetch the pages of all steps; their numbers are read a step ahead: they take as long to come as a tile.
@@ -101,9 +85,6 @@ def _produce(
             if largest >= lowest:
                 pipe.wait_for_previous(PDL)
             largest = _largest(begin + j + 1, page_list, PAGE, N)
-        if AHEAD:  # noqa: SIM102, one is known when it is compiled
-            if j == gl.maximum(steps - LATE, 0):
-                _fetch_ahead(ahead)
         starts = (first, second)
         token = (begin + j + 1) * N
         first = _token(table, token, pages, PAGE)
@@ -419,12 +400,11 @@ def _consume(
 
 @gluon_jit
 def _attend(
-    q, keys, values, out, lse, at_rows, table, positions, first, page_max, shifts, inv_freq, matrix, matrix_size, scale,
-    count, pages,
+    q, keys, values, out, lse, at_rows, table, positions, first, page_max, shifts, inv_freq, scale, count, pages,
     q_batch, q_head, q_token, out_batch, out_head, out_token, out_split, row_tiles, splits,
     GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, HALF: gl.constexpr,
-    INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, AHEAD:
-    gl.constexpr, PDL: gl.constexpr, EARLY: gl.constexpr,
+    INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    PDL: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """64 rows a consumer, a part of the keys.
 
@@ -472,7 +452,6 @@ def _attend(
     rings = ((q_tiles, q_full, q_empty, q_own, q_given), k_ring, v_ring, clean)
     bounds = (first_row, begin, steps, lowest, scale)
     page_list = (page_max, positions, pages, shifts)
-    ahead = (matrix, matrix_size)
     work = (queries, results, rings, bounds, page_list, inv_freq)
     # registers of a thread: what 64 rows of acc and logits need, less where a fourth group needs its share
     if ROTATE and CONSUMERS == 2:
@@ -480,7 +459,7 @@ def _attend(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_consume, (1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
                 (
                     _rerotate,
                     (
@@ -505,7 +484,7 @@ def _attend(
         gl.warp_specialize(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
                 (
                     _rerotate,
                     (
@@ -531,7 +510,7 @@ def _attend(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_consume, (1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
             ],
             [4, 4],
             [240, 24],
@@ -540,7 +519,7 @@ def _attend(
         gl.warp_specialize(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, ahead, PAGE, AHEAD, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
             ],
             [4],
             [24],
@@ -558,23 +537,21 @@ def launch(
     scale: float | None,
     splits: int | None = None,
     buffers: int = pipe.STAGES,
-    ahead: Tensor | None = None,
     early: bool = False,
 ) -> Tensor:
     """`_pages_triton.reference` on a Hopper GPU, for arguments that `fits` approves.
 
-    `ahead`: a matrix that kernels behind this one read; it is fetched into the L2 cache. `early`: pages and rows were
-    made before the kernel before this one.
+    `early`: pages and rows were made before the kernel before this one.
     """
     out = torch.empty_like(q)
     splits = splits or parts_for(q, len(keys), pages.positions[0].numel())
     if splits > 1:
         merge(
-            *launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, buffers, None, ahead, early),
+            *launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, buffers, None, early),
             out,
         )
     else:
-        launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, 1, buffers, out, ahead, early)
+        launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, 1, buffers, out, early)
     return out
 
 
@@ -590,7 +567,6 @@ def launch_parts(
     splits: int,
     buffers: int = pipe.STAGES,
     out: Tensor | None = None,
-    ahead: Tensor | None = None,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write the one part to `out`."""
@@ -607,16 +583,15 @@ def launch_parts(
     tiles = triton.cdiv(count * group, 64 * consumers)
     registers = (128 if consumers == 2 else 112) if rerotate else 168 if consumers == 2 else 128
     options, pdl = overlap(q.device)
-    matrix = pages.table if ahead is None else ahead.view(torch.uint8)
     _attend[(tiles * heads, splits, batch)](
         q, *(pipe.descriptor(x, min(step, size)) for x in (keys, values)),
         parts, lse, rows.contiguous(), pages.table, pages.positions, pages.first, page_max,
         pages.shifts if rerotate else pages.table, inv_freq if rerotate else pages.table,
-        matrix, matrix.nbytes, (width**-0.5 if scale is None else scale) * LOG2E, count, pages.table.shape[1],
+        (width**-0.5 if scale is None else scale) * LOG2E, count, pages.table.shape[1],
         *q.stride()[:3], *parts.stride()[:3], 0 if parts is out else parts.stride(3), tiles, splits,
         GROUP=group, SPLIT=parts is not out, PAGE=size, N=step,
         HALF=len(inv_freq) if rerotate and inv_freq is not None else 0,
         INTERLEAVED=pairing == "interleaved", ROTATE=rerotate, STAGES=buffers,
-        CONSUMERS=consumers, AHEAD=ahead is not None, PDL=pdl, EARLY=early, num_warps=4, maxnreg=registers, **options,
+        CONSUMERS=consumers, PDL=pdl, EARLY=early, num_warps=4, maxnreg=registers, **options,
     )  # fmt: skip
     return parts, lse

@@ -60,20 +60,17 @@ def launch(
     *,
     splits: int | None = None,
     config: Config | None = None,
-    ahead: Tensor | None = None,
     early: bool = False,
 ) -> Tensor:
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
 
     `splits` parts of the keys and the launch shape `config` are chosen from the shape unless given; the result is the
-    same up to rounding. `ahead`: a matrix that kernels behind this one read, which the kernel for Hopper fetches into
-    the L2 cache. `early`: where kernels overlap, pages and rows were made before the kernel before this one.
+    same up to rounding. `early`: where kernels overlap, pages and rows were made before the kernel
+    before this one.
     """
     need_triton("question_attention")
     if config is None and fits(q, keys, values, pages.positions.shape[-1]):
-        return launch_on_hopper(
-            q, keys, values, rows, pages, inv_freq, pairing, scale, splits, ahead=ahead, early=early
-        )
+        return launch_on_hopper(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, early=early)
     config = config or configure(q.shape[2] * (q.shape[1] // len(keys)), q.shape[3], q.dtype)
     splits = splits or _pages_triton.parts_for(config, q, len(keys), pages, RESIDENT[config.rows])
     return _pages_triton.launch(config, splits, q, keys, values, rows, pages, inv_freq, pairing, scale)

@@ -89,14 +89,12 @@ def launch(
     *,
     hopper: bool = True,
     at_once: bool = True,
-    ahead: Tensor | None = None,
     early: bool = False,
 ) -> Tensor:
     """The kernels: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
 
     `hopper`: shared pages are read by the kernel for Hopper where it takes them. `at_once`: few own pages are read by
-    the kernel that joins the parts. `ahead` and `early`: see
-    `question_attention`.
+    the kernel that joins the parts. `early`: see `question_attention`.
     """
     need_triton("shared_attention")
     batch, heads, count, width = q.shape
@@ -105,7 +103,7 @@ def launch(
     if hopper and on_hopper.fits(together, keys, values, shared.positions.shape[-1]):
         splits = on_hopper.parts_for(together, len(keys), shared.positions[0].numel())
         one, one_lse = on_hopper.launch_parts(
-            together, keys, values, at, shared, inv_freq, pairing, scale, splits, ahead=ahead, early=early
+            together, keys, values, at, shared, inv_freq, pairing, scale, splits, early=early
         )
     else:
         one, one_lse = _parts(together, keys, values, at, shared, inv_freq, pairing, scale)

@@ -35,7 +35,6 @@ def types(dtype: str, box: list[int], out: str) -> dict[str, str]:
         "lse": "*fp32",
         "inv_freq": "*fp32",
     }
-    found |= {"matrix": "*u8", "matrix_size": "i64"}
     found |= {"rows": "*i64", "at_rows": "*i64", "scale": "fp32"} | dict.fromkeys(tables, "*i32")
     return found | dict.fromkeys(NUMBERS, "i32") | dict.fromkeys([*STRIDES, "out_split"], "i64")
 
@@ -57,8 +56,8 @@ def main() -> None:
     common: dict[str, Any] = {"GROUP": 4, "STAGES": 2}
     tiled = common | {"HEADS": 32, "SHARED": 1, "STRIDED": False, "PAIRED": False, "N": 128}
     moved = common | {"PAGE": 128, "N": 128, "INTERLEAVED": False, "ROTATE": True, "SPLIT": True}
-    moved |= {"CONSUMERS": 2, "PDL": False, "AHEAD": False, "EARLY": False}
-    few = moved | {"HALF": 64, "CONSUMERS": 1, "PDL": True, "AHEAD": True, "EARLY": True}
+    moved |= {"CONSUMERS": 2, "PDL": False, "EARLY": False}
+    few = moved | {"HALF": 64, "CONSUMERS": 1, "PDL": True, "EARLY": True}
     for name, kernel, known, constants in (
         ("kept tiles", _tiles_hopper, types("bf16", [1, 1, 64, 128], "bf16"), tiled | {"LISTED": True, "SIZE": 64}),
         (

@@ -24,8 +24,6 @@ from workbench.models.seam import LayerInput
 
 ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a batch out
 BUFFERS = 2  # of inputs on the host: one is filled while the other is on its way
-FETCH_AHEAD = False  # the matrix behind an attention is fetched into the L2 cache while that computes
-FEW = 64  # rows of a batch for which products are bound by their matrix
 PARTS = ("numbers", "first", "last", "page_max", "slots", "shifts")  # of a `PageTable`, [P] each
 BEHIND = ("first", "last", "page_max")  # INVALID_POS behind the last page
 
@@ -180,22 +178,15 @@ class StaticBatch:
         if last:
             q, rows, at = q[self.on_device["last"]], 1, self.last_at
         queries = q.unflatten(0, (-1, rows)).transpose(1, 2)
-        assert self.layers is not None
-        ahead = self.layers.layers[layer].o[0] if FETCH_AHEAD and self.bucket.rows * len(at) <= FEW else None
-        return self._over_pages(layer, queries, at, scale, ahead).transpose(1, 2).flatten(2).flatten(0, 1)
+        return self._over_pages(layer, queries, at, scale).transpose(1, 2).flatten(2).flatten(0, 1)
 
-    def _over_pages(
-        self, layer: int, queries: Tensor, at: Tensor, scale: float | None, ahead: Tensor | None = None
-    ) -> Tensor:
-        """Attention [B, Hq, R, D] of queries at positions `at` [B, R]; a single row needs no `q_sparse_attention`.
-
-        `ahead`: a matrix that is read behind it.
-        """
+    def _over_pages(self, layer: int, queries: Tensor, at: Tensor, scale: float | None) -> Tensor:
+        """Attention [B, Hq, R, D] of queries at positions `at` [B, R]; a single row needs no `q_sparse_attention`."""
         name = "question_attention" if at.shape[1] == 1 and not self.bucket.shared else self.backend
         module = kernel(name)
         call = module.launch if self.pool.kernels else module.reference
         if self.layers is not None and self.pool.kernels and name != "q_sparse_attention":
-            call = partial(call, ahead=ahead, early=True)  # a kernel that writes the cache is between
+            call = partial(call, early=True)  # a kernel that writes the cache is between
         inv_freq = self.pool.inv_freq[layer] if self.bucket.shifted else None
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         out: Tensor = call(queries, keys, values, at, *self.pages, inv_freq, self.pool.pairing, scale)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from workbench.core.blocks import Block
-from workbench.engine import buckets, forward, static_batch
+from workbench.engine import buckets, forward
 from workbench.engine.backends import kernel
 from workbench.engine.cuda_graphs import Captured, Runner
 from workbench.engine.paged_pool import Pool
@@ -31,7 +31,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "layers compiled": {"layers": "compiled"},
     "products of torch": {"measured": False},
     "kernels one by one": {"overlap": False},
-    "nothing fetched ahead": {"ahead": False},
     "pages one by one": {"run": 1},
     "rows by 16": {"unit": 64},
     "rows as they are": {"unit": 2},
@@ -40,17 +39,16 @@ HOST = 30  # how often the host's part is timed
 
 
 @contextmanager
-def settings(pool: Pool, overlap: bool = True, unit: int = 0, run: int = 0, ahead: bool = True) -> Iterator[None]:
-    """Let a variant hold: kernels that overlap, rows padded to a multiple of `unit`, `run` pages rerotated alike, and
-    matrices that are fetched `ahead`."""
+def settings(pool: Pool, overlap: bool = True, unit: int = 0, run: int = 0) -> Iterator[None]:
+    """Let a variant hold: kernels that overlap, rows padded to a multiple of `unit`, `run` pages rerotated alike."""
     triton = kernel("_triton")
-    before = triton.OVERLAP, buckets.UNIT, pool.run, static_batch.FETCH_AHEAD
-    triton.OVERLAP, static_batch.FETCH_AHEAD = overlap, ahead
+    before = triton.OVERLAP, buckets.UNIT, pool.run
+    triton.OVERLAP = overlap
     buckets.UNIT, pool.run = unit or before[1], run or before[2]
     try:
         yield
     finally:
-        triton.OVERLAP, buckets.UNIT, pool.run, static_batch.FETCH_AHEAD = before
+        triton.OVERLAP, buckets.UNIT, pool.run = before
 
 
 def question(scene: Scene, context: int, count: int, candidate: Candidate, graphs: bool = True, **how: Any) -> Sample:
