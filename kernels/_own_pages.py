@@ -46,21 +46,20 @@ def _attend_and_merge(
         PAGE, BLOCK_N, D, DP, HALF, INTERLEAVED,
     )  # fmt: skip
     there = ((head * batch + request) * count + row) * splits  # the row's first part
-    col = tl.arange(0, DP)
-    top = m_i
-    for part in tl.static_range(SPLITS):  # unrolled: loads need not wait for each other
-        inside = valid & (tl.zeros_like(row) + part < splits)
-        top = tl.maximum(top, tl.load(lse + there + part, mask=inside, other=float("-inf")))
+    i, col = tl.arange(0, SPLITS), tl.arange(0, DP)
+    log = tl.load(
+        lse + there[:, None] + i[None, :], mask=valid[:, None] & (i < splits)[None, :], other=float("-inf")
+    )  # fmt: skip
+    top = tl.maximum(m_i, tl.max(log, 1))
     top = tl.where(top == float("-inf"), 0.0, top)
     own = tl.exp2(m_i - top)
-    acc, l_i = acc * own[:, None], l_i * own
-    for part in tl.static_range(SPLITS):
-        inside = valid & (tl.zeros_like(row) + part < splits)
-        share = tl.exp2(tl.load(lse + there + part, mask=inside, other=float("-inf")) - top)
-        at = parts + (there[:, None] + part) * D + col[None, :]
-        one = tl.load(at, mask=inside[:, None] & (col < D)[None, :], other=0.0)
+    weight = tl.exp2(log - top[:, None])
+    acc, l_i = acc * own[:, None], l_i * own + tl.sum(weight, 1)
+    for part in tl.static_range(SPLITS):  # unrolled: loads need not wait for each other
+        share = tl.sum(tl.where(i[None, :] == part, weight, 0.0), 1)
+        at = there + tl.minimum(part, splits - 1)  # a part that there is not has no weight
+        one = tl.load(parts + at[:, None] * D + col[None, :], mask=valid[:, None] & (col < D)[None, :], other=0.0)
         acc += tl.where(share[:, None] > 0, one * share[:, None], 0.0)
-        l_i += share
     some = valid & (l_i > 0)
     result = tl.where(some[:, None], acc / tl.where(some, l_i, 1.0)[:, None], 0.0)
     target = out + request * out_batch + head[:, None] * out_head + row[:, None] * out_token
