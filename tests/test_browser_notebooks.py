@@ -19,7 +19,7 @@ DRAWN = """() => JSON.stringify([...document.querySelectorAll('.js-plotly-plot')
   plot.layout.title, plot.layout.shapes, plot.layout.annotations]).concat([...document.querySelectorAll(
   '.jp-OutputArea-output .widget-html-content, .wb-bill, .wb-first, .wb-text')].map(node => node.textContent)))"""
 FILTERS = "() => [...document.querySelectorAll('.js-plotly-plot')].map(plot => getComputedStyle(plot).filter)"
-FILES = {"PNG", "SVG", "HTML"}  # the menu of what a figure is saved as
+FILES = {"png", "svg", "html"}  # the menu of what a figure is saved as
 
 
 def settled(reader, before, timeout_s=60):

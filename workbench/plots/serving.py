@@ -92,7 +92,7 @@ def timeline(runs: Sequence[ReplayedRun], *, first: int = 0, count: int = 16, ma
     return finish(
         fig,
         height=(26 + 15 * count) * len(runs),
-        above=46,
+        above=56,
         legend=28,
         title="Where the time of a request goes",
         notice=modes_said(runs),
