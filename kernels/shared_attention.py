@@ -18,8 +18,10 @@ from torch import Tensor
 
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
-from workbench.kernels import _own_pages, _pages_triton
 from workbench.kernels import _pages_hopper as on_hopper
+from workbench.kernels import _pages_triton
+from workbench.kernels._own_pages import fits as own_fits
+from workbench.kernels._own_pages import launch as launch_own
 from workbench.kernels._pages_triton import part_sum, part_weights
 from workbench.kernels._triton import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 from workbench.kernels.question_attention import RESIDENT, configure
@@ -107,8 +109,8 @@ def launch(
         )
     else:
         one, one_lse = _parts(together, keys, values, at, shared, inv_freq, pairing, scale)
-    if at_once and _own_pages.fits(q, len(keys), own):
-        return _own_pages.launch(q, keys, values, rows, own, inv_freq, pairing, scale, one, one_lse)
+    if at_once and own_fits(q, len(keys), own):
+        return launch_own(q, keys, values, rows, own, inv_freq, pairing, scale, one, one_lse)
     two, two_lse = _parts(q, keys, values, rows, own, inv_freq, pairing, scale)
     out = torch.empty_like(q)
     options, pdl = overlap(q.device)

@@ -235,7 +235,8 @@ def test_latency_takes_times_here_and_shows_whatever_reports_there_are(folder, t
     assert tables["ratios"].flops.is_monotonic_increasing
     stages = tables["stages"].set_index("way")
     assert stages.choose["full attention"] == stages.choose["cached blocks"] == 0 < stages["attend"].min()
-    kept = {"engines", "soak"} & set(results.names())  # of one GPU, shown beside whatever reports there are
+    of_one_gpu = {"engines", "soak", "scale", "attention_backends"}  # shown beside whatever reports there are
+    kept = of_one_gpu & set(results.names())
     assert len(list(html.figures(tmp_path / "11_latency" / "11_latency.ipynb"))) == 16 + len(kept)
 
 

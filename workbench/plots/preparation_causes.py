@@ -79,7 +79,7 @@ def interventions(models: Sequence[lift.Kept] | None = None) -> go.Figure | None
         columns,
         looks,
         spread=True,
-        title="What makes preparation lift",
+        title="What preparation gives, and why",
         notice=said(measured),
         caption="Exact match over blocks that saw the system prompt alone, nothing recomputed, 95% intervals; "
         f"{counts} questions. \u201cPreparation as it is\u201d: behind ten similar passages, by TF-IDF. "

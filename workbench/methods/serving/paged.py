@@ -50,7 +50,6 @@ class PagedEngine:
     seed: int = 0
     stop: str | Sequence[str] = ()
     overlaps: bool = field(default=False, init=False)
-    meanwhile: Callable[[], bool] = field(default=bool, init=False)
 
     def __post_init__(self) -> None:
         if self.method.sparse or self.method.chunk or getattr(self.method.select, "fresh", False):
@@ -61,7 +60,8 @@ class PagedEngine:
         if self.quantum < 1:
             raise BadInput(f"quantum is {self.quantum}: at least 1 is needed")
         self.model, self.pool = self.runner.model, self.runner.pool
-        self.overlaps, self.meanwhile = self.pool.device.type == "cuda", bool
+        self.overlaps = self.pool.device.type == "cuda"
+        self.meanwhile: Callable[[], bool] = bool
         self._loads = PageLoads(self.model, self.pages, self.method.prepare)
         self._eos, self._seen = (
             eos_ids(self.model, self.tokenizer) | special_ids(stops, self.tokenizer),
