@@ -219,4 +219,4 @@ def _kernels(q: Tensor, bias: Tensor | None) -> AbstractContextManager[None]:
     cuDNN plans each shape."""
     if bias is None or bias.ndim != 4 or not q.is_cuda:
         return nullcontext()
-    return sdpa_kernel([SDPBackend.MATH])  # type: ignore[no-any-return]
+    return sdpa_kernel([SDPBackend.MATH])

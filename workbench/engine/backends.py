@@ -174,7 +174,7 @@ def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAt
             problem.device, "dense", problem.heads, problem.width, problem.length, chosen.name
         )
         chosen = WHOLE.get(name, chosen)
-    return TORCH if chosen.refuses(problem) else chosen  # type: ignore[no-any-return]
+    return TORCH if chosen.refuses(problem) else chosen
 
 
 def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:

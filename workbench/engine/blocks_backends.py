@@ -27,7 +27,7 @@ OWN = "encode_blocks"
 
 def triton(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:
     """Attend by `encode_blocks`."""
-    return kernel(OWN).launch(q, keys, values, cu_seqlens, longest, scale)  # type: ignore[no-any-return]
+    return kernel(OWN).launch(q, keys, values, cu_seqlens, longest, scale)
 
 
 def batched(q: Tensor, keys: Tensor, values: Tensor, cu_seqlens: Tensor, longest: int, scale: float | None) -> Tensor:

@@ -61,7 +61,7 @@ def distill(
     for step in range(config.steps):
         loss = losses_of(model, gate, rng.choices(prompts, k=config.batch)).mean()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         rate.step()
         losses.append(float(loss.detach()))

@@ -98,7 +98,7 @@ def draw(stage: Stage, rng: Random, tokenizer: PreTrainedTokenizerBase, layout: 
     rows = max(8, stage.batch * 8 // max(8, count))
     pieces = [list(_pieces(stage, _world(stage, rng, count), count, layout)) for _ in range(rows)]
     texts = [text for row in pieces for text, _, _ in row]
-    encoded = iter(tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))  # type: ignore[attr-defined]
+    encoded = iter(tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))
     kinds: list[str] = []
     columns = []  # per row: (token, role, answer) of every token
     for row in pieces:
