@@ -43,13 +43,16 @@ def finished(tokenizer, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("lab-hard-small", 3e6, 4e6), ("lab-hard-large", 11.5e6, 12.5e6)])
-def test_the_two_sizes_have_the_parameters_they_should(name, least, most):
+@pytest.mark.parametrize(
+    ("name", "least", "most", "last"), [("lab-hard-small", 3e6, 4e6, 6_000), ("lab-hard-large", 11.5e6, 12.5e6, 5_000)]
+)
+def test_the_two_sizes_have_the_parameters_they_should(name, least, most, last):
     config = recipe(name, seed=2)
     with torch.device("meta"):
         model = LlamaForCausalLM(config.model_config(2170))
     assert least <= sum(p.numel() for p in model.parameters()) <= most
     assert (config.seed, config.corpus, config.context, config.head_dim) == (2, "lab-hard", 4096, 64)
+    assert config.last == last
 
 
 @pytest.mark.parametrize("stage", range(len(HARD_STAGES)))

@@ -5,7 +5,7 @@
 # result is a file; run it again to go on where it stopped, from the state of the training or with the files that lack.
 #
 # How long: lab-full (training.json) took 6.3 minutes of an H200 for 5,740 steps of 7.9 M parameters. Here a training has
-# about 10,000 steps of somewhat longer texts: expect 10 to 15 minutes for 3.5 M parameters and 15 to 25 for 12 M with a
+# 7,500 to 10,000 steps of somewhat longer texts: expect 10 to 15 minutes for 3.5 M parameters and 15 to 25 for 12 M with a
 # GPU each, about twice that with three on one GPU. Scoring takes a few minutes a model.
 #
 #     bash data/benchmarks/lab_hard.sh            leaves runs/SIZE-SEED/model and

@@ -76,7 +76,7 @@ _HARD = PretrainConfig(corpus="lab-hard", last=6_000)
 RECIPES = {
     "lab": PretrainConfig(),  # 7.9 M parameters
     "lab-hard-small": replace(_HARD, hidden=192, intermediate=512, layers=6, heads=6, kv_heads=3),  # 3.5 M
-    "lab-hard-large": replace(_HARD, hidden=320, intermediate=960, layers=8, lr=2.5e-3),  # 12 M
+    "lab-hard-large": replace(_HARD, hidden=320, intermediate=960, layers=8, lr=2.5e-3, last=5_000),  # 12 M
 }
 
 
