@@ -97,7 +97,7 @@ def test_tiles_are_bools(kept, size):
     with pytest.raises(BadInput, match="tiles are"):
         Tiles(kept, size)
     with pytest.raises(BadInput, match="size is 'a'"):
-        Tiles(torch.ones(4, 1, 1, dtype=torch.bool), "a")  # type: ignore[arg-type]
+        Tiles(torch.ones(4, 1, 1, dtype=torch.bool), "a")
 
 
 def some(*shape):

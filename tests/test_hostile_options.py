@@ -62,7 +62,7 @@ def test_choices_of_a_method_are_policies(name, value):
     with pytest.raises(BadInput, match=f"{name} is"):
         Reuse(**{name: value})
     with pytest.raises(BadInput, match="sees is 1: it must be a function or None"):
-        Full(sees=1)  # type: ignore[arg-type]
+        Full(sees=1)
 
 
 @pytest.mark.parametrize("name", sparse.names())

@@ -26,6 +26,7 @@ from workbench.models.loading import Loaded
 from workbench.store import HostTier, MemoryStore, TieredStore
 from workbench.store.quantized import Storage
 
+STORAGES: tuple[Storage, ...] = ("as cached", "int8")
 SCORES = ("em", "f1", "nll", "kl", "agree")
 
 
@@ -75,8 +76,8 @@ def main() -> None:
     for name, trial in {"Block-Attention's reuse": base, "after_system": replace(base, prepare="after_system")}.items():
         rows: dict[str, Records] = {}
         entry: dict[str, Any] = {}
-        for storage in ("as cached", "int8"):
-            store = Measured(storage)  # type: ignore[arg-type]
+        for storage in STORAGES:
+            store = Measured(storage)
             fill(store, trial, loaded)  # before: a block that is encoded by a request serves that request unrounded
             record, rows[storage] = trial.run_each(loaded=loaded, store=store)
             entry[storage] = scores(record) | store.facts()

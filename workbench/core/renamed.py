@@ -4,7 +4,8 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib import import_module
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar, cast
 
 Named = TypeVar("Named", bound=Callable[..., Any])
 
@@ -17,7 +18,7 @@ def arguments(**today: str) -> Callable[[Named], Named]:
         def call(*args: Any, **given: Any) -> Any:
             return function(*args, **{today.get(name, name): value for name, value in given.items()})
 
-        return call  # type: ignore[return-value]
+        return cast(Named, call)
 
     return decorate
 
@@ -26,9 +27,10 @@ def fields(**today: str) -> Callable[[type], type]:
     """Let a class take and show fields by their old names: `@fields(old="new")` above `@dataclass`."""
 
     def decorate(cls: type) -> type:
-        cls.__init__ = arguments(**today)(cls.__init__)  # type: ignore[misc]
+        renaming: Any = cls
+        renaming.__init__ = arguments(**today)(renaming.__init__)
         for old, new in today.items():
-            setattr(cls, old, property(lambda self, new=new: getattr(self, new)))  # type: ignore[misc]
+            setattr(cls, old, property(attrgetter(new)))
         return cls
 
     return decorate

@@ -120,7 +120,7 @@ def digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
     whole = hashlib.sha256()
     for name, x in weights:
         whole.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
-        whole.update(x.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        whole.update(x.contiguous().view(-1).view(torch.uint8).numpy().data)
     return whole.hexdigest()
 
 

@@ -118,6 +118,7 @@ class Drawn(Dataset):
         return self.draw(index)
 
 
+@dataclass(frozen=True)
 class TensorBatch:
     """A dataclass of tensors, and of such dataclasses, that go to a device together."""
 
@@ -132,7 +133,7 @@ class TensorBatch:
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Self:
         changed: dict[str, Any] = {name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)}
         changed |= {name: x._changed(change) for name, x in vars(self).items() if isinstance(x, TensorBatch)}
-        return replace(self, **changed)  # type: ignore[type-var]
+        return replace(self, **changed)
 
 
 class Tally:

@@ -47,7 +47,7 @@ def taking(options: Iterable[Parameter]) -> Callable[[Command], Command]:
         own = inspect.signature(command).parameters.values()
         first = [each for each in own if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
         last = [each for each in own if each.kind is each.KEYWORD_ONLY]
-        command.__signature__ = inspect.Signature([*first, *options, *last])  # type: ignore[attr-defined]
+        vars(command)["__signature__"] = inspect.Signature([*first, *options, *last])  # which typer reads
         return command
 
     return decorate

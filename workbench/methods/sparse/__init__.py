@@ -65,8 +65,8 @@ class Sparse(ABC):
 
     @property
     def size(self) -> int:
-        """Tokens of a tile of the choice."""
-        return self.block  # type: ignore[attr-defined]  # an option of most methods
+        """Tokens of a tile of the choice: the option `block`, but for methods that say otherwise."""
+        return int(vars(self)["block"])
 
     @property
     def rows_together(self) -> int:

@@ -81,7 +81,7 @@ HARD_STAGES = (
 STAGES_OF = {"lab": STAGES, "lab-hard": HARD_STAGES}  # by the corpus of a recipe
 
 
-@dataclass
+@dataclass(frozen=True)
 class Batch(TensorBatch):
     """Questions and answers over contexts, a row each; answers are counted over the whole batch."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
 
 from workbench.training.common import TensorBatch
 from workbench.training.tuning.attention import NAME, forward, masks_of
@@ -28,7 +29,7 @@ ROWS = 512  # rows of logits [rows, V] that are in fp32 at a time
 class Teacher:
     """The base model as it was: the tuned model with its adapter switched off, or a frozen copy of all weights."""
 
-    def __init__(self, bare: torch.nn.Module, adapted: Any = None):
+    def __init__(self, bare: PreTrainedModel, adapted: Any = None):
         """Take a PEFT model that adapts `bare`, or copy `bare`."""
         self.adapted = adapted
         self.model = bare if adapted is not None else copy.deepcopy(bare).eval().requires_grad_(False)
@@ -39,7 +40,7 @@ class Teacher:
 
     def attend(self) -> None:
         """Give the model the attention of training."""
-        self.model.set_attn_implementation(NAME)  # type: ignore[operator]
+        self.model.set_attn_implementation(NAME)
 
 
 @dataclass(frozen=True)
