@@ -52,6 +52,28 @@ def test_the_figure_shows_all_and_its_sentence_is_made_of_the_numbers(kept):
     assert notice(told).endswith("Of 3 answers 2 differ, 1 of them by more than a tie.")
 
 
+def test_tokens_alone_are_compared_portion_by_portion_and_go_on(kept, tmp_path):
+    folder = str(tiny.checkpoint(tmp_path / "model"))
+    loaded, trial = models.load(folder), Trial(folder, mode="block", max_new_tokens=4)
+    prompts = loaded.layout.prompts(load("lab", 3, passages=2), loaded.tokenizer)
+    first, second = engine_speed.compared(loaded, trial, prompts, (1, 2), portion=2)
+    assert [row["questions"] for row in first] == [2, 2] and [row["equal"] for row in second] == [3, 3]
+    assert [row["between"] for row in first] == [[["contiguous", 1], ["paged", n]] for n in (1, 2)]
+    (again,) = engine_speed.compared(loaded, trial, prompts, (1, 2), first, portion=2)
+    assert again == second
+    told = {**kept[0], "units": {"a": {"model": "tiny", "dtype": "float32", "method": "block", "tokens": second}}}
+    assert (
+        notice(told) == "Of 6 answers 0 differ." and engines_beside(told).data[0].cells.values[4].count("3 of 3") == 2
+    )
+
+
+def test_what_differs_is_counted_on():
+    one = {"questions": 2, "equal": 1, "tie": 1, "near": 0, "apart": 0, "listed": [{"steps": 1.0, "question": 1}]}
+    both = engine_speed._added(one, one)
+    assert [both[name] for name in ("questions", "equal", "tie")] == [4, 2, 2]
+    assert [row["question"] for row in both["listed"]] == [1, 3]
+
+
 def test_a_difference_is_told_by_the_gap_of_its_first_two_tokens():
     model, prompts = model_of(), [prompt_of(20, 5)]
     (right,) = generate(model, Letters(), prompts, max_new_tokens=6)

@@ -2,11 +2,13 @@
 
     python data/benchmarks/engines.py --device cuda --minutes 9
     python data/benchmarks/engines.py --device cuda --minutes 9   # again: goes on with what is missing
+    python data/benchmarks/engines.py --device cuda --tokens    tokens alone, no times: other work may use the GPU
     python data/benchmarks/engines.py --device cpu --lab 6 --real 0 --decoded 4 --count 8 --out /tmp/engines.json
 
 writes engines.json: for a model and a method, questions and tokens a second of each engine, one request at a time and
 16 at a time, over an empty store and a warm one; how many answers have the same tokens, and of what kind the others
-are; and tokens a second of decoding alone. `--lab` and `--real` are numbers of questions, 0 for none.
+are; and tokens a second of decoding alone. With `--tokens`, answers of pages beside those of the contiguous engine one
+at a time; begun again, it goes on where it stopped. `--lab` and `--real` are numbers of questions, 0 for none.
 """
 
 import argparse
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument("--decoded", type=int, default=32, help="prompts of the decoding alone")
     parser.add_argument("--count", type=int, default=64, help="tokens of each")
     parser.add_argument("--minutes", type=float, default=1e9, help="nothing is begun after")
+    parser.add_argument("--tokens", action="store_true", help="compare tokens alone; take no times")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     end = perf_counter() + 60 * given.minutes
@@ -57,6 +60,9 @@ def main() -> None:
     if given.out.is_file():
         before = results.read_json(given.out)
         units = before["units"] if {k: before.get(k) for k in about} == about else {}
+    if given.tokens:
+        _tokens(given, end, about, units)
+        return
     for name, model, method, dtype, count in _units(given):
         if name in units or perf_counter() > end:
             continue
@@ -70,8 +76,30 @@ def main() -> None:
             trial = Trial(model, device=given.device, dtype=dtype, **METHODS[method])
             unit = engine_speed.answered(loaded, trial, _prompts(loaded, count), SIZES, print)
         units[name] = {"model": model, "method": method or "block", "dtype": dtype, **unit}
-        results.write_json(given.out, {"command": "python data/benchmarks/engines.py", **about, "units": units})
+        _write(given.out, about, units)
         del loaded
+
+
+def _tokens(given: argparse.Namespace, end: float, about: dict[str, Any], units: dict[str, Any]) -> None:
+    """Compare tokens alone, model by model, and write after every portion until the minutes are over."""
+    for name, model, method, dtype, count in _units(given):
+        name, there = f"{name}, tokens", units.get(f"{name}, tokens", {"tokens": []})["tokens"]
+        if method is None or (there and there[0]["questions"] >= count) or perf_counter() > end:
+            continue
+        loaded = models.load(model, given.device, dtype)
+        trial = Trial(model, device=given.device, dtype=dtype, **METHODS[method])
+        for rows in engine_speed.compared(loaded, trial, _prompts(loaded, count), SIZES, there):
+            units[name] = {"model": model, "method": method, "dtype": dtype, "tokens": rows}
+            _write(given.out, about, units)
+            counts = [" ".join(f"{k} {v}" for k, v in row.items() if isinstance(v, int)) for row in rows]
+            print(f"{name}: {'; '.join(counts)}", flush=True)
+            if perf_counter() > end:
+                return
+        del loaded
+
+
+def _write(path: Path, about: dict[str, Any], units: dict[str, Any]) -> None:
+    results.write_json(path, {"command": "python data/benchmarks/engines.py", **about, "units": units})
 
 
 def _units(given: argparse.Namespace) -> list[tuple[str, str, str | None, str, int]]:

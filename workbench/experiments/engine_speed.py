@@ -2,6 +2,7 @@
 
     unit = answered(loaded, trial, samples, batches=(1, 16))
     unit = decoded(loaded, prompts, batches=(1, 16), count=64)
+    for rows in compared(loaded, trial, prompts, (1, 16)): ...      tokens alone, beside other work
 
 Where tokens differ, the place is asked once more: of the contiguous path. A gap of at
 most one step of the dtype between the logits of the two tokens is a tie; up to `NEAR` steps is what rounding in some
@@ -33,6 +34,7 @@ from workbench.store import MemoryStore
 ENGINES = ("contiguous", "paged")
 NEAR = 8  # steps of the dtype between logits that rounding in the layers before may make
 LISTED = 50  # differences that are listed
+PORTION = 50  # prompts between two entries of `compared`
 Tokens = list[tuple[int, ...]]
 Tell = Callable[[str], None]
 
@@ -74,6 +76,46 @@ def answered(
         for one, other in pairs
     ]
     return {"speed": speed, "tokens": tokens}
+
+
+def compared(
+    loaded: Loaded,
+    trial: Trial,
+    prompts: Sequence[Prompt],
+    sizes: Sequence[int],
+    done: Sequence[dict[str, Any]] = (),
+    portion: int = PORTION,
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield after every `portion` of prompts how the tokens of pages differ from those of one request at a time.
+
+    One entry of `differences` for each number of requests that pages answer at once; `done` are entries of earlier
+    prompts, which are not answered again. Nothing is timed, so other work may use the GPU meanwhile.
+    """
+    method = trial.method(system=bool(loaded.layout.system))
+    ways = [("contiguous", 1), *(("paged", size) for size in sizes)]
+    stores = {way: MemoryStore(1 << 62) for way in ways}
+    rows = list(done)
+    for begin in range(rows[0]["questions"] if rows else 0, len(prompts), portion):
+        asked = prompts[begin : begin + portion]
+        said: list[Tokens] = []
+        for engine, size in ways:
+            one = replace(trial, batch=size, engine=engine)
+            generations = one.answer(asked, loaded, stores[engine, size], None, method)
+            said.append([generation.tokens for generation in generations])
+        found = [differences(loaded, asked, method, said[0], other) for other in said[1:]]
+        between = [{"between": [list(ways[0]), list(way)]} for way in ways[1:]]
+        before = rows or [None] * len(found)
+        rows = [x | _added(old, new) for x, old, new in zip(between, before, found, strict=True)]
+        yield rows
+
+
+def _added(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
+    """Add entries of `differences`; questions are counted on."""
+    if before is None:
+        return more
+    counts = {name: before[name] + more[name] for name in ("questions", "equal", "tie", "near", "apart")}
+    listed = [row | {"question": before["questions"] + row["question"]} for row in more["listed"]]
+    return counts | {"listed": sorted([*before["listed"], *listed], key=lambda row: -row["steps"])[:LISTED]}
 
 
 def differences(

@@ -105,6 +105,9 @@ def _lines(unit: Row) -> Iterator[tuple[str, str, str, str, str, str]]:
         pair = pairs.get(size) if state == "warm" else None
         same = (f"{pair['equal']:,} of {pair['questions']:,}", f"{pair['tie']:,}") if pair else ("", "")
         yield f"{size}, {STATES[state]}: questions/s", f"{plain:,.1f}", f"{paged:,.1f}", f"{paged / plain:.1f}", *same
+    for size, pair in pairs.items() if not speed else ():
+        same = f"{pair['equal']:,} of {pair['questions']:,}", f"{pair['tie']:,}"
+        yield f"{size} over pages, beside one at a time: tokens", "", "", "", *same
     for size in dict.fromkeys(row["batch"] for row in unit.get("decoding", ())):
         for plain, paged in _decoding(unit, size):
             yield f"{size}, decoding: tokens/s", f"{plain:,.0f}", f"{paged:,.0f}", f"{paged / plain:.1f}", "", ""
