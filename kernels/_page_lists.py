@@ -70,7 +70,7 @@ def pages(choices: Sequence[Tiles], kv_heads: int, heads: int, capacity: int) ->
 
 def union_of(kept: Tensor, heads: int) -> Tensor:
     """[B, G, J] bool of choices [B, Hq, I, J]: what any query tile of any of `heads` neighbouring heads keeps."""
-    return kept.unflatten(1, (-1, heads)).any(3).any(2)
+    return kept.unflatten(1, (-1, heads)).any((2, 3))
 
 
 def page_table(union: Tensor, kv_heads: int, heads: int, capacity: int, size: int) -> Pages:

@@ -45,7 +45,7 @@ def configure(dtype: torch.dtype, block: int) -> Config:
     rows = max(16, triton.next_power_of_2(block))
     if dtype == torch.float32:
         return Config(rows, 32, 4, 1)
-    return Config(rows, 64, 8 if rows >= 128 else 4, 2)
+    return Config(rows, 128 if rows >= 128 else 64, 8 if rows >= 128 else 4, 2)
 
 
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule) -> Tensor:
@@ -94,18 +94,19 @@ def _score(
     score += ((request * heads + head) * tl.num_programs(0) + i) * blocks
     seen = ((tl.max(at_row, 0) + 1) // BLOCK).to(tl.int32)  # blocks that the last row sees in whole
     clear = (at_row + 1) // BLOCK  # and every row
+    x = tl.trans(x)  # rows are columns of the product: a warp then sums up rows without the others
     for first in tl.range(0, seen, BLOCK_N):
         j = first + tl.arange(0, BLOCK_N)
         k_at = means + j.to(tl.int64)[:, None] * DP + col[None, :]
         k = tl.load(high + k_at, mask=(j < seen)[:, None], other=0.0)
-        s = tl.dot(x, tl.trans(k), input_precision=PRECISION)
+        s = tl.dot(k, x, input_precision=PRECISION)
         if SPLIT:
             k = tl.load(low + k_at, mask=(j < seen)[:, None], other=0.0)
-            s = tl.dot(x, tl.trans(k), s, input_precision=PRECISION)
-        s = tl.where(j[None, :] < clear[:, None], s * scale, float("-inf"))
-        m_i = tl.max(s, 0)
+            s = tl.dot(k, x, s, input_precision=PRECISION)
+        s = tl.where(j[:, None] < clear[None, :], s * scale, float("-inf"))
+        m_i = tl.max(s, 1)
         m_i = tl.where(m_i == float("-inf"), 0.0, m_i)
-        l_i = tl.sum(tl.exp2(s - m_i[None, :]), 0)
+        l_i = tl.sum(tl.exp2(s - m_i[:, None]), 1)
         tl.store(score + j, (m_i + tl.log2(tl.maximum(l_i, 1.0))) * LN2, mask=j < seen)
 
 

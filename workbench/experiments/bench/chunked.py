@@ -3,11 +3,12 @@
 One pass over the longest prompt gives the times of the shorter ones on its way: what was taken until there. The model
 has random weights, so thresholds are set for a density, on the last chunk of a shorter prompt. Methods run on the
 engine as it is, one prompt at a time; QUOKA's tokens are gathered into a copy, all else is read in place. How much a
-method keeps is counted in a run of its own, which is not timed.
+method keeps is counted in a run of its own, which is not timed. SeerAttention's gate is drawn at random and keeps
+pooled keys from chunk to chunk; its rotations are left out, so its time is the least that such a gate takes.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -17,11 +18,14 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, Site
+from workbench.core.tile_grid import Grid
+from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
 from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.experiments.bench import timing
+from workbench.experiments.bench.chunk_choices import KeptGate
 from workbench.experiments.bench.density import Counted
 from workbench.experiments.bench.run import result
 from workbench.experiments.bench.timing import Roof, Time
@@ -40,6 +44,23 @@ RUNS = 3  # timed runs of each method; one of the whole prompt comes before them
 
 
 @dataclass(frozen=True)
+class DrawnGate(Sparse):
+    """SeerAttention by gates drawn at random, one for every layer (`chunk_choices.KeptGate`)."""
+
+    THRESHOLD = "mass"
+
+    block: int = 64
+    mass: float = 0.9
+    layers: dict[int, KeptGate] = field(default_factory=dict, repr=False, compare=False)
+
+    def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
+        rule = TileRule(self.block, self.block, self.mass)
+        gate = self.layers.setdefault(site.layer, KeptGate(rule))
+        gate.rule = rule
+        return Tiles(gate(queries[None], keys[None], grid.rows[None])[0], self.block)
+
+
+@dataclass(frozen=True)
 class Method:
     """A method of the comparison; `density` is what its threshold is set for, None: it has none to set."""
 
@@ -52,13 +73,15 @@ class Method:
 def methods(unit: int) -> list[Method]:
     """List the methods, ours first: the union over FlashPrefill."""
     size = max(16, unit // 8)
-    flash = FlashPrefill(block=size)
+    flash, gate = FlashPrefill(block=size), DrawnGate(block=max(16, unit // 16))
     return [
         Method("ours", Compact(flash), SHARE),
         Method("ours, dense"),
         Method("flash_prefill", flash, DENSITY),
         Method("xattention", Xattention(block=size), DENSITY),
         Method("quoka", Quoka(keep=SHARE, block=size), None, partial(over_copy, SHARE)),
+        Method("seer_attention", gate, DENSITY),
+        Method("ours over seer_attention", Compact(gate), SHARE),
     ]
 
 

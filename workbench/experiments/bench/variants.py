@@ -21,7 +21,7 @@ DESCRIBED = _configs(
     "128x64 4 3 d, 128x128 8 2"
 )
 PRODUCTS = _configs("128x128 8 4 d, 128x128 8 3, 128x128 4 3 d, 128x256 8 3 d, 256x128 8 3 d, 64x128 4 4 d")
-MEANS = _configs("128x128 8 2, 128x64 8 3, 128x64 4 2")
+MEANS = _configs("128x128 8 3, 128x64 4 2, 128x64 4 3, 128x128 4 2")
 SPLITS: list[Variant] = [{"splits": count} for count in (4, 8, 16, 32)]
 BOTH: list[Variant] = [{"config": Config(128, 64, 8, 2), "splits": 16}, {"config": Config(64, 64, 4, 3), "splits": 8}]
 
