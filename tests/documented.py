@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 BLOCK = re.compile(
-    r"(?:^ *<!-- (?P<note>.+?) -->\n)?^(?P<indent> *)```(?P<kind>\w*)\n(?P<body>.*?)^ *```$", re.S | re.M
+    r"(?:^ *<!-- (?P<note>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<kind>\w*)\n(?P<body>.*?)^ *```$", re.S | re.M
 )
 KINDS = {"sh", "python"}
 

@@ -1,6 +1,6 @@
 """Writes notes.md, the notes on kernels: every number in it comes out of a committed report of this folder.
 
-    python data/benchmarks/notes.py         writes data/benchmarks/notes.md
+    python data/benchmarks/notes.py         writes data/benchmarks/notes.md, and the tables of the README
 
 Bars and goals are set in BARS; predictions are the lines of predictions.md whose commit precedes the report's.
 """
@@ -9,7 +9,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import headline
 import pandas as pd
+from headline import markdown
 
 from workbench.core.files import write_text
 from workbench.experiments import bench_reports
@@ -52,12 +54,6 @@ BARS = (
     Bar("encode", "32K encoded as 64 blocks", FULL_PREFILL, 1.8, 2.0),
     Bar("decode", "a token of each of 8 over 32K", "transformers", 3, 6),
 )
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
-    return "\n".join(lines)
 
 
 def measured(rows: pd.DataFrame, bar: Bar) -> str:
@@ -167,3 +163,4 @@ def notes() -> str:
 
 if __name__ == "__main__":
     write_text(NOTES, notes())
+    headline.write()

@@ -1,0 +1,136 @@
+"""The measured tables of the README: every number comes out of a committed report or table of this folder.
+
+    python data/benchmarks/headline.py         writes them into README.md, between BEGIN and END
+
+`notes.py` runs it, too.
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from workbench.core.files import write_text
+from workbench.experiments import bench_reports
+from workbench.experiments.results import FOLDER
+from workbench.plots.real_results import RATIO, Real
+
+README = FOLDER.parents[1] / "README.md"
+BEGIN, END = "<!-- measured: python data/benchmarks/headline.py -->\n", "<!-- end of what was measured -->"
+OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A workload of a report, and the baseline beside it; all candidates whose name begins with `against`."""
+
+    says: str
+    report: str
+    work: str
+    against: str
+
+
+FULL, PREFIX = "transformers, full prefill", "transformers, ready prefix cache"
+REUSED, HELD = (
+    "first token of a 50-token question over 32K tokens of cached blocks",
+    "50-token question over 32K cached",
+)
+LINES = (
+    Line(REUSED, "question", HELD, FULL),
+    Line(REUSED, "question", HELD, PREFIX),
+    Line("the same over 27K, 15% of it chosen and recomputed", "recompute", "15% of 27K computed again", FULL),
+    Line(
+        "prefill of 128K over the 15% of key tiles that BFLA keeps",
+        "prefill",
+        "128K at once, BFLA at 15%",
+        "transformers",
+    ),
+    Line(
+        "a token for each of 8 requests over one shared 32K", "decode", "a token of each of 8 over 32K", "transformers"
+    ),
+    Line("attention of 15% of 32K rows, scattered", "q_sparse_attention", "15% of 32K rows + 50", "flex"),
+    Line("attention of 15% of 32K rows, scattered", "q_sparse_attention", "15% of 32K rows + 50", "flashinfer"),
+    Line("dense attention, 32K", "tile_attention", "dense, 32K", "flashinfer"),
+)
+METHODS = {  # name in the table: preparation and selector of a method; prompts of `Real`
+    "blocks cached independently": ("independent", "none"),
+    "Full Reuse": ("after_system", "none"),
+    "CacheBlend": ("after_system", "kv_deviation"),
+    "FusionRAG, 10 neighbours": ("with_neighbours(n=10, search=exact)", "query_guided"),
+    "ours, answer-guided, 10 neighbours": ("with_neighbours(n=10, search=exact)", "answer_guided"),
+}
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def milliseconds(time: float) -> str:
+    """Return a time in milliseconds with three digits, or all whole ones."""
+    return f"{time:,.0f} ms" if time >= 100 else f"{time:.3g} ms"
+
+
+def speed(rows: pd.DataFrame) -> str:
+    """Tabulate LINES: medians in milliseconds, and how many times as fast ours is as the fastest such baseline."""
+    cells = []
+    for line in LINES:
+        timed = rows[(rows.report == line.report) & (rows.work == line.work) & rows.ms.notna()]
+        ours, others = timed[timed.who == OURS], timed[timed.who.str.startswith(line.against)]
+        if ours.empty or others.empty:
+            continue
+        mine, best = float(ours.ms.iloc[0]), others.loc[others.ms.idxmin()]
+        report = f"[`{line.report}`](data/benchmarks/{line.report}.json)"
+        cells.append(
+            [
+                line.says,
+                milliseconds(mine),
+                f"{best.who}: {milliseconds(best.ms)}",
+                f"**{best.ms / mine:.3g}×**",
+                report,
+            ]
+        )
+    return markdown(["work", "here", "beside it", "ratio", "report"], cells)
+
+
+def quality(real: Real) -> str:
+    """Tabulate METHODS: how far predictions are from those of full attention, and the rows computed for it."""
+    cells = []
+    for name, (prepare, select) in METHODS.items():
+        if (trial := real.trial(prepare, select)) is None:
+            continue
+        kl, row = real.score(trial), real.rows().set_index("trial").loc[trial]
+        share = "" if select == "none" else f", {RATIO:.0%} recomputed"
+        interval = f"{kl['mean']:.3f} ({kl['low']:.3f} to {kl['high']:.3f})"
+        cells.append([name + share, interval, f"{row.agree:.0%}", f"{row.rows:,.0f}"])
+    full = real.rows().query("mode == 'full'").iloc[0]
+    cells.append(["full attention", "0", "100%", f"{full.rows:,.0f}"])
+    return markdown(["method", "KL from full attention, nats a token (95%)", "same top token", "rows computed"], cells)
+
+
+def measured() -> str:
+    """Return both tables, each with how it was measured."""
+    reports, real = bench_reports.of_first_gpu(bench_reports.reports()), Real.read()
+    return (
+        f"**Time**, on one {reports.gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, all of one "
+        "process. `workbench bench question` measures the first report, and so on; "
+        "[notes.md](data/benchmarks/notes.md) holds every workload and what was tried.\n\n"
+        f"{speed(reports.rows)}\n\n"
+        f"**Quality.** {real.about()}. [data/benchmarks/real.py](data/benchmarks/real.py) measures it, notebook 12 "
+        f"shows it.\n\n{quality(real)}\n"
+    )
+
+
+def renewed(text: str) -> str:
+    """Return the README's text with both tables as they are measured today."""
+    head, rest = text.split(BEGIN)
+    _, tail = rest.split(END)
+    return f"{head}{BEGIN}\n{measured()}\n{END}{tail}"
+
+
+def write() -> None:
+    """Write both tables into the README."""
+    write_text(README, renewed(README.read_text()))
+
+
+if __name__ == "__main__":
+    write()
