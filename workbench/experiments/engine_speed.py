@@ -104,7 +104,7 @@ def compared(
             said.append([generation.tokens for generation in generations])
         found = [differences(loaded, asked, method, said[0], other) for other in said[1:]]
         between = [{"between": [list(ways[0]), list(way)]} for way in ways[1:]]
-        before: Sequence[dict[str, Any] | None] = rows or [None] * len(found)
+        before: list[dict[str, Any] | None] = [*rows] or [None for _ in found]
         rows = [x | _added(old, new) for x, old, new in zip(between, before, found, strict=True)]
         yield rows
 
