@@ -3,11 +3,12 @@
     python data/benchmarks/scale.py                 all axes, or --axes context batch
     python data/benchmarks/scale.py --tiny          a tiny shape, for a try on a CPU
 
-leaves scale.json; points of axes that are not measured again stay.
+leaves scale.json; points of axes that are not measured again stay, and none begins after `--seconds`.
 """
 
 import argparse
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from workbench.experiments import results, scale
@@ -24,12 +25,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--axes", nargs="*", default=[axis.name for axis in scale.AXES])
     parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, default=HERE)
     given = parser.parse_args()
+    end = perf_counter() + given.seconds
     model = whole_model.build(whole_model.LLAMA | TINY if given.tiny else whole_model.LLAMA)
     scene = whole_model.Scene(model, [], unit=64 if given.tiny else 1024)
-    about: dict[str, Any] = {"shape": "tiny" if given.tiny else "Llama-3.1-8B", "device": device_name(model.device)}
+    about: dict[str, Any] = {"command": "python data/benchmarks/scale.py"}
+    about |= {"shape": "tiny" if given.tiny else "Llama-3.1-8B", "device": device_name(model.device)}
     about |= {"versions": versions(), "token_bytes": scene.bytes(1) - scene.bytes(0), "weight_bytes": scene.bytes(0)}
     about |= {"copy_bytes_per_s": timing.roof(model.device).copy if whole_model.GPU else None}
     path = given.out / "scale.json"
@@ -40,6 +44,8 @@ def main() -> None:
         rows.append(row)
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
         results.write_json(path, {**about, "rows": rows})
+        if perf_counter() > end:
+            break
 
 
 if __name__ == "__main__":
