@@ -40,7 +40,7 @@ from workbench.methods.sparse.xattention import Xattention
 LENGTHS = (16, 32, 64, 128)  # units
 DENSITY, SHARE = 0.15, 0.25  # of the causal tiles; of those that a union keeps, and of the tokens that QUOKA keeps
 DEEP, FIT, HALVINGS = 4, 32, 8  # layers, units of the prompt and steps by which a threshold is set
-RUNS = 3  # timed runs of each method; one of the whole prompt comes before them, as kernels are built for its lengths
+RUNS = 2  # timed runs of each method; one of the whole prompt comes before them, as kernels are built for its lengths
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ def methods(unit: int) -> list[Method]:
     return [
         Method("ours", Compact(flash), SHARE),
         Method("ours, dense"),
-        Method("flash_prefill", flash, DENSITY),
         Method("xattention", Xattention(block=size), DENSITY),
         Method("quoka", Quoka(keep=SHARE, block=size), None, partial(over_copy, SHARE)),
         Method("seer_attention", gate, DENSITY),
         Method("ours over seer_attention", Compact(gate), SHARE),
+        Method("flash_prefill", flash, DENSITY),
     ]
 
 
