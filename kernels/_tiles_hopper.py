@@ -12,6 +12,7 @@ two by two from merged lists (`_tiles_pairs`): each consumer has its tile, and h
 from torch import Tensor
 
 import workbench.kernels._hopper as pipe
+import workbench.kernels._tiles_hopper_lists as walk
 from workbench.kernels._common import LOG2E, together
 from workbench.kernels._tiles_pairs import launch as merge_pairs
 from workbench.kernels._triton import (
@@ -40,30 +41,6 @@ def fits(q: Tensor, keys: Tensor, values: Tensor, size: int | None, queries: int
 
 
 @gluon_jit
-def _start(entry, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr):
-    """Position of the first key of an entry of the list; OUTSIDE behind its end."""
-    entries, list_at, tile_base = tile_list
-    if LISTED:
-        inside = entry < entries
-        tile = gl.load(list_at + entry, mask=inside, other=0)
-        if PAIRED:
-            tile = tile >> 2
-        return gl.where(inside, (tile - tile_base) * SIZE, pipe.OUTSIDE)
-    else:
-        return gl.where(entry < entries, entry * SIZE, pipe.OUTSIDE)
-
-
-@gluon_jit
-def _starts(step, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr):
-    """Positions of the first keys of the entries of a step, or of the one of which it is a part."""
-    PER: gl.constexpr = N // SIZE if N > SIZE else 1
-    starts = (_start(step // (SIZE // N) if SIZE > N else step * PER, tile_list, LISTED, PAIRED, SIZE),)
-    for i in gl.static_range(1, PER):
-        starts += (_start(step * PER + i, tile_list, LISTED, PAIRED, SIZE),)  # type: ignore[assignment]
-    return starts
-
-
-@gluon_jit
 def _produce(
     keys, values, rings, place, steps, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr
 ):
@@ -72,63 +49,17 @@ def _produce(
     N: gl.constexpr = k_ring[0].type.shape[-2]
     SUB: gl.constexpr = SIZE // N if SIZE > N else 1  # steps of an entry
     AHEAD: gl.constexpr = N <= 2 * SIZE  # entries are read a step ahead: they take as long to come as a tile
-    coming = _starts(steps - 1, tile_list, LISTED, PAIRED, SIZE, N)
+    coming = walk.starts_of(steps - 1, tile_list, LISTED, PAIRED, SIZE, N)
     for j in range(steps):
         slot = pipe.free_slot(k_ring, j)
         step = steps - 1 - j
         starts = coming
         if AHEAD:
-            coming = _starts(gl.maximum(step - 1, 0), tile_list, LISTED, PAIRED, SIZE, N)
+            coming = walk.starts_of(gl.maximum(step - 1, 0), tile_list, LISTED, PAIRED, SIZE, N)
         else:
-            starts = _starts(step, tile_list, LISTED, PAIRED, SIZE, N)
+            starts = walk.starts_of(step, tile_list, LISTED, PAIRED, SIZE, N)
         pipe.fill(keys, k_ring, slot, place, starts, step % SUB * N)
         pipe.fill(values, v_ring, slot, place, starts, step % SUB * N)
-
-
-@gluon_jit
-def _positions(step, col, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr):
-    """(positions of the keys `col` of a step, their entries)."""
-    if SIZE >= N:
-        entry = step // (SIZE // N)
-        at = _start(entry, tile_list, LISTED, PAIRED, SIZE) + step % (SIZE // N) * N + col
-    else:
-        entry = step * (N // SIZE) + col // SIZE
-        at = _start(entry, tile_list, LISTED, PAIRED, SIZE) + col % SIZE
-    return at, entry
-
-
-@gluon_jit
-def _mask(s, step, consumer, at_row, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr):
-    """Logits without the keys behind each row, and without entries that this consumer does not keep."""
-    N: gl.constexpr = s.type.shape[1]
-    col = gl.arange(0, N, layout=gl.SliceLayout(0, s.type.layout))
-    at, entry = _positions(step, col, tile_list, LISTED, PAIRED, SIZE, N)
-    if PAIRED:
-        kept = gl.load(tile_list[1] + entry, mask=entry < tile_list[0], other=3) >> consumer & 1
-        at += (1 - kept) * pipe.OUTSIDE
-    return gl.where(at[None, :] <= at_row[:, None], s, float("-inf"))
-
-
-@gluon_jit
-def _kept(step, consumer, tile_list, SIZE: gl.constexpr, N: gl.constexpr):
-    """Which entries of a step this consumer keeps, a bit each; all of them behind the end, where no row looks."""
-    PER: gl.constexpr = N // SIZE if N > SIZE else 1
-    kept = 0
-    for i in gl.static_range(PER):
-        entry = step * PER + i if N > SIZE else step // (SIZE // N)
-        raw = gl.load(tile_list[1] + entry, mask=(entry >= 0) & (entry < tile_list[0]), other=3)
-        kept += (raw >> consumer & 1) << i
-    return kept
-
-
-@gluon_jit
-def _hide(s, kept, SIZE: gl.constexpr, N: gl.constexpr):
-    """Logits without the entries that are not in the bits `kept`."""
-    PER: gl.constexpr = N // SIZE if N > SIZE else 1
-    if kept != (1 << PER) - 1:
-        entry = gl.arange(0, N, layout=gl.SliceLayout(0, s.type.layout)) // (N // PER)
-        s = gl.where((kept >> entry & 1)[None, :] == 1, s, float("-inf"))
-    return s
 
 
 @gluon_jit
@@ -142,7 +73,7 @@ def _steps(
     HIDE: gl.constexpr = PAIRED and not MASKED
     coming = 0
     if HIDE:  # read a step ahead
-        coming = _kept(steps - 1 - begin, consumer, tile_list, SIZE, N)
+        coming = walk.kept_by(steps - 1 - begin, consumer, tile_list, SIZE, N)
     for j in range(begin, end):
         # both slots first: in another order, head width 64 took 8% longer on an H100
         now, last = pipe.slot_of(k_ring, j), pipe.slot_of(v_ring, j - 1)
@@ -154,12 +85,12 @@ def _steps(
         acc = warpgroup_mma(p, pipe.tile_of(v_ring, last), acc, is_async=True)
         kept = coming
         if HIDE:
-            coming = _kept(steps - 2 - j, consumer, tile_list, SIZE, N)
+            coming = walk.kept_by(steps - 2 - j, consumer, tile_list, SIZE, N)
         s = pipe.end_logits(s, k_ring, now)
         if MASKED:
-            s = _mask(s, steps - 1 - j, consumer, at_row, tile_list, LISTED, PAIRED, SIZE)
+            s = walk.masked_logits(s, steps - 1 - j, consumer, at_row, tile_list, LISTED, PAIRED, SIZE)
         if HIDE:
-            s = _hide(s, kept, SIZE, N)
+            s = walk.hide_entries(s, kept, SIZE, N)
         acc, weights, alpha, m_i, l_i = pipe.end_step(acc, s, m_i, l_i, scale, v_ring, last, MASKED or PAIRED)
     return acc, weights, alpha, m_i, l_i
 
@@ -186,7 +117,7 @@ def _consume(
     m = first + consumer * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LOGITS))
     at_row = gl.load(rows + m, mask=m < count, other=-1).to(gl.int32)
     s = pipe.first_logits(q_tile, k_ring)
-    s = _mask(s, steps - 1, consumer, at_row, tile_list, LISTED, PAIRED, SIZE)
+    s = walk.masked_logits(s, steps - 1, consumer, at_row, tile_list, LISTED, PAIRED, SIZE)
     acc = gl.zeros([64, D], gl.float32, RESULT)
     weights, alpha, m_i, l_i = pipe.first_softmax(s, scale)
     # memory behind the last row may hold NaN, and 0 · NaN is not 0: each consumer clears half of the values
@@ -194,7 +125,7 @@ def _consume(
     v = pipe.tile_of(v_ring, (0, 0)).slice(consumer * (N // 2), N // 2, dim=0)
     wide = v.load(FLAT)
     spot = consumer * (N // 2) + gl.arange(0, N // 2, layout=gl.SliceLayout(1, FLAT))
-    key, _ = _positions(steps - 1, spot, tile_list, LISTED, PAIRED, SIZE, N)
+    key, _ = walk.positions_of(steps - 1, spot, tile_list, LISTED, PAIRED, SIZE, N)
     v.store(gl.where((key <= highest)[:, None], wide, 0.0))
     fence_async_shared()
     mbarrier.arrive(clean, count=1)
@@ -285,7 +216,7 @@ def launch(
     strided: bool = False,
     buffers: int = pipe.STAGES,
 ) -> Tensor:
-    """`_tiles_triton.reference` on a Hopper GPU, for arguments that `fits` approves."""
+    """Compute `_tiles_reference.reference` on a Hopper GPU, for arguments that `fits` approves."""
     batch, q_heads, count, width = q.shape
     heads, length = keys.shape[1:3]
     q = q if q.stride(3) == 1 else q.contiguous()

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.errors import BadInput
 from workbench.core.tiles import Tiles
-from workbench.kernels import _tiles_pairs, _tiles_triton, page_list_attention, tile_attention
+from workbench.kernels import _tiles_pairs, _tiles_reference, page_list_attention, tile_attention
 from workbench.kernels._common import Config
 from workbench.kernels._page_lists import Pages, pages
 
@@ -19,9 +19,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def example(seed=0, batch=1, heads=(4, 2), count=50, length=80, width=64, size=32, queries=32, share=0.4):
-    q, keys, values = _tiles_triton.pool(seed, batch, heads, count, length, width, DEVICE, torch.float32)
+    q, keys, values = _tiles_reference.pool(seed, batch, heads, count, length, width, DEVICE, torch.float32)
     rows = torch.arange(length - count, length).expand(batch, count)
-    kept = _tiles_triton.random_choice(seed, batch, heads[0], -(-count // queries), length, size, share, rows, queries)
+    kept = _tiles_reference.random_choice(
+        seed, batch, heads[0], -(-count // queries), length, size, share, rows, queries
+    )
     return (q, keys, values, rows.to(DEVICE)), kept.to(DEVICE), size, queries
 
 
@@ -112,10 +114,10 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once():
 
 
 def test_pages_of_a_batch_equal_tiles_request_by_request():
-    q, keys, values = _tiles_triton.pool(5, 2, (4, 2), 32, 96, 64, DEVICE, torch.float32)
+    q, keys, values = _tiles_reference.pool(5, 2, (4, 2), 32, 96, 64, DEVICE, torch.float32)
     keys, values = keys.contiguous(), values.contiguous()
     rows = torch.arange(64, 96, device=DEVICE).expand(2, 32)
-    kept = _tiles_triton.random_choice(5, 2, 4, 1, 96, 32, 0.3, rows, 32).to(DEVICE)
+    kept = _tiles_reference.random_choice(5, 2, 4, 1, 96, 32, 0.3, rows, 32).to(DEVICE)
     choices = [Tiles(one, 32) for one in kept]
     got = page_list_attention.launch(q, keys, values, rows, pages(choices, 2, 2, 3))
     union = torch.stack([choice.union(2).kept for choice in choices])
@@ -131,7 +133,7 @@ def test_what_the_kernel_does_not_take_is_refused(change):
 
 
 def test_a_cache_that_is_not_made_of_whole_pages_is_refused():
-    q, keys, values = _tiles_triton.pool(5, 1, (2, 2), 4, 50, 64, DEVICE, torch.float32)
+    q, keys, values = _tiles_reference.pool(5, 1, (2, 2), 4, 50, 64, DEVICE, torch.float32)
     one = Pages(torch.zeros(3, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), 32, 1)
     with pytest.raises(BadInput, match="50 tokens"):
         page_list_attention.launch(q, keys, values, torch.arange(46, 50)[None], one)
