@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.random_models import Letters, block_of, model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.engine import encoding, paged_pool
+from workbench.engine import encoding, page_storage, paged_pool
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.encoding import encode_many
 from workbench.engine.page_owners import NoPages
@@ -228,10 +228,10 @@ def test_what_runs_out_of_memory_leaves_the_pool_and_other_requests_whole(monkey
         raise torch.OutOfMemoryError("nothing is left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(paged_pool, "packed_pass", full)
+        patch.setattr(page_storage, "packed_pass", full)
         with pytest.raises(torch.OutOfMemoryError):
             pool.encode(MODEL, BLOCKS)
-        patch.setattr(pool, "_put", full)
+        patch.setattr(pool, "copy_in", full)
         with pytest.raises(torch.OutOfMemoryError):
             pool.put(KVS[BLOCKS[0]])
         patch.setattr(paged_pool, "table_of", full)

@@ -11,7 +11,8 @@ from weakref import ref
 
 from workbench.core.kv import KV
 from workbench.engine.page_owners import NoPages
-from workbench.engine.paged_pool import Cached, Pool
+from workbench.engine.paged_pool import Pool
+from workbench.engine.paged_prompt import Cached
 
 
 class BlockPages:

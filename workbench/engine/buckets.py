@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workbench.engine.page_tables import common_pages
-from workbench.engine.paged_pool import PagedPrompt
+from workbench.engine.paged_prompt import PagedPrompt
 
 LARGE = 1024  # rows of a request, above which a batch is neither padded nor captured
 SHARED = 8  # pages at the front that several requests must have in common to be read together

@@ -22,7 +22,8 @@ from workbench.core.errors import BadInput
 from workbench.engine.buckets import Bucket, common
 from workbench.engine.compile import fused
 from workbench.engine.fused_layers import FusedLayers, layers_of
-from workbench.engine.paged_pool import PagedPrompt, Pool
+from workbench.engine.paged_pool import Pool
+from workbench.engine.paged_prompt import PagedPrompt
 from workbench.engine.products import TORCH, Products, kept
 from workbench.engine.static_batch import DecodeBatch, StaticBatch
 from workbench.models.spec import prepare_model

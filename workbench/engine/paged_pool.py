@@ -7,8 +7,6 @@ all that is computed for it: recomputed tokens of blocks, the question, the answ
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
 from weakref import ref
 
 import numpy as np
@@ -20,112 +18,19 @@ from workbench.core import renamed
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.core.page_table import Paged
 from workbench.engine.assembly import Positions, check_positions
-from workbench.engine.backends import AttentionProblem, named, rerotate
-from workbench.engine.encoding import index_copy, packed_pass, packs
 from workbench.engine.page_owners import NoPages, PageOwners, Taken
-from workbench.engine.page_tables import Ints, PageTable, table_of
+from workbench.engine.page_storage import PageStorage
+from workbench.engine.page_tables import Ints, table_of
+from workbench.engine.paged_prompt import Cached, PagedPrompt
 from workbench.models.spec import attach
 
-STEP = 128  # tokens that a step of the kernels for Hopper takes, where they are rerotated alike
-LEAST = 16  # tokens of a page that kernels on a GPU read: tensor cores multiply no fewer
 
-
-@dataclass(frozen=True, eq=False)
-class Cached:
-    """A block in a pool: its `pages` in order, its tokens, and the position that its keys are rotated for.
-
-    `generations` [P] are those of its pages when they were taken; None where that is not known.
-    """
-
-    pages: Tensor  # [P] int64, on the CPU
-    length: int
-    start: int = 0
-    pool: "Pool | None" = field(default=None, repr=False)
-    generations: Ints | None = field(default=None, repr=False)
-
-    def __len__(self) -> int:
-        return self.length
-
-    @cached_property
-    def numbers(self) -> Ints:
-        """[P] int32 `pages`, as page tables are joined from them."""
-        return self.pages.numpy().astype(np.int32)
-
-
-@dataclass(eq=False)
-class PagedPrompt:
-    """The page table of one prompt, on the CPU.
-
-    length   tokens of its context
-    table    its pages in the order of their first position
-    own      [R + reserve] slots in the pool of what is computed for it, at `places`: recomputed tokens of the context,
-             then the question and the answer
-    written  how many of `own` are computed
-    owned    pages of `own`; `context` the blocks it reads, both of `pool`
-    """
-
-    length: int
-    table: PageTable
-    own: Ints
-    places: Ints
-    owned: Taken
-    pool: "Pool" = field(repr=False)
-    context: Sequence[Cached] = ()
-    written: int = 0
-    closed: bool = False
-
-    @property
-    def pages(self) -> Paged:
-        """Its table as kernels take it: `Paged` of one request, [1, P]."""
-        return self.table.paged()
-
-    @cached_property
-    def held(self) -> tuple[Ints, Ints]:
-        """[N] all pages that it reads or writes, and their generations when it was made."""
-        known = [block for block in self.context if block.generations is not None]
-        pages = [np.array(self.owned, np.int32), *[block.numbers for block in known]]
-        generations = [self.owned.generations, *[x for block in known if (x := block.generations) is not None]]
-        return np.concatenate(pages), np.concatenate(generations)
-
-    @property
-    def reserve(self) -> int:
-        """Slots that are not written yet."""
-        return len(self.own) - self.written
-
-
-class Pool:
-    """`keys[layer]` and `values[layer]` [H, pages · size, D] on the model's device; page 0 is scratch.
-
-    kernels  Triton's kernels carry out the attention; None: on a GPU, over pages of `LEAST` tokens or more. Without
-             them it is their torch reference.
-    """
+class Pool(PageStorage):
+    """Pages of keys and values, and who holds which of them. Its parameters are those of `PageStorage`."""
 
     def __init__(self, model: PreTrainedModel, pages: int, size: int = 64, kernels: bool | None = None):
-        spec = self.spec = attach(model)
-        gpu = spec.device.type == "cuda"
-        self.kernels = gpu and size >= LEAST if kernels is None else kernels
-        if self.kernels and gpu and size < LEAST:
-            raise BadInput(f"a pool of pages of {size} tokens: kernels on a GPU need {LEAST} at least")
-        if pages < 2 or size < 1 or size & (size - 1):
-            raise BadInput(f"a pool of {pages} pages of {size} tokens: at least 2 pages, of a power of two tokens")
-        if spec.window:
-            raise BadInput(f"a pool takes no model with a sliding window ({spec.window} tokens): assemble its blocks")
-        for heads, width in set(spec.shapes) if self.kernels else ():
-            reason = named("question_attention").refuses(
-                AttentionProblem(1, pages * size, (heads, heads), width, spec.dtype, spec.device)
-            )
-            if reason:
-                raise BadInput(f"question_attention cannot read this pool: {reason}")
-        self.pages, self.size, self.pairing = pages, size, spec.pairing
-        hopper = gpu and torch.cuda.get_device_capability(spec.device)[0] == 9
-        self.run = max(1, STEP // size) if self.kernels and hopper else 1  # pages that are best rerotated alike
-        self.inv_freq = [table.to(spec.device, torch.float32).contiguous() for table in spec.inv_freq]
-        self.keys, self.values = (
-            [torch.zeros(h, pages * size, d, dtype=spec.dtype, device=spec.device) for h, d in spec.shapes]
-            for _ in range(2)
-        )  # zeros: what a masked slot holds must be a number
+        super().__init__(model, pages, size, kernels)
         self.owners = PageOwners(pages)
         self._model = ref(model)
 
@@ -133,10 +38,6 @@ class Pool:
     def free(self) -> int:
         """Pages that are not taken."""
         return self.owners.free
-
-    @property
-    def device(self) -> torch.device:
-        return self.keys[0].device
 
     def take(self, tokens: int, wait: float = 0.0) -> Taken:
         """Take pages for so many tokens, and wait so many seconds for them. Raises NoPages where they do not come."""
@@ -213,26 +114,13 @@ class Pool:
             self.spec.check_tokens(torch.tensor(block.tokens))
         lengths = [len(block) for block in blocks]
         if cached is not None:
-            return self._encode(model, blocks, list(cached))
+            self.fill(model, blocks, cached)
+            return list(cached)
         self._check_room(lengths)
         taken = [self.cached(n) for n in lengths]
         with self._or_back(taken):
-            return self._encode(model, blocks, taken)
-
-    def _encode(self, model: PreTrainedModel, blocks: Sequence[Block], cached: list[Cached]) -> list[Cached]:
-        passes = []
-        for group in packs([len(block) for block in blocks]):
-            slots = torch.cat([self.slots(cached[i]) for i in group]).to(self.device)
-
-            def write(layer: int, k: Tensor, v: Tensor, at: Tensor = slots) -> None:
-                index_copy(self.keys[layer], at, k)
-                index_copy(self.values[layer], at, v)
-
-            texts = [torch.tensor(blocks[i].tokens) for i in group]
-            passes.append(packed_pass(model, texts, self.spec.layers, write, self.kernels))
-        for run in passes:
-            run()
-        return cached
+            self.fill(model, blocks, taken)
+        return taken
 
     @contextmanager
     def _or_back(self, cached: Sequence[Cached]) -> Iterator[None]:
@@ -255,7 +143,7 @@ class Pool:
         self._check_room([len(kv) for kv in kvs])
         cached = [self.cached(len(kv), kv.start) for kv in kvs]
         with self._or_back(cached):
-            self._put(kvs, cached)
+            self.copy_in(kvs, cached)
         return cached
 
     def _put(self, kvs: Sequence[KV], cached: Sequence[Cached]) -> None:
@@ -264,11 +152,6 @@ class Pool:
             for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
                 whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
                 mine.index_copy_(1, slots, whole.to(mine.device, mine.dtype))
-
-    def slots(self, cached: Cached) -> Tensor:
-        """[T] int64, CPU: where in the pool the tokens of a block are."""
-        at = cached.pages[:, None] * self.size + torch.arange(self.size)
-        return at.flatten()[: len(cached)]
 
     @renamed.arguments(room="reserve", again="recompute")
     def open(
@@ -333,60 +216,10 @@ class Pool:
 
     @renamed.arguments(room="reserve")
     def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:
-        """Copy a prompt's context into one contiguous KV, its keys rerotated to where its blocks stand.
-
-        For thousands of recomputed rows one copy costs less than rerotation in every tile. `reserve` tokens behind the
-        context are unwritten.
-        """
-        check_positions(positions)
-        if not context:
-            raise BadInput("a prompt has at least one block")
+        """Copy a prompt's context into one contiguous KV, as `PageStorage.gather`. BadInput for blocks given back."""
         for block in context:
             self.check_block(block)
-        slots = torch.cat([self.slots(block) for block in context]).to(self.device)
-        lengths = torch.tensor([len(block) for block in context])
-        shifts = lengths.cumsum(0) - lengths - torch.tensor([block.start for block in context])
-        if positions == "naive":
-            shifts = torch.zeros_like(shifts)
-        distance = shifts.repeat_interleave(lengths).to(self.device)
-        length = len(slots)
-        kv = self.spec.empty(length + reserve)
-        for layer, table in enumerate(self.inv_freq):
-            rerotate(
-                self.keys[layer][:, slots], distance, table, self.pairing, kv.keys[layer][:, :length], self.kernels
-            )
-            kv.values[layer][:, :length] = self.values[layer][:, slots]
-        return kv
-
-    def read(
-        self,
-        context: Sequence[Cached],
-        prompt: PagedPrompt,
-        rows: int,
-        positions: Positions = "re-encoded",
-        reserve: int = 0,
-    ) -> KV:
-        """Copy a prompt as its pages hold it into one contiguous KV: `context`, and over it its first `rows` own rows.
-
-        Capacity for `reserve` more tokens.
-        """
-        length = max(prompt.length, int(prompt.places[rows - 1]) + 1)
-        if context:
-            kv = self.gather(context, length - prompt.length, positions)
-            kv.reserve(reserve)
-        else:
-            kv = self.spec.empty(length, reserve)
-        slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
-        for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
-            theirs.index_copy_(1, places, mine[:, slots])
-        return kv
-
-    def write(self, prompt: PagedPrompt, kv: KV, rows: int) -> None:
-        """Copy the first `rows` own rows of a prompt into its pages from a contiguous KV of it; they are computed."""
-        slots, places = (torch.from_numpy(x[:rows]).long().to(self.device) for x in (prompt.own, prompt.places))
-        for mine, theirs in zip((*self.keys, *self.values), kv.tensors(), strict=True):
-            mine.index_copy_(1, slots, theirs[:, places])
-        prompt.written = rows
+        return super().gather(context, reserve, positions)
 
     def _check_room(self, lengths: Sequence[int]) -> None:
         needed = sum(-(-n // self.size) for n in lengths)

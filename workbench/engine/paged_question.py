@@ -15,7 +15,8 @@ from workbench.engine import attention_maps
 from workbench.engine.attention_maps import Layers, layers_of
 from workbench.engine.backends import rerotate
 from workbench.engine.cuda_graphs import Runner
-from workbench.engine.paged_pool import Cached, Pool
+from workbench.engine.paged_pool import Pool
+from workbench.engine.paged_prompt import Cached
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,8 @@ from workbench.engine.fused_layers import FusedLayers
 from workbench.engine.host_buffers import HostBuffer, Ints, views
 from workbench.engine.page_owners import SCRATCH
 from workbench.engine.page_tables import PageTable
-from workbench.engine.paged_pool import PagedPrompt, Pool
+from workbench.engine.paged_pool import Pool
+from workbench.engine.paged_prompt import PagedPrompt
 from workbench.models.seam import LayerInput
 
 ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a batch out

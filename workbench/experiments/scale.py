@@ -18,7 +18,8 @@ import torch
 
 from workbench.core.blocks import Block
 from workbench.engine.cuda_graphs import Runner
-from workbench.engine.paged_pool import Cached, Pool
+from workbench.engine.paged_pool import Pool
+from workbench.engine.paged_prompt import Cached
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.over_pages import replayed
 from workbench.experiments.bench.whole_model import GPU, Scene, clock

@@ -19,7 +19,8 @@ from zlib import crc32
 import torch
 
 from workbench.core.blocks import Block, Prompt
-from workbench.engine.paged_pool import Cached, Pool
+from workbench.engine.paged_pool import Pool
+from workbench.engine.paged_prompt import Cached
 from workbench.experiments.engine_speed import differences
 from workbench.methods import Method
 from workbench.methods.engines import pages_of

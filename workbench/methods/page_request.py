@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.engine.assembly import Positions
 from workbench.engine.decoding import StopStrings, TokenChoice, eos_ids, special_ids, text_of
-from workbench.engine.paged_pool import Cached, PagedPrompt
+from workbench.engine.paged_prompt import Cached, PagedPrompt
 from workbench.methods import Method, ReadyRequest
 from workbench.methods.answered import Generation
 from workbench.methods.modes.reuse import Reuse

@@ -14,7 +14,7 @@ from workbench.engine.block_pages import BlockPages
 from workbench.engine.buckets import LARGE
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.forward import PrefillRequest
-from workbench.engine.paged_pool import Cached
+from workbench.engine.paged_prompt import Cached
 from workbench.engine.paged_question import from_question
 from workbench.methods import ReadyRequest, finish
 from workbench.methods.engines import why_not_captured

@@ -9,7 +9,7 @@ from torch import Tensor
 from workbench.engine.block_pages import BlockPages
 from workbench.engine.buckets import LARGE
 from workbench.engine.cuda_graphs import Runner
-from workbench.engine.paged_pool import PagedPrompt
+from workbench.engine.paged_prompt import PagedPrompt
 from workbench.methods import finish
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.kv import KV
-from workbench.engine.paged_pool import Cached, Pool
+from workbench.engine.paged_pool import Pool
+from workbench.engine.paged_prompt import Cached
 from workbench.store.packed import ALIGNED, PackedKV, pack
 
 GROUP = 1 << 28  # bytes that are copied before they are put into pages

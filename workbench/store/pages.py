@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.engine.paged_pool import Cached, Pool
+from workbench.engine.paged_pool import Pool
+from workbench.engine.paged_prompt import Cached
 from workbench.store.page_copies import PageCopies, PagedBlock
 from workbench.store.tiered import TieredStore
 from workbench.store.tiers import Books

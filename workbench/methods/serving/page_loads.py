@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.kv import KV
-from workbench.engine.paged_pool import PagedPrompt
+from workbench.engine.paged_prompt import PagedPrompt
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.receipts import Lookup
