@@ -121,7 +121,7 @@ class TileAttention(_Kernel):
             lists = kernel("_page_lists").tile_lists(tiles, q.shape[1], keys.shape[1])
             return module.launch(*arguments, *lists, tiles.size, tiles.size, scale)[0]
         last, length = -(-q.shape[1] // tiles.size), -(-keys.shape[1] // tiles.size)
-        lists = module.lists(tiles.kept[None, :: tiles.shared, last - 1 : last, :length])
+        lists = kernel("_page_lists").lists_of(tiles.kept[:: tiles.shared, last - 1 : last, :length])
         return module.launch(*arguments, *lists, tiles.size, q.shape[1], scale)[0]
 
 
