@@ -2,21 +2,24 @@
 
     python data/benchmarks/beyond_rag.py --model lab-block
     python data/benchmarks/beyond_rag.py --model smollm2 --frames 60
+    python data/benchmarks/beyond_rag.py --model runs/lab-game-0/model --tasks game --frames 1000 --kinds holder turn
+        chips count                                                      (lab_game.sh trains it)
 
 leaves beyond-MODEL.json (_ for - in its name) for Block-Attention's table 2 (in-context learning) and figure 5
 (states of a game): of both modes a digit a question ("1": right), and whether both answers have the same tokens.
 Questions about one hall of cards are those of successive frames, each leaf group of its state a block; demonstrations
-are blocks of a passage, its question and its answer.
+are blocks of a passage, its question and its answer. Of the game the kind of every question is kept.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench import models
 from workbench.data import demonstrations, game
-from workbench.experiments import results, sessions
+from workbench.experiments import beyond_rag, results, sessions
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.sessions import SessionPrompt
 from workbench.experiments.trial import batches
@@ -24,6 +27,7 @@ from workbench.methods.generation import Generation, generate
 from workbench.metrics.answers import exact_match
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
+from workbench.training.tuning.output import TUNING
 
 HERE = Path(__file__).parent
 SEED, SHOTS, TOKENS, BATCH = 80_000, 4, 16, 16
@@ -55,6 +59,12 @@ def compared(loaded: Loaded, steps: Sequence[SessionPrompt]) -> dict[str, Any]:
     return {**right, "equal": equal, "tokens": sum(lengths) / len(lengths)}
 
 
+def kinds_of(steps: Sequence[SessionPrompt]) -> dict[str, str]:
+    """Return a digit a question for every kind that a task has: "1" where the question is of that kind."""
+    kinds = dict.fromkeys(step.kind for step in steps if step.kind)
+    return {kind: "".join(str(int(step.kind == kind)) for step in steps) for kind in kinds}
+
+
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -62,6 +72,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500, help="questions behind demonstrations")
     parser.add_argument("--frames", type=int, default=200, help="frames of the game, a question each")
     parser.add_argument("--tables", type=int, default=1, help="tables of the game, 56 blocks each")
+    parser.add_argument("--kinds", nargs="+", default=list(game.KINDS), help=f"of {', '.join(game.ALL_KINDS)}")
+    parser.add_argument("--tasks", nargs="+", choices=list(beyond_rag.TASKS), default=list(beyond_rag.TASKS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=HERE)
     args = parser.parse_args()
@@ -70,11 +82,20 @@ def main() -> None:
     name = path.parent.name if path.name == "model" else path.name
     about = {"model": name, "seed": SEED, "shots": SHOTS, "tables": args.tables}
     about |= {"device": device_name(loaded.model.device), "versions": versions()}
-    shown = sessions.of_demonstrations(demonstrations.requests(args.requests, SEED, SHOTS), loaded.layout)
-    hall = sessions.of_game(game.frames(args.frames, SEED, args.tables), loaded.layout)
+    if (folder := models.folder(args.model)) and (folder / TUNING).is_file():
+        tuned = json.loads((folder / TUNING).read_text())
+        about["tuned"] = {"base": tuned["base"]["name"], "data": tuned["data"]["identity"], "steps": tuned["steps"]}
+        about["tuned"] |= {"mode": tuned["recipe"]["mode"], "seed": tuned["recipe"]["seed"]}
+    steps_of = {
+        "demonstrations": lambda: sessions.of_demonstrations(
+            demonstrations.requests(args.requests, SEED, SHOTS), loaded.layout
+        ),
+        "game": lambda: sessions.of_game(game.frames(args.frames, SEED, args.tables, args.kinds), loaded.layout),
+    }
     measured: dict[str, Any] = {}
-    for task, steps in {"demonstrations": shown, "game": hall}.items():
-        measured[task] = compared(loaded, steps)
+    for task in args.tasks:
+        steps = steps_of[task]()
+        measured[task] = compared(loaded, steps) | {"kinds": kinds_of(steps)}
         results.write_json(args.out / f"beyond-{name.replace('-', '_')}.json", {**about, "tasks": measured})
         counts = {mode: measured[task][mode].count("1") for mode in ("full", "block", "equal")}
         print(f"{task}: {counts} of {len(steps)}", flush=True)

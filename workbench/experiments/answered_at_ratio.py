@@ -79,6 +79,12 @@ def won_back(models: Sequence[Kept], method: str, score: str = "right") -> OverS
         return None
 
 
+def lifted(models: Sequence[Kept], method: str, plain: str, score: str = "right") -> OverSeeds:
+    """Return how much more a method answers than another, as a share of what the other answers, over training seeds."""
+    ours, theirs = ([digits(one, name, score) for one in models] for name in (method, plain))
+    return crossed_share(np.subtract(ours, theirs).tolist(), theirs)
+
+
 def two_sizes() -> list[tuple[Kept, Kept]]:
     """Return (smaller, larger) of every training seed of which both sizes answered the same questions."""
     of = kept()

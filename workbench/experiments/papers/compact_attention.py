@@ -9,7 +9,7 @@ from typing import Any
 from workbench.experiments import chunk_reports
 from workbench.experiments.bench_reports import BOTH
 from workbench.experiments.papers import structure
-from workbench.experiments.papers.evidence import faster, gap, measured, sparse_right, sparse_specs, times
+from workbench.experiments.papers.evidence import faster, gap, measured, needles_right, sparse_right, sparse_specs, times
 from workbench.experiments.papers.verdicts import Finding, Findings, Item, Side
 from workbench.metrics.published_numbers import COMPACT_TEXT
 
@@ -112,8 +112,7 @@ def coverage() -> Findings:
     union = sparse_specs("compact(over=flash_prefill").spec.iloc[0]
     found = measured("largest keys by any query that the mean misses", "missed_by_mean_ranking", "above", 0.0, ".1%")
     for task, name in TASKS.items():
-        theirs = sparse_right(dense, "needles", task)
-        by_quoka, by_union = (sparse_right(spec, "needles", task) for spec in (quoka, union))
+        theirs, by_quoka, by_union = (needles_right(spec, task) for spec in (dense, quoka, union))
         found.append(gap(f"QUOKA against dense, {name}", by_quoka, theirs, "below", 0.0, "lab"))
         found.append(gap(f"union against dense, {name}", by_union, theirs, "above", -0.05, "lab"))
     return found

@@ -113,6 +113,13 @@ def sparse_right(name: str, data: str = "lab", kind: str = "") -> Sequence[float
     return list(chosen[f"em {name}"].astype(float))
 
 
+def needles_right(name: str, task: str) -> Sequence[float]:
+    """Return 1 a question of a needle task that a sparse method answers right: of data/benchmarks/needles.py, which
+    asks more of them, where it measured the method."""
+    by_spec = results.read("needles")["tasks"].get(task, {}) if has("needles", "json") else {}
+    return [float(digit) for digit in by_spec[name]] if name in by_spec else sparse_right(name, "needles", task)
+
+
 def sparse_specs(beginning: str) -> pd.DataFrame:
     """Return the settings on the lab questions whose spec begins so, by their density."""
     rows = table("sparse")

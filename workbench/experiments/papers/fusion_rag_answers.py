@@ -54,6 +54,16 @@ def won_back_on_harder_lab(what: str, method: str, bar: float) -> Findings:
     return found
 
 
+def lifted_on_harder_lab(what: str, method: str, plain: str, bar: float) -> Findings:
+    """Return how much more a method answers right than another, relatively, as the paper prints it."""
+    found = []
+    for size in answered_at_ratio.sizes():
+        if models := answered_at_ratio.having(size, method, plain):
+            got = answered_at_ratio.lifted(models, method, plain)
+            found.append(replace(over_seeds(f"{what} ({size})", got, "above", bar), form="+.0%"))
+    return found
+
+
 def preparation_alone() -> Findings:
     """Compare preparation behind ten similar passages, and behind the true antecedent, with none: nothing recomputed.
 
