@@ -89,6 +89,14 @@ def test_the_harder_lab_decides_on_faithfulness_where_it_was_measured(folder, ou
     assert len(fusion_rag_answers.smaller_model()) == 2
 
 
+@pytest.mark.parametrize(("ours", "verdict"), [(98, CONFIRMED), (62, CONTRADICTED)])
+def test_what_preparation_gives_is_held_to_what_is_printed(folder, ours, verdict):
+    for seed in (1, 2):
+        write(folder, f"lab-hard-small-{seed}", CacheBlend=60, **{"CacheBlend, prepared": ours})
+    (found,) = fusion_rag_answers.lifted_on_harder_lab("lift", "CacheBlend, prepared", "CacheBlend", 0.212)
+    assert found.value == pytest.approx((ours - 60) / 60) and found.verdict == verdict
+
+
 def test_components_on_many_questions_are_said_by_their_shares():
     shares = dict.fromkeys(fusion_components.COMPONENTS, (0.0, 0.0, 0.0))
     names = list(shares)

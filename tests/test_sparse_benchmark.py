@@ -1,6 +1,7 @@
 """data/benchmarks/sparse.py: what is scored, what is refused, and rows that are measured again."""
 
 import argparse
+import json
 import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -9,17 +10,22 @@ import pandas as pd
 import pytest
 
 from workbench.core.errors import BadInput
+from workbench.experiments.papers import compact_attention, evidence
 from workbench.experiments.sparse_results import replaced
 
 FOLDER = Path(__file__).parents[1] / "data" / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = spec_from_file_location("sparse_benchmark", FOLDER / "sparse.py")
+def loaded_script(name):
+    spec = spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script():
+    return loaded_script("sparse")
 
 
 def tables(specs: dict[str, str], score: float, ids=("a", "b")) -> dict[str, pd.DataFrame]:
@@ -83,3 +89,16 @@ def test_rows_are_written_without_pandas_whatever_each_of_them_lacks(script, tmp
         found["a"].tolist() == [1, 2] and found["b"].dtype == "float32" and found["b"].isna().tolist() == [True, False]
     )
     assert found["x"].dtype == "float64"
+
+
+def test_needles_are_those_of_the_sparse_methods_and_decide_where_they_are_measured(script, tmp_path, monkeypatch):
+    more = loaded_script("needles")
+    assert [(more.MODEL, more.SEED, more.PASSAGES, more.CHUNK)] == [
+        (script.MODEL, script.SEED, script.PASSAGES, script.CHUNK)
+    ]
+    measured = set(evidence.table("sparse").spec)
+    assert set(more.SPECS) <= measured and set(more.TASKS) == set(compact_attention.TASKS)
+    before = evidence.sparse_right(more.SPECS[1], "needles", "common")
+    (tmp_path / "needles.json").write_text(json.dumps({"tasks": {"common": {more.SPECS[1]: "0110"}}}))
+    monkeypatch.setattr(evidence.results, "FOLDER", tmp_path)
+    assert evidence.needles_right(more.SPECS[1], "common") == [0, 1, 1, 0] and len(before) == 100

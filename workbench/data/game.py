@@ -80,7 +80,7 @@ def moment(rng: Random, moves: int, questions: int, kinds: Sequence[str] = ALL_K
     event = [table.move() for _ in range(moves)][-1:]
     state = {"t1": table.state()}
     asked = [_ask(rng, state, kinds) for _ in range(questions)]
-    distinct = {question: (question, *rest) for question, *rest in asked}
+    distinct = {one[0]: one for one in asked}
     return [Frame(moves, state, "".join(event), *one) for one in distinct.values()]
 
 

@@ -9,7 +9,15 @@ from typing import Any
 from workbench.experiments import chunk_reports
 from workbench.experiments.bench_reports import BOTH
 from workbench.experiments.papers import structure
-from workbench.experiments.papers.evidence import faster, gap, measured, needles_right, sparse_right, sparse_specs, times
+from workbench.experiments.papers.evidence import (
+    faster,
+    gap,
+    measured,
+    needles_right,
+    sparse_right,
+    sparse_specs,
+    times,
+)
 from workbench.experiments.papers.verdicts import Finding, Findings, Item, Side
 from workbench.metrics.published_numbers import COMPACT_TEXT
 
