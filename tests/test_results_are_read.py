@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from workbench.experiments import bench_reports, results
@@ -49,3 +51,13 @@ def test_every_result_is_read_by_a_notebook_or_a_tested_report(path):
 def test_a_tested_report_stands_and_names_its_results(report):
     text = (ROOT / report).read_text()
     assert re.search(TESTED[report].split("(")[0], text)
+
+
+def test_a_table_is_written_smaller_and_read_back_to_the_last_bit(tmp_path):
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"kl": draw.random(5000).astype("float32"), "id": [f"q{i % 50}" for i in range(5000)]})
+    frame.loc[3, "kl"] = np.nan
+    results.write_table(tmp_path / "kept.parquet", frame)
+    frame.to_parquet(tmp_path / "plain.parquet", compression="zstd")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "kept.parquet"), frame, check_exact=True)
+    assert (tmp_path / "kept.parquet").stat().st_size < 0.9 * (tmp_path / "plain.parquet").stat().st_size

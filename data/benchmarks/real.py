@@ -24,14 +24,13 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from workbench import data, models
 from workbench.core.errors import BadInput
-from workbench.core.files import write_atomically, write_text
+from workbench.core.files import write_text
 from workbench.data import Sample
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments import fidelity
@@ -183,7 +182,7 @@ def collect(args: argparse.Namespace) -> None:
     groups, lacking = collected.complete(collected.gather(args.folder))
     tables = {"real": collected.methods(groups, configs), "real-questions": collected.questions(groups)}
     for name, table in tables.items():
-        write_atomically(HERE / f"{name}.parquet", partial(table.to_parquet, index=False, compression="zstd"))
+        results.write_table(HERE / f"{name}.parquet", table)
         print(f"{len(table)} rows in {HERE / name}.parquet")
     results.write_json(HERE / "real-pace.json", {"groups": collected.pace(groups)})
     for line in lacking:

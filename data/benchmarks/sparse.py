@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,8 +44,6 @@ from workbench.metrics import answers
 from workbench.metrics.side_by_side import compare_many
 from workbench.metrics.sparsity import MEASURES
 
-if TYPE_CHECKING:  # what measures needs no pandas, what writes the files does
-    import pandas as pd
 HERE = Path(__file__).parent
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512  # a seed of worlds that neither trained nor chose the model
 TOGETHER = 64  # pairs of a prompt and a setting that a GPU is given at a time
@@ -134,11 +132,6 @@ def questions(name: str, count: int) -> list[data.Sample]:
     return data.load(name, count, SEED, PASSAGES)
 
 
-def packed(path: Path, table: "pd.DataFrame") -> None:
-    """Write a table, compressed, whole or not at all."""
-    write_atomically(path, partial(table.to_parquet, compression="zstd"))
-
-
 def rows_to(path: Path, rows: list[dict[str, Any]], single: tuple[str, ...] = ()) -> None:
     """Write rows, whole or not at all; columns `single` in fp32. A row may lack columns that others have."""
     names = dict.fromkeys(name for row in rows for name in row)
@@ -200,6 +193,7 @@ def collect(done: list[WorkUnit], out: Path, only: list[str] | None) -> None:
     """Write the committed files, from the units that are done; with `only` the rows of these methods are replaced."""
     import pandas as pd
 
+    from workbench.experiments import results
     from workbench.experiments.sparse_results import by_head, measures, replaced, scores
 
     listed = {each.spec: each for each in done[0].settings}
@@ -224,7 +218,7 @@ def collect(done: list[WorkUnit], out: Path, only: list[str] | None) -> None:
         before = {name: pd.read_parquet(HERE / f"{name}.parquet") for name in made}
         made = replaced(before, made, only)
     for name, table in made.items():
-        packed(HERE / f"{name}.parquet", table)
+        results.write_table(HERE / f"{name}.parquet", table)
     print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(rows)} rows")
 
 
