@@ -11,7 +11,7 @@ from torch import nn
 from tests.random_models import block_of, model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.plan import Plan
-from workbench.engine import forward, fused_layers
+from workbench.engine import attention, forward, fused_layers
 from workbench.engine.assembly import assemble
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.encoding import encode_many
@@ -154,5 +154,22 @@ def test_packed_requests_compute_what_the_model_computes(name, monkeypatch):
 
     expected = computed()
     monkeypatch.setattr(forward, "packed_layers", lambda model: FusedLayers(model, kernels=False))
+    for mine, theirs in zip(computed(), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-4)
+
+
+def test_rows_of_one_request_are_written_where_they_stay(monkeypatch):
+    """A chunk behind a cached context: right as the model's own layers, and copied by no layer."""
+    model, prompt = model_of(num_hidden_layers=3), prompt_of(20, 13, 6)
+    cached = assemble(model, prompt, encode_many(model, prompt.context), reserve=2)
+
+    def computed():
+        kv = cached.clone()
+        (found,) = prefill_many(model, [PrefillRequest(prompt.tokens, Plan(prompt.question), kv)])
+        return [found.logits, *kv.keys, *kv.values]
+
+    expected = computed()
+    monkeypatch.setattr(forward, "packed_layers", lambda model: FusedLayers(model, kernels=False))
+    monkeypatch.setattr(attention, "_copy", None)
     for mine, theirs in zip(computed(), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-3, rtol=1e-4)

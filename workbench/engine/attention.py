@@ -66,6 +66,14 @@ class PlannedRequest:
         self._whole = self._end - self._first == len(plan.rows)  # a run without gaps
         self._pieces: dict[tuple[int | None, torch.device], list[Piece]] = {}
 
+    def place(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Return where fresh keys and values of a layer lie in the KV, [H, R, D] each, if they may be written there
+        before `attend` is called: the rows are a run without gaps, and nothing of the cache is still on its way."""
+        if self.wait is not None or not self._whole:
+            return None
+        keys, values = (x[layer][:, self._first : self._end] for x in (self.kv.keys, self.kv.values))
+        return (keys, values) if keys.stride(-1) == values.stride(-1) == 1 else None
+
     def attend(self, x: LayerInput) -> Tensor | None:
         """Write the fresh keys and values, then attend: [Hq, R, D], None where the output is not needed."""
         if self.wait is not None:
@@ -125,7 +133,9 @@ class PlannedRequest:
 
     def _write(self, cached: Tensor, fresh: Tensor) -> None:
         if self._whole:
-            _copy(cached[:, self._first : self._end], fresh)
+            target = cached[:, self._first : self._end]
+            if target.data_ptr() != fresh.data_ptr():  # else it was written in its `place`
+                _copy(target, fresh)
         else:
             cached.index_copy_(1, self.rows.to(cached.device), fresh.to(cached.dtype))
 

@@ -108,13 +108,14 @@ class FusedLayers:
         Raises StopForward where no request needs a further layer.
         """
         slots = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
-        attend = registered()
+        attend, place_of = registered(), getattr(requests[0], "place", None) if len(requests) == 1 else None
 
         def attention(number: int, qkv: Tensor, cos: Tensor, sin: Tensor, last: bool) -> Tensor:
             layer, module = self.layers[number], self.decoder.layers[number].self_attn
             heads, width = len(layer.qkv[0]) // module.head_dim, module.head_dim
             heads = (heads - len(layer.o[0][0]) // width) // 2
-            k, v = cos.new_empty(2, heads, len(ids), width)
+            place = place_of(number) if place_of else None  # of a cache, where nothing has to be copied then
+            k, v = cos.new_empty(2, heads, len(ids), width) if place is None else place
             q = self._rope_and_cache(qkv, cos, sin, slots, k, v, layer.norms, layer.eps)
             out, _ = attend(
                 module, q.transpose(0, 1)[None], k[None], v[None], None, requests=requests, scaling=layer.scale
