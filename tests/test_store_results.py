@@ -18,14 +18,14 @@ def test_serving_is_measured_by_state_and_mode_beside_its_baselines(paged, folde
     assert len(bench.packed) == 6 and bench.copy_rates()["share"] > 0
     rows = list(runs(bench, 60))
     ran = [(row["run"], row["state"], row["mode"], row["ratio"]) for row in rows if "ttft" in row]
-    assert len(ran) == len(set(ran)) == 14 and sum(row["run"] == "write" for row in rows) == 1
+    assert len(ran) == len(set(ran)) == 15 and sum(row["run"] == "write" for row in rows) == 1
     assert not any(row.get("failed") for row in rows) and {row["reused"] for row in rows if row.get("state")} == {1.0}
     cold = next(row for row in rows if row.get("state") == "cold")
     assert cold["loaded"]["disk"] > 0 and cold["ttft"]["p50"] > 0
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     results.write_json(tmp_path / "store-serving-cpu.json", {"device": "a CPU", "runs": rows})
     read = store_results.serving()
-    assert len(read) == 14 and "first token is" in store_results.overlap(read, "warm")
+    assert len(read) == 15 and "first token is" in store_results.overlap(read, "warm")
     assert store_results.overlap([], "warm") == "Serving warm blocks was not measured."
 
 

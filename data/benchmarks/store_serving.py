@@ -1,7 +1,7 @@
 """Throughput, time to first token and idle share of 200 questions at once over stored blocks, in one run.
 
     python data/benchmarks/store_serving.py --device cpu      writes data/benchmarks/store-serving-DEVICE.json
-    python data/benchmarks/store_serving.py --device cuda     Llama-3.1-8B's shape, random weights, in under 3 minutes
+    python data/benchmarks/store_serving.py --device cuda     Llama-3.1-8B's shape, random weights, in about 10 minutes
 
 What is measured, and beside what, stands in `workbench.experiments.bench.serving`. The file is written after each run.
 """
@@ -30,7 +30,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--model", default="lab-full", help="on a CPU")
     parser.add_argument("--threads", type=int, default=2, help="of the engine, on a CPU")
-    parser.add_argument("--seconds", type=float, default=150, help="runs that would begin later are skipped")
+    parser.add_argument(
+        "--seconds", type=float, default=150, help="runs that would begin later are skipped, baselines asked less"
+    )
     parser.add_argument(
         "--folder", default=None, help="where the blocks of the cold runs lie; without it, a temporary one"
     )
@@ -44,8 +46,7 @@ def main() -> None:
     args, begin = arguments(), perf_counter()
     given = {f.name: getattr(args, f.name) for f in fields(Load) if getattr(args, f.name) is not None}
     load = replace(GPU if args.device == "cuda" else Load(), **given)
-    if args.device == "cpu":
-        torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads if args.device == "cpu" else 1)  # there, loaders and readers are the threads
     model = whole_model.build() if args.device == "cuda" else models.load(args.model, "cpu").model
     folder = Path(tempfile.mkdtemp(prefix="store-serving-", dir=args.folder))
     facts: dict[str, Any] = {"command": " ".join(["python", "data/benchmarks/store_serving.py", *sys.argv[1:]])}
@@ -70,7 +71,8 @@ def spoken(row: dict[str, Any]) -> str:
     """Return one run as a line."""
     name = f"{row['run']:14} {row.get('state', ''):5} {row.get('mode', ''):8} ratio {row.get('ratio', 0):.2f}"
     if "ttft" not in row:
-        return f"{name}  {row.get('skipped') or format(row['seconds'], '.1f') + ' s'}"
+        about = {key: row[key] for key in ("raw", "resident", "folder") if key in row}
+        return f"{name}  {row.get('skipped') or row.get('problem') or format(row['seconds'], '.1f') + ' s'}  {about}"
     ttft = row["ttft"]
     times = f"TTFT {ttft.get('p50', 0):7.3f} s (p95 {ttft.get('p95', 0):7.3f})  {row['per_second']:7.2f} a second"
     return f"{name}  {times}  idle {row['idle']:.0%}  reused {row['reused']:.0%}  {row.get('problem', '')}"

@@ -26,12 +26,16 @@ def check_agreement(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
             raise BadInput(f"a KV has keys and values of {shapes}: [heads, tokens, width] must agree")
 
 
-def side_by_side(make: Callable[..., torch.Tensor], shapes: Shapes, capacity: int, **options: Any) -> Tensors:
-    """Make tensors [H, capacity, D], one a layer: on a CPU parts of one tensor where all layers have one shape.
+def side_by_side(
+    make: Callable[..., torch.Tensor], shapes: Shapes, capacity: int, joined: bool | None = None, **options: Any
+) -> Tensors:
+    """Make tensors [H, capacity, D], one a layer: parts of one tensor where all layers have one shape.
 
-    What is done to every layer alike is then one call (`layered`). `make` is torch.zeros or torch.empty.
+    What is done to every layer alike is then one call (`layered`). `make` is torch.zeros or torch.empty. `joined`:
+    whether they may be parts of one; None: on a CPU.
     """
-    if len(set(shapes)) == 1 and torch.device(options.get("device") or "cpu").type == "cpu":
+    joined = torch.device(options.get("device") or "cpu").type == "cpu" if joined is None else joined
+    if len(set(shapes)) == 1 and joined:
         heads, width = shapes[0]
         return list(make(len(shapes), heads, capacity, width, **options).unbind())
     return [make(heads, capacity, width, **options) for heads, width in shapes]

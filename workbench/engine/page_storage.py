@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
-from workbench.core.kv import KV
+from workbench.core.kv import KV, side_by_side
 from workbench.engine.assembly import Positions, check_positions
 from workbench.engine.backends import AttentionProblem, named, rerotate
 from workbench.engine.encoding import index_copy, packed_pass, packs
@@ -50,7 +50,7 @@ class PageStorage:
         self.run = max(1, STEP // size) if self.kernels and hopper else 1  # pages that are best rerotated alike
         self.inv_freq = [table.to(spec.device, torch.float32).contiguous() for table in spec.inv_freq]
         self.keys, self.values = (
-            [torch.zeros(h, pages * size, d, dtype=spec.dtype, device=spec.device) for h, d in spec.shapes]
+            side_by_side(torch.zeros, spec.shapes, pages * size, dtype=spec.dtype, device=spec.device, joined=True)
             for _ in range(2)
         )  # zeros: what a masked slot holds must be a number
 

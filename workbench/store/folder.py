@@ -25,6 +25,7 @@ from workbench.store.keys import Key
 from workbench.store.mapped import POPULATES
 from workbench.store.misses import Index, Miss
 from workbench.store.names import NAME
+from workbench.store.packed_reads import packed_block
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class FolderStore(aside.Repairing):
     mapped    what is handed out are pages of the file, and not a copy (`store.mapped`): faster, for those who use it at
               once; stores that keep it copy it. False: for a network's file system, whose files others replace, and
               for folders into whose files another program writes
+    pinned    what is handed out lies in page-locked memory, read straight into it (`store.packed_reads`): for a
+              `HostTier(pinned=True)` above. Without a GPU: in ordinary memory, in the same order
 
     A file or block that is damaged is a miss that says so; when the block is put again, the file is set aside and
     replaced. Files of earlier versions have no checksums: they are read, and counted as unchecked. Several processes
@@ -58,10 +61,12 @@ class FolderStore(aside.Repairing):
         durable: bool = True,
         verify: Literal["always", "once"] = "always",
         mapped: bool = POPULATES,
+        pinned: bool = False,
     ):
         if verify not in ("always", "once"):
             raise BadInput(f"verify is {verify!r}: allowed are always, once")
-        self.folder, self.durable, self.verify, self.mapped = Path(folder), durable, verify, mapped
+        self.folder, self.durable, self.verify = Path(folder), durable, verify
+        self.mapped, self.pinned = mapped, pinned
         self.kind = manifest.opened(self.folder, kind, new, durable)
         self.set_aside: dict[Path, Unusable] = {}  # files of which nothing can be read
         self._files: dict[str, Path] = {}
@@ -186,7 +191,7 @@ class FolderStore(aside.Repairing):
                 if key not in known.starts:
                     self._forget(key, f"{path.name} holds it no longer")
                     return None
-                kv = block_file.block(opened, key, known, (key, state) not in self._verified, self.mapped)
+                kv = self._loaded(opened, key, known, (key, state) not in self._verified)
                 self._used(path, opened, state)
         except FileNotFoundError:
             self._forget(key, f"{path.name} was deleted")
@@ -200,6 +205,11 @@ class FolderStore(aside.Repairing):
                 self._verified.add((str(key), state))
             return kv
         return None
+
+    def _loaded(self, opened: Opened, key: str, known: Contents, check: bool) -> KV:
+        if self.pinned and (kv := packed_block(opened, key, known, check)) is not None:
+            return kv
+        return block_file.block(opened, key, known, check, self.mapped)
 
     def _used(self, path: Path, opened: Opened, state: block_file.State) -> None:
         """Note in the file when it was used last, at most once a minute; `collect_garbage` goes by it."""

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from workbench.core.kv import KV
+from workbench.core.kv import KV, layered
 from workbench.engine.paged_pool import Pool
 from workbench.engine.paged_prompt import Cached
-from workbench.store.packed import ALIGNED, PackedKV, pack
+from workbench.store.packed import ALIGNED, PackedKV, layers_of, pack, within
 
 GROUP = 1 << 28  # bytes that are copied before they are put into pages
 STAGED = 3  # groups that are copied, or put into pages, at once
@@ -47,7 +47,8 @@ class PageCopies:
     """Copies into the pages of `pool`. `lock` is held while copies are begun: no CUDA graph is captured meanwhile."""
 
     def __init__(self, pool: Pool):
-        self.pool, self.lock = pool, Lock()
+        self.pool, self.lock, self._turn = pool, Lock(), Lock()
+        self._joined = layered(pool.keys), layered(pool.values)  # [L, H, S, D], where layers are alike
         cuda = pool.device.type == "cuda"
         self.stream = torch.cuda.Stream(pool.device) if cuda else None  # copies from the host
         self._placing = torch.cuda.Stream(pool.device) if cuda else None  # puts what came into its pages, meanwhile
@@ -56,17 +57,36 @@ class PageCopies:
     def fill(
         self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None] | None = None
     ) -> None:
-        """Put blocks into their pages and return when they are there; `arrived(layer)` where layers come one by one."""
+        """Put blocks into their pages and return when they are there; `arrived(layer)` where layers come one by one.
+
+        Of several callers one after the other has the bus, so that the first is done soon and not all of them late.
+        """
         layers = range(len(self.pool.keys))
         with torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
-            if arrived is None:
+            if arrived is not None:
+                self._copy_by_layer(kvs, held, arrived)
+                return
+            with self._turn:
                 for group in _groups(kvs):
                     with self.lock:
                         self._copy({key: kvs[key] for key in group}, held, layers)
-            else:
-                self._copy_by_layer(kvs, held, arrived)
-            if self._placing is not None:
-                self._placing.synchronize()
+                done = None if self._placing is None else self._placing.record_event()
+            if done is not None:
+                done.synchronize()
+
+    def out(self, cached: Cached) -> KV:
+        """Copy a block out of its pages, onto the host; in one run of bytes where layers are alike."""
+        slots, (keys, values) = self.pool.slots(cached).to(self.pool.device), self._joined
+        if keys is None or values is None or keys.shape != values.shape:
+            parts = [[x[:, slots].cpu() for x in part] for part in (self.pool.keys, self.pool.values)]
+            return KV(parts[0], parts[1], cached.start).lock()
+        both = torch.stack((keys[:, :, slots], values[:, :, slots]), 1)  # [L, 2, H, T, D]
+        like = KV(list(both[:, 0].unbind()), list(both[:, 1].unbind()), cached.start)
+        if both[0].nbytes % ALIGNED:
+            return pack(like, self.stream is not None).lock()
+        flat = torch.empty(both.nbytes, dtype=torch.uint8, pin_memory=self.stream is not None)
+        flat.copy_(both.view(-1).view(torch.uint8))
+        return within(flat, layers_of(like), like).lock()
 
     def _copy_by_layer(
         self, kvs: Mapping[str, KV], held: Mapping[str, PagedBlock], arrived: Callable[[int], None]
@@ -123,12 +143,34 @@ class PageCopies:
 
     def _place(self, packed: Sequence[PackedKV], staged: Tensor, slots: Tensor, layers: Sequence[int]) -> None:
         like, begin = packed[0], packed[0].layers[layers[0]][0]
+        if (even := self._evenly(like, staged, layers)) is not None:
+            of_blocks = slots.view(len(packed), -1)
+            for joined, fresh in zip(self._joined, even, strict=True):
+                assert joined is not None
+                _words(joined[layers[0] : layers[-1] + 1])[:, :, of_blocks] = fresh
+            return
         for layer in layers:
             at = like.layers[layer][0] - begin
             for pool, x in ((self.pool.keys[layer], like.keys[layer]), (self.pool.values[layer], like.values[layer])):
                 fresh = staged[:, at : at + x.nbytes].view(x.dtype).unflatten(1, x.shape)
                 pool.index_copy_(1, slots, fresh.transpose(0, 1).flatten(1, 2).to(pool.dtype))
                 at += x.nbytes
+
+    def _evenly(self, like: PackedKV, staged: Tensor, layers: Sequence[int]) -> list[Tensor] | None:
+        """View staged blocks as keys and values [L, H, N, T, D'] of the pool's layers; None where these differ."""
+        if self._joined[0] is None or self._joined[1] is None or like.keys[0].dtype != self._joined[0].dtype:
+            return None
+        if len({x.shape for x in like.tensors()}) > 1:
+            return None
+        size, shape = like.keys[0].nbytes, like.keys[0].shape
+        by_layer = staged.unflatten(1, (len(layers), -1))[:, :, : 2 * size]
+        halves = by_layer.unflatten(2, (2, size)).unbind(2)
+        return [_words(half.view(like.keys[0].dtype).unflatten(2, shape)).permute(1, 2, 0, 3, 4) for half in halves]
+
+
+def _words(x: Tensor) -> Tensor:
+    """View entries as numbers of 8 bytes where that can be done: fewer are moved then."""
+    return x.view(torch.int64) if x.shape[-1] * x.element_size() % 8 == 0 else x
 
 
 def _groups(kvs: Mapping[str, KV]) -> list[list[str]]:

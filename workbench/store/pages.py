@@ -138,9 +138,7 @@ class PageTier(Books):
         if held.event is not None and self._stream is not None:
             self._stream.wait_event(held.event)
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            slots = self.pool.slots(held.cached).to(self.pool.device)
-            keys, values = ([x[:, slots].cpu() for x in part] for part in (self.pool.keys, self.pool.values))
-        return KV(keys, values, held.cached.start).lock()
+            return self.copies.out(held.cached)
 
     def drop(self, key: str, evicted: bool = False) -> int:
         """Forget a block and give its pages back."""

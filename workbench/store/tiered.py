@@ -39,7 +39,7 @@ class TieredStore:
 
     write     "back": a new block is kept in the first tier, and moves down when it has cooled; "through": it is also
               written to the tiers below at once
-    loaders   threads that `prefetch` reads with
+    loaders   threads that `prefetch` and `find_all` read with
     clock     of the time of an eviction, seconds since 1970
     `put` raises BadInput for a block that is larger than the budget of every tier.
     """
@@ -91,6 +91,18 @@ class TieredStore:
         self.chain.damaged(key, "its checksum is wrong")
         return self.find(key, request=request)
 
+    def find_all(self, keys: Sequence[str], request: str = "") -> Iterator[Found | None]:
+        """Find several blocks that go to a GPU, in order; those below the first tier are read side by side."""
+        below = [key for key in keys if key not in self.tiers[0]]
+        threads = self._loaders() if len(below) > 1 else None
+        later = {key: threads.submit(self.find_intact, key, request) for key in below} if threads else {}
+        try:
+            for key in keys:
+                yield later.pop(key).result() if key in later else self.find_intact(key, request)
+        finally:  # of one that is given up, what has not begun is not read
+            for future in later.values():
+                future.cancel()
+
     def put(self, key: str, kv: KV) -> None:
         """Keep `kv` under `key`. Raises BadInput where it is larger than the budget of every tier."""
         self.chain.check(kv)
@@ -131,10 +143,8 @@ class TieredStore:
 
     def prefetch(self, keys: Iterable[str]) -> list[Future]:
         """Bring blocks into the first tier in the background; nothing is counted as a look-up."""
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.loaders, "prefetch")
-        return [self._threads.submit(self._fetch, key, True) for key in keys]
+        threads = self._loaders()
+        return [threads.submit(self._fetch, key, True) for key in keys]
 
     def where(self, key: str) -> str | None:
         """Return the name of the first tier that holds a block, by the books; None: none does."""
@@ -159,7 +169,7 @@ class TieredStore:
         return count
 
     def close(self) -> None:
-        """End the threads of `prefetch`."""
+        """End the threads that read."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
             self._threads = None
@@ -207,6 +217,12 @@ class TieredStore:
 
     def __len__(self) -> int:
         return self.stats.entries
+
+    def _loaders(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self.loaders, "prefetch")
+            return self._threads
 
     def _fetch(self, key: str, wait: bool) -> Found | None:
         """Find a block, without counting, and move it up; two threads that want one block read it once."""

@@ -24,15 +24,19 @@ from workbench.methods.serving import MODES, Engine, Scheduler
 from workbench.methods.serving.scheduler import Mode
 from workbench.store.events import Events, idle_share
 
+FIRST = 4  # questions of a baseline that tell how many there is time for
 
-def serve(engine: Engine, prompts: Sequence[Prompt], mode: Mode, load: Load) -> tuple[dict[str, Any], Events]:
-    """Ask all prompts at once, and measure.
+
+def serve(
+    engine: Engine, prompts: Sequence[Prompt], mode: Mode, load: Load, gather: bool = True
+) -> tuple[dict[str, Any], Events]:
+    """Ask all prompts at once, and measure. `gather` is that of `Scheduler`.
 
     Returns {questions, seconds, per_second, ttft: {mean, p50, p95}, idle, loaded: bytes by tier, reused, failed,
     together: requests of a prefill, on average}.
     """
     events = Events()
-    scheduler = Scheduler(engine, mode, load.loaders, load.batch, load.loading, len(prompts) + 1, events)
+    scheduler = Scheduler(engine, mode, load.loaders, load.batch, load.loading, len(prompts) + 1, events, gather)
     begin = perf_counter()
     tickets = scheduler.run(prompts, load.answer)
     seconds = perf_counter() - begin
@@ -65,23 +69,11 @@ def serve(engine: Engine, prompts: Sequence[Prompt], mode: Mode, load: Load) -> 
 def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
     """Yield one row a run, as they end; those that come after `seconds` are skipped, and say so.
 
-    Fields: those of `serve`, with {run: "reuse" or a baseline, state, mode, ratio}.
+    Fields: those of `serve`, with {run: "reuse" or a baseline, state, mode, ratio}. Baselines come last, and are asked
+    as many questions as there is time for.
     """
-    load, begin = bench.load, perf_counter()
-
-    def timed(
-        facts: dict[str, Any], engine: Callable[[], Engine], prompts: Sequence[Prompt], mode: Mode
-    ) -> dict[str, Any]:
-        if perf_counter() - begin > seconds:
-            return facts | {"mode": mode, "skipped": f"{seconds:.0f} seconds had passed"}
-        few = replace(load, batch=min(2, load.batch)) if facts["run"] != "reuse" else load  # memory of whole prompts
-        try:
-            row, _ = serve(engine(), prompts, mode, few)
-        except RuntimeError as problem:  # out of memory, of a GPU: the other runs go on
-            traceback.print_exc()
-            row = {"problem": str(problem).partition("\n")[0]}
-        return facts | {"mode": mode} | row
-
+    load, end = bench.load, perf_counter() + seconds
+    timed = partial(_timed, bench, end)
     if not bench.paged:  # there, what host memory does not hold is read from the folder in warm runs too
         yield _written(bench)
     if bench.paged:
@@ -95,18 +87,56 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
     for state in states:
         for mode in MODES:
             yield timed(_facts(state), partial(bench.engine, state), bench.prompts, mode)
-    for name in ("full prefill", "prefix caching"):
-        prompts = bench.prompts[: load.baseline]
-        yield timed(_facts("", name), partial(bench.baseline, name), prompts, "request")
+    yield timed(_facts("warm"), partial(bench.engine, "warm"), bench.prompts, "request", gather=False)
     for mode in MODES:
         engine = partial(bench.engine, "warm", load.ratio)
         yield timed(_facts("warm", ratio=load.ratio), engine, bench.prompts[: load.chosen], mode)
-    if bench.paged and perf_counter() - begin < seconds:
+    if bench.paged and perf_counter() < end:
         yield _written(bench)
         bench.packed.clear()  # its page-locked memory is taken by what is read
     for mode in MODES:
         if bench.folder.is_dir():
             yield timed(_facts("cold"), partial(bench.engine, "cold"), bench.prompts[: load.cold], mode)
+    yield from _baselines(bench, end, timed)
+
+
+def _baselines(bench: StoredCorpus, end: float, timed: Callable[..., dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Ask the baselines the same questions, as many as are answered before `end` if the first are like the others."""
+    names, begin, asked = ("full prefill", "prefix caching"), perf_counter(), bench.load.baseline
+    if bench.paged:
+        for name in names:  # kernels are compiled, too
+            timed(_facts("", name), partial(bench.baseline, name), bench.prompts[-FIRST:], "request")
+        fit = int(FIRST * (end - perf_counter()) / max(perf_counter() - begin, 1e-9))
+        asked = max(FIRST, min(asked, fit))
+    for name in names:
+        yield timed(_facts("", name), partial(bench.baseline, name), bench.prompts[:asked], "request", asked)
+
+
+def _timed(
+    bench: StoredCorpus,
+    end: float,
+    facts: dict[str, Any],
+    engine: Callable[[], Engine],
+    prompts: Sequence[Prompt],
+    mode: Mode,
+    needed: int = 0,
+    gather: bool = True,
+) -> dict[str, Any]:
+    """Measure one run, unless the time has passed; the second baseline (`needed` questions) is not left out for that.
+
+    Returns its row.
+    """
+    facts = facts | {"mode": mode if gather else "at once"}  # by request, and whoever is ready is computed
+    if perf_counter() > end and not needed:
+        return facts | {"skipped": "the time had passed"}
+    load = bench.load
+    few = replace(load, batch=min(2, load.batch)) if facts["run"] != "reuse" else load  # memory of whole prompts
+    try:
+        row, _ = serve(engine(), prompts, mode, few, gather)
+    except RuntimeError as problem:  # out of memory, of a GPU: the other runs go on
+        traceback.print_exc()
+        row = {"problem": str(problem).partition("\n")[0]}
+    return facts | row
 
 
 def _written(bench: StoredCorpus) -> dict[str, Any]:

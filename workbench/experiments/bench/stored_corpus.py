@@ -1,11 +1,10 @@
 """A corpus of blocks, encoded once and put where a run of serving wants them: on disk, on the host, in pages."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.paged_pool import Pool
+from workbench.experiments.bench import cold_files
 from workbench.experiments.bench.prefix_engine import PrefixEngine
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
@@ -32,7 +32,6 @@ State = Literal["cold", "warm", "hot"]
 STATES: tuple[State, ...] = get_args(State)
 SIZE = 64  # tokens of a page
 TOGETHER = 64  # blocks that are encoded at once
-WRITERS = 8  # threads that fill the folder
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,11 @@ class Load:
     """What is asked.
 
     blocks, block      blocks of the corpus, and tokens of each
-    questions          asked at once; `baseline` of them by full prefill and by prefix caching, `chosen` of them with
-                       `ratio` of the tokens recomputed, `cold` of them over blocks on disk
+    questions          asked at once; at most `baseline` of them by full prefill and by prefix caching, as many as
+                       there is time for, `chosen` of them with `ratio` of the tokens recomputed, `cold` of them over
+                       blocks on disk
     share              of the corpus that the tier above the one where blocks lie may hold
+    loaders, readers   threads that load requests, and that read blocks from the disk for them
     """
 
     blocks: int = 40
@@ -59,6 +60,7 @@ class Load:
     share: float = 0.5
     batch: int = 8
     loaders: int = 2
+    readers: int = 2
     loading: int = 8
     seed: int = 0
 
@@ -82,10 +84,11 @@ GPU = Load(
     question=50,
     answer=8,
     questions=200,
-    baseline=4,
+    baseline=200,
     chosen=12,
-    cold=12,
+    cold=200,
     loaders=4,
+    readers=16,
 )
 
 
@@ -131,39 +134,50 @@ class StoredCorpus:
             for key in part:
                 kv = pages.get(key)
                 assert kv is not None
-                self.packed[key] = pack(kv, pinned=bool(self.paged))
+                self.packed[key] = kv if isinstance(kv, PackedKV) else pack(kv, pinned=bool(self.paged))
                 self.packed[key].lock()
             pages.release(part, 0)
         for key in self.keys:
             pages.drop(key)
 
-    def write(self) -> dict[str, float]:
-        """Write the blocks of the cold runs to the folder (on a CPU, all), and return {seconds, bytes}."""
+    def write(self) -> dict[str, Any]:
+        """Write the blocks of the cold runs to the folder (on a CPU, all), and return {seconds, bytes} and the disk's.
+
+        raw     how fast the disk gives some of these files, read as they are
+        folder  the kind of its file system
+        """
         begin = perf_counter()
         used = {block.content for prompt in self.prompts[: self.load.cold] for block in prompt.context}
         keys = [k for k, b in zip(self.keys, self.corpus, strict=True) if b.content in used or not self.paged]
         folder = FolderStore(self.folder, {"model": fingerprint(self.model)}, new=True, durable=False)
-        with ThreadPoolExecutor(WRITERS) as threads:
+        with ThreadPoolExecutor(cold_files.THREADS) as threads:
             list(threads.map(folder.put, keys, (self.packed[key] for key in keys)))
         self.forget()
-        return {"seconds": perf_counter() - begin, "bytes": float(len(keys) * self.kv_bytes)}
+        facts = {"seconds": perf_counter() - begin, "bytes": float(len(keys) * self.kv_bytes)}
+        raw = cold_files.raw_rate(self.files[: len(keys) // 4 or 1])
+        self.forget()
+        return facts | {"raw": raw, "resident": cold_files.resident(self.files)} | self.place()
+
+    def place(self) -> dict[str, str]:
+        """Return what the folder lies in."""
+        return {"folder": cold_files.file_system(self.folder)}
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of the folder."""
+        return sorted(self.folder.glob("*.safetensors"))
 
     def forget(self) -> None:
         """Let the system drop what it holds of the files in memory, so that they are read from the disk."""
-        for path in self.folder.glob("*.safetensors") if hasattr(os, "posix_fadvise") else ():
-            opened = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(opened)
-                os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(opened)
+        cold_files.forget(self.files)
 
     def engine(self, state: State, ratio: float = 0.0) -> Engine:
         """Return an engine whose blocks lie where `state` says."""
-        if state == "cold":
-            self.forget()
         method = Reuse(select=QueryGuided(system=0), ratio=ratio) if ratio else Reuse()
-        return self._paged(state, method) if self.paged else self._contiguous(state, method)
+        engine = self._paged(state, method) if self.paged else self._contiguous(state, method)
+        if state == "cold":
+            self.forget()  # after the store has read the headers
+        return engine
 
     def baseline(self, name: str) -> Engine:
         """Return an engine that computes every token, or all behind the longest prefix that was computed before."""
@@ -186,7 +200,8 @@ class StoredCorpus:
         whole = self.load.blocks * self.kv_bytes
         if state == "cold":
             host = HostTier(int(1.1 * whole), pinned=True)
-            store = TieredStore([host, StoreTier(FolderStore(self.folder, durable=False))])
+            disk = StoreTier(FolderStore(self.folder, durable=False, pinned=True))
+            store = TieredStore([host, disk], loaders=self.load.readers)
         else:
             store = TieredStore([HostTier(int(1.1 * whole), pinned=True)])
             for key, kv in self.packed.items():

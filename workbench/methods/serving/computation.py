@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from workbench.methods.serving.gathering import Gathering
 from workbench.methods.serving.queues import Queues
 from workbench.methods.serving.tickets import Engine, Ticket, Wait
 from workbench.store.events import Events
@@ -13,8 +14,11 @@ Waits = Mapping[str, Wait]  # by the name of a request
 class Computation:
     """Runs the engine over requests that are ready or running, at most `batch` at once."""
 
-    def __init__(self, engine: Engine, queues: Queues, events: Events, batch: int):
+    def __init__(self, engine: Engine, queues: Queues, events: Events, batch: int, gather: bool = True):
         self.engine, self.queues, self.events, self.batch = engine, queues, events, batch
+        self.gathering = Gathering() if gather else None
+        self.until: float | None = None  # those that are ready wait for others, until this moment
+        self._free = 0.0  # the engine's last work ended
         self._stalls: list[tuple[float, float]] = []  # of the present prefill
 
     def choose(self) -> tuple[list[Ticket], Waits]:
@@ -23,6 +27,8 @@ class Computation:
         queues, waits = self.queues, dict[str, Wait]()
         room = max(0, self.batch - len(queues.running))
         chosen = queues.ready[:room]
+        if self._gathers(len(chosen), room):
+            return [], waits
         if not chosen and not queues.running:
             chosen = queues.begun[:room]
             waits = {ticket.name: self._stalling(ticket) for ticket in chosen}
@@ -31,6 +37,29 @@ class Computation:
             queues.turn(ticket, "running", "to run")
             queues.running.append(ticket)
         return chosen, waits
+
+    def round(self, chosen: Sequence[Ticket], waits: Waits) -> bool:
+        """Compute the first tokens of those that were chosen, and the next ones of all that run."""
+        at, alone = self.events.now(), len(chosen) == len(self.queues.running) and not waits
+        done = self.prefill(chosen, waits)
+        done |= self.decode()
+        if done:
+            self._free = self.events.now()
+        if chosen and alone and self.gathering is not None:
+            self.gathering.note(len(chosen), self._free - at)
+        return done
+
+    def _gathers(self, ready: int, room: int) -> bool:
+        """Return whether those that are ready wait for others, which are being loaded."""
+        queues, self.until = self.queues, None
+        if self.gathering is None or queues.running or not queues.loading or queues.full or not 0 < ready < room:
+            return False
+        since = max(self._free, *(ticket.since for ticket in queues.ready))
+        until = self.gathering.until(since, ready, len(queues.loading))
+        if self.events.now() >= until:
+            return False
+        self.until = until
+        return True
 
     def prefill(self, chosen: Sequence[Ticket], waits: Waits) -> bool:
         """Compute the first tokens of requests."""

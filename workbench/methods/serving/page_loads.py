@@ -58,8 +58,9 @@ class PageLoads:
         held = ticket.held = Held(keys, own, [])
         found: dict[str, KV] = {}
         try:
-            for key in mine if not ticket.cancelled else ():
-                if (below := store.find_intact(key, request=ticket.name)) is None:
+            wanted = mine if not ticket.cancelled else []
+            for key, below in zip(wanted, store.find_all(wanted, ticket.name), strict=True):
+                if below is None:
                     held.lookups.append(Lookup(key, miss=store.why(key)))
                 else:
                     found[key] = below.kv

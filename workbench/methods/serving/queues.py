@@ -15,10 +15,11 @@ class Queues:
 
     concluding   requests whose last token is there, and whose answer and receipt are not made yet
     full         a request found no room; another must end before one is loaded
+    loading_most requests that are being loaded, or wait to be computed, at most
     """
 
-    def __init__(self, engine: Engine, events: Events):
-        self.engine, self.events, self.full = engine, events, False
+    def __init__(self, engine: Engine, events: Events, loading_most: int):
+        self.engine, self.events, self.full, self.loading_most = engine, events, False, loading_most
         self.ends, self._seen = 0, dict[str, int]()  # how many have ended: in all, and when one began to be loaded
         self.waiting, self.concluding = deque[Ticket](), deque[Ticket]()
         self.loading, self.begun, self.ready, self.running = (list[Ticket]() for _ in range(4))
@@ -31,6 +32,11 @@ class Queues:
     def active(self) -> bool:
         """Whether some hold what others may wait for."""
         return bool(self.loading or self.ready or self.running or self.concluding)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether none can be loaded before one of those that are ready, or run, makes room."""
+        return (self.full and self.active) or len(self.loading) + len(self.ready) >= self.loading_most
 
     def drop(self, ticket: Ticket, *queues: deque[Ticket] | list[Ticket]) -> None:
         """Take a request out of some queues."""

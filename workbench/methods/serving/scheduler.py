@@ -35,6 +35,7 @@ class Scheduler:
     loading   requests that are being loaded, or wait to be computed, at most: what they hold is not evicted
     waiting   requests that may wait to be loaded; then `submit` waits, or raises Busy
     events    what happens is recorded there
+    gather    a free engine waits a little for requests whose loads are about to end (`serving.gathering`)
 
     A request that fails, is cancelled or is too late ends alone; the others go on.
     """
@@ -48,6 +49,7 @@ class Scheduler:
         loading: int = 8,
         waiting: int = 1024,
         events: Events | None = None,
+        gather: bool = True,
     ):
         if mode not in MODES:
             raise BadInput(f"mode is {mode!r}: allowed are {', '.join(MODES)}")
@@ -57,9 +59,9 @@ class Scheduler:
         self.engine, self.mode, self.batch, self.loading, self.waiting = engine, mode, batch, loading, waiting
         self.events = Events() if events is None else events
         self.loaders: Loaders = ThreadLoaders(loaders, self.events) if isinstance(loaders, int) else loaders
-        self.queues = Queues(engine, self.events)
+        self.queues = Queues(engine, self.events, loading)
         self._inbox = deque[Ticket]()  # from other threads
-        self.computation = Computation(engine, self.queues, self.events, batch)
+        self.computation = Computation(engine, self.queues, self.events, batch, gather)
         self._overlaps = mode != "sync" and engine.overlaps
         if engine.overlaps:
             engine.meanwhile = self._meanwhile if self._overlaps else bool
@@ -136,11 +138,10 @@ class Scheduler:
         chosen, waits = self.computation.choose()
         if chosen and self.mode != "sync" and not self._overlaps:
             self._load()  # so that loaders bring the next ones while these are computed
-        done |= self.computation.prefill(chosen, waits)
-        done |= self.computation.decode()
+        done |= self.computation.round(chosen, waits)
         done |= self._conclude()
         if not done and (self.queues.loading or idle):
-            self.loaders.wait(self._next_deadline())
+            self.loaders.wait(self._next_moment())
 
     def _meanwhile(self) -> bool:
         """Do one thing that is due while the engine's device computes; return whether there was one."""
@@ -197,10 +198,9 @@ class Scheduler:
     def _load_one(self) -> bool:
         """Begin to load the next request, where there is one and room for it."""
         queues = self.queues
-        held = len(queues.loading) + len(queues.ready)
-        if not queues.waiting or (queues.full and queues.active) or held >= self.loading:
+        if not queues.waiting or queues.blocked:
             return False
-        if self.mode == "sync" and held + len(queues.running) >= self.batch:
+        if self.mode == "sync" and len(queues.ready) + len(queues.running) >= self.batch:
             return False
         with self._changed:
             ticket = queues.waiting.popleft()
@@ -247,8 +247,12 @@ class Scheduler:
     def _has_place(self) -> bool:
         return len(self._inbox) + len(self.queues.waiting) < self.waiting or self._closed
 
-    def _next_deadline(self) -> float | None:
-        return min((t.deadline for t in self.queues if t.deadline is not None and not t.done.is_set()), default=None)
+    def _next_moment(self) -> float | None:
+        """Return when there is something to do at the latest: a deadline, or the end of gathering."""
+        moments = [t.deadline for t in self.queues if t.deadline is not None and not t.done.is_set()]
+        if self.computation.until is not None:
+            moments.append(self.computation.until)
+        return min(moments, default=None)
 
 
 @contextmanager

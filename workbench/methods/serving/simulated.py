@@ -115,6 +115,7 @@ class SimulatedEngine(OnHost):
     """An engine whose work takes time on a simulated clock: `engine`, where its answers are wanted, does it.
 
     prefill, decode   seconds of a first token, and of one more token of any number of requests
+    step              seconds of a prefill besides, however many requests it computes
     tokens            of every answer, where there is no `engine`
     """
 
@@ -124,6 +125,7 @@ class SimulatedEngine(OnHost):
     layers: int = 1
     engine: Engine | None = None
     released: list[str] = field(default_factory=list)
+    step: float = 0.0
 
     def check(self, ticket: Ticket) -> None:
         """Take any request."""
@@ -136,6 +138,7 @@ class SimulatedEngine(OnHost):
 
     def prefill(self, tickets: Sequence[Ticket], waits: Sequence[Wait | None]) -> list[bool]:
         """Let the time of all prefills pass, layer by layer where layers are waited for."""
+        self.clock.seconds += self.step
         for ticket, wait in zip(tickets, waits, strict=True):
             for layer in range(self.layers):
                 if wait is not None:
