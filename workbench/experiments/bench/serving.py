@@ -103,13 +103,14 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
 def _baselines(bench: StoredCorpus, end: float, timed: Callable[..., dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Ask the baselines the same questions, as many as are answered before `end` if the first are like the others."""
     names, begin, asked = ("full prefill", "prefix caching"), perf_counter(), bench.load.baseline
-    if bench.paged:
+    both = begin < end  # else they are skipped
+    if bench.paged and both:
         for name in names:  # kernels are compiled, too
             timed(_facts("", name), partial(bench.baseline, name), bench.prompts[-FIRST:], "request")
         fit = int(FIRST * (end - perf_counter()) / max(perf_counter() - begin, 1e-9))
         asked = max(FIRST, min(asked, fit))
     for name in names:
-        yield timed(_facts("", name), partial(bench.baseline, name), bench.prompts[:asked], "request", asked)
+        yield timed(_facts("", name), partial(bench.baseline, name), bench.prompts[:asked], "request", both)
 
 
 def _timed(
@@ -119,10 +120,10 @@ def _timed(
     engine: Callable[[], Engine],
     prompts: Sequence[Prompt],
     mode: Mode,
-    needed: int = 0,
+    needed: bool = False,
     gather: bool = True,
 ) -> dict[str, Any]:
-    """Measure one run, unless the time has passed; the second baseline (`needed` questions) is not left out for that.
+    """Measure one run, unless the time has passed; what is `needed` is not left out for that.
 
     Returns its row.
     """
