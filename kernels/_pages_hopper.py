@@ -25,7 +25,7 @@ from workbench.kernels._triton import gl, gluon_jit, mbarrier, overlap, triton
 
 WIDTHS = (64, 128)
 PAGES = (64, 128, 256)  # tokens
-FEW_ROWS = True
+FEW_ROWS = False
 COST = 0.55  # of a step of 72 rows, relative to one of 128
 SHORT = 768  # slots of a part, at most, for which steps of a page are faster than steps of two
 

@@ -38,6 +38,7 @@ class PageOwners:
     def __init__(self, pages: int):
         self.pages = pages
         self.generation: Ints = np.zeros(pages, np.int32)
+        self.given = 0  # how often pages were given back: what was in order stays so until then
         self._free = list(range(pages - 1, SCRATCH, -1))
         self._changed = Condition()
 
@@ -64,6 +65,7 @@ class PageOwners:
         with self._changed:
             numbers = self._own(pages, known)
             self.generation[numbers] += 1
+            self.given += 1  # behind it: who reads this first, and finds pages in order, looks again
             self._free.extend(numbers.tolist())
             self._changed.notify_all()
 

@@ -65,21 +65,23 @@ class Pool(PageStorage):
         """Refuse a prompt that is closed or of another pool, and one whose pages somebody else has by now."""
         if prompt.pool is not self or prompt.closed:
             raise BadInput("this prompt is closed" if prompt.closed else "this prompt is of another pool")
-        if not self.owners.holds(*prompt.held):
+        given = self.owners.given
+        if prompt.checked != given and not self.owners.holds(*prompt.held):
             self.owners.check(prompt.owned, prompt.owned.generations)
             for block in prompt.context:
                 self.check_block(block)
+        prompt.checked = given
 
-    def check_blocks(self, context: Sequence[Cached]) -> tuple[Ints, Ints] | None:
+    def check_blocks(self, context: Sequence[Cached]) -> Ints | None:
         """Refuse what `check_block` refuses; blocks that are in order are looked at all at once.
 
-        Returns the pages of all blocks and their generations; None where a block's are not known.
+        Returns the pages of all blocks; None where a block's generations are not known.
         """
-        known = [x for block in context if (x := block.generations) is not None]
-        if len(known) == len(context) == [block.pool for block in context].count(self):
-            pages, generations = np.concatenate([block.numbers for block in context]), np.concatenate(known)
+        held = [x for block in context if block.pool is self and (x := block.held) is not None]
+        if len(held) == len(context):
+            pages, generations = np.concatenate(held, 1)
             if self.owners.holds(pages, generations):
-                return pages, generations
+                return pages
         for block in context:
             self.check_block(block)
         return None
@@ -175,14 +177,15 @@ class Pool(PageStorage):
                 f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"
             )
         check_positions(positions)
-        held = self.check_blocks(context)
+        given = self.owners.given
+        pages = self.check_blocks(context)
         length = sum([block.length for block in context])
         places = np.arange(length, length + reserve, dtype=np.int32)
         if recompute is not None and len(recompute):
             recomputed = recompute.cpu().numpy().astype(np.int32)
             _check_recompute(recomputed, length)
             places = np.concatenate((recomputed, places))
-        return self._prompt(context, places, positions, wait, held)
+        return self._prompt(context, places, positions, wait, length, pages, given)
 
     def blank(self, reserve: int) -> PagedPrompt:
         """Make the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
@@ -196,23 +199,20 @@ class Pool(PageStorage):
         places: Ints,
         positions: Positions = "re-encoded",
         wait: float = 0.0,
-        held: tuple[Ints, Ints] | None = None,
+        length: int = 0,
+        pages: Ints | None = None,
+        given: int = -1,
     ) -> PagedPrompt:
         owned = self.take(len(places), wait)
         try:
             mine = np.array(owned, np.int32)
-            pages = None if held is None else held[0]
             table = table_of(context, mine, places, self.size, positions == "naive", self.run, pages)
         except BaseException:
             self.give(owned)
             raise
         offsets = np.arange(self.size, dtype=np.int32)
         own: Ints = (mine[:, None] * np.int32(self.size) + offsets).ravel()[: len(places)]
-        length = sum([block.length for block in context])
-        prompt = PagedPrompt(length, table, own, places, owned, self, tuple(context))
-        if held is not None:
-            prompt.held = np.concatenate((mine, held[0])), np.concatenate((owned.generations, held[1]))
-        return prompt
+        return PagedPrompt(length, table, own, places, owned, self, tuple(context), checked=given)
 
     @renamed.arguments(room="reserve")
     def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:

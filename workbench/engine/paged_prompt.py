@@ -33,6 +33,11 @@ class Cached:
         """[P] int32 `pages`, as page tables are joined from them."""
         return self.pages.numpy().astype(np.int32)
 
+    @cached_property
+    def held(self) -> Ints | None:
+        """[2, P] its pages and their generations; None where those are not known."""
+        return None if self.generations is None else np.stack((self.numbers, self.generations))
+
 
 @dataclass(eq=False)
 class PagedPrompt:
@@ -55,6 +60,7 @@ class PagedPrompt:
     context: Sequence[Cached] = ()
     written: int = 0
     closed: bool = False
+    checked: int = -1  # how often pages of the pool had been given back when all of these were in order
 
     @property
     def pages(self) -> Paged:
