@@ -67,6 +67,13 @@ def test_tokens_alone_are_compared_portion_by_portion_and_go_on(kept, tmp_path):
     )
 
 
+def test_other_work_on_the_gpu_is_named(kept):
+    unit = kept[0]["units"]["a"]
+    assert "Beside other work" not in str(engines_beside(kept[0]).layout)
+    told = {**kept[0], "units": {"a": unit | {"beside": "trainings"}}}
+    assert "Beside other work on the GPU (trainings)" in str(engines_beside(told).layout)
+
+
 def test_what_differs_is_counted_on():
     one = {"questions": 2, "equal": 1, "tie": 1, "near": 0, "apart": 0, "listed": [{"steps": 1.0, "question": 1}]}
     both = engine_speed._added(one, one)

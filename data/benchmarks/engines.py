@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=64, help="tokens of each")
     parser.add_argument("--minutes", type=float, default=1e9, help="nothing is begun after")
     parser.add_argument("--tokens", action="store_true", help="compare tokens alone; take no times")
+    parser.add_argument("--beside", default="nothing", help="what else the GPUs did meanwhile, for readers")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     end = perf_counter() + 60 * given.minutes
@@ -75,7 +76,7 @@ def main() -> None:
         else:
             trial = Trial(model, device=given.device, dtype=dtype, **METHODS[method])
             unit = engine_speed.answered(loaded, trial, _prompts(loaded, count), SIZES, print)
-        units[name] = {"model": model, "method": method or "block", "dtype": dtype, **unit}
+        units[name] = {"model": model, "method": method or "block", "dtype": dtype, "beside": given.beside, **unit}
         _write(given.out, about, units)
         del loaded
 
@@ -89,7 +90,8 @@ def _tokens(given: argparse.Namespace, end: float, about: dict[str, Any], units:
         loaded = models.load(model, given.device, dtype)
         trial = Trial(model, device=given.device, dtype=dtype, **METHODS[method])
         for rows in engine_speed.compared(loaded, trial, _prompts(loaded, count), SIZES, there):
-            units[name] = {"model": model, "method": method, "dtype": dtype, "tokens": rows}
+            about_unit = {"model": model, "method": method, "dtype": dtype, "beside": given.beside}
+            units[name] = about_unit | {"tokens": rows}
             _write(given.out, about, units)
             counts = [" ".join(f"{k} {v}" for k, v in row.items() if isinstance(v, int)) for row in rows]
             print(f"{name}: {'; '.join(counts)}", flush=True)

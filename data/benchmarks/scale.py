@@ -27,13 +27,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--beside", default="nothing", help="what else the GPUs did meanwhile, for readers")
     parser.add_argument("--out", type=Path, default=HERE)
     given = parser.parse_args()
     end = perf_counter() + given.seconds
     model = whole_model.build(whole_model.LLAMA | TINY if given.tiny else whole_model.LLAMA)
     scene = whole_model.Scene(model, [], unit=64 if given.tiny else 1024)
     about: dict[str, Any] = {"command": "python data/benchmarks/scale.py"}
-    about |= {"shape": "tiny" if given.tiny else "Llama-3.1-8B", "device": device_name(model.device)}
+    about |= {
+        "beside": given.beside,
+        "shape": "tiny" if given.tiny else "Llama-3.1-8B",
+        "device": device_name(model.device),
+    }
     about |= {"versions": versions(), "token_bytes": scene.bytes(1) - scene.bytes(0), "weight_bytes": scene.bytes(0)}
     about |= {"copy_bytes_per_s": timing.roof(model.device).copy if whole_model.GPU else None}
     path = given.out / "scale.json"

@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--questions", type=int, default=100, help="of the lab, whose passages are drawn")
     parser.add_argument("--store-mib", type=int, default=256)
+    parser.add_argument("--beside", default="nothing", help="what else the GPUs did meanwhile, for readers")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     loaded = models.load(given.model, given.device, given.dtype)
@@ -39,6 +40,7 @@ def main() -> None:
     soak = Soak(loaded, list(texts), [prompt.blocks[-1] for prompt in prompts], given.store_mib << 20)
     about = {"command": "python data/benchmarks/soak.py", "model": given.model, "dtype": str(loaded.model.dtype)[6:]}
     about |= {"device": device_name(loaded.model.device), "versions": versions(), "blocks": len(texts)}
+    about |= {"beside": given.beside}
 
     def tell(report: dict[str, Any]) -> None:
         results.write_json(given.out, {**about, **report, "sound": sound(report)})

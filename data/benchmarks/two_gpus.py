@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--beside", default="nothing", help="what else the GPUs did meanwhile, for readers")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
@@ -144,7 +145,12 @@ def main() -> None:
     if given.blocks < 2 or given.runs < 1:
         raise BadInput(f"{given.blocks} blocks and {given.runs} runs: at least 2 blocks and 1 run are needed")
     about: dict[str, Any] = {"command": "python data/benchmarks/two_gpus.py"}
-    about |= {"shape": "tiny" if given.tiny else "Llama-3.1-8B", "versions": versions(), "tokens": given.tokens}
+    about |= {
+        "beside": given.beside,
+        "shape": "tiny" if given.tiny else "Llama-3.1-8B",
+        "versions": versions(),
+        "tokens": given.tokens,
+    }
     about |= {"device": "cpu" if given.tiny else device_name(torch.device("cuda:0")), "blocks": given.blocks}
     taken: dict[str, list[float]] = {ALONE: [], SHARED: []}
     with Both(given.blocks, given.tokens, given.tiny) as both:

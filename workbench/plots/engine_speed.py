@@ -1,6 +1,6 @@
 """Both engines of `generate` beside each other: questions and tokens a second, and whether they say the same."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import plotly.graph_objects as go
@@ -10,6 +10,7 @@ from workbench.plots.table import table
 
 Row = Mapping[str, Any]
 WRONG = ("pages lost", "pinned", "changed", "apart")
+NOTHING = "nothing"  # was beside a run
 STATES = {"cold": "blocks encoded", "warm": "blocks in the store"}
 
 
@@ -34,7 +35,7 @@ def engines_beside(kept: Row | None = None) -> go.Figure | None:
         notice=notice(kept),
         caption=f"{kept['device']}. Questions a second of whole answers, tokens a second of decoding alone. Same "
         "tokens: greedy answers without any difference; ties: others whose first two differing tokens are at most one "
-        "step of the dtype apart. data/benchmarks/engines.py.",
+        f"step of the dtype apart.{_beside(kept['units'].values())} data/benchmarks/engines.py.",
     )
 
 
@@ -91,8 +92,18 @@ def soaked(kept: Row | None = None) -> go.Figure | None:
         rows,
         title="Mixed requests over one pool, blocks coming and going",
         notice=f"{counts['requests']:,} requests in {kept['seconds'] / 60:,.0f} minutes. {verdict}",
-        caption=f"{kept['model']}, {kept['dtype']}, {kept['device']}; {kept['pages']:,} pages. "
+        caption=f"{kept['model']}, {kept['dtype']}, {kept['device']}; {kept['pages']:,} pages.{_beside([kept])} "
         "data/benchmarks/soak.py.",
+    )
+
+
+def _beside(runs: Iterable[Row]) -> str:
+    """Name other work that the GPU did meanwhile: times of such runs are too long."""
+    others = {run["beside"] for run in runs if run.get("beside", NOTHING) != NOTHING}
+    return (
+        f" Beside other work on the GPU ({'; '.join(sorted(others))}), so times of these are too long."
+        if others
+        else ""
     )
 
 
