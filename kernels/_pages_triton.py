@@ -36,6 +36,8 @@ from workbench.kernels._common import (
 )
 from workbench.kernels._triton import after_previous, jit, overlap, padded_width, tl, triton
 
+MERGE_WARPS = 4  # of a program that merges the parts of a row
+
 
 def reference(
     q: Tensor,
@@ -389,7 +391,7 @@ def merge(parts: Tensor, lse: Tensor, out: Tensor, uneven: tuple[int, int, int, 
     options, pdl = overlap(parts.device)
     _merge[(batch * heads * count,)](
         parts, lse, out, heads, count, splits, *uneven, *out.stride()[:3], SPLITS=triton.next_power_of_2(splits),
-        D=width, DP=padded_width(width), PDL=pdl, **options,
+        D=width, DP=padded_width(width), PDL=pdl, num_warps=MERGE_WARPS, **options,
     )  # fmt: skip
 
 
