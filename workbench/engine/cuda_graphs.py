@@ -7,48 +7,29 @@ CUDA, and for large batches, whose kernels run longer than they take to start, t
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.errors import BadInput
 from workbench.engine.buckets import Bucket, common
+from workbench.engine.captured import Captured, capture
 from workbench.engine.compile import fused
 from workbench.engine.fused_layers import FusedLayers, layers_of
 from workbench.engine.paged_pool import Pool
 from workbench.engine.paged_prompt import PagedPrompt
 from workbench.engine.products import TORCH, Products, kept
+from workbench.engine.request_tokens import Fetch, check_prompts, check_tokens
 from workbench.engine.static_batch import DecodeBatch, StaticBatch
 from workbench.models.spec import prepare_model
 
 LAYERS = ("fused", "compiled", "model")
 LOG = logging.getLogger(__name__)  # says what is being prepared
-WARM_UP = 2  # forward passes before a capture: kernels are compiled, libraries choose theirs
-
-
-@dataclass
-class Captured:
-    """A step, its graph (None: it runs as it is), its result, and the seconds that warming up and capturing took."""
-
-    batch: StaticBatch
-    graph: "torch.cuda.CUDAGraph | None" = None
-    logits: Tensor | None = None
-    warm_up: float = 0.0
-    capture: float = 0.0
-
-    def run(self) -> Tensor:
-        if self.graph is None:
-            return self.batch.forward()
-        self.graph.replay()
-        assert self.logits is not None
-        return self.logits
 
 
 @dataclass
@@ -148,7 +129,7 @@ class Runner:
         wait: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, StaticBatch]:
         host = [ids.cpu().numpy() for ids in tokens]
-        _check(self.pool, prompts, host)
+        check_tokens(self.pool, prompts, host)
         bucket = self._bucket(prompts, max(map(len, tokens)), queries=layers)
         ready = self._ready(bucket, wait is not None)
         batch = ready.batch
@@ -182,7 +163,7 @@ class Runner:
         """
         if count < 1 or any(prompt.reserve < count - 1 for prompt in prompts):
             raise BadInput(f"{count} tokens for prompts with room for {[prompt.reserve for prompt in prompts]}")
-        _check_prompts(self.pool, prompts)
+        check_prompts(self.pool, prompts)
         ready = self._ready(self._bucket(prompts, 1, max(1, count)))
         batch = ready.batch
         assert isinstance(batch, DecodeBatch)
@@ -192,7 +173,7 @@ class Runner:
         batch.send()
         first = (logits if logits.ndim == 1 else logits.argmax(-1)).int()
         batch.begin(first)
-        fetch = _Fetch(batch, count, len(prompts))
+        fetch = Fetch(batch, count, len(prompts))
         fetch.start(first)
         return self._stream(ready, batch, prompts, fetch, eos, max(1, ahead), waiting)
 
@@ -201,7 +182,7 @@ class Runner:
         ready: Captured,
         batch: DecodeBatch,
         prompts: Sequence[PagedPrompt],
-        fetch: "_Fetch",
+        fetch: Fetch,
         eos: frozenset[int],
         ahead: int,
         waiting: Callable[[Any], None] | None,
@@ -253,71 +234,10 @@ class Runner:
         if not self.graphs:
             return Captured(batch)
         try:
-            return self._capture(batch)
+            return capture(batch, self._memory)
         except (BadInput, torch.OutOfMemoryError):
             raise
         except RuntimeError as problem:
             self.graphs, self.why_uncaptured = False, str(problem)
             LOG.warning("%s is not captured, and runs as it is: %s", self.pool.spec.name, problem)
             return Captured(batch)
-
-    @torch.no_grad()
-    def _capture(self, batch: StaticBatch) -> Captured:
-        """Warm up and capture on padding only: nothing is written but the scratch page."""
-        begin = time.perf_counter()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                batch.forward()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        middle, graph = time.perf_counter(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):  # other threads may load
-            logits = batch.forward()
-        torch.cuda.synchronize()
-        return Captured(batch, graph, logits, middle - begin, time.perf_counter() - middle)
-
-
-class _Fetch:
-    """Tokens on their way to the host, without stopping the device: `host` [count, B]."""
-
-    def __init__(self, batch: DecodeBatch, count: int, requests: int):
-        self.generation = batch.generation  # of the answers that are fetched
-        self.events: list[torch.cuda.Event | None] = []
-        self.host = torch.zeros(count, requests, dtype=torch.int32, pin_memory=batch.tokens.is_cuda)
-
-    def start(self, tokens: Tensor) -> None:
-        """Begin to copy the tokens [B] of the next step."""
-        self.host[len(self.events)].copy_(tokens, non_blocking=True)
-        event = torch.cuda.Event() if tokens.is_cuda else None
-        if event is not None:
-            event.record()
-        self.events.append(event)
-
-    def wait(self, number: int, waiting: Callable[[Any], None] | None = None) -> list[int]:
-        """The tokens of a step, once they are here."""
-        event = self.events[number]
-        if event is not None:
-            if waiting is not None and not event.query():
-                waiting(event)
-            event.synchronize()
-        return [int(token) for token in self.host[number].tolist()]
-
-
-def _check(pool: Pool, prompts: Sequence[PagedPrompt], tokens: Sequence["np.ndarray[Any, Any]"]) -> None:
-    if not prompts or len(prompts) != len(tokens):
-        raise BadInput(f"{len(tokens)} lists of tokens for {len(prompts)} prompts: give one for each, at least one")
-    for prompt, ids in zip(prompts, tokens, strict=True):
-        if not 1 <= len(ids) <= prompt.reserve:
-            raise BadInput(f"{len(ids)} tokens for a prompt with room for {prompt.reserve}")
-        if ids.min() < 0 or ids.max() >= pool.spec.vocabulary:
-            raise BadInput(f"token ids {ids.min()} to {ids.max()}: the vocabulary is 0 to {pool.spec.vocabulary - 1}")
-    _check_prompts(pool, prompts)
-
-
-def _check_prompts(pool: Pool, prompts: Sequence[PagedPrompt]) -> None:
-    for prompt in prompts:
-        pool.check(prompt)
-    if len({id(prompt) for prompt in prompts}) < len(prompts):
-        raise BadInput("a prompt is given twice: each writes to pages of its own")

@@ -17,7 +17,8 @@ import torch
 from workbench.core.blocks import Block
 from workbench.engine import buckets, forward
 from workbench.engine.backends import kernel
-from workbench.engine.cuda_graphs import Captured, Runner
+from workbench.engine.captured import Captured
+from workbench.engine.cuda_graphs import Runner
 from workbench.engine.paged_pool import Pool
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.pools import BLOCK, describe, filled

@@ -3,7 +3,7 @@
 from typing import Any
 
 from workbench.core.blocks import Block
-from workbench.engine.cuda_graphs import Captured
+from workbench.engine.captured import Captured
 from workbench.engine.forward import PrefillOutput
 from workbench.engine.paged_pool import Pool
 from workbench.experiments.bench.whole_model import Candidate, Scene, clock
