@@ -45,7 +45,7 @@ def configure(dtype: torch.dtype, block: int) -> Config:
     rows = max(16, triton.next_power_of_2(block))
     if dtype == torch.float32:
         return Config(rows, 32, 4, 1)
-    return Config(rows, 128 if rows >= 128 else 64, 8 if rows >= 128 else 4, 2)
+    return Config(rows, 64, 4, 2)
 
 
 def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule) -> Tensor:
@@ -158,7 +158,7 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0,
     start = first // block
     _means[(blocks - start, batch * heads)](
         keys, means.high, means.low, length, start, means.high.shape[2], heads, *keys.stride()[:3], BLOCK=block,
-        TOKENS=triton.next_power_of_2(block), D=width, DP=wide, SPLIT=split, num_warps=4,
+        TOKENS=triton.next_power_of_2(block), D=width, DP=wide, SPLIT=split, num_warps=2,
     )  # fmt: skip
     return means
 
