@@ -106,16 +106,16 @@ class Preparation:
         opened(self.out, kind_of(model, policy, tokenizer), new=True)  # refuses a store of another kind
         forget(self.out, SUCCESS)
         stages = self._stages(model, policy, corpus, tokenizer)
-        made = len(stages[-1].passages) if stages else 0
+        made = 0
         for stage in stages:
             if system and not opened(stage.folder).has_file("system"):
                 ShardMaker(model, stage.policy, stage.folder, system).make(("system", ()))
         total, done, seconds = sum(len(stage.passages) for stage in stages), 0, 0.0
         with self._makers(model, system, stages) as make:
             for stage in stages:
-                begin, end = float("inf"), 0.0
-                for begun, ended, count in make(stage):
-                    begin, end, done = min(begin, begun), max(end, ended), done + count
+                begin, end, made = float("inf"), 0.0, 0  # of the last stage, whose passages stay
+                for begun, ended, count, fresh in make(stage):
+                    begin, end, done, made = min(begin, begun), max(end, ended), done + count, made + fresh
                     if progress:
                         progress(done, total)
                 seconds += end - begin

@@ -19,6 +19,7 @@ from workbench import models
 from workbench.core import dask_cluster
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
+from workbench.core.kv import KV
 from workbench.methods.prepare import Prepare
 from workbench.models.spec import prepare_model
 from workbench.store import FolderStore, MemoryStore, fingerprint
@@ -28,7 +29,7 @@ from workbench.store.remote import RemoteStore
 from workbench.store.views import StagingStore
 
 Shard = tuple[str, tuple[Block, ...]]  # name of a file, and the passages it holds
-Made = tuple[float, float, int]  # (begin, end, passages) of a shard
+Made = tuple[float, float, int, int]  # of a shard: begin, end, its passages, and how many of them were encoded
 UNPREPARED = "unprepared"
 RETRIES = 5  # of a shard whose Dask worker died
 
@@ -54,18 +55,28 @@ def named(store: FolderStore | RemoteStore | None, number: int, blocks: tuple[Bl
     shard = f"passages-{number:06d}", blocks
     if store is None or (isinstance(store, FolderStore) and not store.has_file(shard[0])):
         return shard
-    return shard if is_written(store, shard) else _by_content(blocks)
+    return shard if is_written(store, shard) or _is_part(store, shard) else _by_content(blocks)
 
 
 def is_written(store: FolderStore | RemoteStore, shard: Shard) -> bool:
     """Return whether a shard is there, with all its passages."""
     name, blocks = shard
-    if not store.has_file(name) or isinstance(store, RemoteStore) or name == _by_content(blocks)[0]:
+    if not store.has_file(name) or isinstance(store, RemoteStore):
         return store.has_file(name)
-    held = [key.identity for key in store.blocks_of(name)]
+    everywhere = name == _by_content(blocks)[0]  # its others were in other files when it was written
+    held = [identity_of(key) for key in (store if everywhere else store.blocks_of(name))]
     if any(identity is None for identity in held):  # of an earlier version, which filled a folder once
         return True
     return {identity.block for identity in held if identity} >= {block.content for block in blocks}
+
+
+def _is_part(store: FolderStore | RemoteStore, shard: Shard) -> bool:
+    """Return whether the file of a shard holds some of its passages, and nothing else: the others were damaged."""
+    name, blocks = shard
+    if isinstance(store, RemoteStore) or not (held := store.blocks_of(name)):
+        return False
+    contents = {block.content for block in blocks}
+    return all(key.identity is not None and key.identity.block in contents for key in held)
 
 
 def _by_content(blocks: tuple[Block, ...]) -> Shard:
@@ -86,15 +97,21 @@ class ShardMaker:
         begin = time.monotonic()
         name, blocks = shard
         if blocks and is_written(self.out, shard):  # what is there would not be staged, and be written over
-            return begin, time.monotonic(), len(blocks)
+            return begin, time.monotonic(), len(blocks), 0
         store = StagingStore(self.out, *self.below) if blocks else StagingStore()
         last = (blocks or self.system)[0]  # stands for a question, which is not cached
         self.policy(self.model, [Prompt((*self.system, *blocks, last))], store)
         fresh = {identity.block for key in store.staged if (identity := identity_of(key))}
-        if blocks and (self.out.has_file(name) or not fresh >= {block.content for block in blocks}):
+        all_fresh = fresh >= {block.content for block in blocks} and not self.out.has_file(name)
+        if blocks and not all_fresh and not _is_part(self.out, shard):
             name, _ = _by_content(blocks)  # some of its passages are in other files
-        self.out.write(name, store.staged)
-        return begin, time.monotonic(), len(blocks)
+        self.out.write(name, self._kept(name) | store.staged)
+        return begin, time.monotonic(), len(blocks), sum(block.content in fresh for block in blocks)
+
+    def _kept(self, name: str) -> dict[str, KV]:
+        """Return what a file holds that is written with other blocks again."""
+        keys = [] if isinstance(self.out, RemoteStore) else self.out.blocks_of(name)
+        return {key: kv for key in keys if (kv := self.out.get(key)) is not None}
 
 
 def here(model: PreTrainedModel, system: tuple[Block, ...]) -> Make:
@@ -153,7 +170,7 @@ def cluster(
             futures = [client.submit(_on_cluster, shared, shard, pure=False, retries=RETRIES) for shard in stage.shards]
             try:
                 for future in distributed.as_completed(futures, loop=client.loop):
-                    yield begin, time.monotonic(), future.result()[2]
+                    yield begin, time.monotonic(), *future.result()[2:]
             except distributed.KilledWorker as problem:
                 raise RuntimeError(
                     f"workers ended again and again, perhaps for lack of memory; what is written stays: {problem}"

@@ -43,8 +43,11 @@ PIECE, LARGE = 1 << 19, 1 << 23  # bytes that are read at once; of larger blocks
 POPULATE_READ = 22  # of madvise, Linux 5.14: an error instead of a signal where a page cannot be read
 
 
-def save(path: Path, blocks: Mapping[str, KV]) -> None:
-    """Write blocks to a file. Raises BadInput, before anything is written, for values that are no numbers."""
+def save(path: Path, blocks: Mapping[str, KV], made: Mapping[str, str] | None = None) -> None:
+    """Write blocks to a file; `made` of earlier ones says what computed them.
+
+    Raises BadInput, before anything is written, for values that are no numbers.
+    """
     tensors: dict[str, Tensor] = {}
     for key, kv in blocks.items():
         for name, x in zip(file_header.names(key, len(kv.keys)), kv.tensors(), strict=True):
@@ -60,7 +63,7 @@ def save(path: Path, blocks: Mapping[str, KV]) -> None:
         "format": str(file_header.FORMAT),
         "identities": json.dumps(identities),
         "checksums": json.dumps({name: of_tensor(name, x) for name, x in tensors.items()}),
-        "made": json.dumps(versions() | {"device": ", ".join(sorted(devices))}),
+        "made": json.dumps(versions() | {"device": ", ".join(sorted(devices))} if made is None else dict(made)),
     }
     if len({x.dtype for x in tensors.values()}) == 1:
         runs = {key: [tensors[name] for name in file_header.names(key, layers)] for key in blocks}

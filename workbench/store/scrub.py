@@ -1,13 +1,14 @@
 """A store of cached blocks read as a whole: what is damaged, and what there is."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import BadInput
-from workbench.core.files import sync, writing
+from workbench.core.files import sync, write_atomically, writing
+from workbench.core.kv import KV
 from workbench.store import aside, block_file, manifest
 from workbench.store.block_file import SUFFIX, Contents, Unusable
 from workbench.store.file_header import quietly
@@ -31,7 +32,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Scrub:
-    """What `verify` found. `removed` are the files that were set aside; blocks and bytes include the damaged ones."""
+    """What `verify` found. Blocks and bytes include the damaged ones.
+
+    removed   files that were set aside
+    kept      blocks of them that are whole: their files are written anew with them
+    """
 
     folder: str
     files: int
@@ -40,6 +45,7 @@ class Scrub:
     unchecked: int  # blocks that could be read, of files without checksums
     findings: tuple[Finding, ...]
     removed: tuple[str, ...]
+    kept: int = 0
 
     @property
     def whole(self) -> bool:
@@ -50,7 +56,7 @@ class Scrub:
 def verify(folder: Path, repair: bool = False, progress: Progress | None = None) -> Scrub:
     """Read every file of a folder and verify every checksum; with `repair`, set the files aside that are damaged.
 
-    Their blocks are encoded again by whoever asks for them, or by `workbench store encode`. Files of later versions,
+    Blocks of them that are whole stay, in a file of the same name; the others are encoded again by whoever asks for them, or by `workbench store encode`. Files of later versions,
     and such as hold no cached blocks, are named and left alone. Raises BadInput for a folder of something else.
     """
     findings, counts, size = _of_manifest(folder), Counter[str](), 0
@@ -65,11 +71,10 @@ def verify(folder: Path, repair: bool = False, progress: Progress | None = None)
         if progress:
             progress(done, len(paths))
     damaged = {finding.file for finding in findings if finding.kind == "damaged"} - {manifest.MANIFEST}
-    if repair and damaged:
-        _set_aside(folder, {finding.file: finding.detail for finding in findings if finding.file in damaged})
+    kept = _set_aside(folder, [finding for finding in findings if finding.file in damaged]) if repair else 0
     removed = tuple(sorted(damaged)) if repair else ()
     whole = (str(folder), len(paths), counts["blocks"], size, counts["unchecked"])
-    return Scrub(*whole, tuple(findings), removed)
+    return Scrub(*whole, tuple(findings), removed, kept)
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -156,12 +161,38 @@ def _of_file(path: Path) -> tuple[list[Finding], Contents | None]:
     return findings, known
 
 
-def _set_aside(folder: Path, reasons: Mapping[str, str]) -> None:
+def _set_aside(folder: Path, findings: Iterable[Finding]) -> int:
+    """Set damaged files aside, and write those anew of which some blocks are whole; return how many blocks are."""
+    by_file: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_file.setdefault(finding.file, []).append(finding)
+    if not by_file:
+        return 0
+    kept = 0
     try:
         with writing(folder):
-            for name, reason in reasons.items():
-                aside.keep(folder / name, reason)
-                (folder / name).unlink(missing_ok=True)
+            for name, found in by_file.items():
+                aside.keep(folder / name, "; ".join(finding.detail for finding in found))
+                kept += _without(folder / name, {finding.block for finding in found})
             sync(folder)
     except BadInput as problem:
-        raise BadInput(f"damaged files of {folder} cannot be set aside: {problem.__cause__}") from None
+        raise BadInput(f"damaged files of {folder} cannot be set aside: {problem.__cause__ or problem}") from None
+    return kept
+
+
+def _without(path: Path, damaged: Container[str | None]) -> int:
+    """Write a file without some blocks, or delete it where all are damaged; return how many are left."""
+    blocks: dict[str, KV] = {}
+    made: dict[str, str] = {}
+    try:
+        with quietly(path) as opened:
+            known = block_file.contents(opened)
+            made = known.made
+            blocks = {key: block_file.block(opened, key, known) for key in known.blocks() if str(key) not in damaged}
+    except (Unusable, OSError):  # of a header that is damaged nothing is known
+        blocks = {}
+    if not blocks:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, lambda partial: block_file.save(partial, blocks, made), durable=True)
+    return len(blocks)

@@ -78,15 +78,17 @@ def repair(
     encode_again: Annotated[bool, typer.Option("--encode/--no-encode", help="Encode what is missing then")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Set damaged files aside, and encode again what `store encode` or `prepare` had put there."""
+    """Set damaged files aside, and encode again what is damaged of all that `store encode` or `prepare` had put there."""
     found = _scrubbed(folder, True)
     made = 0
     if encode_again:
         with progress("encoding") as advance:
             made = sum(prepared.made for prepared in precompute.again(place_of(folder), advance))
     left = _scrubbed(folder, False)
-    whole = asdict(left) | {"whole": left.whole, "repaired": list(found.removed), "made": made}
-    told = [f"set aside: {plain(name)}" for name in found.removed] + [f"{made} passages encoded again"]
+    whole = asdict(left) | {"whole": left.whole, "repaired": list(found.removed), "kept": found.kept, "made": made}
+    told = [f"set aside: {plain(name)}" for name in found.removed]
+    told += [f"blocks of these files that are whole, and stay: {found.kept}"] if found.removed else []
+    told += [f"passages encoded again: {made}"]
     show(as_json, json.dumps(whole), "\n".join([*told, _verified(left)]), wrap=False)
     if not left.whole:
         raise typer.Exit(1)
