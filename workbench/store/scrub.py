@@ -56,8 +56,9 @@ class Scrub:
 def verify(folder: Path, repair: bool = False, progress: Progress | None = None) -> Scrub:
     """Read every file of a folder and verify every checksum; with `repair`, set the files aside that are damaged.
 
-    Blocks of them that are whole stay, in a file of the same name; the others are encoded again by whoever asks for them, or by `workbench store encode`. Files of later versions,
-    and such as hold no cached blocks, are named and left alone. Raises BadInput for a folder of something else.
+    Blocks of them that are whole stay, in a file of the same name. The others are encoded again by whoever asks for
+    them, or by `workbench store encode`. Files of later versions, and such as hold no cached blocks, are named and left
+    alone. Raises BadInput for a folder of something else.
     """
     findings, counts, size = _of_manifest(folder), Counter[str](), 0
     paths = sorted(folder.glob(f"*{SUFFIX}"))

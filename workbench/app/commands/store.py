@@ -78,7 +78,7 @@ def repair(
     encode_again: Annotated[bool, typer.Option("--encode/--no-encode", help="Encode what is missing then")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Set damaged files aside, and encode again what is damaged of all that `store encode` or `prepare` had put there."""
+    """Set damaged files aside, keep their whole blocks, and encode the others as `store encode` or `prepare` did."""
     found = _scrubbed(folder, True)
     made = 0
     if encode_again:

@@ -102,12 +102,14 @@ def runs(bench: StoredCorpus, seconds: float) -> Iterator[dict[str, Any]]:
 
 def _baselines(bench: StoredCorpus, end: float, timed: Callable[..., dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Ask the baselines the same questions, as many as are answered before `end` if the first are like the others."""
-    names, begin, asked = ("full prefill", "prefix caching"), perf_counter(), bench.load.baseline
-    both = begin < end  # else they are skipped
+    names, asked = ("full prefill", "prefix caching"), bench.load.baseline
+    both = perf_counter() < end  # else they are skipped
     if bench.paged and both:
-        for name in names:  # kernels are compiled, too
-            timed(_facts("", name), partial(bench.baseline, name), bench.prompts[-FIRST:], "request")
-        fit = int(FIRST * (end - perf_counter()) / max(perf_counter() - begin, 1e-9))
+        for count in (2, FIRST):  # kernels are compiled first
+            begin = perf_counter()
+            for name in names:
+                timed(_facts("", name), partial(bench.baseline, name), bench.prompts[-count:], "request", both)
+        fit = int(FIRST * (end - perf_counter()) / (perf_counter() - begin))
         asked = max(FIRST, min(asked, fit))
     for name in names:
         yield timed(_facts("", name), partial(bench.baseline, name), bench.prompts[:asked], "request", both)
