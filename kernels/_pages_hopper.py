@@ -19,8 +19,8 @@ from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
 from workbench.kernels._common import LOG2E, processors
 from workbench.kernels._pages_consumer import _consume, _consume_second, _largest
+from workbench.kernels._pages_parts import merge, new_parts
 from workbench.kernels._pages_rotated import _rerotate
-from workbench.kernels._pages_triton import merge, new_parts
 from workbench.kernels._triton import gl, gluon_jit, mbarrier, overlap, triton
 
 WIDTHS = (64, 128)

@@ -12,8 +12,6 @@ the matrix unit as they lie in memory (RoFormer, arXiv:2104.09864, eq. 16). Name
 slots are masked where a row may not see them, and lse is the log2 of the weight of a part: m_i + log2(l_i).
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -34,9 +32,8 @@ from workbench.kernels._common import (
     rows_first,
     step,
 )
-from workbench.kernels._triton import after_previous, jit, overlap, padded_width, tl, triton
-
-MERGE_WARPS = 4  # of a program that merges the parts of a row
+from workbench.kernels._pages_parts import merge, new_parts
+from workbench.kernels._triton import jit, padded_width, tl, triton
 
 
 def reference(
@@ -64,75 +61,6 @@ def reference(
             k = rotate(k, pages.shifts[b].repeat_interleave(size)[used], inv_freq, pairing)
         out[b] = attend(q[b], k, v, at[used] <= rows[b, :, None], scale)
     return out
-
-
-def case(
-    seed: int,
-    device: str,
-    dtype: torch.dtype,
-    contexts: Sequence[Sequence[int]],
-    blocks: Sequence[int],
-    questions: Sequence[int],
-    recompute: float = 0.0,
-    page: int = 16,
-    width: int = 64,
-    heads: tuple[int, int] = (4, 2),
-    pairing: Pairing | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Paged, Tensor | None, Pairing]:
-    """Make arguments of `reference`, on pages that lie in random places; what no row may see is NaN.
-
-    Request b reads the cached blocks `contexts[b]` (their lengths are `blocks`), recomputes a share `recompute` of
-    their tokens, and asks a question of `questions[b]` tokens, on pages of its own. With `pairing`, blocks are shifted
-    to where they stand.
-    """
-    draw = torch.Generator().manual_seed(seed)
-    home: list[list[int]] = []  # pages of each cached block
-    page_base = 0  # the next free page
-    for length in blocks:
-        count = -(-length // page)
-        home.append(list(range(page_base, page_base + count)))
-        page_base += count
-    tables: list[list[tuple[int, int, list[int]]]] = []  # of each request: (page, shift, position of every slot)
-    rows: list[list[int]] = []
-    for context, question in zip(contexts, questions, strict=True):
-        start = 0
-        table: list[tuple[int, int, list[int]]] = []
-        mine: list[int] = []
-        for block in context:
-            fresh = torch.rand(blocks[block], generator=draw) < recompute
-            mine += (start + fresh.nonzero()[:, 0]).tolist()
-            for i, p in enumerate(home[block]):
-                inside = range(i * page, min((i + 1) * page, blocks[block]))
-                at = [page_table.INVALID_POS if fresh[t] else start + t for t in inside]
-                table.append((p, start, at + [page_table.INVALID_POS] * (page - len(at))))
-            start += blocks[block]
-        mine += list(range(start, start + question))
-        for i in range(0, len(mine), page):
-            fresh_at = mine[i : i + page]
-            table.append((page_base, 0, fresh_at + [page_table.INVALID_POS] * (page - len(fresh_at))))
-            page_base += 1
-        tables.append(table)
-        rows.append(mine)
-    width_p, width_r = max(map(len, tables)), max(map(len, rows))
-    where = torch.randperm(page_base, generator=draw).tolist()
-    empty = (0, 0, [page_table.INVALID_POS] * page)
-    padded = [table + [empty] * (width_p - len(table)) for table in tables]
-    positions = torch.tensor([[at for _, _, at in table] for table in padded])
-    table_ = torch.tensor([[where[p] for p, _, _ in table] for table in padded])
-    shifts = torch.tensor([[shift for _, shift, _ in table] for table in padded]) if pairing else None
-    pool = [torch.full((heads[1], page_base * page, width), torch.nan) for _ in range(2)]
-    seen = (table_[..., None] * page + torch.arange(page))[positions != page_table.INVALID_POS].unique()
-    for x in pool:
-        x[:, seen] = torch.randn(heads[1], len(seen), width, generator=draw)
-    q = torch.randn(len(tables), heads[0], width_r, width, generator=draw)
-    at_rows = torch.tensor([mine + [-1] * (width_r - len(mine)) for mine in rows])
-    inv_freq = (1e4 ** (-torch.arange(0, width, 2) / width)).to(device) if pairing else None
-    length = 1 + max((max(at) for at in rows if at), default=0)
-    pages = Paged.of(
-        table_.to(device), positions.to(device), None if shifts is None else shifts.to(device), length=length
-    )
-    keys, values = (x.to(device, dtype) for x in pool)
-    return q.to(device, dtype), keys, values, at_rows.to(device), pages, inv_freq, pairing or "neox"
 
 
 @jit
@@ -279,48 +207,6 @@ def _attend(
         tl.store(lse + ((request * heads + head) * count + row) * splits + split, weight, mask=row < count)
 
 
-@jit
-def part_weights(lse, place, splits, SPLITS: tl.constexpr):
-    """[SPLITS] log2 of the weights of a row's parts."""
-    i = tl.arange(0, SPLITS)
-    return tl.load(lse + place * splits + i, mask=i < splits, other=float("-inf"))
-
-
-@jit
-def part_sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """[DP] sum of a row's parts, weighted; a part without weight may be NaN and does not count.
-
-    Parts are read without waiting for their weights.
-    """
-    i, col = tl.arange(0, SPLITS), tl.arange(0, DP)
-    there = (i < splits)[:, None] & (col < D)[None, :]
-    part = tl.load(parts + (place * splits + i[:, None]) * D + col[None, :], mask=there, other=0.0)
-    return tl.sum(tl.where((weight > 0)[:, None], part * weight[:, None], 0.0), 0)
-
-
-@jit
-def _merge(
-    parts, lse, out, heads, count, splits, first_splits, last_splits, behind, group, out_batch, out_head, out_token,
-    SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One row: parts [SPLITS, D] weighted by their share of the softmax.
-
-    Rows times heads of a group from `behind` on have `last_splits` parts, others `first_splits`.
-    """
-    after_previous(PDL)
-    place = tl.program_id(0).to(tl.int64)
-    request, head, row = place // count // heads, place // count % heads, place % count
-    log, col = part_weights(lse, place, splits, SPLITS), tl.arange(0, DP)
-    here = tl.where(row * group + head % group < behind, first_splits, last_splits)
-    log = tl.where(tl.arange(0, SPLITS) < here, log, float("-inf"))
-    m_i = tl.max(log, 0)
-    weight = tl.exp2(log - tl.where(m_i == float("-inf"), 0.0, m_i))
-    l_i = tl.sum(weight, 0)
-    result = part_sum(parts, place, splits, weight, SPLITS, D, DP) / tl.where(l_i > 0, l_i, 1.0)
-    target = out + request * out_batch + head * out_head + row * out_token
-    tl.store(target + col, result.to(out.dtype.element_ty), mask=col < D)
-
-
 def launch(
     config: Config,
     splits: int,
@@ -373,26 +259,6 @@ def launch_parts(
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip  # fmt: skip
     return parts, lse
-
-
-def new_parts(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Unwritten parts [B, Hq, R, S, D] and log2 of their weights [B, Hq, R, S] for queries [B, Hq, R, D]; fp32."""
-    lse = torch.empty((*q.shape[:3], splits), dtype=torch.float32, device=q.device)
-    return torch.empty((*lse.shape, q.shape[3]), dtype=torch.float32, device=q.device), lse
-
-
-def merge(parts: Tensor, lse: Tensor, out: Tensor, uneven: tuple[int, int, int, int] | None = None) -> None:
-    """Parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] into `out` [B, Hq, R, D].
-
-    `uneven`: (parts of a row, parts of a row from the third on: rows times heads of a group, heads of a group).
-    """
-    batch, heads, count, splits, width = parts.shape
-    uneven = uneven or (splits, splits, 0, 1)
-    options, pdl = overlap(parts.device)
-    _merge[(batch * heads * count,)](
-        parts, lse, out, heads, count, splits, *uneven, *out.stride()[:3], SPLITS=triton.next_power_of_2(splits),
-        D=width, DP=padded_width(width), PDL=pdl, num_warps=MERGE_WARPS, **options,
-    )  # fmt: skip
 
 
 def parts_for(config: Config, q: Tensor, heads: int, pages: Paged, resident: int) -> int:

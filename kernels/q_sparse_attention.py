@@ -26,6 +26,7 @@ from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton, _tiles_triton
 from workbench.kernels._common import Config, rows_first
+from workbench.kernels._pages_case import case as drawn
 from workbench.kernels._pages_gather import launch as gather_pages
 from workbench.kernels._pages_triton import reference
 from workbench.kernels._triton import need_triton
@@ -67,7 +68,7 @@ def launch(
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: stale entries, shared blocks, head widths, odd lengths."""
-    case = partial(_pages_triton.case, device=device, dtype=dtype)
+    case = partial(drawn, device=device, dtype=dtype)
     yield case(1, contexts=[[0, 1, 2]], blocks=[37, 66, 51], questions=[5], recompute=0.3, width=128)
     yield case(2, contexts=[[0, 1], [1, 2]], blocks=[33, 64, 7], questions=[3, 1], recompute=0.15, pairing="neox")
     yield case(3, contexts=[[0]], blocks=[45], questions=[1], recompute=1.0, width=80, heads=(3, 1))  # all are stale

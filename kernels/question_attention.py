@@ -24,6 +24,7 @@ from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
 from workbench.kernels import _pages_triton
 from workbench.kernels._common import Config
+from workbench.kernels._pages_case import case as drawn
 from workbench.kernels._pages_hopper import fits
 from workbench.kernels._pages_hopper import launch as launch_on_hopper
 from workbench.kernels._pages_triton import reference
@@ -78,7 +79,7 @@ def launch(
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: head widths, groups, odd lengths, shared and single pages."""
-    case = partial(_pages_triton.case, device=device, dtype=dtype)
+    case = partial(drawn, device=device, dtype=dtype)
     yield case(1, contexts=[[0, 1, 2]], blocks=[37, 16, 51], questions=[5], width=128, pairing="neox")
     yield case(2, contexts=[[0, 1], [1, 0, 2], [2]], blocks=[33, 64, 7], questions=[3, 1, 6], width=64)
     yield case(3, contexts=[[]], blocks=[], questions=[1], width=80, heads=(3, 1))  # one page, one row

@@ -22,7 +22,8 @@ from workbench.kernels import _pages_hopper as on_hopper
 from workbench.kernels import _pages_triton
 from workbench.kernels._own_pages import fits as own_fits
 from workbench.kernels._own_pages import launch as launch_own
-from workbench.kernels._pages_triton import part_sum, part_weights
+from workbench.kernels._pages_case import case as drawn
+from workbench.kernels._pages_parts import part_sum, part_weights
 from workbench.kernels._triton import after_previous, jit, need_triton, overlap, padded_width, tl, triton
 from workbench.kernels.question_attention import RESIDENT, configure
 
@@ -141,7 +142,7 @@ def _parts(
 
 def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[tuple[Any, ...]]:
     """Arguments on which `launch` must equal `reference`: groups, shifted pages, one request, a row that is none."""
-    case = partial(_pages_triton.case, device=device, dtype=dtype)
+    case = partial(drawn, device=device, dtype=dtype)
     yield _split(case(1, contexts=[[0, 1]] * 3, blocks=[37, 66], questions=[1, 1, 1]), 8)
     yield _split(case(2, contexts=[[1, 0]] * 2, blocks=[40, 19], questions=[3, 2], width=128, pairing="neox"), 5)
     yield _split(case(3, contexts=[[0]] * 4, blocks=[101], questions=[1] * 4, width=80, heads=(3, 1), page=32), 4)

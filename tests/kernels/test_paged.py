@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core.page_table import INVALID_POS, Paged
-from workbench.kernels import _pages_gather, _pages_triton, q_sparse_attention, question_attention
+from workbench.kernels import _pages_case, _pages_gather, _pages_triton, q_sparse_attention, question_attention
 from workbench.kernels._common import Config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -19,7 +19,7 @@ KERNELS = (question_attention, q_sparse_attention)
 
 def example(seed=0, **changes):
     options = {"contexts": [[0, 1], [1]], "blocks": [41, 22], "questions": [3, 2], "recompute": 0.2, **changes}
-    return _pages_triton.case(seed, DEVICE, torch.float32, **options)
+    return _pages_case.case(seed, DEVICE, torch.float32, **options)
 
 
 def close(a, b):
