@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,18 +134,35 @@ class Reader:
         self.page.screenshot(path=path, full_page=True)
 
 
-class Lab:
-    """JupyterLab on the loopback address, and a browser beside it."""
+class JupyterLab:
+    """JupyterLab on the loopback address, which starts when its address is first asked for, and ends with `stack`.
 
-    def __init__(self, browser: Browser, root: Path, address: str, token: str) -> None:
-        self.browser, self.root, self.address, self.token = browser, root, address, token
+    Its kernels are run by the command that `python` gives, in place of `python -m`.
+    """
+
+    def __init__(self, folder: Path, python: Callable[[], Sequence[str]], stack: contextlib.ExitStack) -> None:
+        self.folder, self.root, self.python, self.stack = folder, folder / "root", python, stack
+
+    @functools.cached_property
+    def address(self) -> str:
+        self.root.mkdir(parents=True)
+        kernels = forked.kernel_in(self.folder / "kernels", self.python())
+        return self.stack.enter_context(_server(self.folder, self.root, kernels))
+
+
+class Lab:
+    """A browser, beside JupyterLab."""
+
+    def __init__(self, browser: Browser, jupyterlab: JupyterLab) -> None:
+        self.browser, self.jupyterlab = browser, jupyterlab
         self.stack = contextlib.ExitStack()
 
     @functools.cached_property
     def reader(self) -> Reader:
         """JupyterLab, loaded once for all notebooks."""
+        address = self.jupyterlab.address
         reader = self.stack.enter_context(self._reader())
-        reader.page.goto(f"{self.address}/lab?reset&token={self.token}")
+        reader.page.goto(address)
         reader.page.wait_for_function("() => window.jupyterapp", timeout=60_000)
         reader.page.evaluate("() => window.jupyterapp.restored.then(() => window.jupyterapp.shell.collapseLeft())")
         return reader
@@ -153,8 +170,8 @@ class Lab:
     @contextlib.contextmanager
     def open(self, notebook: Path) -> Iterator[Reader]:
         """A copy of `notebook` in JupyterLab, not trusted, its kernel ready."""
-        shutil.copy(notebook, self.root)
         reader = self.reader
+        shutil.copy(notebook, self.jupyterlab.root)
         reader.forget()
         reader.page.evaluate(OPEN, notebook.name)
         try:
@@ -179,23 +196,20 @@ class Lab:
 
 
 @contextlib.contextmanager
-def lab(folder: Path) -> Iterator[Lab]:
-    """Start JupyterLab and the browser; `folder` is scratch space."""
-    root = folder / "root"
-    root.mkdir(parents=True)
+def lab(jupyterlab: JupyterLab) -> Iterator[Lab]:
+    """Start the browser."""
     with (
-        forked.kernels(os.environ) as kernels,
-        _jupyterlab(folder, root, kernels) as (address, token),
         sync_playwright() as playwright,
         contextlib.closing(playwright.chromium.launch(executable_path=chromium(), args=FLAGS)) as browser,
     ):
-        running = Lab(browser, root, address, token)
+        running = Lab(browser, jupyterlab)
         with running.stack:
             yield running
 
 
 @contextlib.contextmanager
-def _jupyterlab(folder: Path, root: Path, kernels: str) -> Iterator[tuple[str, str]]:
+def _server(folder: Path, root: Path, kernels: str) -> Iterator[str]:
+    """Start JupyterLab over the notebooks of `root`; `folder` is scratch space. Gives the address of its first page."""
     for name, settings in SETTINGS.items():
         path = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True)
@@ -224,7 +238,7 @@ def _jupyterlab(folder: Path, root: Path, kernels: str) -> Iterator[tuple[str, s
     try:
         address = f"http://127.0.0.1:{port}"
         _wait_for(server, f"{address}/api/status?token={token}", log)
-        yield address, token
+        yield f"{address}/lab?reset&token={token}"
     finally:
         server.terminate()
         try:

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+from contextlib import ExitStack
 
 import pytest
 import quick_interpreter
@@ -38,16 +39,34 @@ def pytest_collection_finish():
     atexit.register(gc.unfreeze)
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """JupyterLab in headless Chromium (tests/browser.py). It holds asyncio: run papermill in another process."""
+@pytest.fixture(scope="session")
+def python():
+    """Stands for `python -m`: forks of one process that has imported the workbench (tests/forked.py)."""
+    import forked
+
+    with forked.served(os.environ | {"OMP_NUM_THREADS": "1"}, (*forked.NOTEBOOK, *forked.TUNING)) as command:
+        yield command
+
+
+@pytest.fixture(scope="session")
+def jupyterlab(tmp_path_factory, request):
+    """JupyterLab (tests/browser.py), which starts with the first notebook that is opened."""
     from workbench.app.thumbnail import chromium  # needs plotly, which a GPU machine may lack
 
     if chromium() is None:
         pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
     import browser  # needs playwright, which only these tests use
 
-    with browser.lab(tmp_path_factory.mktemp("lab")) as running:
+    with ExitStack() as stack:
+        yield browser.JupyterLab(tmp_path_factory.mktemp("lab"), lambda: request.getfixturevalue("python"), stack)
+
+
+@pytest.fixture(scope="module")
+def lab(jupyterlab):
+    """Headless Chromium beside JupyterLab. It holds asyncio: run papermill in another process."""
+    import browser
+
+    with browser.lab(jupyterlab) as running:
         yield running
 
 

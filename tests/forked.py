@@ -11,6 +11,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import runpy
 import signal
@@ -21,9 +22,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+TUNING = ("workbench.training.tuning.start", "workbench.app.commands.tune", "torch.distributed.run")
 # Neither ipywidgets nor plotly.io's renderers: they look for their kernel when they are imported.
 NOTEBOOK = (
     "workbench.models",
@@ -57,13 +59,37 @@ def served(environment: Mapping[str, str], modules: Sequence[str]) -> Iterator[l
 
 @contextlib.contextmanager
 def kernels(environment: Mapping[str, str]) -> Iterator[str]:
-    """Serve kernels of notebooks; gives the JUPYTER_PATH where papermill and JupyterLab find them as "python3"."""
+    """Serve kernels of notebooks; gives the JUPYTER_PATH where papermill and JupyterLab find them."""
     with tempfile.TemporaryDirectory() as folder, served(environment, NOTEBOOK) as python:
-        spec = Path(folder, "kernels", "python3", "kernel.json")
-        spec.parent.mkdir(parents=True)
-        command = [*python, "ipykernel_launcher", "-f", "{connection_file}"]
-        spec.write_text(json.dumps({"display_name": "Python 3", "language": "python", "argv": command}))
-        yield folder
+        yield kernel_in(Path(folder), python)
+
+
+def kernel_in(folder: Path, python: Sequence[str]) -> str:
+    """Name the kernel "python3" that `python` runs; return the JUPYTER_PATH where it is found."""
+    spec = folder / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    command = [*python, "ipykernel_launcher", "-f", "{connection_file}"]
+    spec.write_text(json.dumps({"display_name": "Python 3", "language": "python", "argv": command}))
+    return str(folder)
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Run `work` in a fork of this process, which should use one thread of torch's; return the fork's number."""
+    if pid := os.fork():
+        return pid
+    try:
+        logging.disable()
+        work()
+        os._exit(0)
+    except BaseException as problem:
+        os.write(2, f"{type(problem).__name__}: {problem}\n".encode())
+    finally:
+        os._exit(1)
+
+
+def ended(pid: int) -> int:
+    """Wait for a fork; return its exit code, or the negative signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def serve(address: str, modules: Sequence[str]) -> None:

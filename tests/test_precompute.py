@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 import torch
+from forked import ended, forked
 from typer.testing import CliRunner
 
 from tests import tiny
@@ -23,7 +22,7 @@ from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.trial import Trial
 from workbench.methods import prepare, shards
 from workbench.methods.precompute import Preparation, kind_of
-from workbench.store import FolderStore, MemoryStore, fetch
+from workbench.store import FolderStore, MemoryStore, block_file, fetch
 
 DATA = {"samples": 16, "passages": 3, "prepare": "with_neighbours(n=2)", "shard": 2}
 
@@ -137,23 +136,21 @@ def test_a_finished_folder_is_left_as_it_is(whole, folder, loaded):
 def test_what_a_kill_leaves_is_taken_up_and_ends_as_if_nothing_had_been(whole, folder, loaded, tmp_path):
     """The process dies by SIGKILL while a shard is half written."""
     out = tmp_path / "out"
-    dies = f"""
-import os, signal
-from pathlib import Path
-from workbench.methods.precompute import Preparation
-from workbench.store import block_file
-save = block_file.save
-def half(path, blocks):
-    if path.parent.name == "out" and len(list(path.parent.glob("*.safetensors"))) == 3:
-        path.write_bytes(b"half")
-        os.kill(os.getpid(), signal.SIGKILL)
-    save(path, blocks)
-block_file.save = half
-Preparation({str(folder)!r}, Path({str(out)!r}), **{DATA!r}).run()
-"""
-    root = str(Path(__file__).parents[1])
-    ended = subprocess.run([sys.executable, "-c", dies], env=os.environ | {"PYTHONPATH": root}, capture_output=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    save, threads = block_file.save, torch.get_num_threads()
+
+    def half(path, blocks):
+        if path.parent.name == "out" and len(list(path.parent.glob("*.safetensors"))) == 3:
+            path.write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(path, blocks)
+
+    def dies():
+        block_file.save = half
+        Preparation(str(folder), out, **DATA).run(loaded=loaded)
+
+    torch.set_num_threads(1)  # a fork has no threads of torch's
+    assert ended(forked(dies)) == -signal.SIGKILL
+    torch.set_num_threads(threads)
     assert not (out / "_SUCCESS").exists() and list(out.rglob(".*.safetensors.*")) and (out / "unprepared").is_dir()
     told = []
     found = Preparation(str(folder), out, **DATA).run(lambda done, total: told.append((done, total)), loaded)

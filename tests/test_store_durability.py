@@ -1,6 +1,5 @@
 """What a folder of cached blocks has acknowledged is there after a crash; many may write to it at one time."""
 
-import logging
 import os
 import random
 import resource
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import ended, forked
 
 from tests.test_store_damage import key_for, kv_of, same
 from workbench.core import files
@@ -25,24 +25,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def forked(work) -> int:
-    """Run `work` in a process of its own; returns its number."""
-    if pid := os.fork():
-        return pid
-    try:
-        logging.disable()
-        work()
-        os._exit(0)
-    except BaseException as problem:
-        os.write(2, f"{type(problem).__name__}: {problem}\n".encode())
-    finally:
-        os._exit(1)
-
-
-def ended(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.fixture

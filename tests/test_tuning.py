@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import forked
 import pytest
 import tiny
 import torch
@@ -164,14 +163,6 @@ def test_both_modes_are_scored_at_the_beginning_every_so_often_and_at_the_end(ba
     assert [row for row in rows if "loss" not in row] == progress.scores
     untouched = tuned(replace(CONFIG, steps=5), base, questions, tmp_path / "other")[0]
     assert same(weights(run), weights(untouched))  # looking at a model does not change it
-
-
-@pytest.fixture
-def python():
-    """Stands for `python -m`, several times at once: the imports are made once."""
-    modules = ["workbench.training.tuning.start", "workbench.app.commands.tune", "torch.distributed.run"]
-    with forked.served(os.environ | {"OMP_NUM_THREADS": "1"}, modules) as command:
-        yield command
 
 
 def test_two_processes_give_what_one_gives_with_twice_the_batch(python, base, questions, tmp_path):

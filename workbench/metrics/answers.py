@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -75,13 +76,20 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000, lev
     return float(low), float(high)
 
 
+@lru_cache(maxsize=8)
+def resampled(n: int, resamples: int = 2000, seed: int = 0) -> np.ndarray:
+    """Draw how often each of n questions is in each resample: [resamples, n], rows sum to n; not to be written to."""
+    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
+    counts.flags.writeable = False
+    return counts
+
+
 def bootstrap_columns(
     values: np.ndarray, seed: int = 0, resamples: int = 2000, level: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray]:
     """Percentile bootstrap intervals (low [C], high [C]) of column means of [n, C], n > 0, rows resampled alike."""
     n = len(values)
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
-    low, high = np.quantile(counts @ values / n, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(resampled(n, resamples, seed) @ values / n, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.core.errors import BadInput
-from workbench.metrics.answers import bootstrap
+from workbench.metrics.answers import bootstrap, resampled
 
 Values = Sequence[float] | np.ndarray
 RESAMPLES = 2000
@@ -89,8 +89,7 @@ def bits_explained(method: Values, reuse: Values, full: Values | None = None, se
     if gap <= 0:
         note = f"reuse loses nothing to full attention here ({gap:+.4g}): there is no gap to close"
         return Explained(n, gap, None, None, None, note)
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
-    means = counts / n @ table.T
+    means = resampled(n, RESAMPLES, seed) / n @ table.T
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = (means[:, 1] - means[:, 0]) / (means[:, 1] - means[:, 2])
     shares = np.where(means[:, 1] > means[:, 2], shares, math.nan)

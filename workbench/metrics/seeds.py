@@ -8,6 +8,7 @@ from it (`gains_over_seeds`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -55,8 +56,8 @@ def crossed(values: Sequence[Sequence[float]], seed: int = 0) -> OverSeeds:
     if len(set(counts)) != 1 or not counts[0]:
         raise BadInput(f"questions by seed: {counts}; every seed needs the same, and at least one")
     given = np.asarray(values, float)
-    draw, (seeds, n) = np.random.default_rng(seed), given.shape
-    by_seed, by_question = (draw.multinomial(k, np.full(k, 1 / k), RESAMPLES // 2) / k for k in (seeds, n))
+    seeds, n = given.shape
+    by_seed, by_question = _crosswise(seeds, n, seed)
     low, high = np.quantile(((by_question @ given.T) * by_seed).sum(1), (0.025, 0.975))
     return OverSeeds(seeds, n, float(given.mean()), float(low), float(high))
 
@@ -69,8 +70,8 @@ def crossed_share(part: Sequence[Sequence[float]], whole: Sequence[Sequence[floa
     parts, wholes = np.asarray(part, float), np.asarray(whole, float)
     if parts.shape != wholes.shape or parts.ndim != 2 or not parts.size:
         raise BadInput(f"{parts.shape} numbers are no share of {wholes.shape}: the same seeds and questions are needed")
-    draw, (seeds, n) = np.random.default_rng(seed), parts.shape
-    by_seed, by_question = (draw.multinomial(k, np.full(k, 1 / k), RESAMPLES // 2) / k for k in (seeds, n))
+    seeds, n = parts.shape
+    by_seed, by_question = _crosswise(seeds, n, seed)
     above, below = (((by_question @ each.T) * by_seed).sum(1) for each in (parts, wholes))
     if (below <= 0).any():
         raise BadInput("the whole may be 0: no share of it can be given")
@@ -91,6 +92,15 @@ def gains_over_seeds(gains: Sequence[tuple[float, float, float]], n: int, seed: 
     drawn = draw.normal(value[which], ((high - low) / (2 * Z))[which])
     ends = np.quantile(drawn.mean(1), (0.025, 0.975))
     return OverSeeds(len(value), n, float(value.mean()), *map(float, ends))
+
+
+@lru_cache(maxsize=4)
+def _crosswise(seeds: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the weights of seeds [R, S] and of questions [R, N] in R resamples; rows sum to 1; not to be written to."""
+    draw = np.random.default_rng(seed)
+    by_seed, by_question = (draw.multinomial(k, np.full(k, 1 / k), RESAMPLES // 2) / k for k in (seeds, n))
+    by_seed.flags.writeable = by_question.flags.writeable = False
+    return by_seed, by_question
 
 
 def _resampled(shares: np.ndarray, n: int, draw: np.random.Generator) -> np.ndarray:
