@@ -6,8 +6,7 @@ then in bands of BAND row tiles, so that programs that run side by side read the
 passed over by producer and consumers alike.
 
     step       LINE bytes of one token of every square: a product of 64 rows, N keys and so many channels
-    ring       (queries, keys, full, empty, begin): buffers of the tiles of a step. With TURNS consumer 1 begins when
-               consumer 0 is a few steps ahead, so that one multiplies while the other takes its softmax
+    ring       (queries, keys, full, empty): buffers of the tiles of a step
     sums       [one, block, row]: rows lie side by side, as the lanes of the matrix unit hold them
 """
 
@@ -30,7 +29,6 @@ N = 256  # key squares of a tile
 LINE = 128  # bytes of a step's channels: the widest swizzle
 BAND = 8  # row tiles that are taken together
 STAGES = 4
-TURNS = False  # whether consumer 1 begins some steps behind consumer 0; not timed yet
 
 
 def fits(q: Tensor, keys: Tensor, block: int, stride: int, eighths: bool) -> bool:
@@ -69,7 +67,7 @@ def _produce(
     N: gl.constexpr,
 ):  # fmt: skip
     """Fetch the steps of all tiles."""
-    q_tiles, k_tiles, full, empty, _ = ring
+    q_tiles, k_tiles, full, empty = ring
     row_tiles, key_tiles, heads, first_head, request, band = grid
     STAGES: gl.constexpr = k_tiles.type.shape[0]
     STEP: gl.constexpr = k_tiles.type.shape[-1]
@@ -97,23 +95,20 @@ def _produce(
 @gluon_jit
 def _consume(
     consumer, sums, ring, rows, shape, grid, scale, STRIDE: gl.constexpr, PER: gl.constexpr, D: gl.constexpr,
-    M: gl.constexpr, N: gl.constexpr, TURNS: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
     """Multiply 64 rows of squares with the keys of every tile, and write the log of the sums of its blocks."""
-    q_tiles, k_tiles, full, empty, begin = ring
+    q_tiles, k_tiles, full, empty = ring
     row_tiles, key_tiles, heads, _, request, band = grid
     count, row_squares, blocks = shape
     STAGES: gl.constexpr = k_tiles.type.shape[0]
     STEP: gl.constexpr = k_tiles.type.shape[-1]
     STEPS: gl.constexpr = STRIDE * (D // STEP)
-    AHEAD: gl.constexpr = STAGES - 1 if STEPS >= STAGES - 1 else STEPS
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, STEP // 4])  # products take 32 bytes
     j = 0
     for tile in range(gl.program_id(0), row_tiles * key_tiles * heads, gl.num_programs(0)):
         one, tile_m, tile_n = _place(tile, row_tiles, key_tiles, band)
         if tile_n * N * STRIDE <= _highest(rows, tile_m, shape, request, STRIDE, M):
-            if TURNS and (consumer == 1) & (j == 0):
-                mbarrier.wait(begin, 0)
             s = gl.zeros([64, N], gl.float32, LAYOUT)
             for step in range(STEPS):
                 stage, phase = j % STAGES, j // STAGES & 1
@@ -125,8 +120,6 @@ def _consume(
                 if step > 0:  # the step before is read
                     mbarrier.arrive(empty.index((j + STAGES - 1) % STAGES), count=1)
                 j += 1
-                if TURNS and (consumer == 0) & (j == AHEAD):
-                    mbarrier.arrive(begin, count=1)
             s = warpgroup_mma_wait(0, deps=(s,))
             mbarrier.arrive(empty.index((j + STAGES - 1) % STAGES), count=1)
             first = tile_m * M + consumer * 64
@@ -152,7 +145,7 @@ def _consume(
 def _squares(
     q, keys, sums, rows, count, row_squares, blocks, scale, row_tiles, key_tiles, heads, first_head, band,
     GROUP: gl.constexpr, STRIDE: gl.constexpr, PER: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Log of the sum over the squares of a key block, for every row of squares; in powers of two."""
     STEP: gl.constexpr = keys.block_type.shape[-1]
@@ -166,16 +159,14 @@ def _squares(
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
-    begin = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(begin, count=1)
-    ring = (q_tiles, k_tiles, full, empty, begin)
+    ring = (q_tiles, k_tiles, full, empty)
     shape = (count, row_squares, blocks)
     grid = (row_tiles, key_tiles, heads, first_head, request, band)
     # registers of a thread: what 64 rows of logits and their softmax need, and the fewest for the producer
     gl.warp_specialize(
         [
-            (_consume, (0, sums, ring, rows, shape, grid, scale, STRIDE, PER, D, M, N, TURNS)),
-            (_consume, (1, sums, ring, rows, shape, grid, scale, STRIDE, PER, D, M, N, TURNS)),
+            (_consume, (0, sums, ring, rows, shape, grid, scale, STRIDE, PER, D, M, N)),
+            (_consume, (1, sums, ring, rows, shape, grid, scale, STRIDE, PER, D, M, N)),
             (_produce, (q, keys, ring, rows, shape, grid, GROUP, STRIDE, D, M, N)),
         ],
         [4, 4],
@@ -205,7 +196,6 @@ def squares(
     stages: int = STAGES,
     wide: int = N,
     band: int = BAND,
-    turns: bool | None = None,
 ) -> None:
     """Write `sums` [B, heads, blocks, rows of squares] fp32 of some query heads."""
     batch, q_heads, count = q.shape[:3]
@@ -216,5 +206,5 @@ def squares(
         descriptor(q, stride, 64), descriptor(keys, stride, wide), sums, rows, count, row_squares, blocks, scale,
         row_tiles, key_tiles, len(heads), heads.start, band,
         GROUP=q_heads // keys.shape[1], STRIDE=stride, PER=block // stride, D=q.shape[3], N=wide,
-        STAGES=stages, TURNS=TURNS if turns is None else turns, num_warps=4, maxnreg=168,
+        STAGES=stages, num_warps=4, maxnreg=168,
     )  # fmt: skip

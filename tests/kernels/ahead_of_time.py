@@ -82,7 +82,7 @@ def main() -> None:
     shape = {"BOX": 64, "BOXES": 2, "K": 128, "ROWS": 64, "STAGES": 4, "GATED": True, "PDL": True}
     report("gated products", build(_linear_hopper._linear, known, shape))
     counts = "count row_squares blocks row_tiles key_tiles heads first_head band".split()
-    shape = {"GROUP": 4, "STRIDE": 8, "PER": 16, "D": 128, "N": 256, "STAGES": 4, "TURNS": True}
+    shape = {"GROUP": 4, "STRIDE": 8, "PER": 16, "D": 128, "N": 256, "STAGES": 4}
     for name, dtype, channels in (("squares", "bf16", 64), ("squares, float8", "fp8e4nv", 128)):
         known = {"sums": "*fp32", "rows": "*i64", "scale": "fp32"} | dict.fromkeys(counts, "i32")
         known |= {name: tile(dtype, [1, 1, 1, n, channels]) for name, n in (("q", 64), ("keys", 256))}
