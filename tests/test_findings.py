@@ -6,7 +6,7 @@ import pytest
 
 from workbench.core.errors import BadInput
 from workbench.experiments import results
-from workbench.experiments.ttft import published
+from workbench.experiments.ttft_costs import published
 from workbench.metrics.published_numbers import BFLA_TABLE_5
 from workbench.plots import (
     block_finetuning,

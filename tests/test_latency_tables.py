@@ -3,7 +3,7 @@
 import made_up
 import pytest
 
-from workbench.experiments import bench_reports, ttft
+from workbench.experiments import bench_reports, ttft, ttft_costs
 from workbench.experiments.bench.timing import Roof
 from workbench.experiments.ttft import METHODS
 from workbench.metrics.latency import STAGES, Stages
@@ -68,7 +68,7 @@ def test_reports_of_the_gpu_that_was_measured_first(reports, none):
 
 def test_the_last_length_counts():
     assert ttft.last_length(TIMED) == (1024, {name: 1e3 * seconds for name, seconds in SLOWER.items()})
-    records = ttft.by_shape({"own": [{**TIMED[0], "linear": 1.0}], "large": [TIMED[1]]})
+    records = ttft_costs.by_shape({"own": [{**TIMED[0], "linear": 1.0}], "large": [TIMED[1]]})
     assert records[0] == {"shape": "own", "length": 512, "way": "full", "flops": 512e9, "bytes": 1e7}
     assert [r["shape"] for r in records] == ["own", "large"]
 
@@ -83,18 +83,18 @@ def test_lines_of_methods_have_bands_where_there_are_percentiles():
 
 def test_times_are_drawn_here_on_a_gpu_and_as_published(reports, none):
     given = {"ratio": 0.15, "question": 50, **HERE}
-    check(figure := latency.ttft_by_method(TIMED, reports, ttft.published(), **given))
+    check(figure := latency.ttft_by_method(TIMED, reports, ttft_costs.published(), **given))
     assert "Here, at 1,024 tokens: blocks 50 ms, full attention 1,000 ms (20.0 times as long)" in said(figure)
     assert "On Test, at 32,818 tokens: block attention, re-encoded" in said(figure)
     assert "of 20 runs" in said(figure, -1) and "a model on a CPU" in said(figure, -1)
-    check(figure := latency.ttft_by_method(TIMED, none, ttft.published(), **given))
+    check(figure := latency.ttft_by_method(TIMED, none, ttft_costs.published(), **given))
     assert said(figure).endswith("No report on a whole model on a GPU yet.")
 
 
 def test_the_floor_is_that_of_the_gpu_or_of_this_device(reports, none):
     records = [{"length": n, "way": name, **cost(n)} for n in (512, 1024) for name in latency.COMPUTED]
     large = [{**r, "flops": 1e3 * r["flops"]} for r in records]
-    given = (records, large, ttft.published())
+    given = (records, large, ttft_costs.published())
     check(figure := latency.operations_by_length(*given, reports, Roof(1e10, 1e11), model="a model", ratio=0.15))
     assert "on NVIDIA Test: 600 TFLOP/s, 4.00 TB/s." in said(figure, -1)
     floor = next(trace.y for trace in figure.data if trace.xaxis == "x3")

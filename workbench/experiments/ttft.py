@@ -15,9 +15,8 @@ from functools import partial
 from itertools import chain, cycle
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from transformers import DynamicCache, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.core import renamed
 from workbench.core.blocks import Block, Prompt
@@ -26,6 +25,7 @@ from workbench.data import layouts
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.experiments.bench.timing import roof
+from workbench.experiments.ttft_costs import MODES, by_mode
 from workbench.methods import Method
 from workbench.methods.generation import first_token
 from workbench.methods.modes.full import Full
@@ -35,14 +35,13 @@ from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics import cost
 from workbench.metrics.answers import Records
 from workbench.metrics.latency import Quantiles, measure, quantiles
-from workbench.metrics.published_numbers import LLAMA_3_8B, QUESTION, TABLE_3
+from workbench.metrics.published_numbers import QUESTION
 from workbench.models.weight_layout import as_loaded
 from workbench.store import MemoryStore, Store, fetch, fingerprint, key_of
 from workbench.store.views import ReadOnlyStore
 
 METHODS = ("full", "block", "recompute", "stock full", "stock prefix")
 WORK = {name: name for name in METHODS} | {"stock full": "full", "stock prefix": "block"}  # method: least work for it
-MODES = ("full", "block")
 Job = Callable[[], object]
 Key = TypeVar("Key", str, int, float)
 Prompts = Sequence[Prompt]
@@ -189,59 +188,11 @@ def by_ratio(model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], re
     return [{"ratio": at, **vars(times[at]), **_cost(model, prompt, methods[at], store)} for at in methods]
 
 
-def computed(
-    shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int = QUESTION, ratio: float = 0.15
-) -> Records:
-    """Compute the cost of full, block and recompute for any shape of a model, with `cost.first_token`.
-
-    Records {length, way, flops, linear, attention, bytes, kv_loaded, convention}. The share that is recomputed is
-    spread evenly and its choice left out. `convention` counts FLOPs as the paper does: 2 · parameters · rows.
-    """
-    records = []
-    for length in lengths:
-        context = max(0, length - question)
-        spread = np.unique(np.linspace(0, max(0, context - 1), round(ratio * context)).astype(int))
-        asked = np.arange(context, length)
-        recompute = np.concatenate((spread[spread < context], asked))
-        for name, rows in (("full", np.arange(length)), ("block", asked), ("recompute", recompute)):
-            costs = cost.first_token(shape, rows, length, itemsize)
-            record = {field: getattr(costs, field) for field in ("flops", "linear", "attention", "bytes", "kv_loaded")}
-            convention = cost.convention(shape.convention, len(rows))
-            records.append({"length": length, "way": name, **record, "convention": convention})
-    return records
-
-
 def measured(model: PreTrainedModel, prompts: Prompts, repeats: int) -> Records:
     """Measure full and block for prompts of different lengths: records {length, mode, p5, p50, p95 (seconds), n}."""
-    records = _by_mode(by_length(model, prompts, repeats, methods=MODES))
+    records = by_mode(by_length(model, prompts, repeats, methods=MODES))
     fields = ("length", "mode", "p5", "p50", "p95", "n", "least", "most")
     return [{field: record[field] for field in fields} for record in records]
-
-
-def computed_by_mode(
-    shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int = QUESTION
-) -> Records:
-    """Compute the cost of full and block for any shape of a model: `computed`, in records {length, mode, …}."""
-    return _by_mode(computed(shape, lengths, itemsize, question))
-
-
-def computed_as_published() -> Records:
-    """Compute `computed_by_mode` for the shape, number type and lengths of the paper's Table 3."""
-    return computed_by_mode(cost.shape(LlamaConfig(**LLAMA_3_8B)), TABLE_3["length"], 2)
-
-
-def published() -> Records:
-    """Return the paper's Table 3 as records {length, mode, ttft_ms, flops}."""
-    return [
-        {"length": length, "mode": mode, "ttft_ms": TABLE_3["ttft_ms"][mode][i], "flops": TABLE_3["flops"][mode][i]}
-        for mode in MODES
-        for i, length in enumerate(TABLE_3["length"])
-    ]
-
-
-def _by_mode(records: Sequence[Mapping[str, Any]]) -> Records:
-    """Return the records of full and block, whose method is called their `mode`."""
-    return [{"mode" if k == "way" else k: v for k, v in r.items()} for r in records if r["way"] in MODES]
 
 
 def _cost(model: PreTrainedModel, prompt: Prompt, method: Method, store: Store) -> dict[str, float]:
@@ -257,18 +208,10 @@ def last_length(records: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, fl
     return length, {r["way"]: r["p50"] * 1e3 for r in records if r["length"] == length}
 
 
-def by_shape(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Records:
-    """List the `totals` of several `computed`: {shape, length, way, flops, bytes}; `records` by shape."""
-    return [{"shape": shape, **r} for shape, computed in records.items() for r in totals(computed)]
-
-
-def totals(records: Sequence[Mapping[str, Any]]) -> Records:
-    """Return operations and bytes of `computed` without their parts: {length, way, flops, bytes}."""
-    return [{field: r[field] for field in ("length", "way", "flops", "bytes")} for r in records]
-
-
-def computed_totals(
-    shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int, ratio: float = 0.15
-) -> Records:
-    """Return the `totals` of `computed`: what it returned in earlier versions."""
-    return totals(computed(shape, lengths, itemsize, question, ratio))
+renamed.elsewhere(
+    __name__,
+    **dict.fromkeys(
+        ("computed", "computed_by_mode", "computed_as_published", "computed_totals", "published", "totals", "by_shape"),
+        "workbench.experiments.ttft_costs",
+    ),
+)

@@ -70,7 +70,7 @@ def ttft_by_method(
 def operations_by_length(
     own: Records, large: Records, paper: Records, reports: GpuReports, here: Roof, *, model: str, ratio: float
 ) -> go.Figure:
-    """Draw operations against length, and the floor of the time that a device sets (`ttft.computed`).
+    """Draw operations against length, and the floor of the time that a device sets (`ttft_costs.computed`).
 
     The floor is that of `large`, the shape of the paper, on the GPU of the reports; without reports, that of `own` on
     this device, which reaches `here`.
