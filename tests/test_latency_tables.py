@@ -147,8 +147,8 @@ def test_stages_of_methods_and_thresholds_are_bars(tmp_path):
 def test_kernels_stand_beside_their_baselines(reports, none):
     check(figure := kernel_reports.kernels_table(reports))
     rows = list(zip(*figure.data[0].cells["values"], strict=True))
-    assert rows[0][0] == f"choose_bfla ({made_up.CARD})"
-    assert any(row[0] == "shared_attention: no report" for row in rows)
+    assert rows[0][0] == "choose_bfla" and said(figure, -1).startswith(f"{made_up.CARD}. ")
+    assert any(row[0].replace("<br>", " ") == "shared_attention: no report" for row in rows)
     assert said(figure).startswith("Closest to the roof: ") and "Not measured yet: " in said(figure)
     whole = bench_reports.GpuReports(reports.reports, reports.gpu, reports.rows, [])
     assert said(kernel_reports.kernels_table(whole)).endswith("Every kernel and whole-model benchmark is measured.")

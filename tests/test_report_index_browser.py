@@ -1,9 +1,17 @@
-"""The index in a real browser: pictures are drawn from plotly's JSON, search works, and nothing runs or leaves."""
+"""The index in a real browser: pictures are drawn from plotly's JSON, search works, and nothing runs or leaves.
+Tables there: no row is cut, no space is left."""
+
+from pathlib import Path
+from string import ascii_letters, digits, punctuation
 
 import pytest
 from test_report_index import STRANGE, card, executed
 
 from workbench.app import html, report_index, thumbnail
+from workbench.app.figure_files import page_of
+from workbench.plots.letters import drawn_width
+from workbench.plots.table import table
+from workbench.plots.theme import FONT
 
 pytestmark = pytest.mark.browser
 DRAWN = "() => [...document.querySelectorAll('[data-picture]')].every(place => place.dataset.drawn)"
@@ -44,3 +52,43 @@ def test_pictures_follow_light_and_dark(lab, index):
         reader.page.emulate_media(color_scheme="dark")
         reader.page.wait_for_function("() => document.querySelector('[data-picture]').dataset.drawn === 'dark'")
         assert reader.problems == []
+
+
+FAULTS = (Path(__file__).parent / "figure_faults.js").read_text()
+SPARE = """() => [...document.querySelectorAll('.js-plotly-plot')].map(plot => {
+  const top = plot.getBoundingClientRect().top, cells = [...plot.querySelectorAll('.column-cell rect')];
+  const below = Math.max(...cells.map(node => node.getBoundingClientRect().bottom));
+  return top + plot._fullLayout.height - plot._fullLayout.margin.b - below; })"""
+MORE = "Plotly.newPlot(document.body.appendChild(document.createElement('div')), {});"
+MEASURED = """([letters, font]) => { const context = document.createElement('canvas').getContext('2d');
+  context.font = font; return [...letters].map(letter => context.measureText(letter).width); }"""
+SETTING = "bfla(block=64 flat=16 local=4 mass=0.99 stride=16 threshold=0.5), of every layer and head"
+
+
+def test_a_table_whose_cells_wrap_is_neither_cut_nor_followed_by_empty_space(lab, tmp_path):
+    figures = [
+        table(
+            ["setting", *["exact match (n = 694)"] * columns],
+            [[SETTING[: 30 * (1 + at % 3)], *[cell] * columns] for at in range(12)],
+            **{"title": "T", "notice": "n", "caption": "c"},
+        )
+        for columns in (2, 5, 7)
+        for cell in ("98% (96%–99%)", "100.0% (98.2%–100.0%)")
+    ]
+    more = "".join(MORE.format(figure.to_json()) for figure in figures[1:])
+    page = tmp_path / "tables.html"
+    page.write_text(page_of(figures[0], then=more))
+    with lab.page(page) as reader:
+        reader.page.wait_for_function(f"() => ({SPARE})().filter(isFinite).length === {len(figures)}")
+        assert [fault for fault in reader.page.evaluate(FAULTS) if fault[2] != "cells shortened"] == []
+        assert all(0 <= px <= 12 for px in reader.page.evaluate(SPARE))
+
+
+def test_no_letter_is_wider_than_it_is_taken_for(lab, index):
+    letters = ascii_letters + digits + punctuation + " –×…·≈±−→≥≤µαéß"
+    with lab.page(index) as reader:
+        for bold in (False, True):
+            widths = reader.page.evaluate(MEASURED, [letters, f"{'bold ' * bold}100px {FONT}"])
+            taken = [drawn_width(letter, 100, bold) for letter in letters]
+            assert [x for x, px, most in zip(letters, widths, taken, strict=True) if px > most + 8] == []
+            assert sum(widths) <= sum(taken)

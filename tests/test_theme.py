@@ -5,11 +5,14 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from colorspacious import cspace_convert
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workbench.plots import line_looks, looks, theme
+from workbench.plots.letters import drawn_width
 from workbench.plots.lines import Panel, Series, line_chart
 from workbench.plots.looks import Look
-from workbench.plots.table import table
+from workbench.plots.table import ROOM, SECOND, table
 
 DEFICIENCIES = (None, "deuteranomaly", "protanomaly", "tritanomaly")
 GROUPS = {
@@ -109,13 +112,25 @@ SAID = {"title": "T", "notice": "n", "caption": "c"}
 
 
 def test_a_long_text_of_a_table_goes_on_in_further_lines_which_have_room():
-    rows = [
-        [f"question-guided (FusionRAG): {option}", "1.00 (0.95 to 1.00)"] for option in ("layers=all", "tokens=last")
-    ]
-    tall = table(["name", *"abcd"], [[name, *[score] * 4] for name, score in rows], **SAID)
-    wide = table(["name", "score"], rows, widths=[1, 1], **SAID)
-    assert list(tall.data[0].cells.values[0]) == [name for name, _ in rows]
-    assert tall.layout.height >= wide.layout.height + 2 * 16
+    names = [f"question-guided (FusionRAG): {option}, of all layers" for option in ("layers=all", "tokens=last")]
+    rows = [[name, *["1.00 (0.95 to 1.00)"] * 4] for name in names]
+    tall, wide = table(["name", *"abcd"], rows, **SAID), table(["name", "a"], [row[:2] for row in rows], **SAID)
+    lines = [text.split("<br>") for text in tall.data[0].cells.values[0]]
+    assert [" ".join(each) for each in lines] == names and [len(each) for each in lines] == [2, 2]
+    assert list(wide.data[0].cells.values[0]) == names
+    assert tall.layout.height - wide.layout.height == pytest.approx(2 * SECOND, abs=1)
+
+
+@given(
+    st.lists(st.lists(st.text("aW i", max_size=60), min_size=4, max_size=4), min_size=1, max_size=4),
+    st.lists(st.floats(0.1, 9), min_size=4, max_size=4),
+    st.integers(1, 4),
+)
+def test_columns_fill_a_table_and_no_line_is_wider_than_its_column(rows, widths, words):
+    drawn = table(["a", "b", "c", "d"], rows, widths=widths, words=words, **SAID).data[0]
+    assert sum(drawn.columnwidth) == pytest.approx(ROOM)
+    texts = zip(drawn.columnwidth[:words], drawn.cells.values[:words], strict=True)
+    assert all(drawn_width(line) <= px - 16 for px, column in texts for text in column for line in text.split("<br>"))
 
 
 def test_numbers_of_a_table_have_room():

@@ -215,7 +215,8 @@ def _faster(candidates: pd.DataFrame, starts: Sequence[str]) -> str:
     under_heading = candidates[[f"{name} ".startswith(beginnings) for name in candidates.who]]
     ratios = under_heading.ratio.dropna()
     if len(ratios):
-        return f"{ratios.min():.2f}×"
+        least = ratios.min()
+        return f"{least:.2f}×" if least < 10 else f"{least:.1f}×" if least < 100 else f"{least:.0f}×"
     return "refused" if len(under_heading) else ""
 
 

@@ -29,6 +29,7 @@ COLUMNS = {  # heading → how the names of baselines begin
 def kernels_table(reports: GpuReports) -> go.Figure:
     """Tabulate every kernel and whole model of the reports beside its baselines, and name those without a report."""
     lines, headings = listed(reports.rows, COLUMNS)
+    lines = [[line[0].removesuffix(f" ({reports.gpu})"), *line[1:]] for line in lines]  # the caption names the GPU
     absent = [[f"{name}: no report", *[""] * (4 + len(COLUMNS))] for name in reports.missing]
     ours = reports.rows[reports.rows.who == OURS].dropna(subset=["ms"]).sort_values("share", ascending=False)
     roofs = ", ".join(f"{r.work} {r.share:.0%}" for r in ours.head(2).itertuples())
@@ -41,7 +42,8 @@ def kernels_table(reports: GpuReports) -> go.Figure:
         title="Kernels and whole models beside their baselines",
         notice=(f"Closest to the roof: {roofs}. " if roofs else "")
         + (f"Not measured yet: {', '.join(reports.missing)}." if reports.missing else measured),
-        caption="Columns on the right: how many times as fast ours is as the baseline's fastest entry (below 1: the "
+        caption=(f"{reports.gpu}. " if reports.gpu else "")
+        + "Columns on the right: how many times as fast ours is as the baseline's fastest entry (below 1: the "
         "baseline is faster); stock: torch or transformers; feeds: the attention over what a choice keeps. Baselines "
         f"that cannot skip compute everything. Spread: 5 to 95% of {ENOUGH} runs or more, else the range where it was "
         "kept. TF/s and TB/s count what the work cannot do without; roof: the floor that the ceilings of the GPU set, "

@@ -1,17 +1,18 @@
 """A table of texts, in groups of rows."""
 
 from collections.abc import Mapping, Sequence
-from textwrap import wrap
+from math import ceil
 from typing import Any, Unpack
 
 import plotly.graph_objects as go
 
+from workbench.plots.letters import broken, drawn_width
 from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, WIDTH, Texts, finish, plain
 
-ROW, LINE = 26, 16  # px, of a row and of each further line of the head
-SECOND, MOST_LINES = 21, 3  # px, of the second line of a row, and how many lines a text takes
-PADDING, CHARACTER, DIGIT, BOLD = 17, 7.2, 7.6, 8.2  # px, of a cell; of a letter on average, a digit, a bold letter
-ROOM, NARROWEST = WIDTH - 24, 70  # px, of the table, and of a column of texts
+ROW, SECOND, LINE = 26, 19.6, 15.6  # px, of a row of one line, of its second line, and of each further one
+MOST_LINES = 3  # that a text takes
+PADDING = 17  # px, of a cell, left and right together
+ROOM, NARROWEST, WIDEST = WIDTH - 24, 70, 240  # px, of the table; of a column of texts; of a word that is not broken
 
 
 def table(
@@ -26,65 +27,91 @@ def table(
     """Draw `rows` of texts under `head`.
 
     groups    indices of rows that begin a new group (drawn as a bar)
-    widths    of the columns, in any unit
+    widths    of the columns, in any unit, where all texts have room on one line
     words     the first columns that hold texts, set to the left; the others hold numbers, set to the right
 
-    A text too long for its line goes on in the next, at most three; a number takes one.
+    A text too long for its line goes on in the next, at most three; a number goes on where the table has no room.
+    Lines are broken here, not by plotly, which breaks them only when it draws: the height of the figure is known.
     """
-    shares = _pixels(head, rows, list(widths) or [2.9, *[1] * (len(head) - 1)], words)
-    most = [int((share - PADDING) / CHARACTER) for share in shares]
-    broken = [[_broken(text, most[at]) if at < words else [text] for at, text in enumerate(row)] for row in rows]
-    taken = [max(len(lines) for lines in row) for row in broken]
-    lines = [
-        [_shown(text, cell, most[at]) for at, (text, cell) in enumerate(zip(row, each, strict=True))]
-        for row, each in zip(rows, broken, strict=True)
-    ]
-    wrapped = [len(wrap(text, max(4, n - 1))) for text, n in zip(head, most, strict=True)]  # bold is wider
-    above = ROW + LINE * max(0, max(wrapped) - 1)
+    columns = _pixels(head, rows, list(widths) or [2.9, *[1] * (len(head) - 1)], words)
+    room = [column - PADDING for column in columns]
+    cells = [[_lines(text, room[at], cut=at < words) for at, text in enumerate(row)] for row in rows]
+    heads = [broken(text, px, bold=True) for text, px in zip(head, room, strict=True)]
+    above = ceil(_height(max(map(len, heads))))
     fill = [FAINT if i in groups else PAPER for i in range(len(rows))]
     colours = [MUTED if i in groups else INK for i in range(len(rows))]
     look = {"align": ["left"] * words + ["right"] * (len(head) - words), "line": {"color": RULE}}
-    header = {"values": [f"<b>{text}</b>" for text in head], "fill": {"color": PAPER}, "height": above}
-    cells = {"values": list(zip(*lines, strict=True)), "fill": {"color": [fill]}, "height": ROW}
+    header = {"values": [f"<b>{'<br>'.join(lines)}</b>" for lines in heads], "fill": {"color": PAPER}, "height": above}
+    shown = list(zip(*(["<br>".join(map(plain, lines)) for lines in row] for row in cells), strict=True))
+    body = {"values": shown, "fill": {"color": [fill]}, "height": ROW}
     header |= {"font": {"size": 12, "color": INK}, **look}
-    cells |= {"font": {"size": 12, "color": [colours]}, **look}
-    fig = go.Figure(go.Table(columnwidth=shares, header=header, cells=cells))
-    tall = sum(ROW + (SECOND + LINE * (count - 2) if count > 1 else 0) for count in taken)
+    body |= {"font": {"size": 12, "color": [colours]}, **look}
+    fig = go.Figure(go.Table(columnwidth=columns, header=header, cells=body))
+    tall = ceil(sum(_height(max(map(len, row))) for row in cells))
     return finish(fig, height=tall + above + 6, above=14, below=8, left=10, right=14, **texts)
 
 
-def _broken(text: str, most: int) -> list[str]:
-    """Break a text into lines of `most` letters; the last line that is shown ends where more would follow."""
-    return wrap(text, max(6, most), max_lines=MOST_LINES, placeholder="…", break_on_hyphens=False) or [text]
+def _lines(text: str, room: float, cut: bool) -> list[str]:
+    """Break a text into lines of at most `room` px: one that is cut into three at most, others with words whole."""
+    lines = broken(text, room if cut else max([room, *map(_px, text.split())]))
+    if cut and len(lines) > MOST_LINES:
+        return [*lines[: MOST_LINES - 1], _ended(lines[MOST_LINES - 1], room)]
+    return lines
 
 
-def _shown(text: str, lines: Sequence[str], most: int) -> str:
-    """Return a cell: its text, which plotly breaks between words; its lines where a word is too long or some lack."""
-    breaks = len(lines) > 1 and (lines[-1].endswith("…") or max(map(len, text.split())) > most)
-    return "<br>".join(map(plain, lines)) if breaks else plain(text)
+def _px(text: str, bold: bool = False) -> float:
+    """Return how many px a line takes in plotly's tables, which add a space behind every word."""
+    return drawn_width(text + " ", bold=bold)
+
+
+def _ended(line: str, room: float) -> str:
+    """Return a line that ends in … where more would follow."""
+    while line and _px(f"{line}…") > room:
+        line = line[:-1]
+    return f"{line.rstrip()}…"
+
+
+def _height(lines: int) -> float:
+    """Return the px of a row with so many lines."""
+    return ROW + (SECOND + LINE * (lines - 2) if lines > 1 else 0)
 
 
 def _pixels(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[float], words: int) -> list[float]:
-    """Return the px of columns: as `widths` say, but numbers get what the longest one needs, and texts what others
-    have over."""
-    pixels = [ROOM * width / sum(widths) for width in widths]
-    longest = [max((len(row[column]) for row in rows), default=0) for column in range(len(pixels))]
-    named = [max(map(len, name.split()), default=0) * BOLD for name in head]
-    needed = [
-        PADDING + max(count * (CHARACTER if at < words else DIGIT), named[at]) for at, count in enumerate(longest)
-    ]
-    pixels = [
-        max(width, least) if at >= words else width
-        for at, (width, least) in enumerate(zip(pixels, needed, strict=True))
-    ]
-    spare = [width - least if at >= words else 0 for at, (width, least) in enumerate(zip(pixels, needed, strict=True))]
-    left = ROOM - sum(pixels[words:])
-    lacking = max(0, sum(needed[:words]) - left)
-    taken = min(1, lacking / sum(spare)) if sum(spare) else 0
-    pixels = [width - taken * over for width, over in zip(pixels, spare, strict=True)]
-    left = max(NARROWEST * words, ROOM - sum(pixels[words:]))
-    wanted = needed[:words] if lacking else pixels[:words]
-    return [width * left / sum(wanted) for width in wanted] + pixels[words:]
+    """Return the px of columns.
+
+    Where every text has room on one line, they are as `widths` say, none below what its longest text needs. Else
+    numbers get what they need and texts share what is left; where that is too little, numbers break as well.
+    """
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(head)
+    least = [PADDING + _longest_word(name, texts) for name, texts in zip(head, columns, strict=True)]
+    least = [max(NARROWEST, min(px, WIDEST)) if at < words else px for at, px in enumerate(least)]
+    full = [max(low, PADDING + max(map(_px, texts), default=0)) for low, texts in zip(least, columns, strict=True)]
+    if sum(full) <= ROOM:
+        return _filled([ROOM * width / sum(widths) for width in widths], full)
+    floor = [*least[:words], *full[words:]]
+    floor = floor if sum(floor) <= ROOM else least
+    if sum(floor) > ROOM:
+        left = ROOM - NARROWEST * words
+        return [NARROWEST] * words + [px * left / sum(floor[words:]) for px in floor[words:]]
+    share = (ROOM - sum(floor)) / (sum(full) - sum(floor))
+    return [low + share * (high - low) for low, high in zip(floor, full, strict=True)]
+
+
+def _longest_word(name: str, texts: Sequence[str]) -> float:
+    named = [_px(word, bold=True) for word in name.split()]
+    return max([*named, *(_px(word) for text in texts for word in text.split())], default=0)
+
+
+def _filled(wanted: Sequence[float], least: Sequence[float]) -> list[float]:
+    """Return widths that fill the table: `wanted`, but where that is below `least` this, and others less."""
+    short: set[int] = set()
+    while True:
+        free = [at for at in range(len(wanted)) if at not in short]
+        scale = (ROOM - sum(least[at] for at in short)) / (sum(wanted[at] for at in free) or 1)
+        more = {at for at in free if wanted[at] * scale < least[at]}
+        if not more:
+            return [least[at] if at in short else px * scale for at, px in enumerate(wanted)]
+        short |= more
 
 
 def scored(row: Mapping[str, Any], name: str = "em", form: str = ".1%") -> str:
