@@ -1,50 +1,19 @@
-"""The scheduler: answers of every mode, the order of what happens, and requests that end otherwise."""
+"""The scheduler: answers of every mode, and the order of what happens."""
 
 from threading import Barrier, Thread
 
 import pytest
-import torch
 
-from tests.random_models import VOCABULARY, Letters, block_of, model_of
-from workbench.core.blocks import Block, Prompt
+from tests.random_models import Letters
+from tests.scheduler_cases import MODEL, PROMPTS, finished, one_by_one, served, simulated
 from workbench.core.errors import BadInput
-from workbench.engine.cuda_graphs import Runner
-from workbench.engine.encoding import encode_many
-from workbench.engine.paged_pool import Pool
-from workbench.methods.generation import generate
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.select.first_k import FirstK
-from workbench.methods.select.kv_deviation import KvDeviation
-from workbench.methods.select.query_guided import QueryGuided
-from workbench.methods.serving import MODES, Busy, NoRoom, Scheduler
+from workbench.methods.serving import MODES, Scheduler
 from workbench.methods.serving.contiguous import ContiguousEngine
-from workbench.methods.serving.paged import PagedEngine
-from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
-from workbench.methods.sparse.random import RandomTiles
-from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore, fingerprint, key_of
-from workbench.store.events import Events, busy, idle_share
-from workbench.store.pages import PageTier
-
-MODEL = model_of()
-BLOCKS = [Block(block_of(n, n).tokens, f"passage {n}") for n in (6, 4, 9, 5)]
-ORDERS = [(0, 1, 2), (2, 0), (3, 3, 1), (1,), (0, 1, 2), (2, 3)]
-PROMPTS = [Prompt((*(BLOCKS[i] for i in order), block_of(3 + n, 60 + n))) for n, order in enumerate(ORDERS)]
-
-
-def one_by_one(method, count=5, **options):
-    store = MemoryStore()
-    return [
-        generate(MODEL, Letters(), [prompt], method, store, max_new_tokens=count, **options)[0] for prompt in PROMPTS
-    ]
-
-
-def served(mode, method="block", store=None, count=5, batch=3, **options):
-    engine = ContiguousEngine(MODEL, Letters(), MemoryStore() if store is None else store, method, **options)
-    scheduler = Scheduler(engine, mode, batch=batch)
-    tickets = scheduler.run(PROMPTS, count)
-    scheduler.close()
-    return tickets, scheduler
+from workbench.store import FolderStore, HostTier, MemoryStore, StoreTier, TieredStore
+from workbench.store.events import busy, idle_share
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -84,24 +53,6 @@ def test_blocks_come_from_a_folder_through_tiers(mode, tmp_path):
     assert lanes == {"engine"} if mode == "sync" else lanes <= {"loader 0", "loader 1"}
 
 
-def simulated(mode, loads, prefill=2.0, decode=0.5, count=1, loaders=2, batch=8, layers=4, engine=None, **options):
-    """Serve one request for each of `loads`, the seconds that its blocks take to load."""
-    clock = SimulatedClock()
-    events = Events(clock)
-    by_name = {f"{i}": seconds for i, seconds in enumerate(loads)}
-    held = SimulatedLoaders(loaders, lambda ticket: by_name[ticket.name], clock, events, layers)
-    engine = SimulatedEngine(clock, lambda ticket: prefill, decode, layers, engine)
-    scheduler = Scheduler(engine, mode, held, batch, events=events, **options)
-    tickets = [scheduler.submit(PROMPTS[i % len(PROMPTS)], count) for i in range(len(loads))]
-    return scheduler, tickets, engine
-
-
-def finished(mode, loads, **options):
-    scheduler, tickets, _ = simulated(mode, loads, **options)
-    scheduler.run()
-    return [ticket.ended for ticket in tickets], list(scheduler.events)
-
-
 def test_loads_and_prefills_overlap_where_they_are_asynchronous():
     """Figure 11: while the blocks of the second request are loaded, the first one is computed."""
     sync, together = finished("sync", [3.0, 3.0]), finished("request", [3.0, 3.0], loaders=1)
@@ -139,73 +90,6 @@ def test_a_request_joins_those_that_are_decoded():
     assert runs.index("prefill: 1") > runs.index("decode: 0") and any(run.startswith("decode: 0, 1") for run in runs)
 
 
-@pytest.mark.parametrize("mode", ["request", "layer", "sync"])
-def test_a_loader_that_fails_fails_its_request_only(mode):
-    class Failing(SimulatedEngine):
-        def load(self, ticket, arrived=None):
-            if ticket.name == "1":
-                raise OSError("the disk is gone")
-            return {"bytes": 7}
-
-    scheduler, tickets, engine = simulated(mode, [1.0, 1.0, 1.0])
-    scheduler.engine = scheduler.queues.engine = scheduler.computation.engine = Failing(**vars(engine))
-    scheduler.run()
-    assert [ticket.state for ticket in tickets] == ["finished", "failed", "finished"]
-    with pytest.raises(OSError, match="disk is gone"):
-        tickets[1].result(0)
-    assert sorted(scheduler.queues.engine.released) == ["0", "1", "2"]
-    assert [event.detail for event in scheduler.events if event.what == "fail"] == ["the disk is gone"]
-
-
-def test_a_prefill_that_fails_over_several_requests_is_made_for_each_alone():
-    class Failing(SimulatedEngine):
-        def prefill(self, tickets, waits):
-            if any(ticket.name == "1" for ticket in tickets):
-                raise RuntimeError("a damaged request")
-            return super().prefill(tickets, waits)
-
-    scheduler, tickets, engine = simulated("request", [1.0, 1.0, 1.0], loaders=3)
-    scheduler.engine = scheduler.computation.engine = Failing(**vars(engine))
-    scheduler.run()
-    assert [ticket.state for ticket in tickets] == ["finished", "failed", "finished"]
-
-
-@pytest.mark.parametrize("steps, count", [(0, 1), (1, 1), (3, 99)], ids=["waiting", "loading", "running"])
-def test_a_request_is_cancelled_wherever_it_is(steps, count):
-    scheduler, tickets, engine = simulated("request", [1.0, 1.0], count=count, loaders=2)
-    for _ in range(steps):
-        scheduler.step()
-    tickets[0].cancel()
-    if count > 1:
-        scheduler.step()
-        tickets[1].cancel()
-    scheduler.run()
-    assert tickets[0].state == "cancelled" and tickets[1].state == ("finished" if count == 1 else "cancelled")
-    with pytest.raises(TimeoutError, match="request 0 was cancelled"):
-        tickets[0].result(0)
-    assert engine.released.count("0") == 1
-
-
-def test_a_deadline_ends_a_request_and_no_other():
-    scheduler, tickets, _ = simulated("request", [50.0, 1.0])
-    late = scheduler.submit(PROMPTS[0], 1, deadline=10.0, name="0")
-    scheduler.run()
-    assert late.state == "expired" and [ticket.state for ticket in tickets] == ["finished", "finished"]
-    assert [event.at for event in scheduler.events if event.what == "expire"] == [pytest.approx(10.0)]
-    with pytest.raises(BadInput, match="deadline is 0"):
-        scheduler.submit(PROMPTS[0], deadline=0)
-
-
-def test_a_queue_that_is_full_takes_no_more():
-    scheduler, tickets, _ = simulated("request", [1.0, 1.0], waiting=2)
-    with pytest.raises(Busy, match="2 requests are waiting"):
-        scheduler.submit(PROMPTS[0], 1, block=False)
-    assert [event.what for event in scheduler.events][-1] == "reject"
-    scheduler.run()
-    assert [ticket.state for ticket in tickets] == ["finished", "finished"]
-    assert len(scheduler.run([])) == 0
-
-
 def test_no_more_requests_are_loaded_than_may_be():
     scheduler, _, _ = simulated("request", [1.0] * 9, loading=2, loaders=9)
     most = 0
@@ -213,64 +97,6 @@ def test_no_more_requests_are_loaded_than_may_be():
         scheduler.step()
         most = max(most, len(scheduler.queues.loading) + len(scheduler.queues.ready))
     assert most == 2
-
-
-def test_a_request_without_room_waits_until_another_has_ended():
-    class Small(SimulatedEngine):
-        def load(self, ticket, arrived=None):
-            if ticket.name == "2" or len(self.held) > 1:
-                raise NoRoom("2 requests at most")
-            self.held.add(ticket.name)
-            return {}
-
-        def release(self, ticket):
-            super().release(ticket)
-            self.held.discard(ticket.name)
-
-    scheduler, tickets, engine = simulated("request", [1.0] * 5, loaders=5)
-    scheduler.engine = scheduler.queues.engine = scheduler.computation.engine = small = Small(**vars(engine))
-    small.held = set()
-    scheduler.run()
-    assert [ticket.state for ticket in tickets] == ["finished", "finished", "failed", "finished", "finished"]
-    with pytest.raises(BadInput, match="request 2 finds no room: 2 requests at most"):
-        tickets[2].result(0)
-    assert not small.held
-
-
-def test_requests_that_found_no_room_keep_their_order():
-    class Full(SimulatedEngine):
-        def load(self, ticket, arrived=None):
-            if ticket.name in {"1", "2", "3"} and "0" not in self.released:
-                raise NoRoom("the first one has all")
-            return {}
-
-    scheduler, _, engine = simulated("request", [1.0] * 6, loaders=6, loading=4, prefill=5.0)
-    scheduler.engine = scheduler.queues.engine = scheduler.computation.engine = Full(**vars(engine))
-    scheduler.run()
-    began = {event.request: event.at for event in scheduler.events if event.what == "prefill"}
-    assert [began[name] for name in "123"] == sorted(began[name] for name in "123")
-    waited = [event.request for event in scheduler.events if event.what == "wait" and event.detail == "to load"]
-    assert waited[4:7] == ["1", "2", "3"]
-
-
-def test_a_request_that_found_no_room_is_computed_by_layers_later():
-    class Once(SimulatedEngine):
-        def load(self, ticket, arrived=None):
-            self.tried.append((ticket.name, ticket.arrivals))
-            if [name for name, _ in self.tried].count("1") == 1 and ticket.name == "1":
-                raise NoRoom("not yet")
-            for layer in range(self.layers):
-                arrived(layer)
-            return {}
-
-    engine = Once(SimulatedClock(), lambda ticket: 1.0, layers=3)
-    engine.tried = []
-    scheduler = Scheduler(engine, "layer", loaders=1)
-    tickets = scheduler.run(PROMPTS[:2], 2)
-    scheduler.close()
-    assert [ticket.state for ticket in tickets] == ["finished", "finished"]
-    first, second = (arrivals for name, arrivals in engine.tried if name == "1")
-    assert first is not second, "what the first load failed with does not fail the second"
 
 
 def test_threads_submit_and_wait_while_another_serves():
@@ -296,204 +122,6 @@ def test_threads_submit_and_wait_while_another_serves():
     assert [answers[i] for i in range(len(PROMPTS))] == one_by_one("block")
     with pytest.raises(BadInput, match="closed"):
         scheduler.submit(PROMPTS[0])
-
-
-def test_what_cannot_be_computed_is_refused_when_it_is_submitted():
-    engine = ContiguousEngine(MODEL, Letters(), MemoryStore())
-    scheduler = Scheduler(engine)
-    with pytest.raises(BadInput, match="vocabulary"):
-        scheduler.submit(Prompt((Block((VOCABULARY + 1,)), BLOCKS[0])))
-    with pytest.raises(BadInput, match="max_new_tokens 0"):
-        scheduler.submit(PROMPTS[0], 0)
-    scheduler.close()
-    for options in ({"mode": "fast"}, {"batch": 0}, {"loading": 0}, {"waiting": 0}, {"loaders": 0}):
-        with pytest.raises(BadInput, match=next(iter(options))):
-            Scheduler(engine, **options)
-
-
-def paged(pages=60, size=8, method=None, store=None, kind=PagedEngine, **options):
-    pool = Pool(MODEL, pages, size, kernels=False)
-    behind = TieredStore([HostTier(1 << 20)]) if store is None else store
-    return kind(Runner(MODEL, pool), PageTier(pool, behind), Letters(), method or Reuse(), **options)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "method",
-    [
-        Reuse(),
-        Reuse(prepare=AfterSystem()),
-        Reuse(select=QueryGuided(), ratio=0.5),
-        Reuse(positions="naive"),
-        Reuse(select=KvDeviation(), ratio=0.4),
-        Reuse(select=FirstK(k=3), ratio=None),
-        Reuse(select=QueryGuided(softmax="prompt"), ratio=None),
-    ],
-    ids=["independent", "after_system", "query_guided", "naive", "kv_deviation", "first_k", "over the prompt"],
-)
-def test_answers_over_shared_pages_are_those_of_generate(mode, method):
-    expected, behind = one_by_one(method, 7), TieredStore([HostTier(1 << 20)])
-    for _ in range(2):
-        engine = paged(40, method=method, store=behind, quantum=3)
-        scheduler = Scheduler(engine, mode, batch=3, events=Events())
-        tickets = scheduler.run(PROMPTS, 7)
-        scheduler.close()
-        assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
-        assert [ticket.result(0).passes for ticket in tickets] == [one.passes for one in expected]
-        assert engine.pages._promised == 0 and not engine.pages._pins
-        assert engine.pool.free + sum(len(engine.pages.cached(key).pages) for key in engine.pages) == 39
-
-
-def prefills(scheduler):
-    """The requests of every prefill, in order."""
-    runs = [event.detail for event in scheduler.events if event.what == "run" and event.detail.startswith("prefill")]
-    return [words.removeprefix("prefill: ").split(", ") for words in runs]
-
-
-def test_while_requests_are_computed_as_many_others_are_loaded():
-    """So that batches are as large as those of an engine that loads by itself."""
-    sizes = {}
-    for mode in ("sync", "request"):
-        scheduler, _, _ = simulated(mode, [1.0] * 20, prefill=0.5, loaders=2, batch=4, loading=4)
-        scheduler.run()
-        sizes[mode] = [len(group) for group in prefills(scheduler)]
-    assert sizes["sync"] == [4] * 5 and max(sizes["request"]) <= 4
-    slow, _, _ = simulated("request", [0.5] * 20, prefill=2.0, loaders=4, batch=4, loading=4)
-    slow.run()
-    assert [len(group) for group in prefills(slow)] == [4] * 5
-
-
-class Device(PagedEngine):
-    """An engine whose steps take a while on a device; the host asks three times before one has ended."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.overlaps, self.left, self.did = True, 0, []
-
-    def query(self):
-        self.left -= 1
-        return self.left < 0
-
-    def _used(self, tickets):
-        self.left = 3
-        return self
-
-    def _beside(self, event):
-        while not event.query() and (did := self.meanwhile()):
-            self.did.append(did)
-
-    def load(self, ticket, arrived=None):
-        assert not all(key in self.pages for key in self._loads.keys(ticket)), "loaders are for what is not there"
-        return super().load(ticket, arrived)
-
-
-@pytest.mark.parametrize("mode", ["request", "layer"])
-def test_requests_whose_blocks_lie_in_pages_pass_the_loaders_while_others_are_computed(mode):
-    expected, engine = one_by_one("block", 5), paged(90, kind=Device)
-    held = dict(
-        zip([key_of(fingerprint(MODEL), MODEL.dtype, block) for block in BLOCKS], map(len, BLOCKS), strict=True)
-    )
-    engine.pages.encode(MODEL, dict(zip(engine.pages.reserve(held, 0), BLOCKS, strict=True)))
-    engine.pages.release(held, 0)
-    scheduler = Scheduler(engine, mode, batch=2, loading=2)
-    tickets = scheduler.run(PROMPTS, 5)
-    scheduler.close()
-    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
-    assert {event.lane for event in scheduler.events if event.what == "load"} == {"scheduler"}
-    assert [len(group) for group in prefills(scheduler)] == [2, 2, 2], "the next ones are ready when some have ended"
-    assert engine.did, "some were taken, or got their receipts, while others were computed"
-    assert all(ticket.generation.receipt.bytes.keys() == {"gpu"} for ticket in tickets)
-    assert engine.pages._promised == 0 and not engine.pages._pins
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_what_is_done_while_a_device_computes_changes_no_answer(mode):
-    expected, engine = one_by_one("block", 4), paged(9, kind=Device)
-    engine.load = lambda ticket, arrived=None: PagedEngine.load(engine, ticket, arrived)
-    scheduler = Scheduler(engine, mode, batch=2)
-    tickets = scheduler.run(PROMPTS * 2, 4)
-    scheduler.close()
-    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected] * 2
-    assert bool(engine.did) == (mode != "sync"), "synchronous: the paper's baseline does nothing meanwhile"
-
-
-@pytest.mark.parametrize("options", [{"temperature": 0.9, "top_p": 0.8, "seed": 4}, {"stop": "M"}], ids=str)
-def test_draws_and_stop_strings_over_shared_pages_are_those_of_generate(options):
-    expected = one_by_one("block", 12, **options)
-    scheduler = Scheduler(paged(40, quantum=3, **options), "request", batch=3, events=Events())
-    tickets = scheduler.run(PROMPTS, 12)
-    scheduler.close()
-    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
-    assert [ticket.result(0).text for ticket in tickets] == [one.text for one in expected]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_pages_that_are_too_few_are_used_by_one_request_after_the_other(mode):
-    expected = one_by_one("block", 4)
-    engine = paged(7)
-    scheduler = Scheduler(engine, mode, batch=4)
-    tickets = scheduler.run(PROMPTS * 2, 4)
-    scheduler.close()
-    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected] * 2
-    assert engine.pages.evictions > 0 and engine.pages.bytes <= engine.pages.budget_bytes
-    tiers = {tier for ticket in tickets for tier in ticket.generation.receipt.bytes}
-    assert tiers == {"gpu", "host"}, "what had to make room went to the host, and came back"
-    with pytest.raises(BadInput, match="the pool has 6"):
-        scheduler.submit(Prompt((block_of(60), block_of(9))), 4)
-
-
-def test_a_block_is_copied_into_pages_and_out_again():
-    engine, (kv,) = paged(), encode_many(MODEL, BLOCKS[2:3], [BLOCKS[:1]])
-    assert engine.pages.reserve({"a": len(kv)}, 1) == ["a"] and engine.pages.get("a") is None
-    engine.pages.fill({"a": kv})
-    back = engine.pages.get("a")
-    assert back.start == kv.start == 6 and all(
-        torch.equal(a, b) for a, b in zip(back.tensors(), kv.tensors(), strict=True)
-    )
-    assert engine.pages.reserve({"a": len(kv)}, 0) == []
-    engine.pages.release(["a"], 1)
-    with pytest.raises(NoRoom):
-        engine.pages.reserve({"b": 8 * 58}, 0)
-    with pytest.raises(BadInput, match="the pool has 59"):
-        engine.pages.reserve({"b": 8 * 60}, 0)
-
-
-@pytest.mark.parametrize("below", [True, False], ids=["a copy on disk", "no other copy"])
-def test_a_bit_that_flips_in_memory_is_found_on_the_way_to_pages(below, tmp_path):
-    """Optional: `HostTier(checked=True)`."""
-    expected, folder = one_by_one("block", 4), FolderStore(tmp_path / "a", new=True)
-    host = HostTier(1 << 20, pinned=True, checked=True)
-    store = TieredStore([host, StoreTier(folder)] if below else [host], write="through")
-    keys = [key_of(fingerprint(MODEL), MODEL.dtype, block) for block in BLOCKS]
-    for key, kv in zip(keys, encode_many(MODEL, BLOCKS), strict=True):
-        store.put(key, kv)
-    host.get(keys[0]).flat[5] ^= 4
-    scheduler = Scheduler(paged(60, store=store), "request")
-    tickets = scheduler.run(PROMPTS, 4)
-    scheduler.close()
-    assert [ticket.result(0).tokens for ticket in tickets] == [one.tokens for one in expected]
-    told = [block for ticket in tickets for block in ticket.generation.receipt.blocks if block.label == BLOCKS[0].label]
-    if below:
-        assert "disk" in {block.tier for block in told} and all(block.status == "reused" for block in told)
-    else:
-        assert {block.reason for block in told if block.reason} == {"damaged: in host: its checksum is wrong"}
-    with pytest.raises(BadInput, match="checked is of page-locked blocks"):
-        HostTier(1 << 20, checked=True)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        Reuse(chunk=4),
-        Reuse(sparse=RandomTiles()),
-        Reuse(select=KvDeviation(fresh=True)),
-    ],
-)
-def test_methods_that_pages_do_not_know_are_refused(method):
-    with pytest.raises(BadInput, match="over pages"):
-        paged(method=method)
-    with pytest.raises(BadInput, match="quantum is 0"):
-        paged(quantum=0)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -155,7 +155,7 @@ def test_garbage_is_collected_down_to_a_budget_and_misses_say_so(kept, folder, f
 def test_what_was_read_longest_ago_goes_first(tmp_path):
     import os
 
-    from tests.test_store_damage import kv_of, same
+    from tests.store_blocks import kv_of, same
 
     store = FolderStore(tmp_path / "a", new=True)
     for i in range(4):

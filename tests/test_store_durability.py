@@ -11,7 +11,7 @@ import pytest
 import torch
 from forked import ended, forked
 
-from tests.test_store_damage import key_for, kv_of, same
+from tests.store_blocks import key_for, kv_of, same
 from workbench.core import files
 from workbench.core.errors import BadInput
 from workbench.core.files import remove_leftovers, write_text

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.folder_machine import FolderMachine, stateful_part
-from tests.test_store_damage import kv_of, same
+from tests.store_blocks import kv_of, same
 from workbench.core.errors import BadInput
 from workbench.experiments import store_faults
 from workbench.experiments.power_loss import losses

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests import tiny
 from tests.random_models import block_of, model_of
-from tests.test_store_damage import kv_of
+from tests.store_blocks import kv_of
 from workbench.core.errors import BadInput
 from workbench.methods import prepare
 from workbench.methods.precompute import kind_of

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from tests import tiny
 from tests.random_models import block_of, model_of
-from tests.test_store_damage import earlier_folder, key_for, kv_of
+from tests.store_blocks import earlier_folder, key_for, kv_of
 from workbench import data
 from workbench.app import cli
 from workbench.core.errors import BadInput

@@ -8,7 +8,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.random_models import block_of, model_of
-from tests.test_store_damage import key_for, kv_of, same
+from tests.store_blocks import key_for, kv_of, same
 from workbench.core.errors import BadInput
 from workbench.store import FolderStore, MemoryStore, block_file, fetch, scrub
 from workbench.store.places import is_begun, opened

@@ -1,0 +1,57 @@
+"""Blocks, and files of earlier versions, that tests of stores share."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from tests.random_models import block_of
+from workbench.core.kv import KV
+from workbench.store import file_header, key_of
+
+
+def kv_of(seed: int, tokens: int = 3, layers: int = 2) -> KV:
+    generator = torch.Generator().manual_seed(seed)
+    run = [torch.randn(1, tokens, 2, generator=generator) for _ in range(2 * layers)]
+    return KV(run[:layers], run[layers:], seed)
+
+
+def same(one: KV | None, other: KV) -> bool:
+    pairs = zip(one.tensors(), other.tensors(), strict=True) if one else ()
+    return one is not None and one.start == other.start and all(torch.equal(a, b) for a, b in pairs)
+
+
+def key_for(seed: int, tokens: int = 3) -> str:
+    """A key of a block that begins at `seed`, as `kv_of(seed)` does."""
+    return key_of("model", torch.float32, block_of(tokens, seed), [block_of(seed, 99)] if seed else [])
+
+
+def earlier_file(path: Path, blocks: dict[str, KV]) -> None:
+    """Write a file as earlier versions did."""
+    tensors = {}
+    for key, kv in blocks.items():
+        for part, run in (("k", kv.keys), ("v", kv.values)):
+            tensors |= {f"{key}.{part}.{i}": x for i, x in enumerate(run)}
+    starts = {key: kv.start for key, kv in blocks.items()}
+    save_file(tensors, path, {"starts": json.dumps(starts), "layers": str(len(kv.keys))})
+
+
+def earlier_folder(folder: Path, blocks: dict[str, KV]) -> Path:
+    folder.mkdir()
+    (folder / "manifest.json").write_text(json.dumps({"format": 2, "model": "m"}, indent=1))
+    earlier_file(folder / "shard.safetensors", blocks)
+    return folder
+
+
+def rewritten(path: Path, change) -> None:
+    """Write a file with other metadata, whose own checksum is right."""
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    entries = {name: text for name, text in header["__metadata__"].items() if name != "header"}
+    change(entries)
+    header["__metadata__"] = entries | {"header": str(file_header.of_entries(entries))}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
