@@ -152,7 +152,7 @@ def _consume_second(
 ):  # fmt: skip
     """Compute the last 64 rows of a tile, or the few that there are."""
     if FEW:
-        if work[3][5]:
+        if work[3][5] == 1:
             _consume_few(work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, FEW, PDL)
         else:
             _consume(1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)

@@ -174,7 +174,8 @@ def _attend(
     queries = (q, rows, q_head, q_token)
     results = (at_rows, out, out_head, out_token, lse, lse_head, most)
     rings = ((q_tiles, q_full, q_empty, q_own, q_given), k_ring, v_ring, clean)
-    bounds = (first_row, begin, steps, lowest, scale, (tile_m == row_tiles - 1) & (FEW > 0))
+    few = gl.where(tile_m == row_tiles - 1, 1, 0) if FEW else 0 * tile_m  # no i1: other warps are handed whole bytes
+    bounds = (first_row, begin, steps, lowest, scale, few)
     page_list = (page_max, positions, pages, shifts)
     work = (queries, results, rings, bounds, page_list, inv_freq)
     # registers of a thread: what 64 rows of acc and logits need, less where a fourth group needs its share

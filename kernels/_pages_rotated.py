@@ -177,7 +177,7 @@ def _rerotate(
             if KEPT:
                 cos, sin = _angle(shift, freq)
                 for i in gl.static_range(64 * CONSUMERS // SOME):
-                    if not few or i * SOME < 64 + FEW:
+                    if i * SOME < 64 + FEW or FEW == 0 or few == 0:
                         tile = q_tiles.index(CONSUMERS * index + i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
                         own = q_own.index(i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
                         tile.store(_rotated(own.load(BOTH), cos, sin, SOME, D))
