@@ -79,7 +79,7 @@ def test_the_engine_stands_still_no_longer_than_a_step_would_cost():
     assert idle_share(events) < 1
 
 
-def test_nobody_gathers_where_the_engine_loads_itself_or_room_is_missing():
+def test_nobody_gathers_where_the_engine_loads_itself():
     assert served(20e-3, True, mode="sync")[:2] == pytest.approx(served(20e-3, False, mode="sync")[:2])
 
 

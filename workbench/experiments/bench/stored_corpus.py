@@ -87,6 +87,7 @@ GPU = Load(
     baseline=200,
     chosen=12,
     cold=200,
+    share=0.75,  # of two batches' blocks: one is loaded while the other is computed
     loaders=4,
     readers=16,
 )

@@ -52,7 +52,7 @@ class Computation:
     def _gathers(self, ready: int, room: int) -> bool:
         """Return whether those that are ready wait for others, which are being loaded."""
         queues, self.until = self.queues, None
-        if self.gathering is None or queues.running or not queues.loading or queues.full or not 0 < ready < room:
+        if self.gathering is None or queues.running or not queues.loading or not 0 < ready < room:
             return False
         since = max(self._free, *(ticket.since for ticket in queues.ready))
         until = self.gathering.until(since, ready, len(queues.loading))
