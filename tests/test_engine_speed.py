@@ -93,6 +93,19 @@ def test_a_difference_is_told_by_the_gap_of_its_first_two_tokens():
     assert engine_speed.differences(loaded, prompts, Full(), [right.tokens], [right.tokens])["equal"] == 1
 
 
+def test_a_difference_within_rounding_is_told_by_the_same_model_in_fp32():
+    model, prompts = model_of(), [prompt_of(20, 5)]
+    (right,) = generate(model, Letters(), prompts, max_new_tokens=4)
+    wrong = (*right.tokens[:2], (right.tokens[2] + 1) % 90)
+    loaded = models.Loaded(model, Letters(), None)
+    same = engine_speed.differences(loaded, prompts, Full(), [right.tokens], [wrong], exact=loaded)
+    assert same["rounded"] == 0 and same["listed"][0]["rounding"] == 0 and same["listed"][0]["exact_gap"] > 0
+    assert "rounded" not in engine_speed.differences(loaded, prompts, Full(), [right.tokens], [wrong])
+    exact = torch.tensor([3.0, 2.0, 1.0])
+    assert engine_speed.rounding(exact + 5, exact) == pytest.approx(0, abs=1e-6)
+    assert engine_speed.rounding(exact + torch.tensor([0.3, 0.0, 0.0]), exact) == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize(("size", "dtype", "step"), [(1.0, torch.bfloat16, 2**-7), (20.0, torch.bfloat16, 2**-3)])
 def test_a_step_of_the_dtype_grows_with_the_number(size, dtype, step):
     assert engine_speed._step(size, dtype) == step

@@ -88,8 +88,9 @@ def _tokens(given: argparse.Namespace, end: float, about: dict[str, Any], units:
         if method is None or (there and there[0]["questions"] >= count) or perf_counter() > end:
             continue
         loaded = models.load(model, given.device, dtype)
+        exact = None if dtype == "float32" else models.load(model, given.device, "float32")
         trial = Trial(model, device=given.device, dtype=dtype, **METHODS[method])
-        for rows in engine_speed.compared(loaded, trial, _prompts(loaded, count), SIZES, there):
+        for rows in engine_speed.compared(loaded, trial, _prompts(loaded, count), SIZES, there, exact=exact):
             about_unit = {"model": model, "method": method, "dtype": dtype, "beside": given.beside}
             units[name] = about_unit | {"tokens": rows}
             _write(given.out, about, units)
@@ -97,7 +98,7 @@ def _tokens(given: argparse.Namespace, end: float, about: dict[str, Any], units:
             print(f"{name}: {'; '.join(counts)}", flush=True)
             if perf_counter() > end:
                 return
-        del loaded
+        del loaded, exact
 
 
 def _write(path: Path, about: dict[str, Any], units: dict[str, Any]) -> None:

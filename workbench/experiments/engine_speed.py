@@ -34,6 +34,7 @@ from workbench.store import MemoryStore
 ENGINES = ("contiguous", "paged")
 NEAR = 8  # steps of the dtype between logits that rounding in the layers before may make
 LISTED = 50  # differences that are listed
+LIKELY = 20  # tokens of a row whose logits tell what a dtype rounds
 PORTION = 50  # prompts between two entries of `compared`
 Tokens = list[tuple[int, ...]]
 Tell = Callable[[str], None]
@@ -85,11 +86,13 @@ def compared(
     sizes: Sequence[int],
     done: Sequence[dict[str, Any]] = (),
     portion: int = PORTION,
+    exact: Loaded | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield after every `portion` of prompts how the tokens of pages differ from those of one request at a time.
 
     One entry of `differences` for each number of requests that pages answer at once; `done` are entries of earlier
-    prompts, which are not answered again. Nothing is timed, so other work may use the GPU meanwhile.
+    prompts, which are not answered again; `exact` is the same model in fp32. Nothing is timed, so other work may use
+    the GPU meanwhile.
     """
     method = trial.method(system=bool(loaded.layout.system))
     ways = [("contiguous", 1), *(("paged", size) for size in sizes)]
@@ -102,7 +105,7 @@ def compared(
             one = replace(trial, batch=size, engine=engine)
             generations = one.answer(asked, loaded, stores[engine, size], None, method)
             said.append([generation.tokens for generation in generations])
-        found = [differences(loaded, asked, method, said[0], other) for other in said[1:]]
+        found = [differences(loaded, asked, method, said[0], other, exact) for other in said[1:]]
         between = [{"between": [list(ways[0]), list(way)]} for way in ways[1:]]
         before: list[dict[str, Any] | None] = [*rows] or [None for _ in found]
         rows = [x | _added(old, new) for x, old, new in zip(between, before, found, strict=True)]
@@ -113,18 +116,29 @@ def _added(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any
     """Add entries of `differences`; questions are counted on."""
     if before is None:
         return more
-    counts = {name: before[name] + more[name] for name in ("questions", "equal", "tie", "near", "apart")}
+    counts = {name: before[name] + count for name, count in more.items() if isinstance(count, int)}
     listed = [row | {"question": before["questions"] + row["question"]} for row in more["listed"]]
     return counts | {"listed": sorted([*before["listed"], *listed], key=lambda row: -row["steps"])[:LISTED]}
 
 
 def differences(
-    loaded: Loaded, prompts: Sequence[Prompt], method: Method, said: Tokens, others: Tokens
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    method: Method,
+    said: Tokens,
+    others: Tokens,
+    exact: Loaded | None = None,
 ) -> dict[str, Any]:
-    """Compare two engines' greedy tokens: {questions, equal, tie, near, apart, listed}."""
+    """Compare two engines' greedy tokens: {questions, equal, tie, near, apart, listed}.
+
+    With `exact`, the same model in fp32, also `rounded`: differences of two tokens that fp32 holds no further apart
+    than twice what the dtype moves a logit of that row.
+    """
     differing = [i for i, (one, other) in enumerate(zip(said, others, strict=True)) if one != other]
-    listed = [_difference(loaded.model, prompts[i], method, said[i], others[i]) | {"question": i} for i in differing]
+    models = (loaded.model, exact.model if exact else None)
+    listed = [_difference(*models, prompts[i], method, said[i], others[i]) | {"question": i} for i in differing]
     counts = {kind: sum(row["kind"] == kind for row in listed) for kind in ("tie", "near", "apart")}
+    counts |= {"rounded": sum(row["exact_gap"] <= 2 * row["rounding"] for row in listed)} if exact else {}
     listed.sort(key=lambda row: -row["steps"])
     return {"questions": len(said), "equal": len(said) - len(differing), **counts, "listed": listed[:LISTED]}
 
@@ -185,9 +199,14 @@ class _Endless:
 
 
 def _difference(
-    model: PreTrainedModel, prompt: Prompt, method: Method, said: Sequence[int], other: Sequence[int]
+    model: PreTrainedModel,
+    exact: PreTrainedModel | None,
+    prompt: Prompt,
+    method: Method,
+    said: Sequence[int],
+    other: Sequence[int],
 ) -> dict[str, Any]:
-    """Tell by how much the first two tokens that differ do: {at, gap, steps, kind}.
+    """Tell by how much the first two tokens that differ do: {at, gap, steps, kind}, with `exact` {exact_gap, rounding}.
 
     An end token is none of an answer: it stands for the likeliest token that the other path did not take.
     """
@@ -202,7 +221,18 @@ def _difference(
     largest = float(logits[[first, second]].abs().max())
     steps = gap / _step(largest, model.dtype)
     kind = "tie" if steps <= 1 else "near" if steps <= NEAR else "apart"
-    return {"at": at, "gap": gap, "steps": steps, "kind": kind}
+    found = {"at": at, "gap": gap, "steps": steps, "kind": kind}
+    if exact is not None:
+        wanted = _at(exact, prompt, method, said[:at]).float()
+        found |= {"exact_gap": abs(float(wanted[first] - wanted[second])), "rounding": rounding(logits, wanted)}
+    return found
+
+
+def rounding(logits: Tensor, exact: Tensor) -> float:
+    """Return by how much a dtype moves the likeliest logits of a row [V] at most, apart from what all move."""
+    likely = exact.topk(min(LIKELY, len(exact))).indices
+    moved = (logits - exact)[likely]
+    return float((moved - moved.mean()).abs().max())
 
 
 def _at(model: PreTrainedModel, prompt: Prompt, method: Method, before: Sequence[int]) -> Tensor:
