@@ -33,7 +33,7 @@ from workbench.store import MemoryStore
 
 ENGINES = ("contiguous", "paged")
 NEAR = 8  # steps of the dtype between logits that rounding in the layers before may make
-LISTED = 50  # differences that are listed
+LISTED = 200  # differences that are listed
 LIKELY = 20  # tokens of a row whose logits tell what a dtype rounds
 PORTION = 50  # prompts between two entries of `compared`
 Tokens = list[tuple[int, ...]]
