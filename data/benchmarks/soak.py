@@ -45,7 +45,7 @@ def main() -> None:
     def tell(report: dict[str, Any]) -> None:
         results.write_json(given.out, {**about, **report, "sound": sound(report)})
         counts = report["counts"]
-        if counts["waves"] % 10 == 0:
+        if counts["waves"] % 10 == 0 or counts["waves"] < 5:
             print(f"{counts['requests']:,} requests, {report['seconds']:.0f} s, sound: {sound(report)}", flush=True)
 
     report = soak.run(given.requests, tell)
