@@ -49,7 +49,8 @@ LINES = (
     ),
     Line("attention of 15% of 32K rows, scattered", "q_sparse_attention", "15% of 32K rows + 50", "flex"),
     Line("attention of 15% of 32K rows, scattered", "q_sparse_attention", "15% of 32K rows + 50", "flashinfer"),
-    Line("dense attention, 32K", "tile_attention", "dense, 32K", "flashinfer"),
+    Line("dense attention, 32K", "tile_attention", "dense, 32K", "cudnn"),
+    Line("32K tokens encoded as 64 blocks", "encode", "32K encoded as 64 blocks", FULL),
 )
 METHODS = {  # name in the table: preparation and selector of a method; prompts of `Real`
     "blocks cached independently": ("independent", "none"),
