@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Annotated, Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import data, models
 from workbench.core.annotations import check_fields
@@ -18,7 +18,7 @@ from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments import question_rows
 from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.references import Watch
-from workbench.experiments.trial_measures import costs, first_tokens, mean, receipts
+from workbench.experiments.trial_measures import check_context, costs, first_tokens, mean, receipts
 from workbench.methods import Method, registry
 from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
@@ -127,15 +127,11 @@ class Trial(MethodConfig):
         loaded = loaded.with_layout(self.layout)
         model, tokenizer, layout = loaded
         prompts = layout.prompts(samples, tokenizer)
-        _check_context(loaded.spec.context, samples, prompts)
+        check_context(loaded.spec.context, samples, prompts)
         method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
         engine = choose_engine(model, method, prompts, self.max_new_tokens, self.engine)
-        if store is None:
-            behind: Store | None = None
-            if isinstance(method, Reuse) and (place := self.store or self.prepared):
-                behind = opened(place, kind_of(model, method.prepare, tokenizer), new=bool(self.store))
-                behind = KeepingStore(behind) if self.store else behind
-            store = MemoryStore(int(self.store_gib * 2**30), behind=behind)
+        if store is None:  # an empty one is false
+            store = self._opened(method, loaded)
         before = store.stats
         watch = Watch(loaded, samples, prompts, method, self.max_new_tokens) if self.fidelity else None
         begin = time.perf_counter()
@@ -146,14 +142,8 @@ class Trial(MethodConfig):
         texts = [generation.text.strip() for generation in generations]
         compared = watch.rows if watch else []
         rows = [question_rows.row(*each) for each in zip_longest(samples, texts, compared)]
-        sparsity = faithfulness = None
-        few: Sequence[Prompt] = ()
-        if (tiles := self.tiles()) is not None:
-            few = prompts[: min(self.timed, SPARSE_PROMPTS)]
-            sparsity = measure_sparsity(model, few, tiles.ready(model), self.chunk).record()
-        if self.faithfulness is not None:
-            own_judge = judge(self.faithfulness, self.device, self.dtype)
-            faithfulness = asdict(measure_faithfulness(own_judge, samples, texts, self.seed))
+        few = prompts[: min(self.timed, SPARSE_PROMPTS)]
+        sparsity = self._sparsity(model, few)
         record = Record(
             **question_rows.quality(rows, samples, self.seed),
             **costs(model, generations),
@@ -168,12 +158,33 @@ class Trial(MethodConfig):
             device=device_name(model.device),
             versions=versions() | data.versions(self.data),
             sparsity=sparsity,
-            faithfulness=faithfulness,
+            faithfulness=self._judged(samples, texts),
             note=" ".join(filter(None, (models.note_of(self.model), self._unused(sparsity, few)))),
             receipts=receipts(samples, generations) if self.receipt else None,
             engine=str(engine) if engine.name == "paged" or self.engine != "auto" else None,
         )
         return record, rows
+
+    def _opened(self, method: Method, loaded: Loaded) -> MemoryStore:
+        """Return an empty store in memory, before the folder or URL that holds cached blocks where one is named."""
+        behind: Store | None = None
+        if isinstance(method, Reuse) and (place := self.store or self.prepared):
+            behind = opened(place, kind_of(loaded.model, method.prepare, loaded.tokenizer), new=bool(self.store))
+            behind = KeepingStore(behind) if self.store else behind
+        return MemoryStore(int(self.store_gib * 2**30), behind=behind)
+
+    def _sparsity(self, model: PreTrainedModel, prompts: Sequence[Prompt]) -> dict[str, Any] | None:
+        """Return what the sparse method keeps and misses on `prompts`; None without one."""
+        tiles = self.tiles()
+        return None if tiles is None else measure_sparsity(model, prompts, tiles.ready(model), self.chunk).record()
+
+    def _judged(self, samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, Any] | None:
+        """Return how far passages support the answers; None where nobody is to judge that."""
+        if self.faithfulness is None:
+            return None
+        return asdict(
+            measure_faithfulness(judge(self.faithfulness, self.device, self.dtype), samples, texts, self.seed)
+        )
 
     def _unused(self, sparsity: dict[str, Any] | None, prompts: Sequence[Prompt]) -> str:
         """Say that a sparse method left nothing out, and which options fit prompts of this length; "" where it did."""
@@ -235,15 +246,6 @@ def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> It
         group.append(i)
     if group:
         yield group
-
-
-def _check_context(context: int | None, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:
-    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
-    if context and len(prompts[longest]) >= context:
-        raise BadInput(
-            f"the prompt of sample {samples[longest].id!r} has {len(prompts[longest])} tokens, "
-            f"the model's context is {context}, answer included: ask for fewer passages"
-        )
 
 
 def _is_int(value: object) -> bool:

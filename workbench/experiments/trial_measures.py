@@ -1,4 +1,4 @@
-"""What a trial measures besides its answers: requests to time, receipts, costs."""
+"""What a trial needs besides its answers: room for prompts, requests to time, receipts, costs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -8,6 +8,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
+from workbench.core.errors import BadInput
 from workbench.data import Sample
 from workbench.methods import Method
 from workbench.methods.generation import Generation, first_token
@@ -59,3 +60,13 @@ def costs(model: PreTrainedModel, generations: Sequence[Generation]) -> dict[str
 
 def mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
+
+
+def check_context(context: int | None, samples: Sequence[Sample], prompts: Sequence[Prompt]) -> None:
+    """Raise BadInput where the longest prompt leaves a model of `context` tokens no room for an answer."""
+    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
+    if context and len(prompts[longest]) >= context:
+        raise BadInput(
+            f"the prompt of sample {samples[longest].id!r} has {len(prompts[longest])} tokens, "
+            f"the model's context is {context}, answer included: ask for fewer passages"
+        )

@@ -85,18 +85,22 @@ def sweep(
     if as_json:
         print(outcome.table.to_json(orient="records", lines=True), end="")
     else:
-        varied = [name for name, values in lists.items() if len(values) > 1]
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-        if len(outcome.table):
-            for note in filter(None, outcome.table["note"].unique()):
-                console.print(f"[bold yellow]{plain(note)}[/]")
-            console.print(_table(outcome.table, varied))
-        console.print(f"[dim]95% intervals · {plain(str(out / 'trials.parquet'))}, answers.parquet[/]")
+        _show(outcome.table, [name for name, values in lists.items() if len(values) > 1], out)
     for name, why in outcome.failures.items():
         typer.echo(f"failed: {name}: {why}", err=True)
     if outcome.failures:
         typer.echo(f"{len(outcome.failures)} trials failed; run again to try them again", err=True)
         raise typer.Exit(1)
+
+
+def _show(table: pd.DataFrame, varied: list[str], out: Path) -> None:
+    """Print a line a trial, with the fields that are `varied`, and where the tables lie."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    if len(table):
+        for note in filter(None, table["note"].unique()):
+            console.print(f"[bold yellow]{plain(note)}[/]")
+        console.print(_table(table, varied))
+    console.print(f"[dim]95% intervals · {plain(str(out / 'trials.parquet'))}, answers.parquet[/]")
 
 
 def run_notebooks(
