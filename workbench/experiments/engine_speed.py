@@ -29,7 +29,7 @@ from workbench.methods.generation import Generation, generate
 from workbench.metrics.answers import Records
 from workbench.metrics.fidelity import predict
 from workbench.models.loading import Loaded
-from workbench.store import MemoryStore
+from workbench.store import UNLIMITED, MemoryStore
 
 ENGINES = ("contiguous", "paged")
 NEAR = 8  # steps of the dtype between logits that rounding in the layers before may make
@@ -53,7 +53,7 @@ def answered(
     said: dict[tuple[str, int], Tokens] = {}
     for size in sizes:
         for engine in ENGINES:
-            store = MemoryStore(1 << 62)
+            store = MemoryStore(UNLIMITED)
             for state in ("cold", "warm"):
                 one = replace(trial, batch=size, engine=engine)
                 work = partial(one.answer, prompts, loaded, store, None, method)
@@ -96,7 +96,7 @@ def compared(
     """
     method = trial.method(system=bool(loaded.layout.system))
     ways = [("contiguous", 1), *(("paged", size) for size in sizes)]
-    stores = {way: MemoryStore(1 << 62) for way in ways}
+    stores = {way: MemoryStore(UNLIMITED) for way in ways}
     rows = list(done)
     for begin in range(rows[0]["questions"] if rows else 0, len(prompts), portion):
         asked = prompts[begin : begin + portion]
@@ -156,7 +156,7 @@ def decoded(
         for size in sizes:
             groups = list(batches([len(prompt) for prompt in prompts], size))
             for engine in ENGINES:
-                store = MemoryStore(1 << 62)
+                store = MemoryStore(UNLIMITED)
                 seconds = []
                 for number, group in enumerate([groups[0], *groups]):
                     asked = [prompts[i] for i in group]

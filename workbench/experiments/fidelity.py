@@ -30,7 +30,7 @@ from workbench.metrics import answers as quality
 from workbench.metrics import cost, fidelity
 from workbench.metrics.fidelity import Reference
 from workbench.models.loading import Loaded
-from workbench.store import MemoryStore, Store
+from workbench.store import UNLIMITED, MemoryStore, Store
 
 Rows = list[dict[str, Any]]
 Done = Container[tuple[str, str]]  # (method, id of the sample)
@@ -95,7 +95,7 @@ def measure(
         known = dict(
             zip(asked, fidelity.reference(model, tokenizer, here, golden, max_new_tokens, layout.stop), strict=True)
         )
-        kept = MemoryStore(1 << 62) if store is None else store
+        kept = MemoryStore(UNLIMITED) if store is None else store
         for name, method in methods.items():
             if not (own := left[name]):
                 continue

@@ -34,7 +34,7 @@ from workbench.methods.sampling import SamplingParams
 from workbench.metrics.answers import Records, bootstrap, exact_match, wilson
 from workbench.metrics.fidelity import gold_answers, predict
 from workbench.models.loading import Loaded
-from workbench.store import MemoryStore, Store, fetch, fingerprint, key_of
+from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint, key_of
 from workbench.store.misses import Miss, identity_of
 
 TOKENS, CHAINS = "keys of tokens", "content chains"
@@ -47,7 +47,7 @@ class TokenKeyStore:
     """A store whose keys are the tokens of a block alone, as caches have them that forget what stood before it."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore(1 << 62)
+        self.store = MemoryStore(UNLIMITED)
 
     def get(self, key: str) -> KV | None:
         return self.store.get(_tokens(key))
@@ -72,7 +72,7 @@ def attacked(loaded: Loaded, victims: Sequence[Victim], store: Store) -> Store:
 
 def misses(loaded: Loaded, victims: Sequence[Victim]) -> list[Miss]:
     """Return why the victims' passages are not found in a store of content chains that the attacker has filled."""
-    store = MemoryStore(1 << 62)
+    store = MemoryStore(UNLIMITED)
     attacked(loaded, victims, store)
     weights, dtype = fingerprint(loaded.model), loaded.model.dtype
     keys = [key_of(weights, dtype, victim.passage, victim.prompt.blocks[:1]) for victim in victims]
@@ -96,8 +96,8 @@ def arms(loaded: Loaded, victims: Sequence[Victim], neighbours: Sequence[int], s
     """Return both kinds of key, and preparation with each number of neighbours: of the attacker's text, and of a
     harmless one."""
     alone = AfterSystem()
-    clean: Side = (alone, MemoryStore(1 << 62))
-    keyed: dict[str, Store] = {TOKENS: TokenKeyStore(), CHAINS: MemoryStore(1 << 62)}
+    clean: Side = (alone, MemoryStore(UNLIMITED))
+    keyed: dict[str, Store] = {TOKENS: TokenKeyStore(), CHAINS: MemoryStore(UNLIMITED)}
     found = [
         Arm(name, clean, (alone, attacked(loaded, victims, store)), float(name == TOKENS))
         for name, store in keyed.items()
@@ -106,12 +106,12 @@ def arms(loaded: Loaded, victims: Sequence[Victim], neighbours: Sequence[int], s
     added = {"": [victim.poison for victim in victims], f", {HARMLESS}": [victim.harmless for victim in victims]}
     tampered = {name: corpus(loaded, victims, passages) for name, passages in added.items()}
     for n in neighbours:
-        beside: Side = (WithNeighbours(honest, n=n, search=search), MemoryStore(1 << 62))
+        beside: Side = (WithNeighbours(honest, n=n, search=search), MemoryStore(UNLIMITED))
         for name, with_added in tampered.items():
             prepare = WithNeighbours(with_added, n=n, search=search)
             reached = [bool(set(prepare.neighbours(v.passage)) - set(honest.place)) for v in victims]
             label = f"{n} neighbour{'s' * (n > 1)}{name}"
-            found.append(Arm(label, beside, (prepare, MemoryStore(1 << 62)), float(np.mean(reached))))
+            found.append(Arm(label, beside, (prepare, MemoryStore(UNLIMITED)), float(np.mean(reached))))
     return found
 
 

@@ -19,7 +19,7 @@ from workbench.methods.incremental import REUSE_STATUSES, Revision, revise
 from workbench.metrics.answers import Records, exact_match, score, score_by_kind
 from workbench.metrics.latency import measure
 from workbench.models.loading import Loaded
-from workbench.store import MemoryStore, Store, fingerprint
+from workbench.store import UNLIMITED, MemoryStore, Store, fingerprint
 from workbench.store.views import ReadOnlyStore
 
 
@@ -112,7 +112,7 @@ def _counted(revision: Revision) -> dict[str, Any]:
 def _answered(loaded: Loaded, step: SessionPrompt, revision: Revision, store: Store, most: int) -> dict[str, Any]:
     """Answer with the store and with every block encoded within the request, and compare the two."""
     model, prompt = loaded.model, revision.prompt
-    empty = MemoryStore(1 << 62)
+    empty = MemoryStore(UNLIMITED)
     seconds = _ttft(model, prompt, 1, empty)
     requests = [revision.request, revise(model, prompt, empty).request]
     cached, fresh = (output.logits for request in requests for output in prefill_many(model, [request]))

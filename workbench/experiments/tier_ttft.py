@@ -23,7 +23,7 @@ from workbench.methods.select.query_guided import QueryGuided
 from workbench.metrics.answers import Records
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.models.loading import Loaded
-from workbench.store import FolderStore, MemoryStore, Store
+from workbench.store import UNLIMITED, FolderStore, MemoryStore, Store
 from workbench.store.views import ReadOnlyStore
 
 FULL = "full attention"
@@ -48,7 +48,7 @@ def measured(
     written.
     """
     model = loaded.model
-    stores: dict[str, Any] = {"memory": MemoryStore(1 << 62), "disk": FolderStore(folder, new=True)}
+    stores: dict[str, Any] = {"memory": MemoryStore(UNLIMITED), "disk": FolderStore(folder, new=True)}
     rows: Records = []
     for prompt in prompts:
         for store in stores.values():

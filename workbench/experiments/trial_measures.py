@@ -13,7 +13,7 @@ from workbench.data import Sample
 from workbench.methods import Method
 from workbench.methods.generation import Generation, first_token
 from workbench.metrics import cost
-from workbench.store import MemoryStore, Store
+from workbench.store import UNLIMITED, MemoryStore, Store
 
 
 def first_tokens(
@@ -24,7 +24,7 @@ def first_tokens(
     Blocks that `kept` holds are taken from there, before the job, and are not encoded once more.
     """
     for prompt in prompts:
-        store = MemoryStore(1 << 62, behind=kept)
+        store = MemoryStore(UNLIMITED, behind=kept)
         method.begin(model, [prompt], store)
         yield partial(first_token, model, prompt, method, store, engine)
 

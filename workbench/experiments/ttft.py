@@ -37,7 +37,7 @@ from workbench.metrics.answers import Records
 from workbench.metrics.latency import Quantiles, measure, quantiles
 from workbench.metrics.published_numbers import QUESTION
 from workbench.models.weight_layout import as_loaded
-from workbench.store import MemoryStore, Store, fetch, fingerprint, key_of
+from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint, key_of
 from workbench.store.views import ReadOnlyStore
 
 METHODS = ("full", "block", "recompute", "stock full", "stock prefix")
@@ -89,7 +89,7 @@ def stock_of(model: PreTrainedModel) -> PreTrainedModel:
 
 def filled(model: PreTrainedModel, blocks: Sequence[Block]) -> MemoryStore:
     """Return a store that holds these blocks."""
-    store = MemoryStore(1 << 62)
+    store = MemoryStore(UNLIMITED)
     fetch(model, blocks, store)
     return store
 

@@ -30,7 +30,7 @@ from workbench.experiments.trial import Progress
 from workbench.methods import finish, select
 from workbench.methods.modes.reuse import Reuse
 from workbench.models.spec import attach
-from workbench.store import MemoryStore
+from workbench.store import UNLIMITED, MemoryStore
 
 FACTOR = 4.0
 LEAST = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -231,7 +231,7 @@ def _recomputed(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
 
 def _first_reuse(model: PreTrainedModel, prompt: Prompt) -> dict[str, float]:
     """Ask twice through one store, then with the passages in another order; count what was missed."""
-    store, method = MemoryStore(1 << 62), Reuse()
+    store, method = MemoryStore(UNLIMITED), Reuse()
     (first,) = finish(model, method.begin(model, [prompt], store))
     before = store.stats
     (second,) = finish(model, method.begin(model, [prompt], store))

@@ -23,7 +23,7 @@ from workbench.methods.paged_answers import MOST, PagedAnswers
 from workbench.methods.receipts import WatchedStore, receipts_of, timed
 from workbench.methods.sampling import SamplingParams
 from workbench.models.spec import spec_for
-from workbench.store import MemoryStore, Store
+from workbench.store import UNLIMITED, MemoryStore, Store
 from workbench.store.fetching import checked
 
 GREEDY = SamplingParams()
@@ -76,7 +76,7 @@ def answer(
     progress  is called with how many have ended, of how many
     """
     chosen = _checked(model, tokenizer, prompts, method, params, engine)
-    store = MemoryStore(1 << 62) if store is None else checked(store)
+    store = _store_of(store)
     if chosen.name == "contiguous":
         return _contiguous(model, tokenizer, prompts, method, store, params, str(chosen))
     begin = perf_counter()
@@ -112,7 +112,7 @@ def stream(
     """
     method, params = method_of(mode), SamplingParams(**options)
     chosen = _checked(model, tokenizer, prompts, method, params, engine)
-    store = MemoryStore(1 << 62) if store is None else checked(store)
+    store = _store_of(store)
     return _streamed(model, tokenizer, prompts, method, store, params, chosen.name == "paged")
 
 
@@ -136,6 +136,11 @@ def _streamed(
     logits = finish(model, ready)
     for step in decode_ready(model, tokenizer, ready, logits, params):
         yield from ((number, token) for number, token in enumerate(step) if token is not None)
+
+
+def _store_of(store: Store | None) -> Store:
+    """Return the store that was given, or one in memory that lasts for this call. BadInput for what is no store."""
+    return MemoryStore(UNLIMITED) if store is None else checked(store)
 
 
 def _checked(
@@ -231,7 +236,7 @@ def first_token(
     What a time to first token measures: from token ids (and blocks in a store) to a token id on the host.
     """
     method = method_of(mode)
-    store = MemoryStore(1 << 62) if store is None else checked(store)
+    store = _store_of(store)
     if choose_engine(model, method, [prompt], 1, engine).name == "contiguous":
         (logits,) = finish(model, method.begin(model, [prompt], store))
         return int(logits.argmax())

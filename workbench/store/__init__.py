@@ -3,7 +3,7 @@
 from workbench.store.fetching import Store, collect, fetch
 from workbench.store.folder import FolderStore
 from workbench.store.keys import FORMAT_VERSION, Identity, Key, fingerprint, key_of
-from workbench.store.memory import MemoryStore
+from workbench.store.memory import UNLIMITED, MemoryStore
 from workbench.store.misses import Miss
 from workbench.store.places import opened
 from workbench.store.remote import RemoteStore
@@ -12,4 +12,4 @@ from workbench.store.tiered import TieredStore
 from workbench.store.tiers import HostTier, StoreTier
 
 __all__ = ["FORMAT_VERSION", "FolderStore", "Identity", "Key", "MemoryStore", "Miss", "RemoteStore", "Stats", "Store"]
-__all__ += ["HostTier", "StoreTier", "TieredStore", "collect", "fetch", "fingerprint", "key_of", "opened"]
+__all__ += ["UNLIMITED", "HostTier", "StoreTier", "TieredStore", "collect", "fetch", "fingerprint", "key_of", "opened"]

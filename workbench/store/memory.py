@@ -10,7 +10,8 @@ from workbench.store.mapped import owned
 from workbench.store.misses import Index, Miss, Reason, likeliest, why
 from workbench.store.stats import Stats
 
-__all__ = ["MemoryStore", "Stats"]
+__all__ = ["UNLIMITED", "MemoryStore", "Stats"]
+UNLIMITED = 1 << 62  # bytes: a budget that nothing exceeds
 REMEMBERED = 1 << 16  # keys that were dropped and are remembered, to tell why they are missed
 RECENT = 256  # misses that are kept with all they say
 

@@ -22,7 +22,7 @@ from workbench.methods.prepare.independent import Independent
 from workbench.methods.registry import check_options
 from workbench.methods.select import Select, check_budget
 from workbench.methods.sparse import Sparse
-from workbench.store import MemoryStore, Store
+from workbench.store import UNLIMITED, MemoryStore, Store
 
 
 def positions_named(name: str) -> Positions:
@@ -66,7 +66,7 @@ class Reuse:
     def begin(
         self, model: PreTrainedModel, prompts: Sequence[Prompt], store: Store | None = None, reserve: int = 0
     ) -> list[ReadyRequest]:
-        cached = self.prepare(model, prompts, MemoryStore(1 << 62) if store is None else store)
+        cached = self.prepare(model, prompts, MemoryStore(UNLIMITED) if store is None else store)
         kvs = [assemble(model, p, c, self.positions, reserve) for p, c in zip(prompts, cached, strict=True)]
         rows = [prompt.question for prompt in prompts]
         if self.select:

@@ -19,7 +19,7 @@ from workbench.engine.forward import all_rows
 from workbench.methods import PrefillRequest, ReadyRequest, prefill_many
 from workbench.methods.registry import check_options
 from workbench.models.spec import ModelSpec, attach
-from workbench.store import MemoryStore, Store, fetch
+from workbench.store import UNLIMITED, MemoryStore, Store, fetch
 
 Placed = tuple[KV, torch.Tensor]  # cached tokens, and the positions [T], whole or not, where their keys shall stand
 
@@ -54,7 +54,7 @@ class Superposition:
         for prompt in prompts:
             if len(prompt.context) < 2 or len(prompt.blocks[-1]) < 2:
                 raise BadInput("superposition needs a system block, a document and a question of at least two tokens")
-        kept = MemoryStore(1 << 62) if store is None else store
+        kept = MemoryStore(UNLIMITED) if store is None else store
         return [self._begin(model, prompt, kept, reserve) for prompt in prompts]
 
     def _begin(self, model: PreTrainedModel, prompt: Prompt, store: Store, reserve: int) -> ReadyRequest:
