@@ -74,6 +74,13 @@ def test_other_work_on_the_gpu_is_named(kept):
     assert "Beside other work on the GPU (trainings)" in engines_beside(told).to_json().replace("<br>", " ")
 
 
+@pytest.mark.parametrize(("rounded", "words"), [(2, "of all 2 that"), (1, "of 1 of 2 that")])
+def test_the_sentence_says_how_many_differences_are_rounding(kept, rounded, words):
+    pair = kept[0]["units"]["a"]["tokens"][0] | {"equal": 1, "tie": 2, "rounded": rounded}
+    told = {**kept[0], "units": {"a": {**kept[0]["units"]["a"], "tokens": [pair]}}}
+    assert words in notice(told) and "fp32" not in notice(kept[0])
+
+
 def test_what_differs_is_counted_on():
     one = {"questions": 2, "equal": 1, "tie": 1, "near": 0, "apart": 0, "listed": [{"steps": 1.0, "question": 1}]}
     both = engine_speed._added(one, one)

@@ -55,6 +55,14 @@ def notice(kept: Row) -> str:
             f"Of {asked:,} answers {differ:,} differ"
             + (f", {apart:,} of them by more than a tie." if apart else ", all of them ties." if differ else ".")
         )
+    held = [pair for pair in pairs if "rounded" in pair and pair["equal"] < pair["questions"]]
+    if held:
+        rounded, all_ = sum(p["rounded"] for p in held), sum(p["questions"] - p["equal"] for p in held)
+        what = f"all {all_:,}" if rounded == all_ else f"{rounded:,} of {all_:,}"
+        said.append(
+            f"By the same model in fp32, the two tokens of {what} that were held against it are no further apart than "
+            "the dtype's rounding moves them."
+        )
     return " ".join(said) or "Nothing was measured."
 
 
