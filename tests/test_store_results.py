@@ -27,6 +27,11 @@ def test_serving_is_measured_by_state_and_mode_beside_its_baselines(paged, folde
     read = store_results.serving()
     assert len(read) == 15 and "first token is" in store_results.overlap(read, "warm")
     assert store_results.overlap([], "warm") == "Serving warm blocks was not measured."
+    assert "files read as they are" in store_results.from_disk(read) and "of their pages in memory" in (
+        store_results.from_disk(read)
+    )
+    assert "instead of" in store_results.gathered(read)
+    assert store_results.from_disk([]) == store_results.gathered([]) == ""
 
 
 def test_runs_that_would_begin_late_are_skipped_and_say_so(folder, tmp_path):

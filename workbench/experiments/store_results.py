@@ -5,17 +5,37 @@ from typing import Any
 from workbench.experiments.results import names, read
 from workbench.metrics.published_numbers import FUSION_RAG
 
+STATES = ("", "hot", "warm", "cold")
 MEMORY = ("reuse", "warm")  # runs over blocks in the memory of the host
 
 
 def serving(device: str = "cpu") -> list[dict[str, Any]]:
     """Return the runs of data/benchmarks/store_serving.py on "cpu" or "cuda", those that were skipped left out.
 
-    Rows: {run, state, mode, ratio, questions, seconds, per_second, ttft, idle, loaded, reused, device}. Raises BadInput
-    where it was not run.
+    Rows: {run, state, mode, ratio, questions, seconds, per_second, ttft, idle, loaded, reused, device}, those over
+    blocks on disk with {disk}: what is known of it, {raw, resident, folder}. Raises BadInput where it was not run.
     """
     content = read(f"store-serving-{device}")
-    return [row | {"device": content["device"]} for row in content["runs"] if "ttft" in row]
+    written = next((row for row in content["runs"] if row["run"] == "write"), {})
+    disk = {name: written[name] for name in ("raw", "resident", "folder") if name in written}
+    about = {state: {"device": content["device"]} | ({"disk": disk} if state == "cold" else {}) for state in STATES}
+    return [row | about[row["state"]] for row in content["runs"] if "ttft" in row]
+
+
+def from_disk(rows: list[dict[str, Any]]) -> str:
+    """Say how fast blocks come from the disk, against reading files of it as they are."""
+    cold = [row for row in rows if row["state"] == "cold" and row["loaded"].get("disk")]
+    if not cold:
+        return ""
+    rates = [f"{row['loaded']['disk'] / row['seconds'] / 1e9:.2f} ({row['mode']})" for row in cold]
+    told = f"From the disk come {max(row['loaded']['disk'] for row in cold) / 1e9:.1f} GB, in GB a second over the"
+    told += f" whole run {', '.join(rates)}"
+    if raw := cold[0].get("disk", {}).get("raw"):
+        told += f"; files read as they are, several at once, {raw['gbps']:.2f}"
+    resident = cold[0].get("disk", {}).get("resident")
+    if resident is not None:
+        told += f". Before a run the system held {resident:.0%} of their pages in memory"
+    return f"{told}."
 
 
 def overlap(rows: list[dict[str, Any]], state: str, ratio: float = 0.0) -> str:
@@ -29,6 +49,20 @@ def overlap(rows: list[dict[str, Any]], state: str, ratio: float = 0.0) -> str:
     told = f"{sync['questions']} questions at once over {state} blocks: with loads beside the engine, the mean time to"
     told += f" the first token is {abs(change):.0%} {word}"
     return f"{told}, and the engine is idle {together['idle']:.0%} of the time instead of {sync['idle']:.0%}."
+
+
+def gathered(rows: list[dict[str, Any]], state: str = "warm") -> str:
+    """Say what it changes that ready requests wait for loads that are about to end (`serving.gathering`)."""
+    runs = {row["mode"]: row for row in rows if (row["run"], row["state"], row["ratio"]) == ("reuse", state, 0.0)}
+    if not {"request", "at once"} <= set(runs):
+        return ""
+    change, before = runs["request"]["ttft"]["mean"] / runs["at once"]["ttft"]["mean"] - 1, runs["at once"]["together"]
+    word = "less" if change < 0 else "more"
+    return (
+        f"That ready requests wait for loads that are about to end makes a prefill one of"
+        f" {runs['request']['together']:.1f} requests instead of {before:.1f}, and the time to the first token"
+        f" {abs(change):.0%} {word} ({state} blocks)."
+    )
 
 
 def against_baselines(rows: list[dict[str, Any]]) -> str:

@@ -16,6 +16,8 @@ from workbench.plots.serving import MODES
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, log_ticks
 
+TOLD = (store_results.gathered, store_results.against_baselines, store_results.from_disk)
+
 
 def by_rate(kept: Mapping[str, Any]) -> go.Figure:
     """Draw time to the first token and finished requests against the rate of requests (FusionRAG, figure 15)."""
@@ -182,7 +184,11 @@ def measured_table(rows: Sequence[Mapping[str, Any]]) -> go.Figure:
         words=3,
         title="Many questions at once",
         notice=" ".join(
-            [*said, store_results.overlap_printed(), store_results.against_baselines(list(map(dict, rows)))]
+            [
+                *said,
+                store_results.overlap_printed(),
+                *[tell(list(map(dict, rows))) for tell in TOLD],
+            ]
         ),
         caption=f"{rows[0]['device']}; data/benchmarks/store_serving.py. Cold: on disk; warm: in the host's memory; "
         "hot: where the model reads them. Baselines are asked fewer questions, as listed.",
