@@ -13,6 +13,7 @@ from workbench.core.errors import BadInput
 from workbench.methods.precompute import Preparation
 from workbench.store import FolderStore, aside
 from workbench.store.collection import bytes_of, collect_garbage
+from workbench.store.remote import RemoteStore, file_system
 
 PASSAGES = [
     {"title": f"Title {i}", "text": f"The door of house {i} is painted in colour number {i}."} for i in range(9)
@@ -276,6 +277,22 @@ def test_a_url_is_filled_resumed_verified_and_answers_a_trial(folder, files, tmp
     assert said("store", "verify", to)["whole"] and said("store", "stat", to)["blocks"] == 9
     assert trial(folder, files, "--store", to)["hit_rate"] == 1
     assert Preparation(str(folder), to, str(files / "questions.json"), "with_neighbours(n=2)").run().made == 0
+
+
+def test_damaged_blocks_at_a_url_are_encoded_again_and_no_others(folder, files, tmp_path):
+    to = f"memory://{tmp_path.name}/repaired"
+    said("store", "encode", files / "questions.json", "--model", folder, "--to", to)
+    blocks = sorted(RemoteStore(to).listed())
+    fs, root = file_system(to)
+    for key in (blocks[0], blocks[1], blocks[0]):
+        path = f"{root}/{key}.safetensors"
+        whole = fs.cat_file(path)
+        fs.pipe_file(path, whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
+        assert run("store", "verify", to)[0] == 1
+        found = said("store", "repair", to)
+        assert found["whole"] and found["repaired"] == [f"{key}.safetensors"] and found["made"] <= 1
+        assert sorted(RemoteStore(to).listed()) == blocks
+    assert said("store", "encode", files / "questions.json", "--model", folder, "--to", to)["made"] == 0
 
 
 def test_look_ups_at_a_url_are_explained(folder, files, tmp_path):

@@ -16,7 +16,7 @@ def serving(device: str = "cpu") -> list[dict[str, Any]]:
     blocks on disk with {disk}: what is known of it, {raw, resident, folder}. Raises BadInput where it was not run.
     """
     content = read(f"store-serving-{device}")
-    written = next((row for row in content["runs"] if row["run"] == "write"), {})
+    written: dict[str, Any] = next((row for row in content["runs"] if row["run"] == "write"), {})
     disk = {name: written[name] for name in ("raw", "resident", "folder") if name in written}
     about = {state: {"device": content["device"]} | ({"disk": disk} if state == "cold" else {}) for state in STATES}
     return [row | about[row["state"]] for row in content["runs"] if "ttft" in row]

@@ -105,13 +105,16 @@ class ShardMaker:
         all_fresh = fresh >= {block.content for block in blocks} and not self.out.has_file(name)
         if blocks and not all_fresh and not _is_part(self.out, shard):
             name, _ = _by_content(blocks)  # some of its passages are in other files
-        self.out.write(name, self._kept(name) | store.staged)
+        if isinstance(self.out, RemoteStore):
+            self.out.write(name, store.staged, sorted(store.there))
+        else:
+            self.out.write(name, self._kept(name) | store.staged)
         return begin, time.monotonic(), len(blocks), sum(block.content in fresh for block in blocks)
 
     def _kept(self, name: str) -> dict[str, KV]:
         """Return what a file holds that is written with other blocks again."""
-        keys = [] if isinstance(self.out, RemoteStore) else self.out.blocks_of(name)
-        return {key: kv for key in keys if (kv := self.out.get(key)) is not None}
+        assert isinstance(self.out, FolderStore)
+        return {key: kv for key in self.out.blocks_of(name) if (kv := self.out.get(key)) is not None}
 
 
 def here(model: PreTrainedModel, system: tuple[Block, ...]) -> Make:

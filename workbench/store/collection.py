@@ -24,8 +24,11 @@ class Collected:
 
 def collect_garbage(folder: Path, budget: int) -> Collected:
     """Delete what was set aside and half-written, then the files that were read longest ago, until `budget` bytes are
-    left; a file goes with all its blocks, which later are misses that say so.
+    left.
 
+    A file goes with all its blocks, which later are misses that say so: when a file was read is known, of its blocks it
+    is not, and to write a file without some costs as much as it saves. Where blocks shall go one by one, they lie in a
+    file each, as `put` keeps them, or in tiers with a budget (`store.tiers`).
     Files that are read meanwhile are read to their end. Raises BadInput for a budget under 1, a folder of something
     else, and one that cannot be written.
     """

@@ -13,7 +13,8 @@ import logging
 import tempfile
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, TypeVar
@@ -97,12 +98,20 @@ class RemoteStore(aside.Repairing):
         self._bytes += len(data)
         self._why.pop(key, None)
 
-    def write(self, name: str, blocks: Mapping[str, KV]) -> None:
-        """Keep many blocks, and note under `name` that all are written."""
+    def write(self, name: str, blocks: Mapping[str, KV], there: Iterable[str] = ()) -> None:
+        """Keep many blocks, and note under `name` that all are written, and those that were `there`."""
         path = self._path(name, WRITTEN)
         for key, kv in blocks.items():
             self.put(key, kv)
-        self._write(path, "".join(f"{key}\n" for key in blocks).encode())
+        self._write(path, "".join(f"{key}\n" for key in dict.fromkeys((*blocks, *there))).encode())
+
+    def forget_written(self, keys: Container[str]) -> None:
+        """Delete the notes of `write` that name one of some blocks, so that they are written again."""
+        pattern = f"{self.root}/*{WRITTEN}"
+        for path in self._asked("list its notes", lambda: list(self.fs.glob(pattern))):
+            text = self._asked("give a note", partial(self.fs.cat_file, path))
+            if any(key in keys for key in bytes(text).decode(errors="replace").split()):
+                self._asked("delete a note", partial(self.fs.rm_file, path))
 
     def has_file(self, name: str) -> bool:
         """Return whether `write(name, …)` has ended."""

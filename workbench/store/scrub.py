@@ -123,6 +123,8 @@ def verify_remote(url: str, repair: bool = False, progress: Progress | None = No
     damaged = tuple(finding.file for finding in findings if finding.kind == "damaged") if repair else ()
     for name in damaged:
         store.remove(name.removesuffix(SUFFIX), "it was damaged")
+    if damaged:
+        store.forget_written({name.removesuffix(SUFFIX) for name in damaged})
     return Scrub(url, len(listed), len(listed), sum(listed.values()), unchecked, tuple(findings), damaged)
 
 

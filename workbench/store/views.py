@@ -89,16 +89,25 @@ class KeepingStore:
 
 
 class StagingStore:
-    """Reads from several stores in order and holds what is put in `staged`, to be written at once later."""
+    """Reads from several stores in order and holds what is put in `staged`, to be written at once later.
+
+    there   keys that the first store holds, of those that were asked for
+    """
 
     def __init__(self, *stores: Store):
         self.stores = stores
         self.staged: dict[str, KV] = {}
+        self.there: set[str] = set()
 
     def get(self, key: str) -> KV | None:
         if key in self.staged:
             return self.staged[key]
-        return next((kv for store in self.stores if (kv := store.get(key)) is not None), None)
+        for store in self.stores:
+            if (kv := store.get(key)) is not None:
+                if store is self.stores[0]:
+                    self.there.add(str(key))
+                return kv
+        return None
 
     def put(self, key: str, kv: KV) -> None:
         self.staged[key] = kv
