@@ -193,7 +193,7 @@ def command(
     raise typer.Exit(0 if result.ok else 1)
 
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 app.command()(command)
 
 if __name__ == "__main__":

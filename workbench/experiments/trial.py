@@ -57,7 +57,9 @@ class Trial(MethodConfig):
     data: DataName = "lab"
     samples: Annotated[int, "Questions to answer, at most"] = 200
     seed: Annotated[int, "Seed of the draw of samples and of the bootstrap"] = 0
-    passages: Annotated[int | None, "Passages a question, cut or filled in; without it, 10, of a file its own"] = None
+    passages: Annotated[
+        int | None, "Passages a question, cut or filled in; without it 10, or as many as a file has"
+    ] = None
     device: DeviceName = "cpu"
     dtype: Annotated[str | None, "float32, bfloat16 or float16; without it, float32 on cpu, else the checkpoint's"] = (
         None

@@ -4,6 +4,7 @@ Where a field's type is `Annotated`, its text is the help of the command-line op
 """
 
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Annotated, Any
 
 import torch
@@ -26,6 +27,12 @@ LayoutName = Annotated[
     str | None, "Prompt layout: lab, released, chat (by the tokenizer's template) or a JSON file; else the model's own"
 ]
 
+
+def _names(package: ModuleType) -> str:
+    """Return the names of all policies of a package, for a text of help."""
+    return ", ".join(registry.names(package.__name__))
+
+
 MODES = ("full", "block", "superposition")
 REUSE = ("positions", "prepare", "select", "ratio", "prepared")  # fields that are for mode block
 
@@ -47,18 +54,19 @@ class MethodConfig:
     ] = "re-encoded"
     prepare: Annotated[
         str,
-        "What a passage sees before it is cached: independent (default), after_system, behind_document, "
-        "with_neighbours(n=10)",
+        f"What a passage sees before it is cached: {_names(preparations)}; options in brackets, as "
+        "with_neighbours(n=10). Default: independent",
     ] = "independent"
     select: Annotated[
-        str, "Which cached tokens are recomputed: none (default), query_guided, kv_deviation(part=v), …"
+        str, f"Which cached tokens are recomputed: {_names(selectors)}; as kv_deviation(part=v). Default: none"
     ] = "none"
     ratio: Annotated[
         float | None, "Recompute this share of the tokens of all passages, as 0.15; own: as many as the selector wants"
     ] = 0.15
     prepared: Annotated[str | None, "Take cached passages from this folder of `workbench prepare`"] = None
     sparse: Annotated[
-        str, "Which key tiles are attended to: none (default: all), bfla, flash_prefill(alpha=0.1), …"
+        str,
+        f"Which key tiles are attended to: {_names(sparse_methods)}; as flash_prefill(alpha=0.1). Default: none, every tile",
     ] = "none"
     chunk: Annotated[int | None, "Rows of one pass of the prefill"] = None
 

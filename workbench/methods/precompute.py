@@ -66,7 +66,9 @@ class Preparation:
     model: ModelName
     out: Annotated[Path | str, "Folder or URL for the cached passages; run again to go on after an interruption"]
     data: DataName = "lab"
-    prepare: Annotated[str, "independent, after_system or with_neighbours; options in brackets"] = "with_neighbours"
+    prepare: Annotated[str, "independent, after_system, behind_document or with_neighbours; options in brackets"] = (
+        "with_neighbours"
+    )
     samples: Annotated[int | None, "Of lab: how many questions to take the passages of"] = None
     seed: Annotated[int, "Of lab: seed of the draw"] = 0
     passages: Annotated[int | None, "Of lab: passages a question"] = None

@@ -15,7 +15,7 @@ from workbench.data import Sample
 
 NAME = "`lab`, `lab-hard`, `lab(hints=0)`, `needles`, `manuals`, a shipped name or a file; none: list the names"
 PASSAGES = "Passages a question; those of a file are cut, or filled in from its other questions"
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from workbench import models
 from workbench.app.commands.options import AsJson
 from workbench.models import fetched
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 UNTRAINED = "Write a tiny model with random weights to a new folder, to try things with"
 NAME = f"One of {', '.join(fetched.CATALOGUE)}"
 

@@ -101,7 +101,7 @@ def stats(folder: Place, as_json: AsJson = False) -> None:
     show(as_json, json.dumps(found), _described(found))
 
 
-app.command("stat", help="The same as `stats`.", epilog="Example: workbench store stat prepared")(stats)
+app.command("stat", hidden=True)(stats)  # its earlier name
 
 
 @app.command(epilog="Example: workbench store gc prepared --budget 10GB")

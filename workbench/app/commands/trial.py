@@ -27,7 +27,7 @@ METHOD = "Method"  # panel of `--help`
 PUBLISHED = f"A published method by name; the options below change it. {', '.join(METHODS)}"
 CHOICES = [field.name for field in fields(MethodConfig)]
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog="Example: workbench trial --model lab-full --mode block --positions naive --samples 500")

@@ -32,7 +32,7 @@ PANELS = dict.fromkeys([*CONFIG, *DATA], RECIPE)
 PANELS |= dict.fromkeys(("teacher", "question_weight", "own_answers", "own_tokens", "mix", "overlap"), TEACHER)
 LINE_EVERY = 5 * READ_EVERY  # steps between two lines where no bar is watched
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 def _option(help: str, panel: str | None = None) -> typer.models.OptionInfo:
@@ -64,9 +64,10 @@ def tune(
 ) -> None:
     """Block fine-tuning of a model, for full and block attention.
 
-    It learns to answer from passages that are cached apart; the result lands in OUT/model, an adapter of --lora-rank
-    in OUT/adapter too. With --teacher self it needs no labels: it learns to be near its own full attention. On several
-    GPUs: `accelerate launch --num_processes N -m workbench tune …`.
+    It learns to answer from passages that are cached apart.
+    The result lands in OUT/model; with --lora-rank an adapter lands in OUT/adapter.
+    With --teacher self it needs no labels: it learns to stay near its own full attention.
+    On several GPUs: accelerate launch --num_processes N -m workbench tune …
     """
     config = TuneConfig(**{name: given.pop(name) for name in CONFIG if name in given})
     if save_every < 1 or workers < 0:

@@ -27,7 +27,9 @@ from workbench.training.lab.train import check, finished, train
 
 LINE_EVERY = 500  # steps
 
-app = typer.Typer(no_args_is_help=True, help="The lab corpus and the lab model: draw, train, evaluate.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="The lab corpus and the lab model: draw, train, evaluate."
+)
 
 
 @app.command("corpus")
