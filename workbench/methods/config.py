@@ -66,7 +66,8 @@ class MethodConfig:
     prepared: Annotated[str | None, "Take cached passages from this folder of `workbench prepare`"] = None
     sparse: Annotated[
         str,
-        f"Which key tiles are attended to: {_names(sparse_methods)}; as flash_prefill(alpha=0.1). Default: none, every tile",
+        f"Which key tiles are attended to: {_names(sparse_methods)}; as flash_prefill(alpha=0.1). "
+        "Default: none, every tile",
     ] = "none"
     chunk: Annotated[int | None, "Rows of one pass of the prefill"] = None
 
