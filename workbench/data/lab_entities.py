@@ -11,6 +11,8 @@ from workbench.data.sample import Passage
 
 @dataclass
 class Fact:
+    """What a passage states of an entity."""
+
     relation: Relation
     object: str  # as the text says it
     target: "Entity | None" = None  # the entity behind the object, where the world has one
@@ -25,6 +27,8 @@ class Fact:
 
 @dataclass(eq=False)
 class Entity:
+    """A person, company or place of a lab world, with its passages and what each of them states."""
+
     kind: str  # "person", "company", "place"
     name: str
     pronoun: str
@@ -36,6 +40,7 @@ class Entity:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The name, then the alias where there is one."""
         return (self.name, self.alias) if self.alias else (self.name,)
 
     def values(self, relation: Relation) -> list[tuple[int, Fact]]:

@@ -17,6 +17,8 @@ ALL_KINDS = (*KINDS, SEVERAL)
 
 @dataclass(frozen=True)
 class Question:
+    """A question of a lab world; `kind` is one of ALL_KINDS."""
+
     text: str
     answers: tuple[str, ...]
     kind: str

@@ -12,6 +12,7 @@ from workbench.data import sample
 
 
 def listed(text: str) -> tuple[str, ...]:
+    """Return the words of a text."""
     return tuple(text.split())
 
 
@@ -63,6 +64,7 @@ class Relation:
 
 
 def sentences(text: str) -> tuple[str, ...]:
+    """Split a text into sentences, each with its `.` or `?`."""
     return tuple(re.findall(r"\S.*?[.?](?= |$)", text))
 
 

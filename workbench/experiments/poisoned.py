@@ -50,6 +50,7 @@ class TokenKeyStore:
         self.store = MemoryStore(UNLIMITED)
 
     def get(self, key: str) -> KV | None:
+        """Return the first block that was kept of these tokens, whatever it has seen."""
         return self.store.get(_tokens(key))
 
     def put(self, key: str, kv: KV) -> None:

@@ -59,6 +59,7 @@ def costs(model: PreTrainedModel, generations: Sequence[Generation]) -> dict[str
 
 
 def mean(values: Sequence[float]) -> float:
+    """Return the mean; nan without values."""
     return float(np.mean(values))
 
 

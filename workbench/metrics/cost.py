@@ -49,10 +49,12 @@ class Cost:
 
     @property
     def flops(self) -> float:
+        """All operations; a multiply-add is two."""
         return self.linear + self.attention
 
     @property
     def bytes(self) -> float:
+        """All traffic."""
         return self.weights + self.kv_written + self.kv_read + self.kv_loaded
 
 

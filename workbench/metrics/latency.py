@@ -136,6 +136,7 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
+        """Count the time inside the block for a stage."""
         self._credit()
         self._open.append(name)
         try:

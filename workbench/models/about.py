@@ -97,6 +97,7 @@ def _has_template(path: Path) -> bool:
 
 
 def tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a checkpoint folder; no code of the folder is run. BadInput where it cannot be loaded."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         tokenizer("a")

@@ -98,6 +98,7 @@ def weights_of(path: Path) -> list[Path]:
 
 
 def adapter_of(path: Path) -> Adapter:
+    """Read what an adapter folder declares. BadInput where that is no object."""
     declared = path / "workbench.json"
     about = read_json(declared).get("adapter", {}) if declared.is_file() else {}
     if not isinstance(about, dict):
@@ -106,6 +107,7 @@ def adapter_of(path: Path) -> Adapter:
 
 
 def shards(path: Path) -> list[Path]:
+    """Return the safetensors files of a folder, whole or in shards. BadInput without any, or where the index is odd."""
     for whole in (WEIGHTS, COMPACT, DIFFERENCE):
         if (path / whole).is_file():
             return [path / whole]
@@ -121,6 +123,7 @@ def shards(path: Path) -> list[Path]:
 
 
 def check_weights(shard: Path) -> None:
+    """Refuse a file of weights that is missing, half-written or empty; no tensor is read."""
     if not is_file(shard):
         raise BadInput(f"{shard} is missing: the checkpoint is not whole")
     try:
@@ -138,4 +141,5 @@ def read_json(path: Path, hint: str = "the checkpoint is not whole") -> dict[str
 
 
 def first_line(problem: Exception) -> str:
+    """Return the first line of an error's message, or the name of its class."""
     return next(iter(str(problem).splitlines()), type(problem).__name__)

@@ -44,6 +44,7 @@ class ModelSpec:
 
     @property
     def layers(self) -> int:
+        """How many layers the model has."""
         return len(self.shapes)
 
     @property

@@ -33,6 +33,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
+        """Confirmed, contradicted or unreachable: what the deciding findings say."""
         return judge(self.findings)
 
     @property

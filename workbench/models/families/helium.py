@@ -8,6 +8,7 @@ pairing = "interleaved"
 
 
 def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
+    """Return the inverse frequencies [D / 2], the same for every layer."""
     return decoder.rotary_emb.inv_freq
 
 

@@ -11,6 +11,7 @@ pairing = "neox"
 
 
 def inv_freq(decoder: Any, layer: int) -> torch.Tensor:
+    """Return the inverse frequencies [D / 2] of a layer."""
     tables = decoder.rotary_emb
     kinds = getattr(decoder.config, "layer_types", None)
     return tables.inv_freq if hasattr(tables, "inv_freq") or not kinds else getattr(tables, f"{kinds[layer]}_inv_freq")
