@@ -8,6 +8,8 @@ from workbench.experiments import chunk_reports, results
 from workbench.experiments.papers import compact_attention
 from workbench.plots import bfla_lengths, chunks
 
+ENDS = ((16384, 0.8), (65536, 1.3))
+
 
 def one(who, ms, **facts):
     return {"who": who, "ms": ms, "p5": ms * 0.98, "p95": ms * 1.02, "runs": 20, **facts}
@@ -98,6 +100,17 @@ def test_speedups_stand_beside_the_published_ones(folder, rises, words):
     rings = [tuple(trace.y) for trace in fig.data if (trace.name or "").startswith("published")]
     assert rings == [(2.72,), (1.96,)]
     assert "QUOKA" not in [trace.name for trace in fig.data]
+
+
+def test_a_shorter_prompt_is_not_held_to_the_printed_speedup():
+    rows = [{"name": compact_attention.UNION, "at": at, "mean": m, "low": m, "high": m, "runs": 2} for at, m in ENDS]
+    said = chunks.said_of_growth("whole", rows, 1.96)
+    assert "128K not timed, of which 1.96 is printed" in said and "below" not in said and "above" not in said
+    decides = [finding.decides for finding in compact_attention.by_length(rows, "whole", 1.96)]
+    assert decides == [False, True, False]
+    rows[-1]["at"] = chunk_reports.PRINTED_AT
+    assert "below the printed 1.96" in chunks.said_of_growth("whole", rows, 1.96)
+    assert compact_attention.by_length(rows, "whole", 1.96)[0].decides
 
 
 @pytest.mark.parametrize(("mean", "words"), [(2.0, "faster than"), (4.0, "slower than"), (3.0, "level with")])

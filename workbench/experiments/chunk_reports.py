@@ -13,6 +13,7 @@ from workbench.metrics.answers import Records
 
 Timed = Mapping[str, Any]  # {who, ms, p5, p95, runs, least, most}
 UNIT = 1024  # tokens
+PRINTED_AT = 128 * UNIT  # tokens at which CompactAttention prints its speed-ups
 METHODS = {  # label of a report → spec, as figures name it
     "ours": "compact(over=flash_prefill)",
     "ours, means kept from chunk to chunk": "compact(over=flash_prefill), means kept",

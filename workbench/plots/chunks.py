@@ -182,7 +182,15 @@ def speedups() -> go.Figure | None:
             lines = _lines(rows, "mean", ("low", "high"), _look, ".2f")
             ring = Look(INK, "circle-open")
             lines.append(
-                Series("published, 128K", [131072], [printed[title]], look=ring, size=11, mode="markers", hover="%{y}")
+                Series(
+                    "published, 128K",
+                    [chunk_reports.PRINTED_AT],
+                    [printed[title]],
+                    look=ring,
+                    size=11,
+                    mode="markers",
+                    hover="%{y}",
+                )
             )
             panels.append(Panel(title, lines, length_axis(rows), {"title_text": FASTER, "rangemode": "tozero"}, 1.0))
     said = [said_of_growth(title, rows, printed[title]) for title, rows in parts.items() if rows]
@@ -214,7 +222,12 @@ def said_of_growth(title: str, rows: Rows, printed: float) -> str:
     ends = f"{own[0]['mean']:.2f} at {thousands(own[0]['at'])}, {own[-1]['mean']:.2f} at {thousands(own[-1]['at'])}"
     beside = "above" if own[-1]["mean"] > printed else "below"
     word = "rises with the length" if rises else "does not rise throughout"
-    said = f"{title.capitalize()}: the union {word}, {ends} times, {beside} the printed {printed}."
+    printed_at = thousands(chunk_reports.PRINTED_AT)
+    if own[-1]["at"] < chunk_reports.PRINTED_AT:
+        beside = f"{printed_at} not timed, of which {printed} is printed"
+    else:
+        beside += f" the printed {printed}"
+    said = f"{title.capitalize()}: the union {word}, {ends} times, {beside}."
     return f"{said} {beside_dense(own)} {beside_tiles(rows)}".rstrip()
 
 
