@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 from tests.test_bench_models import TINY
 from workbench.experiments import scale
 from workbench.experiments.bench.whole_model import LLAMA, Scene, build
-from workbench.plots.scale import growth, scale_curves
+from workbench.plots.scale import _ticks, growth, scale_curves
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +38,8 @@ def test_the_sentence_names_the_bandwidth_of_the_slope(rows):
     assert growth({"rows": [], "token_bytes": 1}) == "Nothing was measured."
     figure = scale_curves(kept | {"rows": [*rows, *line]})
     assert len(figure.data) >= 4
+
+
+def test_ticks_are_measured_values_that_have_room():
+    assert _ticks([1, 16, 50, 128, 256, 512, 1024])["tickvals"] == [1024, 256, 50, 16, 1]
+    assert _ticks([7]) == {"tickvals": [7], "ticktext": ["7"]}

@@ -22,10 +22,13 @@ def engines_beside(kept: Row | None = None) -> go.Figure | None:
         kept = results.read("engines")
     rows: list[list[str]] = []
     groups: list[int] = []
+    alike: dict[str, list[Row]] = {}
     for unit in kept["units"].values():
+        alike.setdefault(f"{unit['model']}, {unit['dtype']}, {unit['method']}", []).append(unit)
+    for label, units in alike.items():
         groups.append(len(rows))
-        rows.append([f"{unit['model']}, {unit['dtype']}, {unit['method']}", *[""] * 5])
-        rows += [list(row) for row in _lines(unit)]
+        rows.append([label, *[""] * 5])
+        rows += [list(row) for unit in units for row in _lines(unit)]
     return table(
         ["at a time", "contiguous", "pages", "times", "same tokens", "ties"],
         rows,
@@ -126,7 +129,7 @@ def _lines(unit: Row) -> Iterator[tuple[str, str, str, str, str, str]]:
         yield f"{size}, {STATES[state]}: questions/s", f"{plain:,.1f}", f"{paged:,.1f}", f"{paged / plain:.1f}", *same
     for size, pair in pairs.items() if not speed else ():
         same = f"{pair['equal']:,} of {pair['questions']:,}", f"{pair['tie']:,}"
-        yield f"{size} over pages, beside one at a time: tokens", "", "", "", *same
+        yield f"{size}, beside one contiguous: same answers", "", "", "", *same
     for size in dict.fromkeys(row["batch"] for row in unit.get("decoding", ())):
         for plain, paged in _decoding(unit, size):
             yield f"{size}, decoding: tokens/s", f"{plain:,.0f}", f"{paged:,.0f}", f"{paged / plain:.1f}", "", ""

@@ -1,6 +1,7 @@
 """How time to first token, decoding and memory grow, from `data/benchmarks/scale.py`, with the bandwidth of slopes."""
 
 from collections.abc import Mapping, Sequence
+from math import log
 from typing import Any
 
 import plotly.graph_objects as go
@@ -9,7 +10,7 @@ from workbench.experiments import results
 from workbench.experiments.scale import CONTEXT, slope
 from workbench.plots.lines import Panel, Series, line_chart
 from workbench.plots.looks import Look
-from workbench.plots.theme import BLUE, GREEN, ORANGE, log_ticks
+from workbench.plots.theme import BLUE, GREEN, ORANGE
 
 Rows = Sequence[Mapping[str, Any]]
 UNIT = 1024  # tokens of a unit of context
@@ -19,6 +20,7 @@ TITLES = {
     "blocks": f"blocks that {CONTEXT}K are made of",
     "batch": f"requests that decode over {CONTEXT}K",
 }
+ROOM = 0.15  # of an axis that a number takes
 FAR = 8  # units of context from which on the slope is fitted: below, weights are all that is read
 
 
@@ -37,7 +39,7 @@ def scale_curves(kept: Mapping[str, Any] | None = None) -> go.Figure | None:
         label = "one decoding step" if axis == "batch" else "time to the first token"
         lines = [_series(label, mine, "ms", ORANGE if axis == "batch" else BLUE)]
         lines += [_series("the captured step alone", mine, "replay_ms", GREEN)]
-        x = {"title_text": title, "type": "log"} | log_ticks([row["x"] for row in mine])
+        x = {"title_text": title, "type": "log"} | _ticks([row["x"] for row in mine])
         panels.append(Panel(axis, lines, x, {"title_text": "ms" if not panels else "", "rangemode": "tozero"}))
     return line_chart(
         panels,
@@ -48,6 +50,16 @@ def scale_curves(kept: Mapping[str, Any] | None = None) -> go.Figure | None:
         caption=f"{kept['device']}, {kept['shape']}'s shape, random weights, bf16; blocks are rerotated. Medians, from "
         "an idle GPU to the token on the host. data/benchmarks/scale.py.",
     )
+
+
+def _ticks(values: Sequence[int]) -> dict[str, Any]:
+    """Return ticks at measured values, the last one and those before it that have room for their numbers."""
+    ticks: list[int] = []
+    width = log(max(values) / min(values)) or 1.0
+    for value in sorted(values, reverse=True):
+        if not ticks or log(ticks[-1] / value) / width >= ROOM:
+            ticks.append(value)
+    return {"tickvals": ticks, "ticktext": [f"{value:,}" for value in ticks]}
 
 
 def _series(name: str, rows: Rows, value: str, colour: str) -> Series:
