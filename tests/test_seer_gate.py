@@ -129,6 +129,15 @@ def test_a_saved_gate_is_read_back_for_its_model_alone(gate, tmp_path):
         seer_gate.load(path, MODEL)
 
 
+def test_a_gate_in_half_the_bytes_is_read_back_in_fp32_within_its_rounding(gate, tmp_path):
+    gate.save(tmp_path / "whole", {"steps": 3})
+    gate.save(tmp_path / "half", {"steps": 3}, half=True)
+    assert seer_gate.training(tmp_path / "half") == {"steps": 3}
+    assert (tmp_path / "half").stat().st_size < 0.7 * (tmp_path / "whole").stat().st_size
+    for a, b in zip(gate.state_dict().values(), seer_gate.load(tmp_path / "half", MODEL).state_dict().values()):
+        assert b.dtype == torch.float32 and torch.equal(a.half().float(), b)
+
+
 def recorded(gate, path, **training):
     gate.save(path, training)
     return path

@@ -63,10 +63,14 @@ class Gate(torch.nn.Module):
         logits = (q.unflatten(0, (len(k), -1)) @ k[:, None].mT).flatten(0, 1) * self.shape.width**-0.5
         return logits.masked_fill(~grid.causal, -torch.inf)
 
-    def save(self, path: Path, training: dict[str, Any] | None = None) -> None:
-        """Write weights, shape and how they were trained (JSON values) to one file, whole or not at all."""
+    def save(self, path: Path, training: dict[str, Any] | None = None, half: bool = False) -> None:
+        """Write weights, shape and how they were trained (JSON values) to one file, whole or not at all.
+
+        half   weights in fp16, as a gate is shipped; `load` gives fp32 again
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: x.detach().cpu().contiguous() for name, x in self.state_dict().items()}
+        tensors = {name: x.half() for name, x in tensors.items()} if half else tensors
         metadata = {"gate": json.dumps(asdict(self.shape)), "training": json.dumps(training or {})}
         write_atomically(path, lambda partial: save_file(tensors, partial, metadata))
 
