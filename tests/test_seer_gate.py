@@ -134,8 +134,9 @@ def test_a_gate_in_half_the_bytes_is_read_back_in_fp32_within_its_rounding(gate,
     gate.save(tmp_path / "half", {"steps": 3}, half=True)
     assert seer_gate.training(tmp_path / "half") == {"steps": 3}
     assert (tmp_path / "half").stat().st_size < 0.7 * (tmp_path / "whole").stat().st_size
-    for a, b in zip(gate.state_dict().values(), seer_gate.load(tmp_path / "half", MODEL).state_dict().values()):
-        assert b.dtype == torch.float32 and torch.equal(a.half().float(), b)
+    back = seer_gate.load(tmp_path / "half", MODEL).state_dict()
+    for name, a in gate.state_dict().items():
+        assert back[name].dtype == torch.float32 and torch.equal(a.half().float(), back[name])
 
 
 def recorded(gate, path, **training):
