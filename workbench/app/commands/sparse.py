@@ -65,7 +65,14 @@ def names() -> None:
     "distill", epilog="Example: workbench sparse distill --model lab-full --out gate.safetensors --device cuda"
 )
 @taking([*of_fields(Fitting, {}), *of_fields(GateConfig, {})])
-def distill_command(*, as_json: AsJson = False, **given: Any) -> None:
+def distill_command(
+    *,
+    half: Annotated[
+        bool, typer.Option("--half", help="Write weights in fp16, as the shipped gate: half the bytes")
+    ] = False,
+    as_json: AsJson = False,
+    **given: Any,
+) -> None:
     """Train SeerAttention's gate from a model's own attention; used by `seer_attention(gate=FILE)`."""
     fit = Fitting(**{field.name: given.pop(field.name) for field in fields(Fitting)})
     config = GateConfig(**given, seed=fit.seed)
@@ -77,7 +84,7 @@ def distill_command(*, as_json: AsJson = False, **given: Any) -> None:
     record = {"out": str(fit.out), "model": fit.model, "data": fit.data, "samples": fit.samples}
     record |= {"passages": fit.passages, **vars(config), "first_loss": losses[0], "last_loss": losses[-1]}
     record |= {"held_out_loss": held_out, "seconds": perf_counter() - began, "device": device_name(model.device)}
-    gate.save(fit.out, record | {"prompts": [seer_gate.digest(tokens) for tokens in prompts[:-HELD_OUT]]})
+    gate.save(fit.out, record | {"prompts": [seer_gate.digest(tokens) for tokens in prompts[:-HELD_OUT]]}, half)
     fall = f"KL {losses[0]:.3f} → {held_out:.3f} nats on held-out prompts"
     line = f"[bold]{plain(str(fit.out))}[/]: {fall}, {config.steps} steps in {record['seconds']:.0f} s"
     show(as_json, json.dumps(record), line)
