@@ -2,11 +2,13 @@
 
     python data/benchmarks/needles.py --device cuda
 
-leaves needles.json for figure 2 of CompactAttention: of every task and method a digit a question ("1": right). Model,
+leaves needles.json for figure 2 of CompactAttention: of every task and method a digit a question ("1": right), written
+after every task; what the file holds for the same settings is not measured again. Model,
 seed, passages and chunks are those of data/benchmarks/sparse.py, so the first questions of a task are the same ones.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 from workbench import data, models
@@ -52,11 +54,16 @@ def main() -> None:
     loaded = models.load(MODEL, args.device)
     about = {"model": MODEL, "seed": SEED, "passages": PASSAGES, "chunk": CHUNK, "samples": args.samples}
     about |= {"device": device_name(loaded.model.device), "versions": versions()}
-    by_task: dict[str, dict[str, str]] = {}
+    path = args.out / "needles.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    same = all(before.get(name) == value for name, value in about.items())
+    by_task: dict[str, dict[str, str]] = before["tasks"] if same else {}
     for task in args.tasks:
+        if set(args.specs) <= set(by_task.get(task, {})):
+            continue
         samples = data.load(f"needles-{task}", args.samples, SEED, PASSAGES)
         by_task[task] = right(loaded, samples, args.specs, 64 if args.device != "cpu" else 8)
-        results.write_json(args.out / "needles.json", {**about, "tasks": by_task})
+        results.write_json(path, {**about, "tasks": by_task})
         print(task, {spec: digits.count("1") for spec, digits in by_task[task].items()}, flush=True)
 
 
