@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from workbench.data import game
 from workbench.experiments import beyond_rag, papers, results
 from workbench.plots import block_finetuning, block_tables
 
@@ -17,9 +16,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write(folder, full, block, model="lab-block", n=100, **more):
+def write(folder, full, block, model="lab-block", n=100, names=("demonstrations", "game")):
     tasks = {"full": "1" * full + "0" * (n - full), "block": "1" * block + "0" * (n - block), "equal": "1" * n}
-    content = {"model": model, "tasks": {"demonstrations": tasks, "game": {**tasks, **more.pop("of_game", {})}}, **more}
+    content = {"model": model, "tasks": dict.fromkeys(names, tasks)}
     (folder / f"beyond-{model.replace('-', '_')}.json").write_text(json.dumps(content))
 
 
@@ -60,22 +59,12 @@ def test_a_game_that_no_model_answers_is_left_out_with_its_reason(folder, monkey
     assert [one.verdict for one in papers.block_attention.game()] == ["contradicted"]
 
 
-@pytest.mark.parametrize(("block", "verdict"), [(96, "confirmed"), (70, "contradicted")])
-def test_models_tuned_on_games_are_judged_over_their_seeds(folder, monkeypatch, block, verdict):
+@pytest.mark.parametrize(("block", "verdict"), [(96, "unreachable"), (70, "contradicted")])
+def test_states_of_a_lab_world_are_judged_beside_those_of_the_game(folder, monkeypatch, block, verdict):
     monkeypatch.setattr(papers.block_attention, "structure", type("none", (), {"game": lambda bar: []}))
-    tuned = {"base": "lab-full", "data": "game, 24 questions", "steps": 400, "mode": "mixed", "seed": 0}
-    for seed in (0, 1):
-        of_game = {"kinds": {game.COUNT: "1" * 40 + "0" * 60}}
-        write(folder, 96, block, f"lab-game-{seed}", tuned=tuned, of_game=of_game)
+    write(folder, 2, 2, "smollm2", names=("game",))
+    write(folder, 98, block, names=("frames",))
     (found,) = papers.block_attention.game()
-    assert "2 training seeds" in found.what and found.verdict == verdict
-    said = notice(block_tables.game_equality())
-    assert "lab-game answers 100.0% under full attention" in said and "n = 40, training seeds: 2" in said
-    assert "lab-game-0, lab-game-1: lab-full tuned on other games in mode mixed, 400 steps" in block_tables.tuned_on(
-        beyond_rag.rows("game")
-    )
-
-
-def test_a_table_says_where_nothing_was_tuned_on_its_states(folder):
-    write(folder, 90, 60)
-    assert block_tables.tuned_on(beyond_rag.rows("game")) == "nothing was tuned on such states"
+    assert "lab-block about states of a lab world" in found.what and found.verdict == verdict
+    words = notice(block_tables.game_equality())
+    assert "smollm2 answers 2% under full attention, too few" in words and "States of a lab world. lab-block" in words

@@ -9,9 +9,7 @@ import tiny
 
 from workbench import data
 from workbench.core.errors import BadInput
-from workbench.data import game, layouts
 from workbench.data.layouts import LAB
-from workbench.experiments import sessions
 from workbench.metrics import fidelity
 from workbench.training.tuning.examples import Data, Files, Lab, Limits, example
 
@@ -147,10 +145,6 @@ def test_a_sample_that_cannot_be_trained_on_is_refused_by_name(words, samples, c
         (Data("lab", continued=1.5), LIMITS, "continued is 1.5"),
         (Data("lab", shuffled=-0.5), LIMITS, "shuffled is -0.5"),
         (Data("lab", shuffled=0.5, kinds={"order": 1}), LIMITS, "'order' alone cannot be asked of shuffled"),
-        (Data("game", passages=(1, 2)), LIMITS, "data 'game' has no setting but questions"),
-        (Data("game", exclude=("nq.jsonl",)), LIMITS, "data 'game' has no setting but questions"),
-        (Data("game", questions=0), LIMITS, "questions is 0"),
-        (Data("game"), Limits(300), r"'game-tune-0-0' has \d+ tokens with its answer, the limit is 300"),
         (Data("lab"), Limits(300), r"has \d+ tokens with its answer, the limit is 300"),
     ],
 )
@@ -166,15 +160,3 @@ def test_harder_worlds_are_trained_on_by_their_name(words):
     assert any(" and " in words.decode(question.answer) for question in asked)
     plainer = Data("lab-hard(titles=continued)", passages=(4, 4), continued=0.2)
     assert plainer.source(LAB, words, LIMITS, seed=0).style.continued == 0.2
-
-
-def test_states_of_a_game_are_blocks_as_at_inference_and_none_that_is_scored(words):
-    source = Data("game", questions=6).source(LAB, words, LIMITS, seed=0)
-    asked = sessions.of_game(game.frames(3, 0, 1), LAB)
-    prompts = layouts.prompts([step.pieces for step in asked], words, bos=LAB.bos)
-    scored = {tuple(block.tokens for block in prompt.context) for prompt in prompts}
-    found = source[5]
-    assert found == Data("game", questions=6).source(LAB, words, LIMITS, seed=0)[5] != source[4]
-    assert len(found.context) == len(next(iter(scored))) == 57 and found.context[0] == next(iter(scored))[0]
-    assert 1 <= len(found.questions) <= 6 and found.questions[0].question[:2] == prompts[0].blocks[-1].tokens[:2]
-    assert not {source[i].context for i in range(8)} & scored

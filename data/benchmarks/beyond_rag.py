@@ -1,14 +1,13 @@
 """Blocks that are no passages: answers over cached blocks beside full attention, question by question.
 
     python data/benchmarks/beyond_rag.py --model lab-block
-    python data/benchmarks/beyond_rag.py --model smollm2 --frames 60
-    python data/benchmarks/beyond_rag.py --model runs/lab-game-0/model --tasks game --frames 1000 --kinds holder turn
-        chips count                                                      (lab_game.sh trains it)
+    python data/benchmarks/beyond_rag.py --model smollm2 --frames 60 --tasks demonstrations game
 
 leaves beyond-MODEL.json (_ for - in its name) for Block-Attention's table 2 (in-context learning) and figure 5
-(states of a game): of both modes a digit a question ("1": right), and whether both answers have the same tokens.
-Questions about one hall of cards are those of successive frames, each leaf group of its state a block; demonstrations
-are blocks of a passage, its question and its answer. Of the game the kind of every question is kept.
+(states of a game): of both modes a digit a question ("1": right), whether both answers have the same tokens, and of
+what kind a question is. Questions about one hall of cards are those of successive frames, each leaf group of its state
+a block; `frames` are states of a lab world in which one fact changes at a time, a passage a block; demonstrations are
+blocks of a passage, its question and its answer. Tasks that the file holds for the same settings are kept.
 """
 
 import argparse
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench import models
-from workbench.data import demonstrations, game
+from workbench.data import demonstrations, game, lab_frames
 from workbench.experiments import beyond_rag, results, sessions
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.sessions import SessionPrompt
@@ -70,9 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="lab-block")
     parser.add_argument("--requests", type=int, default=500, help="questions behind demonstrations")
-    parser.add_argument("--frames", type=int, default=200, help="frames of the game, a question each")
+    parser.add_argument("--frames", type=int, default=200, help="frames of the game and of the world, a question each")
     parser.add_argument("--tables", type=int, default=1, help="tables of the game, 56 blocks each")
-    parser.add_argument("--kinds", nargs="+", default=list(game.KINDS), help=f"of {', '.join(game.ALL_KINDS)}")
     parser.add_argument("--tasks", nargs="+", choices=list(beyond_rag.TASKS), default=list(beyond_rag.TASKS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=HERE)
@@ -90,13 +88,19 @@ def main() -> None:
         "demonstrations": lambda: sessions.of_demonstrations(
             demonstrations.requests(args.requests, SEED, SHOTS), loaded.layout
         ),
-        "game": lambda: sessions.of_game(game.frames(args.frames, SEED, args.tables, args.kinds), loaded.layout),
+        "frames": lambda: sessions.of_frames(lab_frames.samples(args.frames, SEED), loaded.layout),
+        "game": lambda: sessions.of_game(game.frames(args.frames, SEED, args.tables), loaded.layout),
     }
-    measured: dict[str, Any] = {}
+    file = args.out / f"beyond-{name.replace('-', '_')}.json"
+    before = json.loads(file.read_text()) if file.exists() else {}
+    same = all(before.get(key, value) == value for key, value in about.items() if key != "versions")
+    measured: dict[str, Any] = before.get("tasks", {}) if same else {}
     for task in args.tasks:
+        if task in measured:
+            continue
         steps = steps_of[task]()
         measured[task] = compared(loaded, steps) | {"kinds": kinds_of(steps)}
-        results.write_json(args.out / f"beyond-{name.replace('-', '_')}.json", {**about, "tasks": measured})
+        results.write_json(file, {**about, "tasks": measured})
         counts = {mode: measured[task][mode].count("1") for mode in ("full", "block", "equal")}
         print(f"{task}: {counts} of {len(steps)}", flush=True)
 

@@ -57,7 +57,7 @@ def main() -> None:
     path = args.out / "needles.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     same = all(before.get(name) == value for name, value in about.items())
-    by_task: dict[str, dict[str, str]] = before["tasks"] if same else {}
+    by_task: dict[str, dict[str, str]] = before.get("tasks", {}) if same else {}
     for task in args.tasks:
         if set(args.specs) <= set(by_task.get(task, {})):
             continue

@@ -13,7 +13,7 @@ The rules are those of Dou dizhu less its rarer combinations: singles, pairs, tr
 rocket; the landlord has three cards more and plays against the two others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -28,9 +28,6 @@ PLAYERS = (1, 2, 3)
 CHIPS, STAKE = 30, 3  # at the start; what a peasant pays or gets
 MOST_TABLES = 64
 KINDS = ("holder", "turn", "chips")
-COUNT = "count"  # asked where it is named: the four suits of a rank are four blocks
-ALL_KINDS = (*KINDS, COUNT)
-OPENING = 12  # moves a table before the first frame
 RULES = (
     "Card tables t1, t2 and so on. turn: the player to move. lead: what was played last. chips: of players 1, 2, 3. "
     "S3: [1] says that player 1 holds the 3 of spades, S3: [] that it was played.\n"
@@ -53,40 +50,18 @@ class Frame:
         return [piece for name, table in self.state.items() for piece in segment.state(table, name)]
 
 
-def frames(n: int, seed: int = 0, tables: int = 6, kinds: Sequence[str] = KINDS) -> list[Frame]:
-    """Return `n` successive frames of a hall of `tables` tables, each with one question; equal arguments, equal frames.
-
-    Raises BadInput for numbers and kinds of question that are not allowed.
-    """
+def frames(n: int, seed: int = 0, tables: int = 6) -> list[Frame]:
+    """`n` successive frames of a hall of `tables` tables, each with one question; equal arguments, equal frames."""
     if n < 1:
         raise BadInput(f"frames is {n}; at least 1 is needed")
-    check(tables, kinds)
-    return list(_frames(n, Random(f"game {seed}"), tables, kinds))
-
-
-def check(tables: int, kinds: Sequence[str]) -> None:
-    """Raise BadInput for a number of tables or kinds of question that are not allowed."""
     if not 1 <= tables <= MOST_TABLES:
         raise BadInput(f"tables is {tables}; a hall has 1 to {MOST_TABLES} tables")
-    if unknown := [kind for kind in kinds if kind not in ALL_KINDS]:
-        raise BadInput(f"unknown kind of question {unknown[0]!r}: allowed are {', '.join(ALL_KINDS)}")
-    if not kinds:
-        raise BadInput(f"no kind of question is named: allowed are {', '.join(ALL_KINDS)}")
+    return list(_frames(n, Random(f"game {seed}"), tables))
 
 
-def moment(rng: Random, moves: int, questions: int, kinds: Sequence[str] = ALL_KINDS) -> list[Frame]:
-    """Return one state of one table after so many moves, a frame for every question about it; none is asked twice."""
-    table = _Table(rng)
-    event = [table.move() for _ in range(moves)][-1:]
-    state = {"t1": table.state()}
-    asked = [_ask(rng, state, kinds) for _ in range(questions)]
-    distinct = {one[0]: one for one in asked}
-    return [Frame(moves, state, "".join(event), *one) for one in distinct.values()]
-
-
-def _frames(n: int, rng: Random, count: int, kinds: Sequence[str]) -> Iterator[Frame]:
+def _frames(n: int, rng: Random, count: int) -> Iterator[Frame]:
     hall = {f"t{i + 1}": _Table(rng) for i in range(count)}
-    for _ in range(OPENING * count):  # no hall opens with full hands at every table
+    for _ in range(12 * count):  # no hall opens with twelve full hands at every table
         rng.choice(list(hall.values())).move()
     event = "the hall as it is found"
     for number in range(n):
@@ -94,22 +69,18 @@ def _frames(n: int, rng: Random, count: int, kinds: Sequence[str]) -> Iterator[F
             name = rng.choice(list(hall))
             event = f"{name}: {hall[name].move()}"
         state = {name: table.state() for name, table in hall.items()}
-        yield Frame(number, state, event, *_ask(rng, state, kinds))
+        yield Frame(number, state, event, *_ask(rng, state))
 
 
-def _ask(rng: Random, state: dict[str, dict[str, Any]], kinds: Sequence[str]) -> tuple[str, tuple[str, ...], str]:
+def _ask(rng: Random, state: dict[str, dict[str, Any]]) -> tuple[str, tuple[str, ...], str]:
     """Return a question, the aliases of its answer, and its kind."""
-    kind, name = rng.choice(kinds), rng.choice(list(state))
+    kind, name = rng.choice(KINDS), rng.choice(list(state))
     table = state[name]
     if kind == "turn":
         return f"Which player is to move at table {name}?", _player(table["turn"]), kind
     if kind == "chips":
         player = rng.choice(PLAYERS)
         return f"How many chips has player {player} at table {name}?", (str(table["chips"][player - 1]),), kind
-    if kind == COUNT:
-        rank, player = rng.choice(RANKS[:13]), rng.choice(PLAYERS)
-        held = sum(table[suit + rank] == [player] for suit in SUITS)
-        return f"How many cards of rank {rank} has player {player} at table {name}?", (str(held),), kind
     card = rng.choice([card for card in DECK if table[card]])
     return f"Which player holds {card} at table {name}?", _player(table[card][0]), kind
 

@@ -78,7 +78,8 @@ class World:
         rng.shuffle(documents)
         return documents
 
-    def _object(self, relation: Relation, subject: Entity) -> Fact:
+    def draw(self, relation: Relation, subject: Entity) -> Fact:
+        """Draw an object that may stand in a relation to a subject."""
         rng = self.rng
         if relation.name == "profession":
             return Fact(relation, self._phrase(relation.target, self._professions.pop()))
@@ -104,13 +105,13 @@ class World:
             rng.shuffle(relations)
         handle = entity.alias
         if entity.kind == "person" and count > 1:
-            trade = self._object(relations.pop([r.name for r in relations].index("profession")), entity)
+            trade = self.draw(relations.pop([r.name for r in relations].index("profession")), entity)
             entity.facts[0].append(trade)
             handle = f"the {trade.object}"
         share = style.facts if count == 1 else min(style.facts, -(-len(relations) // count))
         for facts in entity.facts:
             while relations and len(facts) + bool(entity.alias and facts is entity.facts[0]) < share:
-                facts.append(self._object(relations.pop(), entity))
+                facts.append(self.draw(relations.pop(), entity))
             rng.shuffle(facts)
         return handle
 
@@ -129,7 +130,7 @@ class World:
                 continue
             said = {fact.object}
             for _ in range(self.rng.randint(1, 2)):
-                more = self._object(fact.relation, entity)
+                more = self.draw(fact.relation, entity)
                 if more.object not in said:
                     said.add(more.object)
                     facts = self.rng.choice(entity.facts)
@@ -141,7 +142,7 @@ class World:
         count = int(whole) + self._happens(rest)
         stated = [fact for facts in entity.facts for fact in facts if fact.relation.name != "profession"]
         for fact in self.rng.sample(stated, min(count, len(stated))):
-            other, name = self._object(fact.relation, entity), self._stranger(entity)
+            other, name = self.draw(fact.relation, entity), self._stranger(entity)
             if name and other.object not in {each.object for _, each in entity.values(fact.relation)}:
                 entity.contrasts.append((name, other))
 

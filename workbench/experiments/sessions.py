@@ -36,6 +36,11 @@ def of_game(frames: Sequence[Frame], layout: Layout) -> list[SessionPrompt]:
     return [SessionPrompt(text, f.answers, f.kind, f.event) for text, f in zip(pieces, frames, strict=True)]
 
 
+def of_frames(states: Sequence[Sample], layout: Layout) -> list[SessionPrompt]:
+    """Make prompts of the system block, one block a passage of the state, and the question."""
+    return [SessionPrompt(tuple(layout.pieces(state)), state.answers, state.kind, state.id) for state in states]
+
+
 def of_chat(turns: Sequence[Sample], layout: Layout, memory: int = 8) -> list[SessionPrompt]:
     """Make prompts of the system block, the last `memory` turns with their (right) replies, one block each, and the
     question.

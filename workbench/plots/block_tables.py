@@ -5,7 +5,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.data import game
 from workbench.experiments import beyond_rag
 from workbench.metrics.answers import Records
 from workbench.metrics.published_numbers import BLOCK_V1_TABLE_1, BLOCK_V2_GENERAL, BLOCK_V2_TEXT
@@ -13,6 +12,7 @@ from workbench.plots.findings import compared, joined
 from workbench.plots.table import table
 
 NO_FILE = "Not measured yet: python data/benchmarks/beyond_rag.py"
+STATES = {"game": "a card game", "frames": "a lab world"}
 
 
 def first_version(measured: Mapping[str, Any]) -> go.Figure:
@@ -73,46 +73,26 @@ def general_tasks() -> go.Figure:
 
 
 def game_equality() -> go.Figure | None:
-    """Tabulate answers about states of a game in both modes; None where none were measured."""
-    rows = beyond_rag.rows("game")
-    if not rows:
+    """Tabulate answers about states of a game and of a lab world in both modes; None where none were measured."""
+    by_task = {states: beyond_rag.rows(task) for task, states in STATES.items()}
+    if not any(by_task.values()):
         return None
     texts = BLOCK_V2_TEXT
+    cells = [
+        [row["model"], states, f"{row['n']:,}", *(f"{row[x]:.1%}" for x in ("full", "block", "equal"))]
+        for states, rows in by_task.items()
+        for row in rows
+    ]
     return table(
-        ["model", "n", "full attention", "blocks", "same tokens in both"],
-        [[row["model"], f"{row['n']:,}", *(f"{row[x]:.1%}" for x in ("full", "block", "equal"))] for row in rows],
-        widths=[2, 0.8, 1.3, 1.3, 1.6],
+        ["model", "states of", "n", "full attention", "blocks", "same tokens in both"],
+        cells,
+        widths=[1.6, 1.4, 0.7, 1.2, 1, 1.5],
         title="Answers about states of a game (Block-Attention, appendix A)",
-        notice=f"{said(rows, 'states of a game')}{counted()}",
-        caption="Right answers about successive frames of one table of cards, every leaf group of its state a block; "
-        f"{tuned_on(rows)}. {texts['source']}: the same accuracy as full attention, printed without a "
-        "number. data/benchmarks/beyond_rag.py.",
-    )
-
-
-def counted() -> str:
-    """Say how questions are answered whose answer lies in four blocks, where they were asked; "" where not."""
-    texts = []
-    for name, models in beyond_rag.by_training("game").items():
-        if all(game.COUNT in one["tasks"]["game"].get("kinds", {}) for one in models):
-            n, full, block = beyond_rag.of_kind(models, "game", game.COUNT)
-            texts.append(
-                f" How many cards of a rank a player holds stands in four blocks: {name} answers {full:.1%} under full "
-                f"attention and {block:.1%} over blocks (n = {n:,}, training seeds: {len(models)})."
-            )
-    return "".join(texts)
-
-
-def tuned_on(rows: Records) -> str:
-    """Say which models were tuned on such states, in both modes."""
-    tuned = {row["model"]: row["tuned"] for row in rows if row["tuned"] and row["tuned"]["data"].startswith("game")}
-    if not tuned:
-        return "nothing was tuned on such states"
-    first = next(iter(tuned.values()))
-    return (
-        f"{', '.join(tuned)}: {first['base']} tuned on other games in mode {first['mode']}, "
-        f"{' or '.join(sorted({format(one['steps'], ',') for one in tuned.values()}))} steps "
-        "(data/benchmarks/lab_game.sh); the others were not tuned on such states"
+        notice=" ".join(said(rows, f"states of {states}") for states, rows in by_task.items() if rows),
+        caption="Right answers about successive states of one table of cards, every leaf group a block, and of lab "
+        "worlds in which one fact changes from state to state, every passage a block; no model was tuned on either. "
+        f"{texts['source']}: the same accuracy as full attention, printed without a number. "
+        "data/benchmarks/beyond_rag.py.",
     )
 
 

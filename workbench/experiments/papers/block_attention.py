@@ -1,6 +1,5 @@
 """Block-Attention in both versions: "block1" (Low-Latency RAG) and "block2" (Efficient Prefilling)."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from transformers import LlamaConfig
@@ -75,35 +74,31 @@ def in_context() -> Findings:
     named, shots = BLOCK_V2_GENERAL["accuracy"], BLOCK_V2_GENERAL["shots"]  # in context: tasks with examples
     bar = max(full - ours for full, ours, n in zip(named[FULL], named[TUNED], shots, strict=True) if n) / 100
     return [
-        _over_blocks(models, "demonstrations", "behind four demonstrations", -bar)
-        for models in _telling("demonstrations")
+        _both_modes(one, "demonstrations", "behind four demonstrations", -bar) for one in _telling("demonstrations")
     ]
 
 
 def game() -> Findings:
-    """Compare what of a state is encoded anew, and answers about states where full attention answers enough."""
+    """Compare what of a state is encoded anew, and answers about states where full attention answers enough.
+
+    States are those of the card game, and of a lab world in which one fact changes at a time."""
     found = structure.game(GAME["block"] / GAME["full"])
-    return found + [_over_blocks(models, "game", "about states of a game", -0.01) for models in _telling("game")]
+    for task, what in (("game", "about states of a game"), ("frames", "about states of a lab world")):
+        found += [_both_modes(one, task, what, -0.01) for one in _telling(task)]
+    return found
 
 
-def _telling(task: str) -> list[list[beyond_rag.Kept]]:
-    listed = beyond_rag.by_training(task).values()
-    return [models for models in listed if all(beyond_rag.tells(one, task) for one in models)]
+def _telling(task: str) -> list[beyond_rag.Kept]:
+    return [one for one in beyond_rag.kept() if task in one["tasks"] and beyond_rag.tells(one, task)]
 
 
-def _over_blocks(models: Sequence[beyond_rag.Kept], task: str, what: str, bar: float) -> Finding:
-    """Compare blocks with full attention on one model, or over the training seeds of one."""
-    name = str(models[0]["model"])
-    label = "lab" if name.startswith("lab") else "real"
-    if len(models) == 1:
-        block, full = (beyond_rag.digits(models[0], task, mode) for mode in ("block", "full"))
-        return gap(f"{name} {what}, blocks against full attention", block, full, "above", bar, label)
-    got = beyond_rag.gap_over_seeds(models, task)
-    words = f"{name.rpartition('-')[0]} {what}, blocks against full attention, {got.seeds} training seeds"
-    return Finding(words, got.mean, got.low, got.high, got.n, label, "above", bar, "points")
+def _both_modes(one: beyond_rag.Kept, task: str, what: str, bar: float) -> Finding:
+    label = "lab" if one["model"].startswith("lab") else "real"
+    block, full = (beyond_rag.digits(one, task, mode) for mode in ("block", "full"))
+    return gap(f"{one['model']} {what}, blocks against full attention", block, full, "above", bar, label)
 
 
-NO_GAME = "equal accuracy on states of a game: no model at hand answers enough of them under full attention"
+NO_GAME = "equal accuracy on states of a card game: no model at hand answers enough of them under full attention"
 NO_CONTROL = "a control that is fine-tuned in full mode alone: not measured yet"
 
 

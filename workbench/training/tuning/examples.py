@@ -1,4 +1,4 @@
-"""Training examples: contexts of blocks with questions and answers, from a file, fresh lab worlds or games of cards.
+"""Training examples: contexts of blocks with questions and answers, from a file or from fresh lab worlds.
 
 Example `i` of a source is a pure function of its settings and `i`: the order does not depend on how many processes
 draw, nor on where a run was interrupted.
@@ -20,23 +20,9 @@ from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
 from workbench.training.tuning.example import Example, Limits, OwnAnswers, QuestionAnswer, example
 from workbench.training.tuning.file_examples import GOLDEN, Files, Mixed
-from workbench.training.tuning.game_examples import NAME as GAME
-from workbench.training.tuning.game_examples import Game
 from workbench.training.tuning.overlap import apart
 
-__all__ = [
-    "Data",
-    "Example",
-    "Files",
-    "Game",
-    "Lab",
-    "Limits",
-    "Mixed",
-    "OwnAnswers",
-    "QuestionAnswer",
-    "Source",
-    "example",
-]
+__all__ = ["Data", "Example", "Files", "Lab", "Limits", "Mixed", "OwnAnswers", "QuestionAnswer", "Source", "example"]
 
 
 class Lab:
@@ -117,12 +103,12 @@ class Lab:
         return example(list(asked.values()), self.layout, self.tokenizer)
 
 
-Source = Files | Game | Lab  # examples without end; `identity` names all that decides what example i is
+Source = Files | Lab  # examples without end; `identity` names all that decides what example i is
 
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on: `lab`, `lab-hard`, `game`, a shipped name or a file. Most other settings are for lab alone.
+    """What is trained on: `lab`, `lab-hard`, a shipped name or a file. Most other settings are for `lab` alone.
 
     Passages of a shuffled context come in any order, so that only what they say tells which belong together.
     With `mix` the contexts of a file are drawn afresh (`Mixed`). `exclude` names files that are scored on.
@@ -130,7 +116,7 @@ class Data:
 
     name: str = "lab"
     passages: Annotated[tuple[int, int] | None, "Passages of a lab context, as 10 or 1-40"] = None
-    questions: Annotated[int | None, "Questions over one context of lab, of game, or of --mix"] = None
+    questions: Annotated[int | None, "Questions over one context of lab, or of --mix"] = None
     kinds: Annotated[Mapping[str, float] | None, "Weights of lab questions, as continuation=3,order=1"] = None
     continued: Annotated[float | None, "Share of lab documents with a second passage"] = None
     shuffled: Annotated[float | None, "Share of lab contexts in random order"] = None
@@ -158,10 +144,6 @@ class Data:
             if self.mix or self.exclude:
                 raise BadInput("mix and exclude are for files: lab contexts are drawn, and never those of a trial")
             return Lab(layout, tokenizer, limits, seed, name=self.name, **given)
-        if self.name == GAME:
-            if self.mix or self.exclude or given.keys() - {"questions"}:
-                raise BadInput("data 'game' has no setting but questions: its states are drawn")
-            return Game(layout, tokenizer, limits, seed, **given)
         samples = data.load(self.name, answered=own is None)
         if given.keys() - ({"questions"} if self.mix else set()):
             names = "passages, questions, kinds, continued and shuffled"
