@@ -6,15 +6,7 @@ Names are those of `_hopper`; `page_list`, `q_ring` and steps those of `_pages_h
 import workbench.kernels._hopper as pipe
 from workbench.kernels._common import INVALID_POS
 from workbench.kernels._pages_rotated import _first_queries, _put_queries, _shift
-from workbench.kernels._triton import (
-    fence_async_shared,
-    gl,
-    gluon_jit,
-    mbarrier,
-    mma_v2,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from workbench.kernels._triton import fence_async_shared, gl, gluon_jit, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 
 @gluon_jit
@@ -69,7 +61,7 @@ def _consume(
     at_rows, out, out_head, out_token, lse, lse_head, splits = results
     q_ring, k_ring, v_ring, clean = rings
     q_tiles, q_full, q_empty, q_own, q_given = q_ring
-    first, begin, steps, lowest, scale, _ = bounds
+    first, begin, steps, lowest, scale = bounds
     rows = queries[1]
     N: gl.constexpr = k_ring[0].type.shape[-2]
     D: gl.constexpr = k_ring[0].type.shape[-1]
@@ -140,108 +132,6 @@ def _consume(
     col = gl.arange(0, D, layout=gl.SliceLayout(0, RESULT))
     target = out + (n % GROUP).to(gl.int64)[:, None] * out_head + (n // GROUP).to(gl.int64)[:, None] * out_token
     gl.store(target + col[None, :], result.to(out.dtype.element_ty), mask=(n < rows)[:, None])
-    if SPLIT:
-        weight = gl.where(some, m_i + gl.log2(gl.where(some, l_i, 1.0)), float("-inf"))
-        gl.store(lse + (mine % GROUP) * lse_head + (mine // GROUP) * splits, weight, mask=mine < rows)
-
-
-@gluon_jit
-def _consume_second(
-    work, GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr,
-    ROTATE: gl.constexpr, CONSUMERS: gl.constexpr, FEW: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """Compute the last 64 rows of a tile, or the few that there are."""
-    if FEW:
-        if work[3][5] == 1:
-            _consume_few(work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, FEW, PDL)
-        else:
-            _consume(1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)
-    else:
-        _consume(1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)
-
-
-@gluon_jit
-def _consume_few(
-    work, GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr,
-    ROTATE: gl.constexpr, CONSUMERS: gl.constexpr, FEW: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """Compute FEW rows, which are columns of the product: keys are its rows, so 8 rows cost 8 and not 64.
-
-    Weights pass through rows of shared memory that would hold further queries.
-    """
-    queries, results, rings, bounds, page_list, inv_freq = work
-    at_rows, out, out_head, out_token, lse, lse_head, splits = results
-    q_ring, k_ring, v_ring, clean = rings
-    q_tiles, q_full, q_empty, q_own, q_given = q_ring
-    first, begin, steps, lowest, scale, _ = bounds
-    rows = queries[1]
-    N: gl.constexpr = k_ring[0].type.shape[-2]
-    D: gl.constexpr = k_ring[0].type.shape[-1]
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, LAYOUT, 2)
-    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    mine = first + 64 + gl.arange(0, FEW, layout=gl.SliceLayout(0, LAYOUT))
-    at_row = gl.load(at_rows + mine // GROUP, mask=mine < rows, other=-1).to(gl.int32)
-    rotated = 0  # the shift that the queries are rotated for
-    count = 0  # shifts after the first
-    q_tile = q_tiles.index(1)
-    own = q_own.index(1)
-    pipe.wait_for_previous(PDL)
-    if ROTATE:
-        rotated = _shift(begin, page_list, PAGE, N)
-        _first_queries(q_tile, own, queries, first + 64, rotated, inv_freq, GROUP, HALF, INTERLEAVED)
-        mbarrier.arrive(q_given, count=1)
-    else:
-        m = first + 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, FLAT))
-        _put_queries(q_tile, queries, m, GROUP, FLAT)
-    x = q_tile.slice(0, FEW, dim=0).permute((1, 0)).load(RIGHT)
-    weights = own.slice(32, FEW, dim=0).permute((1, 0))  # [N, FEW]
-    acc = gl.zeros([D, FEW], gl.float32, LAYOUT)
-    total = gl.zeros([N, FEW], gl.float32, LAYOUT)  # of weights, summed over the steps
-    m_i = gl.full([FEW], float("-inf"), gl.float32, gl.SliceLayout(0, LAYOUT))
-    largest = _largest(begin, page_list, PAGE, N)
-    shift = rotated
-    cleaned = 0
-    for j in range(steps):
-        now = pipe.slot_of(k_ring, j)
-        step = begin + j
-        if ROTATE:
-            if shift != rotated:
-                mbarrier.arrive(q_empty.index(count % 2), count=1)
-                rotated = shift
-                count += 1
-                mbarrier.wait(q_full.index(count % 2), count // 2 & 1)
-                x = q_tiles.index(CONSUMERS * (count % 2) + 1).slice(0, FEW, dim=0).permute((1, 0)).load(RIGHT)
-            shift = _shift(step + 1, page_list, PAGE, N)
-        coming = _largest(step + 1, page_list, PAGE, N)
-        pipe.wait_full(k_ring, now)
-        s = mma_v2(pipe.tile_of(k_ring, now).load(LEFT), x, gl.zeros([N, FEW], gl.float32, LAYOUT))
-        pipe.release(k_ring, now)
-        if largest > lowest:
-            slot = step * N + gl.arange(0, N, layout=gl.SliceLayout(1, LAYOUT))
-            at = gl.load(page_list[1] + slot, mask=slot < page_list[2] * PAGE, other=INVALID_POS)
-            s = gl.where(at[:, None] <= at_row[None, :], s, float("-inf"))
-        new = gl.maximum(m_i, gl.max(s, 0) * scale)
-        safe = gl.where(new == float("-inf"), 0.0, new)
-        p = gl.exp2(s * scale - safe[None, :])
-        alpha = gl.exp2(m_i - safe)
-        m_i = new
-        total = total * alpha[None, :] + p
-        acc = acc * alpha[None, :]
-        weights.store(p.to(v_ring[0].dtype))
-        pipe.wait_full(v_ring, now)
-        v = pipe.tile_of(v_ring, now)
-        cleaned = _clear(v, 1, step, largest, page_list, clean, cleaned, PAGE, FLAT, CONSUMERS)
-        acc = mma_v2(v.permute((1, 0)).load(LEFT), weights.load(RIGHT), acc)
-        pipe.release(v_ring, now)
-        largest = coming
-    l_i = gl.sum(total, 0)
-    some = (at_row >= 0) & (l_i > 0)
-    result = gl.where(some[None, :], acc / gl.where(some, l_i, 1.0)[None, :], 0.0)
-    col = gl.arange(0, D, layout=gl.SliceLayout(1, LAYOUT))
-    target = out + (mine % GROUP).to(gl.int64) * out_head + (mine // GROUP).to(gl.int64) * out_token
-    gl.store(target[None, :] + col[:, None], result.to(out.dtype.element_ty), mask=(mine < rows)[None, :])
     if SPLIT:
         weight = gl.where(some, m_i + gl.log2(gl.where(some, l_i, 1.0)), float("-inf"))
         gl.store(lse + (mine % GROUP) * lse_head + (mine // GROUP) * splits, weight, mask=mine < rows)

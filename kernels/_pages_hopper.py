@@ -18,15 +18,13 @@ import workbench.kernels._hopper as pipe
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
 from workbench.kernels._common import LOG2E, processors
-from workbench.kernels._pages_consumer import _consume, _consume_second, _largest
+from workbench.kernels._pages_consumer import _consume, _largest
 from workbench.kernels._pages_parts import merge, new_parts
 from workbench.kernels._pages_rotated import _rerotate
 from workbench.kernels._triton import gl, gluon_jit, mbarrier, overlap, triton
 
 WIDTHS = (64, 128)
 PAGES = (64, 128, 256)  # tokens
-FEW_ROWS = False
-COST = 0.55  # of a step of 72 rows, relative to one of 128
 SHORT = 768  # slots of a part, at most, for which steps of a page are faster than steps of two
 
 
@@ -40,33 +38,6 @@ def parts_for(q: Tensor, heads: int, slots: int) -> int:
     rows = q.shape[2] * (q.shape[1] // heads)
     tiles = -(-rows // (64 * consumers_for(rows))) * heads * len(q)
     return max(1, min(processors(q.device) // tiles, slots // 512, 128))
-
-
-def few_for(q: Tensor, heads: int, pages: Paged, inv_freq: Tensor | None, pairing: Pairing) -> int:
-    """How many rows are computed as columns: those that the last row tile has behind 64; 0 where it has more than 32.
-
-    There a program has less to do, so the keys of that tile are split among fewer.
-    """
-    rows = q.shape[2] * (q.shape[1] // heads)
-    behind = rows % 128 - 64
-    moved = pages.shifts is not None
-    whole = not moved or (pairing != "interleaved" and inv_freq is not None and 2 * len(inv_freq) == q.shape[3])
-    step = min(pages.positions.shape[-1] * pages.run, 128) if moved else 128
-    if not FEW_ROWS or not 0 < behind <= 32 or q.shape[3] != 128 or step != 128 or not whole:
-        return 0
-    if pages.positions[0].numel() <= SHORT * parts_for(q, heads, pages.positions[0].numel()):
-        return 0
-    return max(8, triton.next_power_of_2(behind))
-
-
-def shares(programs: int, tiles: int, steps: int) -> tuple[int, int]:
-    """How many of a head's programs take each row tile, and how many the last one, where that has few rows."""
-
-    def ends(last: int) -> float:
-        return max(-(-steps // ((programs - last) // (tiles - 1))), COST * -(-steps // last))
-
-    last = min(range(1, programs - tiles + 2), key=ends) if tiles > 1 else programs
-    return (programs - last) // (tiles - 1) if tiles > 1 else last, last
 
 
 def consumers_for(rows: int) -> int:
@@ -92,7 +63,7 @@ def _produce(
     Pages whose positions are all before the rows' are not written by the kernel before: these are not waited for.
     """
     _, k_ring, v_ring, _ = rings
-    _, begin, steps, lowest, _, _ = bounds
+    _, begin, steps, lowest, _ = bounds
     pages = page_list[2]
     N: gl.constexpr = k_ring[0].type.shape[-2]
     BOX: gl.constexpr = keys.block_type.shape[1]
@@ -120,24 +91,18 @@ def _produce(
 def _attend(
     q, keys, values, out, lse, at_rows, table, positions, first, page_max, shifts, inv_freq, scale, count, pages,
     q_batch, q_head, q_token, out_batch, out_head, out_token, out_split, row_tiles, splits,
-    last_splits,
     GROUP: gl.constexpr, SPLIT: gl.constexpr, PAGE: gl.constexpr, N: gl.constexpr, HALF: gl.constexpr,
     INTERLEAVED: gl.constexpr, ROTATE: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    FEW: gl.constexpr, PDL: gl.constexpr, EARLY: gl.constexpr,
+    PDL: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """64 rows a consumer, a part of the keys. FEW: so many rows the second one has in the last row tile, at most.
+    """64 rows a consumer, a part of the keys.
 
     EARLY: pages and positions of rows were written before the kernel before, so with PDL they are read, and cached keys
     fetched, while that still runs.
     """
     D: gl.constexpr = keys.block_type.shape[2]
-    full = (row_tiles - 1) * splits  # programs of a head before those of its last row tile
-    kv_head, place = gl.program_id(0) // (full + last_splits), gl.program_id(0) % (full + last_splits)
-    request = gl.program_id(1)
-    tile_m = gl.minimum(place // splits, row_tiles - 1)
-    split = place - tile_m * splits
-    most = gl.maximum(splits, last_splits)  # parts that a row has room for
-    here = gl.where(tile_m == row_tiles - 1, last_splits, splits)
+    kv_head, tile_m = gl.program_id(0) // row_tiles, gl.program_id(0) % row_tiles
+    split, request = gl.program_id(1), gl.program_id(2)
     rows, first_row = count * GROUP, tile_m * 64 * CONSUMERS
     pipe.let_next_begin(PDL)
     pipe.wait_for_previous(PDL and not EARLY)
@@ -150,7 +115,7 @@ def _attend(
     m = first_row + gl.arange(0, 64 * CONSUMERS, layout=gl.BlockedLayout([1], [32], [4], [0]))
     highest, lowest = pipe.row_range(at_rows, m, rows, GROUP)
     all_steps = (pipe.count_upto(first, 0, pages, highest, 512) * PAGE + N - 1) // N
-    share = (all_steps + here - 1) // here
+    share = (all_steps + splits - 1) // splits
     begin = gl.minimum(split * share, all_steps)
     steps = gl.minimum(begin + share, all_steps) - begin
     begin = gl.where(steps > 0, begin, (pages * PAGE + N - 1) // N)  # nothing to do: a step behind all pages
@@ -169,13 +134,12 @@ def _attend(
     mbarrier.init(q_given, count=CONSUMERS)
     q += request.to(gl.int64) * q_batch + kv_head.to(gl.int64) * GROUP * q_head
     out += request.to(gl.int64) * out_batch + kv_head.to(gl.int64) * GROUP * out_head + split * out_split
-    lse_head = count * most
-    lse += (request * (gl.num_programs(0) // (full + last_splits)) + kv_head) * GROUP * lse_head + split
+    lse_head = count * splits
+    lse += (request * (gl.num_programs(0) // row_tiles) + kv_head) * GROUP * lse_head + split
     queries = (q, rows, q_head, q_token)
-    results = (at_rows, out, out_head, out_token, lse, lse_head, most)
+    results = (at_rows, out, out_head, out_token, lse, lse_head, splits)
     rings = ((q_tiles, q_full, q_empty, q_own, q_given), k_ring, v_ring, clean)
-    few = gl.where(tile_m == row_tiles - 1, 1, 0) if FEW else 0 * tile_m  # no i1: other warps are handed whole bytes
-    bounds = (first_row, begin, steps, lowest, scale, few)
+    bounds = (first_row, begin, steps, lowest, scale)
     page_list = (page_max, positions, pages, shifts)
     work = (queries, results, rings, bounds, page_list, inv_freq)
     # registers of a thread: what 64 rows of acc and logits need, less where a fourth group needs its share
@@ -183,9 +147,9 @@ def _attend(
         gl.warp_specialize(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
-                (_consume_second, (work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, FEW, PDL)),
+                (_consume, (1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
-                (_rerotate, (work, GROUP, PAGE, HALF, INTERLEAVED, CONSUMERS, FEW, PDL)),
+                (_rerotate, (work, GROUP, PAGE, HALF, INTERLEAVED, CONSUMERS, PDL)),
             ],
             [4, 4, 4],
             [208, 24, 72],
@@ -195,7 +159,7 @@ def _attend(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
-                (_rerotate, (work, GROUP, PAGE, HALF, INTERLEAVED, CONSUMERS, FEW, PDL)),
+                (_rerotate, (work, GROUP, PAGE, HALF, INTERLEAVED, CONSUMERS, PDL)),
             ],
             [4, 4],
             [24, 72],
@@ -204,7 +168,7 @@ def _attend(
         gl.warp_specialize(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
-                (_consume_second, (work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, FEW, PDL)),
+                (_consume, (1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
             ],
             [4, 4],
@@ -239,21 +203,14 @@ def launch(
     `early`: pages and rows were made before the kernel before this one.
     """
     out = torch.empty_like(q)
-    slots = pages.positions[0].numel()
-    few = few_for(q, len(keys), pages, inv_freq, pairing) if splits is None else 0
-    splits = splits or parts_for(q, len(keys), slots)
-    if splits == 1:
+    splits = splits or parts_for(q, len(keys), pages.positions[0].numel())
+    if splits > 1:
+        merge(
+            *launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, splits, buffers, None, early),
+            out,
+        )
+    else:
         launch_parts(q, keys, values, rows, pages, inv_freq, pairing, scale, 1, buffers, out, early)
-        return out
-    last = splits
-    group = q.shape[1] // len(keys)
-    tiles = -(-q.shape[2] * group // 128)
-    if few:
-        splits, last = shares(splits * tiles, tiles, slots // 128)
-    found = launch_parts(
-        q, keys, values, rows, pages, inv_freq, pairing, scale, splits, buffers, None, early, last, few
-    )
-    merge(*found, out, (splits, last, (tiles - 1) * 128, group) if last != splits else None)
     return out
 
 
@@ -270,36 +227,30 @@ def launch_parts(
     buffers: int = pipe.STAGES,
     out: Tensor | None = None,
     early: bool = False,
-    last: int | None = None,
-    few: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write the one part to `out`.
-
-    Rows of the last tile have `last` parts; `few`: see `few_for`.
-    """
-    last = last or splits
+    """Parts [B, Hq, R, S, D] and the log2 of their weights [B, Hq, R, S], fp32; or write the one part to `out`."""
     batch, q_heads, count, width = q.shape
     heads, size = len(keys), pages.positions.shape[-1]
     q = q if q.stride(3) == 1 else q.contiguous()
     group, rerotate = q_heads // heads, pages.shifts is not None
     step = min(size * pages.run, 128) if rerotate else 128  # the pages of a step are shifted alike
-    if rerotate and not few and pages.positions[0].numel() <= SHORT * splits:
+    if rerotate and pages.positions[0].numel() <= SHORT * splits:
         step = min(size, 128)
-    parts, lse = new_parts(q, max(splits, last)) if out is None else (out, out)
+    parts, lse = new_parts(q, splits) if out is None else (out, out)
     page_max = pages.positions.amax(-1) if pages.page_max is None else pages.page_max
     consumers = consumers_for(count * group)
     tiles = triton.cdiv(count * group, 64 * consumers)
     registers = (128 if consumers == 2 else 112) if rerotate else 168 if consumers == 2 else 128
     options, pdl = overlap(q.device)
-    _attend[(heads * ((tiles - 1) * splits + last), batch)](
+    _attend[(tiles * heads, splits, batch)](
         q, *(pipe.descriptor(x, min(step, size)) for x in (keys, values)),
         parts, lse, rows.contiguous(), pages.table, pages.positions, pages.first, page_max,
         pages.shifts if rerotate else pages.table, inv_freq if rerotate else pages.table,
         (width**-0.5 if scale is None else scale) * LOG2E, count, pages.table.shape[1],
-        *q.stride()[:3], *parts.stride()[:3], 0 if parts is out else parts.stride(3), tiles, splits, last,
+        *q.stride()[:3], *parts.stride()[:3], 0 if parts is out else parts.stride(3), tiles, splits,
         GROUP=group, SPLIT=parts is not out, PAGE=size, N=step,
         HALF=len(inv_freq) if rerotate and inv_freq is not None else 0,
         INTERLEAVED=pairing == "interleaved", ROTATE=rerotate, STAGES=buffers,
-        CONSUMERS=consumers, FEW=few, PDL=pdl, EARLY=early, num_warps=4, maxnreg=registers, **options,
+        CONSUMERS=consumers, PDL=pdl, EARLY=early, num_warps=4, maxnreg=registers, **options,
     )  # fmt: skip
     return parts, lse

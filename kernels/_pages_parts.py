@@ -8,8 +8,6 @@ from torch import Tensor
 
 from workbench.kernels._triton import after_previous, jit, overlap, padded_width, tl, triton
 
-MERGE_WARPS = 4  # of a program that merges the parts of a row
-
 
 @jit
 def part_weights(lse, place, splits, SPLITS: tl.constexpr):
@@ -32,19 +30,14 @@ def part_sum(parts, place, splits, weight, SPLITS: tl.constexpr, D: tl.constexpr
 
 @jit
 def _merge(
-    parts, lse, out, heads, count, splits, first_splits, last_splits, behind, group, out_batch, out_head, out_token,
-    SPLITS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PDL: tl.constexpr,
+    parts, lse, out, heads, count, splits, out_batch, out_head, out_token, SPLITS: tl.constexpr, D: tl.constexpr, DP:
+    tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row: parts [SPLITS, D] weighted by their share of the softmax.
-
-    Rows times heads of a group from `behind` on have `last_splits` parts, others `first_splits`.
-    """
+    """One row: parts [SPLITS, D] weighted by their share of the softmax."""
     after_previous(PDL)
     place = tl.program_id(0).to(tl.int64)
     request, head, row = place // count // heads, place // count % heads, place % count
     log, col = part_weights(lse, place, splits, SPLITS), tl.arange(0, DP)
-    here = tl.where(row * group + head % group < behind, first_splits, last_splits)
-    log = tl.where(tl.arange(0, SPLITS) < here, log, float("-inf"))
     m_i = tl.max(log, 0)
     weight = tl.exp2(log - tl.where(m_i == float("-inf"), 0.0, m_i))
     l_i = tl.sum(weight, 0)
@@ -59,15 +52,11 @@ def new_parts(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
     return torch.empty((*lse.shape, q.shape[3]), dtype=torch.float32, device=q.device), lse
 
 
-def merge(parts: Tensor, lse: Tensor, out: Tensor, uneven: tuple[int, int, int, int] | None = None) -> None:
-    """Parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] into `out` [B, Hq, R, D].
-
-    `uneven`: (parts of a row, parts of a row from the third on: rows times heads of a group, heads of a group).
-    """
+def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
+    """Parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] into `out` [B, Hq, R, D]."""
     batch, heads, count, splits, width = parts.shape
-    uneven = uneven or (splits, splits, 0, 1)
     options, pdl = overlap(parts.device)
     _merge[(batch * heads * count,)](
-        parts, lse, out, heads, count, splits, *uneven, *out.stride()[:3], SPLITS=triton.next_power_of_2(splits),
-        D=width, DP=padded_width(width), PDL=pdl, num_warps=MERGE_WARPS, **options,
+        parts, lse, out, heads, count, splits, *out.stride()[:3], SPLITS=triton.next_power_of_2(splits),
+        D=width, DP=padded_width(width), PDL=pdl, **options,
     )  # fmt: skip

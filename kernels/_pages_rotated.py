@@ -128,7 +128,7 @@ def _first_queries(
 @gluon_jit
 def _rerotate(
     work, GROUP: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, CONSUMERS:
-    gl.constexpr, FEW: gl.constexpr, PDL: gl.constexpr,
+    gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The group that rotates queries, for the next shift while those of this one are computed with.
 
@@ -138,7 +138,7 @@ def _rerotate(
     queries, _, rings, bounds, page_list, inv_freq = work
     q_ring, k_ring, _, _ = rings
     q_tiles, q_full, q_empty, q_own, q_given = q_ring
-    first, begin, steps, _, _, few = bounds
+    first, begin, steps, _, _ = bounds
     N: gl.constexpr = k_ring[0].type.shape[-2]
     D: gl.constexpr = q_tiles.type.shape[2]
     KEPT: gl.constexpr = not INTERLEAVED and 2 * HALF == D
@@ -177,10 +177,9 @@ def _rerotate(
             if KEPT:
                 cos, sin = _angle(shift, freq)
                 for i in gl.static_range(64 * CONSUMERS // SOME):
-                    if i * SOME < 64 + FEW or FEW == 0 or few == 0:
-                        tile = q_tiles.index(CONSUMERS * index + i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
-                        own = q_own.index(i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
-                        tile.store(_rotated(own.load(BOTH), cos, sin, SOME, D))
+                    tile = q_tiles.index(CONSUMERS * index + i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
+                    own = q_own.index(i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
+                    tile.store(_rotated(own.load(BOTH), cos, sin, SOME, D))
             else:
                 for i in gl.static_range(64 * CONSUMERS // SOME):
                     m = first + i * SOME + gl.arange(0, SOME, layout=gl.SliceLayout(1, FLAT))

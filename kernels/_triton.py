@@ -34,7 +34,6 @@ try:
         raise ImportError("Gluon was another language before Triton 3.6")
     from triton.experimental.gluon import jit as gluon_jit
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.ampere import mma_v2
     from triton.experimental.gluon.language.nvidia.hopper import (
         fence_async_shared,
         mbarrier,
@@ -47,7 +46,7 @@ try:
     async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # before Triton 3.7
 except ImportError:
     gl, gluon_jit = _Language, _keep
-    async_load = fence_async_shared = mbarrier = mma_v2 = warpgroup_mma = warpgroup_mma_wait = GluonDescriptor = None
+    async_load = fence_async_shared = mbarrier = warpgroup_mma = warpgroup_mma_wait = GluonDescriptor = None
 
 
 try:

@@ -15,7 +15,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from workbench.kernels import _choose_hopper, _linear_hopper, _pages_hopper, _tiles_hopper
 
 STRIDES = [f"{x}_{part}" for x, part in product(("q", "out"), ("batch", "head", "token"))]
-NUMBERS = ["count", "capacity", "row_tiles", "together", "lists", "queries", "pages", "splits", "last_splits"]
+NUMBERS = ["count", "capacity", "row_tiles", "together", "lists", "queries", "pages", "splits"]
 
 
 def tile(dtype: str, box: list[int]) -> str:
@@ -56,8 +56,7 @@ def main() -> None:
     common: dict[str, Any] = {"GROUP": 4, "STAGES": 2}
     tiled = common | {"HEADS": 32, "SHARED": 1, "STRIDED": False, "PAIRED": False, "N": 128}
     moved = common | {"PAGE": 128, "N": 128, "INTERLEAVED": False, "ROTATE": True, "SPLIT": True}
-    moved |= {"CONSUMERS": 2, "FEW": 0, "PDL": False, "EARLY": False}
-    still = moved | {"ROTATE": False, "PAGE": 64, "PDL": True, "EARLY": True}
+    moved |= {"CONSUMERS": 2, "PDL": False, "EARLY": False}
     few = moved | {"HALF": 64, "CONSUMERS": 1, "PDL": True, "EARLY": True}
     for name, kernel, known, constants in (
         ("kept tiles", _tiles_hopper, types("bf16", [1, 1, 64, 128], "bf16"), tiled | {"LISTED": True, "SIZE": 64}),
@@ -71,8 +70,6 @@ def main() -> None:
         ("shifted pages", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64}),
         ("shifted pages, narrow heads", _pages_hopper, types("bf16", [1, 128, 64], "fp32"), moved | {"HALF": 32}),
         ("few rows, overlapped", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64}),
-        ("few columns", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 64, "FEW": 8}),
-        ("more columns", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), still | {"HALF": 0, "FEW": 32}),
         ("part of the width rotates", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 32}),
     ):
         found = build(kernel._attend, known, constants)
