@@ -20,7 +20,7 @@ TITLES = {
     "blocks": f"blocks that {CONTEXT}K are made of",
     "batch": f"requests that decode over {CONTEXT}K",
 }
-ROOM = 0.15  # of an axis that a number takes
+ROOM = 0.19  # of an axis that a number takes
 FAR = 8  # units of context from which on the slope is fitted: below, weights are all that is read
 
 
@@ -59,7 +59,7 @@ def _ticks(values: Sequence[int]) -> dict[str, Any]:
     for value in sorted(values, reverse=True):
         if not ticks or log(ticks[-1] / value) / width >= ROOM:
             ticks.append(value)
-    return {"tickvals": ticks, "ticktext": [f"{value:,}" for value in ticks]}
+    return {"tickvals": ticks, "ticktext": [f"{value:,}" for value in ticks], "tickangle": 0}
 
 
 def _series(name: str, rows: Rows, value: str, colour: str) -> Series:
