@@ -6,6 +6,7 @@ import pytest
 
 from workbench.experiments import chunk_reports, results
 from workbench.experiments.papers import compact_attention
+from workbench.experiments.papers.verdicts import CONTRADICTED, UNREACHABLE
 from workbench.plots import bfla_lengths, chunks
 
 ENDS = ((16384, 0.8), (65536, 1.3))
@@ -106,11 +107,10 @@ def test_a_shorter_prompt_is_not_held_to_the_printed_speedup():
     rows = [{"name": compact_attention.UNION, "at": at, "mean": m, "low": m, "high": m, "runs": 2} for at, m in ENDS]
     said = chunks.said_of_growth("whole", rows, 1.96)
     assert "128K not timed, of which 1.96 is printed" in said and "below" not in said and "above" not in said
-    decides = [finding.decides for finding in compact_attention.by_length(rows, "whole", 1.96)]
-    assert decides == [False, True, False]
+    assert compact_attention.by_length(rows, "whole", 1.96)[0].verdict == UNREACHABLE
     rows[-1]["at"] = chunk_reports.PRINTED_AT
     assert "below the printed 1.96" in chunks.said_of_growth("whole", rows, 1.96)
-    assert compact_attention.by_length(rows, "whole", 1.96)[0].decides
+    assert compact_attention.by_length(rows, "whole", 1.96)[0].verdict == CONTRADICTED
 
 
 @pytest.mark.parametrize(("mean", "words"), [(2.0, "faster than"), (4.0, "slower than"), (3.0, "level with")])

@@ -25,6 +25,7 @@ class Finding:
     n        questions, prompts, runs or cases behind it
     form     how it is written: a format specification, with "points" for a hundredth or "x" for a ratio
     decides  False: shown beside the evidence that decides
+    reached  False: measured of something smaller than what the paper prints a number of, so the claim stays open
     """
 
     what: str
@@ -37,10 +38,13 @@ class Finding:
     bar: float
     form: str = ".3g"
     decides: bool = True
+    reached: bool = True
 
     @property
     def verdict(self) -> str:
-        """Whether the claim holds; UNREACHABLE where the interval holds the bar."""
+        """Whether the claim holds; UNREACHABLE where the interval holds the bar, or the claim speaks of more."""
+        if not self.reached:
+            return UNREACHABLE
         if self.side == "equals":
             return CONFIRMED if self.low == self.bar == self.high else CONTRADICTED
         if self.low > self.bar or self.high < self.bar:
