@@ -18,7 +18,6 @@ KINDS = {  # folder of `workbench.methods` → heading, what its files are
 }
 MODE_OF = {"full": "full", "reuse": "block", "superposition": "superposition"}
 OPTIONS = {"prepare": "prepare", "select": "select", "sparse": "sparse"}  # of the command line and of `generate`
-NEEDS_CORPUS = ("behind_document", "with_neighbours")
 FITTED = ("seer_attention",)
 
 

@@ -5,8 +5,8 @@ the scores of a selector by prompt and preparation.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -58,7 +58,6 @@ class Answers:
     expected: Sequence[str]
     method: Answer
     full: Answer | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PromptAnswers:
