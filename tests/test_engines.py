@@ -172,7 +172,7 @@ def test_one_place_chooses_the_engine_and_says_why():
     with pytest.raises(BadInput, match="rule of prompt 1"):
         blind = Full(lambda prompt: window(9) if prompt is PROMPTS[1] else block_attention(prompt))
         generate(MODEL, Letters(), PROMPTS, blind, engine="paged")
-    with pytest.raises(BadInput, match="engine 'quick': it is one of auto, paged, contiguous"):
+    with pytest.raises(BadInput, match="unknown engine 'quick': allowed are auto, paged, contiguous"):
         generate(MODEL, Letters(), PROMPTS, engine="quick")
 
 

@@ -1,5 +1,6 @@
 """The one error a user's input can cause."""
 
+from collections.abc import Iterable
 from typing import Any
 
 LONGEST = 160  # characters of a value in a sentence
@@ -20,6 +21,11 @@ def shown(value: Any) -> str:
     except ValueError:  # an integer of more digits than Python writes
         return f"a {type(value).__name__} of {value.bit_length():,} bits"
     return brief(text)
+
+
+def not_allowed(what: str, value: Any, allowed: Iterable[Any]) -> BadInput:
+    """Return the error, not raised: unknown <what> <value>: allowed are a, b and so on."""
+    return BadInput(f"unknown {what} {shown(value)}: allowed are {', '.join(map(str, allowed))}")
 
 
 def brief(text: Any) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data.lab_entities import Entity
 from workbench.data.lab_questions import SEVERAL
 from workbench.data.lab_style import PLAIN, Style, is_lab, named
@@ -46,7 +46,7 @@ def samples(
     """
     wanted = dict.fromkeys(kinds, 1.0) if kinds else shares(style)
     if unknown := [kind for kind in wanted if kind not in kinds_of(style)]:
-        raise BadInput(f"unknown kind of question {unknown[0]!r}; allowed are {', '.join(kinds_of(style))}")
+        raise not_allowed("kind of question", unknown[0], kinds_of(style))
     if not 1 <= passages <= MOST_PASSAGES:
         raise BadInput(f"passages is {passages}; a lab context has 1 to {MOST_PASSAGES} passages")
     if kinds and passages == 1 and set(kinds) != {"single-hop"}:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.core import json_text
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, not_allowed, shown
 from workbench.core.files import is_file
 from workbench.data import segment
 from workbench.data.sample import Sample
@@ -80,7 +80,7 @@ class Layout:
             if not isinstance(value, kind):
                 raise BadInput(f"layout field {name!r} is {json.dumps(value)}; {kind.__name__} is needed")
         if unknown := set(record) - set(known) - {"stop"}:
-            raise BadInput(f"unknown layout field {sorted(unknown)[0]!r}; allowed are {', '.join([*known, 'stop'])}")
+            raise not_allowed("layout field", sorted(unknown)[0], [*known, "stop"])
         stop = record.get("stop", [])
         if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
             raise BadInput(f"layout field 'stop' is {json.dumps(stop)}; a list of texts is needed")

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data import lab_words as words
 from workbench.data.lab_words import COMPANY_KINDS, LISTS, PRONOUNS, RELATIONS, Relation
 from workbench.data.lab_world import Entity, person
@@ -48,7 +48,7 @@ def samples(
     Raises BadInput for an unknown task, too few passages for it, or more than 60.
     """
     if task not in TASKS:
-        raise BadInput(f"unknown task {task!r}: allowed are {', '.join(TASKS)}")
+        raise not_allowed("task", task, TASKS)
     if not 2 <= hops <= 5:
         raise BadInput(f"hops is {hops}: a chain has 2 to 5 passages")
     least = {"multi-value": VALUES, "tracking": hops, "common": 5}.get(task, 1)

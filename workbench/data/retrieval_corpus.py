@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.core.blocks import Block
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data import Sample, embedders
 from workbench.data.layouts import Layout
 from workbench.data.sample import document_starts
@@ -71,7 +71,7 @@ def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str
     search   "faiss": FAISS's exact inner-product index; "exact": the same by numpy, for small corpora without FAISS
     """
     if search not in SEARCHES:
-        raise BadInput(f"unknown search {search!r}: allowed are {', '.join(SEARCHES)}")
+        raise not_allowed("search", search, SEARCHES)
     if n < 0 or len(texts) < n + 1:
         raise BadInput(f"n is {n}: a corpus of {len(texts)} passages has 0 to {max(len(texts) - 1, 0)} neighbours each")
     if n == 0:

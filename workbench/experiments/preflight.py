@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from workbench import data, models
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data import chat_template
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
@@ -118,7 +118,7 @@ def _check_place(trial: Trial, model: _Model, here: bool) -> None:
     if model.loaded is None:
         _ = model.folder
         if trial.dtype is not None and trial.dtype not in DTYPES:
-            raise BadInput(f"unknown dtype {trial.dtype!r}: allowed are {', '.join(DTYPES)}")
+            raise not_allowed("dtype", trial.dtype, DTYPES)
         if here:
             models.device_of(trial.device)
         else:

@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.core import renamed
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data import layouts
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
@@ -110,7 +110,7 @@ def jobs_of(
     about the first token in fp32 (in fewer bits, logits that are nearly equal may change places).
     """
     if odd := [name for name in methods if name not in METHODS]:
-        raise BadInput(f"way {odd[0]!r}: it is one of {', '.join(METHODS)}")
+        raise not_allowed("method", odd[0], METHODS)
     stock = stock_of(model)
     tokens, context = prompt.tokens.to(model.device)[None], prompt.starts[-1]
     ready = DynamicCache(config=stock.config)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import torch
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.core.plan import Plan
 from workbench.data.retrieval_corpus import Corpus
 from workbench.engine.chunked import check_chunk
@@ -75,7 +75,7 @@ class MethodConfig:
         """Raise BadInput for a choice that is not allowed; loads nothing."""
         name, _ = registry.parse(self.mode)
         if name not in MODES:
-            raise BadInput(f"unknown mode {self.mode!r}: allowed are {', '.join(MODES)}")
+            raise not_allowed("mode", self.mode, MODES)
         odd = [key for key in REUSE if getattr(self, key) != getattr(MethodConfig, key)]
         if self.mode != "block" and odd:
             given = f"{odd[0]} {getattr(self, odd[0])!r}"

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.core.masks import Sees, causal, visible
 from workbench.core.plan import Plan
 from workbench.engine.backends import AttentionProblem, named, on_gpu
@@ -50,7 +50,7 @@ class EngineChoice:
 def check_engine(name: object) -> None:
     """Refuse a name that is no engine's."""
     if name not in ENGINES:
-        raise BadInput(f"engine {name!r}: it is one of {', '.join(ENGINES)}")
+        raise not_allowed("engine", name, ENGINES)
 
 
 def choose_engine(

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput, shown
+from workbench.core.errors import BadInput, not_allowed, shown
 from workbench.engine.decoding import Tokens, by_request, decode, text_of
 from workbench.engine.page_owners import NoPages
 from workbench.methods import Method, ReadyRequest, finish
@@ -217,10 +217,9 @@ def decode_ready(
 
 def method_of(mode: Method | str) -> Method:
     """Return the method itself, or the one of that name."""
-    if isinstance(mode, str) and mode not in MODES:
-        raise BadInput(f"mode {mode!r}: it is one of {', '.join(MODES)}, or a method of workbench.methods")
-    if not isinstance(mode, str) and not hasattr(mode, "begin"):
-        raise BadInput(f"mode is {shown(mode)}: it is one of {', '.join(MODES)}, or a method of workbench.methods")
+    known = mode in MODES if isinstance(mode, str) else hasattr(mode, "begin")
+    if not known:
+        raise not_allowed("mode", mode, (*MODES, "methods of workbench.methods"))
     return MODES[mode] if isinstance(mode, str) else mode
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def options(method: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises BadInput for an unknown method, and for a ratio that is neither a number nor "own".
     """
     if method is not None and method not in METHODS:
-        raise BadInput(f"unknown method {method!r}: allowed are {', '.join(METHODS)}")
+        raise not_allowed("method", method, METHODS)
     fields = {**(METHODS[method].fields if method else {}), **given}
     if isinstance(ratio := fields.get("ratio"), str):
         try:

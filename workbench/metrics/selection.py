@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data.sample import Sample, document_starts
 from workbench.metrics.answers import bootstrap
 
@@ -20,7 +20,7 @@ def agreement(rows: Mapping[str, Sequence[Tensor]], measure: str = "jaccard") ->
     measure  "jaccard": tokens that both choose, of those that either does; "smaller": of those of the smaller choice
     """
     if measure not in MEASURES:
-        raise BadInput(f"measure {measure!r}: allowed are {', '.join(MEASURES)}")
+        raise not_allowed("measure", measure, MEASURES)
     if len({len(choices) for choices in rows.values()}) > 1:
         raise BadInput("every method must choose for the same prompts: one list of rows a prompt")
     sets = [[set(choice.tolist()) for choice in choices] for choices in rows.values()]

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data.sample import Sample
 from workbench.methods import sparse
 from workbench.methods.sparse import Sparse
@@ -33,7 +33,7 @@ def cheapest(
     share that the method does has to keep it, by Wilson's interval.
     """
     if measure not in KEPT:
-        raise BadInput(f"unknown measure {measure!r}: allowed are {', '.join(KEPT)}")
+        raise not_allowed("measure", measure, KEPT)
     dense = table[table.method == "dense"].iloc[0]
     records = []
     for method, settings in table[table.method != "dense"].groupby("method", sort=False):

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data import chat_template, layouts
 from workbench.data.layouts import Layout
 from workbench.models import adapters, compact, difference
@@ -137,7 +137,7 @@ def device_of(name: str) -> torch.device:
 
 def _dtype(dtype: str | torch.dtype | None) -> Any:
     if isinstance(dtype, str) and dtype not in DTYPES:
-        raise BadInput(f"unknown dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
+        raise not_allowed("dtype", dtype, DTYPES)
     return DTYPES[dtype] if isinstance(dtype, str) else dtype
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ MEASURES = {
 def measure_of(name: str, table: pd.DataFrame) -> Measure:
     """Return a measure by its column. Raises BadInput for an unknown one, and for one that the table lacks."""
     if name not in MEASURES:
-        raise BadInput(f"unknown metric {name!r}: allowed are {', '.join(MEASURES)}")
+        raise not_allowed("metric", name, MEASURES)
     columns = [name, f"{name}_low", f"{name}_high"]
     if not set(columns) <= set(table.columns) or not table[name].notna().any():
         raise BadInput(f"the table has no metric {name!r}: its trials were run without it")

@@ -17,7 +17,7 @@ from workbench.app.explore.prompt_answers import PromptAnswers
 from workbench.app.explore.prompt_choices import FIELDS, LONG, Piece, Wanted, entry, menus, published
 from workbench.app.explore.prompt_html import MIME, page, summary
 from workbench.app.explore.prompt_text import PromptReader, piece_id
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.core.files import write_text
 from workbench.methods.registry import is_whole
 from workbench.methods.select import check_budget
@@ -54,7 +54,7 @@ def asked(
         raise BadInput(f"max_new_tokens {max_new_tokens!r}: it is a whole number, 1 or more")
     allowed = {*FIELDS, "ratio"}
     if unknown := set(chosen) - allowed:
-        raise BadInput(f"unknown choice {min(unknown)!r}: allowed are {', '.join(sorted(allowed))}")
+        raise not_allowed("choice", min(unknown), sorted(allowed))
     loaded = loaded_of(model)
     reading = reading_of(loaded, prompt, question)
     reader = PromptReader(loaded.tokenizer, loaded.layout)

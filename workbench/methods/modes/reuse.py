@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 from transformers import PreTrainedModel
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import not_allowed
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import Positions, assemble
@@ -30,7 +30,7 @@ def positions_named(name: str) -> Positions:
     for known in get_args(Positions):
         if name == known:
             return known
-    raise BadInput(f"unknown positions {name!r}: allowed are {', '.join(get_args(Positions))}")
+    raise not_allowed("positions", name, get_args(Positions))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from transformers import LlamaConfig
 
 from workbench.core.annotations import check_fields
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data.lab_style import NAMED
 
 OPTIMIZERS = ("muon", "adamw")
@@ -49,9 +49,9 @@ class PretrainConfig:
             if (value := getattr(self, name)) % divisor:
                 raise BadInput(f"recipe setting {name} is {value}: a multiple of {divisor} is needed, one part a head")
         if self.optimizer not in OPTIMIZERS:
-            raise BadInput(f"unknown optimizer {self.optimizer!r}: allowed are {', '.join(OPTIMIZERS)}")
+            raise not_allowed("optimizer", self.optimizer, OPTIMIZERS)
         if self.corpus not in NAMED:
-            raise BadInput(f"unknown corpus {self.corpus!r}: allowed are {', '.join(NAMED)}")
+            raise not_allowed("corpus", self.corpus, NAMED)
 
     def model_config(self, vocab_size: int) -> LlamaConfig:
         """Return the model's configuration in Hugging Face format."""
@@ -83,5 +83,5 @@ RECIPES = {
 def recipe(name: str, seed: int = 0) -> PretrainConfig:
     """Return the recipe of a name, with a seed. Raises BadInput for an unknown name."""
     if name not in RECIPES:
-        raise BadInput(f"unknown recipe {name!r}: allowed are {', '.join(RECIPES)}")
+        raise not_allowed("recipe", name, RECIPES)
     return replace(RECIPES[name], seed=seed)

@@ -12,7 +12,7 @@ from typing import Annotated
 from transformers import PreTrainedTokenizerBase
 
 from workbench import data
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data import lab
 from workbench.data.lab import MOST_PASSAGES
 from workbench.data.lab_world import World, passages_of
@@ -55,7 +55,7 @@ class Lab:
         if questions < 1:
             raise BadInput(f"questions is {questions}: at least 1 a context is needed")
         if unknown := [kind for kind in kinds if kind not in lab.kinds_of(style)]:
-            raise BadInput(f"unknown kind of question {unknown[0]!r}: allowed are {', '.join(lab.kinds_of(style))}")
+            raise not_allowed("kind of question", unknown[0], lab.kinds_of(style))
         if not kinds or min(kinds.values()) <= 0:
             raise BadInput(f"kinds are {dict(kinds)}: a positive weight for each is needed")
         for setting, share in (("continued", continued), ("shuffled", shuffled)):

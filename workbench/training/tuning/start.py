@@ -12,7 +12,7 @@ from accelerate.utils import DistributedType, set_seed
 from transformers import PreTrainedModel
 
 from workbench import models
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, not_allowed
 from workbench.data.lab_style import is_lab
 from workbench.models.adapters import digest_of, is_adapter
 from workbench.models.families import decoder_config
@@ -52,7 +52,7 @@ def start(
     if config.lora_rank and not find_spec("peft"):
         raise BadInput("lora_rank needs the package peft: pip install 'cached-block-workbench[lora]'")
     if (attention := more.get("attention", "auto")) not in ATTENTION:
-        raise BadInput(f"unknown attention {attention!r}: allowed are {', '.join(ATTENTION)}")
+        raise not_allowed("attention", attention, ATTENTION)
     accelerator = _accelerator(device, config, evaluation)
     if attention == "tiles" and accelerator.device.type == "cpu":
         raise BadInput("attention 'tiles' (FlexAttention) trains on a GPU only: use auto or parts")
