@@ -50,6 +50,7 @@ CLOSE = f"async () => {{ const panel = {NOTEBOOK}; await panel.sessionContext.sh
 ERRORS = f"""() => {NOTEBOOK}.content.widgets
   .flatMap(cell => cell.model.type === 'code' ? cell.model.outputs.toJSON() : [])
   .filter(output => output.output_type === 'error').map(error => `${{error.ename}}: ${{error.evalue}}`)"""
+CHANGE_THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
 # What a figure draws, without what merely changes with its size on screen.
 FIGURE = """number => { const plot = document.querySelectorAll('.js-plotly-plot')[number];
   return plot && JSON.stringify([plot.data, plot.layout.title, plot.layout.shapes, plot.layout.annotations]); }"""
@@ -68,7 +69,7 @@ class Reader:
         self.page = page
         self.forget()
         page.route("**/*", self._guard)
-        page.on("pageerror", lambda error: self.problems.append(str(error)[:300]))
+        page.on("pageerror", lambda error: self.problems.append(f"{error}: {error.stack}"[:1500]))
 
     def forget(self) -> None:
         """Begin anew with what the page asked for and what went wrong in it."""
@@ -125,6 +126,16 @@ class Reader:
         text = self.page.locator(".js-plotly-plot").nth(number).locator(".hoverlayer .hovertext").first
         text.wait_for(timeout=timeout_s * 1000)
         return text.text_content() or ""
+
+    def theme(self, dark: bool) -> None:
+        """Change JupyterLab's theme, and wait until the picture over the page has gone that covers the change.
+
+        Where another change begins while that picture fades, JupyterLab removes it twice: an error of `removeChild`.
+        """
+        name = f"JupyterLab {'Dark' if dark else 'Light'}"
+        self.page.evaluate(CHANGE_THEME, name)
+        self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+        self.page.wait_for_selector("#jupyterlab-splash", state="detached")
 
     def errors(self) -> list[str]:
         """What cells of the notebook that ended in an error say."""

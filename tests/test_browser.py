@@ -48,6 +48,14 @@ def test_run_all_in_jupyterlab_is_live_and_its_slider_moves_the_figure(lab, note
         assert reader.left_the_machine == []
 
 
+def test_a_theme_is_changed_back_at_once_without_an_error(lab):
+    lab.reader.forget()
+    for dark in (True, False):
+        lab.reader.theme(dark)
+    lab.reader.page.wait_for_timeout(300)  # a second removal would come 200 ms after the first
+    assert lab.reader.problems == []
+
+
 def test_a_cell_that_ends_in_an_error_is_noticed(lab, tmp_path):
     failing = tiny.write(tmp_path, "02_failing", "raise ValueError('no such thing')")
     with lab.open(failing) as reader:
@@ -203,8 +211,8 @@ def test_a_prompt_in_jupyterlab_is_answered_as_it_is_touched(lab, folder, tmp_pa
         page.locator(".wb-passage .wb-t").nth(3).hover()
         assert page.evaluate(MARKED).count("") == 0
         light = page.evaluate(PAPER)
-        page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+        reader.theme(dark=True)
         page.wait_for_selector(".wb-prompt.wb-dark")
         assert page.evaluate(PAPER) != light
-        page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
+        reader.theme(dark=False)
         assert reader.left_the_machine == []

@@ -12,8 +12,6 @@ sample = data.load("lab", 1, 0, 3)[0]
 explore.tokens(loaded, sample)
 ---
 explore.deviation(loaded, sample)"""
-DARK = "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
-LIGHT = "() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})"
 FILTER = """() => [...document.querySelectorAll('.js-plotly-plot')].map(plot => getComputedStyle(plot).filter)"""
 MARKS = """() => [...document.querySelectorAll('.js-plotly-plot')]
   .map(plot => (plot.layout.shapes || []).filter(shape => shape.name === 'selected token').length)"""
@@ -37,7 +35,7 @@ def test_a_click_on_a_token_marks_it_in_every_explorer_and_figures_turn_dark(lab
         reader.page.mouse.click(*reader.page.evaluate(TOKEN))
         reader.page.wait_for_function(f"() => ({MARKS})().every(count => count > 0)", timeout=10_000)
         assert reader.page.evaluate(FILTER) == ["none", "none"]
-        reader.page.evaluate(DARK)
+        reader.theme(dark=True)
         reader.page.wait_for_function(f"() => ({FILTER})().every(filter => filter.includes('invert'))", timeout=10_000)
-        reader.page.evaluate(LIGHT)
+        reader.theme(dark=False)
         assert reader.left_the_machine == []

@@ -9,7 +9,6 @@ from short_runs import NOTEBOOKS
 pytestmark = [pytest.mark.browser, pytest.mark.weekly, pytest.mark.timeout(1800)]
 
 FAULTS = (Path(__file__).parent / "figure_faults.js").read_text()
-THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
 RED = """() => [...document.querySelectorAll('[data-mime-type*=stderr]')].map(node => node.textContent.trim())
   .filter(text => text).map(text => text.slice(0, 300))"""  # bars of the tests' own kernels leave blanks
 BLANK = """() => [...document.querySelectorAll('.js-plotly-plot')].filter(plot => !(plot.calcdata || []).some(
@@ -91,9 +90,9 @@ def test_a_notebook_is_whole_in_jupyterlab(lab, path, request):
         assert (unmoved_sliders(reader), unmoved_menus(reader)) == ([], [])
         assert reader.errors() == []
         light = page.evaluate(FILTERS)
-        page.evaluate(THEME, "JupyterLab Dark")
+        reader.theme(dark=True)
         page.wait_for_function(f"() => ({FILTERS})().every(filter => filter.includes('invert'))", timeout=10_000)
-        page.evaluate(THEME, "JupyterLab Light")
+        reader.theme(dark=False)
         assert set(light) <= {"none"}
         assert (reader.left_the_machine, reader.problems) == ([], [])
         assert faults == []
