@@ -237,15 +237,8 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
             (2, (2, 1), 50, 133, 128, 4, TileRule(16, 16, 0.5, first=True)),
             (1, (3, 3), 40, 500, 80, 16, TileRule(64, 64, 0.6, first=True)),
             (1, (2, 2), 77, 200, 16, 8, TileRule(16, 16, 0.6, first=True)),
-            (
-                1,
-                (4, 2),
-                1160,
-                2400,
-                64,
-                8,
-                TileRule(64, 64, 0.8, first=True),
-            ),  # whole squares, as Hopper's kernel takes
+            # whole squares, as Hopper's kernel takes
+            (1, (4, 2), 1160, 2400, 64, 8, TileRule(64, 64, 0.8, first=True)),
         )
     ):
         if seed >= 4 and torch.device(device).type == "cpu":
