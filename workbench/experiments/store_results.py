@@ -61,7 +61,7 @@ def gathered(rows: list[dict[str, Any]], state: str = "warm") -> str:
     return (
         f"That ready requests wait for loads that are about to end makes a prefill one of"
         f" {runs['request']['together']:.1f} requests instead of {before:.1f}, and the time to the first token"
-        f" {abs(change):.0%} {word} ({state} blocks)."
+        f" {abs(change):.1%} {word} ({state} blocks)."
     )
 
 

@@ -165,7 +165,7 @@ def _described(found: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in ("folder", "blocks", "files", "tokens", "bytes", "unchecked"):
         table.add_row(name, plain(str(found[name])))
-    for name, value in found["kind"].items():
+    for name, value in ((name, value) for name, value in found["kind"].items() if name != "made"):
         table.add_row(name, plain(str(value)))
     for each in found["made"]:
         table.add_row("made with", plain(", ".join(f"{name} {value}" for name, value in each.items())))
