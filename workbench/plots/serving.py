@@ -23,7 +23,6 @@ MODES = {
     "sync": "synchronous: the engine loads",
     "request": "asynchronous, by request",
     "layer": "asynchronous, by layer",
-    "at once": "asynchronous, ready ones do not wait",
 }
 
 
