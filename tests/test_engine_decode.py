@@ -203,7 +203,7 @@ BAD = {
         lambda: generate(MODEL, LETTERS, PROMPTS, "block", store=REFUSING, temperature=-1),
         "temperature -1",
     ),
-    "mode": (lambda: generate(MODEL, LETTERS, PROMPTS, "fast"), "unknown mode 'fast': allowed are full, block, superposition"),
+    "mode": (lambda: generate(MODEL, LETTERS, PROMPTS, "fast"), "unknown mode 'fast': allowed are full, block, super"),
 }
 
 
