@@ -17,10 +17,12 @@ from torch import Tensor
 
 from workbench.core.errors import BadInput
 from workbench.core.tiles import Tiles
-from workbench.kernels import _tiles_reference, _tiles_triton
+from workbench.kernels import _tiles_triton
 from workbench.kernels._common import Config
 from workbench.kernels._page_lists import Pages
 from workbench.kernels._page_lists import pages as pages_of
+from workbench.kernels._tiles_reference import pool, random_choice
+from workbench.kernels._tiles_reference import reference as over_tiles
 from workbench.kernels._triton import need_triton
 
 __all__ = ["cases", "launch", "reference"]
@@ -30,9 +32,7 @@ def reference(
     q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, pages: Pages, scale: float | None = None
 ) -> Tensor:
     """Computed in the dtype of `q`."""
-    return _tiles_reference.reference(
-        q, keys, values, rows, pages.indptr, pages.indices, pages.size, q.shape[2], scale, strided=True
-    )
+    return over_tiles(q, keys, values, rows, pages.indptr, pages.indices, pages.size, q.shape[2], scale, strided=True)
 
 
 def launch(
@@ -65,10 +65,10 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
             ((2, 1), 2, 1, 64, 256, 32, 0.3),  # one row
         )
     ):
-        q, keys, values = _tiles_reference.pool(seed, 2, heads, count, length, width, device, dtype)
+        q, keys, values = pool(seed, 2, heads, count, length, width, device, dtype)
         keys, values = keys.contiguous(), values.contiguous()
         first = torch.tensor([[length - count], [(length - count) // 2]])  # requests that have come to different places
         rows = first + torch.arange(count)
-        kept = _tiles_reference.random_choice(seed, 2, heads[0], 1, length, size, share, rows, count)
+        kept = random_choice(seed, 2, heads[0], 1, length, size, share, rows, count)
         chosen = [Tiles(one.to(device), size) for one in kept]
         yield q, keys, values, rows.to(device), pages_of(chosen, heads[1], group, length // size)

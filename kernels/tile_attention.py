@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.kernels import _tiles_reference, _tiles_triton
+from workbench.kernels import _tiles_triton
 from workbench.kernels._common import Config
+from workbench.kernels._tiles_reference import pool, random_choice
+from workbench.kernels._tiles_reference import reference as over_tiles
 from workbench.kernels._tiles_triton import lists
 from workbench.kernels._triton import need_triton
 
@@ -37,7 +39,7 @@ def reference(
     scale: float | None = None,
 ) -> Tensor:
     """Computed in the dtype of `q`."""
-    return _tiles_reference.reference(q, keys, values, rows, indptr, indices, size, queries, scale)
+    return over_tiles(q, keys, values, rows, indptr, indices, size, queries, scale)
 
 
 def launch(
@@ -73,16 +75,16 @@ def cases(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Iterator[t
         )
     ):
         for batch in (1, 2) if seed < 2 or seed == 6 else (1,):
-            arguments = _tiles_reference.pool(seed, batch, heads, count, length, width, device, dtype)
+            arguments = pool(seed, batch, heads, count, length, width, device, dtype)
             rows = torch.arange(length - count, length).expand(batch, count).clone()
             if batch == 2:  # the second request has fewer rows, and they are scattered
                 scattered = torch.arange(1, length, 3)[:count]
                 rows[1] = -1
                 rows[1, : len(scattered)] = scattered
             tiles = -(-count // queries)
-            kept = _tiles_reference.random_choice(seed, batch, groups, tiles, length, size, share, rows, queries)
+            kept = random_choice(seed, batch, groups, tiles, length, size, share, rows, queries)
             yield *arguments, rows.to(device), *lists(kept.to(device)), size, queries
             yield *arguments, rows.to(device)
     empty = torch.zeros(1, 2, 1, 3, dtype=torch.bool, device=device)  # lists without a tile
-    arguments = _tiles_reference.pool(9, 1, (2, 2), 5, 40, 64, device, dtype)
+    arguments = pool(9, 1, (2, 2), 5, 40, 64, device, dtype)
     yield *arguments, torch.arange(35, 40, device=device)[None], *lists(empty), 16, 16
