@@ -102,9 +102,9 @@ def _joined(parts: list[Tensor], capacity: int, dtype: torch.dtype) -> Tensor:
 def _together(
     spec: ModelSpec, blocks: Sequence[KV], shifts: Tensor, capacity: int
 ) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Keys and values of all layers, placed block by block in one go each; None where layers do not lie side by side.
+    """Keys and values of all layers in few calls; None where layers do not lie side by side.
 
-    For CPUs: calls that are few, of which each moves a block while it is in the processor's cache.
+    For CPUs: each call rerotates the keys of a block while they are in the processor's cache.
     """
     if spec.device.type != "cpu" or len({id(table) for table in spec.inv_freq}) > 1 or not blocks:
         return None
@@ -117,13 +117,13 @@ def _together(
         return None
     cos, sin = cos_sin(shifts, spec.inv_freq[0], spec.device)
     at = 0
-    for (k, v), shift, c, s in zip(parts, shifts.tolist(), cos.split(1), sin.split(1), strict=True):
+    for (k, _), shift, c, s in zip(parts, shifts.tolist(), cos.split(1), sin.split(1), strict=True):
         here = slice(at, at := at + k.shape[2])
-        all_values[:, :, here] = v
         if shift:
             rotate_by(k, c, s, spec.pairing, out=all_keys[:, :, here])
         else:
             all_keys[:, :, here] = k
+    torch.cat([v for _, v in parts], 2, out=all_values[:, :, :at])
     all_keys[:, :, at:] = 0
     all_values[:, :, at:] = 0
     return keys, values
