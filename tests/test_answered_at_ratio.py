@@ -56,6 +56,20 @@ def test_a_model_of_which_methods_are_missing_is_left_out(folder):
     assert answered_at_ratio.kept() == {} and figures.faithfulness() is None
 
 
+def test_the_level_of_a_smaller_model_needs_the_baselines_alone(folder):
+    write(folder, "lab-hard-small-1", **{"full attention": 80})
+    write(folder, "lab-hard-large-1", CacheBlend=60)
+    path = folder / "faithful-lab_hard_large_1.json"
+    content = json.loads(path.read_text())
+    del content["methods"]["FusionRAG"]
+    path.write_text(json.dumps(content))
+    assert answered_at_ratio.sizes() == ["lab-hard-small"], "what lacks a method is not ranked"
+    (drawn,) = figures.smaller_model().data
+    assert list(drawn.y) == ["full attention", "Full Reuse", "CacheBlend", "Cache-Craft"] and drawn.x[
+        2
+    ] == pytest.approx(-20)
+
+
 def test_two_sizes_are_paired_by_their_seed_and_their_questions(folder):
     write(folder, "lab-hard-small-1", **{"full attention": 60})
     write(folder, "lab-hard-large-2", CacheBlend=60)

@@ -15,15 +15,16 @@ START = "faithful-"
 SMALL, LARGE = "-small-", "-large-"  # of the names of two sizes of one training seed
 FULL = "full attention"
 REUSE, OURS = "Full Reuse", "FusionRAG"
-METHODS = (FULL, REUSE, "CacheBlend", "Cache-Craft", OURS)
+BASELINES = ("CacheBlend", "Cache-Craft")
+METHODS = (FULL, REUSE, *BASELINES, OURS)
 Kept = Mapping[str, Any]
 
 
-def kept() -> dict[str, Kept]:
-    """Read the results of every model of which all methods are measured, by the model's name."""
+def kept(needed: Sequence[str] = METHODS) -> dict[str, Kept]:
+    """Read the results of every model of which all `needed` methods are measured, by the model's name."""
     names = (name.removeprefix(START) for name in results.names() if name.startswith(START))
     files = [results.read(f"faithful-{name}") for name in names]
-    return {str(one["model"]): one for one in files if set(METHODS) <= set(one["methods"])}
+    return {str(one["model"]): one for one in files if set(needed) <= set(one["methods"])}
 
 
 def digits(one: Kept, method: str, score: str) -> list[float]:
@@ -86,8 +87,11 @@ def lifted(models: Sequence[Kept], method: str, plain: str, score: str = "right"
 
 
 def two_sizes() -> list[tuple[Kept, Kept]]:
-    """Return (smaller, larger) of every training seed of which both sizes answered the same questions."""
-    of = kept()
+    """Return (smaller, larger) of every training seed of which both sizes answered the same questions.
+
+    Under full attention and the baselines, of which the paper speaks; other methods may lack.
+    """
+    of = kept((FULL, *BASELINES))
     pairs = [(one, of.get(name.replace(SMALL, LARGE))) for name, one in of.items() if SMALL in name]
     found = [(one, other) for one, other in pairs if other and _same(one, other)]
     return [pair for pair in found if _same(pair[0], found[0][0])]

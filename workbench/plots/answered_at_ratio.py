@@ -17,7 +17,7 @@ from workbench.plots.findings import compared, joined, judged
 from workbench.plots.looks import Look
 from workbench.plots.theme import BLUE, INK, MUTED, ORANGE, SKY, finish
 
-PAPER, OTHERS = "FusionRAG", ("CacheBlend", "Cache-Craft")
+PAPER, OTHERS = kept.OURS, kept.BASELINES
 CROSSED = "intervals of 95%, seeds and questions resampled"
 NO_FILE = "Not measured yet: python data/benchmarks/faithful.py"
 NO_SIZES = "No two sizes of a lab model have answered the same questions yet: data/benchmarks/faithful.py says how"
@@ -92,7 +92,7 @@ def smaller_model() -> go.Figure | None:
     """Draw every method on the larger model over full attention on the smaller (figure 2); None without two sizes."""
     if not (pairs := kept.two_sizes()):
         return None
-    methods = list(pairs[0][1]["methods"])
+    methods = [name for name in pairs[0][1]["methods"] if all(name in large["methods"] for _, large in pairs)]
     gaps = [kept.against_smaller(method) for method in methods]
     middle, low, high = ([100 * getattr(gap, end) for gap in gaps] for end in ("mean", "low", "high"))
     fig = go.Figure()
