@@ -203,7 +203,7 @@ def test_what_is_damaged_is_named_deleted_and_made_again(prepared, folder, loade
     assert not found["whole"] and found["removed"] == ["passages-000000.safetensors"] and len(found["findings"]) == 1
     assert run("verify", there).exit_code == 0
     again = Preparation(str(folder), there, prepare="after_system", **DATA).run(loaded=loaded)
-    assert again.made == again.passages
+    assert again.made == len(found["findings"]) < again.passages  # whole blocks of a damaged file are kept
     made, before = FolderStore(there), FolderStore(prepared)
     for key in before:
         pairs = zip(made.get(key).tensors(), before.get(key).tensors(), strict=True)
