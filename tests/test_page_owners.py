@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.random_models import Letters, block_of, model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
-from workbench.engine import encoding, page_storage, paged_pool
+from workbench.engine import cuda_graphs, encoding, page_storage, paged_pool
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.encoding import encode_many
 from workbench.engine.page_owners import NoPages
@@ -173,6 +173,23 @@ def test_pages_that_others_have_taken_since_are_not_given_back():
         pool.give([*one, *one])
 
 
+def test_pages_are_looked_at_again_only_where_some_were_given_back_that_others_may_read(monkeypatch):
+    pool = Pool(MODEL, PAGES, SIZE, kernels=False)
+    cached, other = pool.put_many([KVS[BLOCKS[0]], KVS[BLOCKS[1]]])
+    prompt, ended = pool.open([cached], 2), pool.open([cached], 2)
+    looked = []
+    monkeypatch.setattr(pool.owners, "holds", lambda *pages: looked.append(1) or True)
+    pool.close(ended)
+    looked.clear()
+    pool.check(prompt)
+    assert not looked
+    pool.give(other)
+    looked.clear()
+    pool.check(prompt)
+    pool.check(prompt)
+    assert looked == [1]
+
+
 def test_a_request_of_another_model_is_refused():
     pool, other = Pool(MODEL, 9, SIZE, kernels=False), model_of(seed=5)
     for refused in (lambda: Runner(other, pool), lambda: pool.encode(other, BLOCKS[:1])):
@@ -267,10 +284,10 @@ def test_a_model_that_cannot_be_captured_says_why_and_runs_as_it_is(monkeypatch,
     other = Runner(MODEL, pool)
     other.graphs = True  # as on a GPU
 
-    def refuse(batch):
+    def refuse(batch, memory):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(other, "_capture", refuse)
+    monkeypatch.setattr(cuda_graphs, "capture", refuse)
     got = other.prefill([pool.open(cached, 4)], [torch.tensor([1, 2])])
     torch.testing.assert_close(got, expected)
     assert not other.graphs and "not permitted" in other.why_uncaptured

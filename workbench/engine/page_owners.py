@@ -38,7 +38,7 @@ class PageOwners:
     def __init__(self, pages: int):
         self.pages = pages
         self.generation: Ints = np.zeros(pages, np.int32)
-        self.given = 0  # how often pages were given back: what was in order stays so until then
+        self.given = 0  # how often pages were given back that others may read: what was in order stays so until then
         self._free = list(range(pages - 1, SCRATCH, -1))
         self._changed = Condition()
 
@@ -59,13 +59,16 @@ class PageOwners:
             self.generation[taken] += 1
             return Taken(taken, self.generation[taken])
 
-    def give(self, pages: Sequence[int] | Tensor, generations: Ints | None = None) -> None:
-        """Give pages back. BadInput, giving none, where one of them is not held or was taken by others since."""
+    def give(self, pages: Sequence[int] | Tensor, generations: Ints | None = None, counted: bool = True) -> None:
+        """Give pages back. BadInput, giving none, where one of them is not held or was taken by others since.
+
+        Not `counted` where nobody else can have known them: the own pages of a prompt that ends.
+        """
         known = generations if generations is not None else getattr(pages, "generations", None)
         with self._changed:
             numbers = self._own(pages, known)
             self.generation[numbers] += 1
-            self.given += 1  # behind it: who reads this first, and finds pages in order, looks again
+            self.given += counted  # behind it: who reads this first, and finds pages in order, looks again
             self._free.extend(numbers.tolist())
             self._changed.notify_all()
 

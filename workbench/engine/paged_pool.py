@@ -58,7 +58,7 @@ class Pool(PageStorage):
         """Give back a prompt's own pages; it cannot be computed any more. BadInput for one that is closed."""
         if prompt.closed or prompt.pool is not self:
             raise BadInput("a prompt is closed twice" if prompt.closed else "this prompt is of another pool")
-        self.give(prompt.owned)
+        self.owners.give(prompt.owned, counted=False)
         prompt.closed = True
 
     def check(self, prompt: PagedPrompt) -> None:
