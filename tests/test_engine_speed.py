@@ -9,7 +9,7 @@ from tests import tiny
 from tests.random_models import Letters, model_of, prompt_of
 from workbench import models
 from workbench.data import load
-from workbench.experiments import engine_speed
+from workbench.experiments import engine_speed, engine_tokens
 from workbench.experiments.trial import Trial
 from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full
@@ -56,10 +56,10 @@ def test_tokens_alone_are_compared_portion_by_portion_and_go_on(kept, tmp_path):
     folder = str(tiny.checkpoint(tmp_path / "model"))
     loaded, trial = models.load(folder), Trial(folder, mode="block", max_new_tokens=4)
     prompts = loaded.layout.prompts(load("lab", 3, passages=2), loaded.tokenizer)
-    first, second = engine_speed.compared(loaded, trial, prompts, (1, 2), portion=2)
+    first, second = engine_tokens.compared(loaded, trial, prompts, (1, 2), portion=2)
     assert [row["questions"] for row in first] == [2, 2] and [row["equal"] for row in second] == [3, 3]
     assert [row["between"] for row in first] == [[["contiguous", 1], ["paged", n]] for n in (1, 2)]
-    (again,) = engine_speed.compared(loaded, trial, prompts, (1, 2), first, portion=2)
+    (again,) = engine_tokens.compared(loaded, trial, prompts, (1, 2), first, portion=2)
     assert again == second
     told = {**kept[0], "units": {"a": {"model": "tiny", "dtype": "float32", "method": "block", "tokens": second}}}
     assert (
@@ -83,7 +83,7 @@ def test_the_sentence_says_how_many_differences_are_rounding(kept, rounded, word
 
 def test_what_differs_is_counted_on():
     one = {"questions": 2, "equal": 1, "tie": 1, "near": 0, "apart": 0, "listed": [{"steps": 1.0, "question": 1}]}
-    both = engine_speed._added(one, one)
+    both = engine_tokens._added(one, one)
     assert [both[name] for name in ("questions", "equal", "tie")] == [4, 2, 2]
     assert [row["question"] for row in both["listed"]] == [1, 3]
 
@@ -93,11 +93,11 @@ def test_a_difference_is_told_by_the_gap_of_its_first_two_tokens():
     (right,) = generate(model, Letters(), prompts, max_new_tokens=6)
     wrong = (*right.tokens[:3], (right.tokens[3] + 1) % 90, 5)
     loaded = models.Loaded(model, Letters(), None)
-    found = engine_speed.differences(loaded, prompts, Full(), [right.tokens], [wrong])
+    found = engine_tokens.differences(loaded, prompts, Full(), [right.tokens], [wrong])
     assert found["equal"] == 0 and found["apart"] == 1 and found["listed"][0]["at"] == 3
-    ended = engine_speed.differences(loaded, prompts, Full(), [right.tokens], [right.tokens[:2]])
+    ended = engine_tokens.differences(loaded, prompts, Full(), [right.tokens], [right.tokens[:2]])
     assert ended["listed"][0]["at"] == 2 and ended["listed"][0]["gap"] > 0
-    assert engine_speed.differences(loaded, prompts, Full(), [right.tokens], [right.tokens])["equal"] == 1
+    assert engine_tokens.differences(loaded, prompts, Full(), [right.tokens], [right.tokens])["equal"] == 1
 
 
 def test_a_difference_within_rounding_is_told_by_the_same_model_in_fp32():
@@ -105,17 +105,17 @@ def test_a_difference_within_rounding_is_told_by_the_same_model_in_fp32():
     (right,) = generate(model, Letters(), prompts, max_new_tokens=4)
     wrong = (*right.tokens[:2], (right.tokens[2] + 1) % 90)
     loaded = models.Loaded(model, Letters(), None)
-    same = engine_speed.differences(loaded, prompts, Full(), [right.tokens], [wrong], exact=loaded)
+    same = engine_tokens.differences(loaded, prompts, Full(), [right.tokens], [wrong], exact=loaded)
     assert same["rounded"] == 0 and same["listed"][0]["rounding"] == 0 and same["listed"][0]["exact_gap"] > 0
-    assert "rounded" not in engine_speed.differences(loaded, prompts, Full(), [right.tokens], [wrong])
+    assert "rounded" not in engine_tokens.differences(loaded, prompts, Full(), [right.tokens], [wrong])
     exact = torch.tensor([3.0, 2.0, 1.0])
-    assert engine_speed.rounding(exact + 5, exact) == pytest.approx(0, abs=1e-6)
-    assert engine_speed.rounding(exact + torch.tensor([0.3, 0.0, 0.0]), exact) == pytest.approx(0.2)
+    assert engine_tokens.rounding(exact + 5, exact) == pytest.approx(0, abs=1e-6)
+    assert engine_tokens.rounding(exact + torch.tensor([0.3, 0.0, 0.0]), exact) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(("size", "dtype", "step"), [(1.0, torch.bfloat16, 2**-7), (20.0, torch.bfloat16, 2**-3)])
 def test_a_step_of_the_dtype_grows_with_the_number(size, dtype, step):
-    assert engine_speed._step(size, dtype) == step
+    assert engine_tokens._step(size, dtype) == step
     following = torch.tensor(size, dtype=dtype) + step
     assert float(following) == size + step
 

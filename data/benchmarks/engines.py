@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from workbench import data, models
-from workbench.experiments import engine_speed, results
+from workbench.experiments import engine_speed, engine_tokens, results
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.trial import Trial
 
@@ -90,7 +90,7 @@ def _tokens(given: argparse.Namespace, end: float, about: dict[str, Any], units:
         loaded = models.load(model, given.device, dtype)
         exact = None if dtype == "float32" else models.load(model, given.device, "float32")
         trial = Trial(model, device=given.device, dtype=dtype, **METHODS[method])
-        for rows in engine_speed.compared(loaded, trial, _prompts(loaded, count), SIZES, there, exact=exact):
+        for rows in engine_tokens.compared(loaded, trial, _prompts(loaded, count), SIZES, there, exact=exact):
             about_unit = {"model": model, "method": method, "dtype": dtype, "beside": given.beside}
             units[name] = about_unit | {"tokens": rows}
             _write(given.out, about, units)

@@ -21,7 +21,7 @@ import torch
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.paged_pool import Pool
 from workbench.engine.paged_prompt import Cached
-from workbench.experiments.engine_speed import differences
+from workbench.experiments.engine_tokens import differences
 from workbench.methods import Method
 from workbench.methods.engines import pages_of
 from workbench.methods.generation import generate
