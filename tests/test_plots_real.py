@@ -80,6 +80,14 @@ def swapped(one, other):
     return LOSSES | {one: LOSSES[other], other: LOSSES[one]}
 
 
+def test_of_data_sets_with_as_many_questions_the_one_with_more_methods_is_shown():
+    more, fewer = real(), real({choice: LOSSES[choice] for choice in list(LOSSES)[:4]})
+    both = pd.concat([fewer.table.assign(data="manuals"), more.table])
+    assert Real.of(both, more.questions, "tiny").data_sets == ["nq", "manuals"]
+    asked = both.assign(n=both.n + 1 * (both.data == "manuals"))
+    assert Real.of(asked, more.questions, "tiny").data == "manuals"
+
+
 def test_selectors_are_set_beside_the_papers_order():
     words = findings.selectors_sentence(real())
     assert "KL of .126, CacheBlend's .105" in words and "contradicts FusionRAG's order" in words

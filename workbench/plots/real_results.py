@@ -27,7 +27,7 @@ class Real:
 
     @classmethod
     def read(cls, model: str = "smollm2", data: str = "") -> "Real":
-        """Read what ships, of the data set with the most questions where none is named. Raises BadInput for others."""
+        """Read what ships, of the first of `data_sets` where none is named. Raises BadInput for others."""
         return cls.of(results.table("real"), results.table("real-questions"), model, data)
 
     @classmethod
@@ -42,7 +42,7 @@ class Real:
 
     @cached_property
     def data_sets(self) -> list[str]:
-        """Every data set on which reuse was measured, the one with the most questions first."""
+        """Every data set on which reuse was measured: most questions first, and of as many, most methods."""
         return _by_questions(self.table)
 
     def on(self, data: str) -> "Real":
@@ -119,6 +119,7 @@ class Real:
 
 
 def _by_questions(table: pd.DataFrame) -> list[str]:
-    """Return the data sets on which reuse was measured, the one with the most questions first."""
-    asked = table[(table.group != "sparse") & (table.kind == "all")].groupby("data", sort=True).n.max()
-    return list(asked.sort_values(ascending=False, kind="stable").index)
+    """Return the data sets on which reuse was measured: most questions first, and of as many, most methods."""
+    rows = table[(table.group != "sparse") & (table.kind == "all")]
+    asked = rows.groupby("data", sort=True).agg(n=("n", "max"), methods=("trial", "nunique"))
+    return list(asked.sort_values(["n", "methods"], ascending=False, kind="stable").index)
