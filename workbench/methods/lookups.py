@@ -1,6 +1,7 @@
 """What a data set would look up in a folder of cached blocks, and why it would not find it; nothing is computed."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,22 +12,24 @@ from workbench.data import layouts
 from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import prepare
 from workbench.methods.config import DataName, DeviceName, LayoutName, ModelName
+from workbench.methods.precompute import kind_of
 from workbench.methods.registry import found, is_whole
 from workbench.models.loading import Loaded
 from workbench.models.spec import prepare_model
-from workbench.store import Miss
+from workbench.store import Miss, manifest
 from workbench.store.misses import identity_of
 from workbench.store.places import Where, opened
 
 
 @dataclass(frozen=True)
 class Explained:
-    """The look-ups of a data set: each block once."""
+    """The look-ups of a data set: each block once. `differs` says what else the folder's blocks are of, if anything."""
 
     folder: str
     prepare: str
     hits: int
     misses: tuple[tuple[Miss, str], ...]  # with what the block is called
+    differs: str = ""
 
     @property
     def reasons(self) -> dict[str, int]:
@@ -37,7 +40,7 @@ class Explained:
         """Return plain JSON values."""
         misses = [{"block": label} | vars(miss) | {"key": str(miss.key)} for miss, label in self.misses]
         counts = {"hits": self.hits, "misses": len(misses), "reasons": self.reasons}
-        return {"folder": self.folder, "prepare": self.prepare, **counts, "missed": misses}
+        return {"folder": self.folder, "prepare": self.prepare, **counts, "missed": misses, "differs": self.differs}
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,18 @@ class Lookups:
             if store.get(key) is None:
                 identity = identity_of(key)
                 misses.append((store.why(key), labels.get(identity.block, "") if identity else ""))
-        return Explained(str(self.folder), spec, len(asked.keys) - len(misses), tuple(misses))
+        wanted = {name: value for name, value in kind_of(model, policy, tokenizer).items() if name in store.kind}
+        told = _difference(self.folder, store.kind, wanted)
+        return Explained(str(self.folder), spec, len(asked.keys) - len(misses), tuple(misses), told)
+
+
+def _difference(place: Where, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Say what the blocks of a place are of, where that is not what is wanted."""
+    try:
+        manifest.agreed(place, dict(there), {**there, **wanted})
+    except BadInput as problem:
+        return str(problem)
+    return ""
 
 
 class Asked:

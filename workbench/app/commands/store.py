@@ -14,6 +14,7 @@ from rich.table import Table
 from workbench.app.commands.options import AsJson, of_fields, taking
 from workbench.app.commands.prepare import report as prepared_report
 from workbench.app.commands.text import plain, progress, show
+from workbench.core.errors import BadInput
 from workbench.methods import precompute
 from workbench.methods.lookups import Explained, Lookups
 from workbench.methods.precompute import Preparation
@@ -23,7 +24,16 @@ from workbench.store.places import is_url, place_of
 from workbench.store.scrub import Scrub
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(help="Folder of cached blocks, as `workbench store encode` fills them")]
+
+
+def folder_of(text: str) -> Path:
+    """Return the folder that a text names. Raises BadInput for a URL."""
+    if is_url(text):
+        raise BadInput(f"{text} is a URL: a folder is needed here")
+    return Path(text)
+
+
+Folder = Annotated[str, typer.Argument(help="Folder of cached blocks, as `workbench store encode` fills them")]
 Place = Annotated[str, typer.Argument(help="Folder or URL of cached blocks, as `workbench store encode` fills them")]
 Archive = Annotated[Path, typer.Argument(help="Archive: .tar, or .tar.zst")]
 CORPUS = "Name of a data set or a file of questions, whose passages are encoded"
@@ -111,7 +121,7 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Delete what was set aside, then the files that were read longest ago, until the rest fits the budget."""
-    found = collect_garbage(folder, bytes_of(budget))
+    found = collect_garbage(folder_of(folder), bytes_of(budget))
     size = f"{found.before / 1e6:.1f} MB before, {found.after / 1e6:.1f} MB now"
     told = f"[bold]{plain(found.folder)}[/]: {found.blocks} blocks in {found.files} files deleted; {size}"
     show(as_json, json.dumps(asdict(found)), told)
@@ -121,14 +131,14 @@ def gc(
 def export(folder: Folder, archive: Archive, as_json: AsJson = False) -> None:
     """Write a folder into one archive, after its checksums were verified."""
     with progress("exporting") as advance:
-        found = transfer.pack(folder, archive, advance)
+        found = transfer.pack(folder_of(folder), archive, advance)
     show(as_json, json.dumps(asdict(found)), _transferred(found, found.archive))
 
 
 @app.command("import", epilog="Example: workbench store import prepared.tar.zst prepared")
 def import_command(archive: Archive, folder: Folder, as_json: AsJson = False) -> None:
     """Make a new folder of an archive, after its checksums were verified."""
-    found = transfer.unpack(archive, folder)
+    found = transfer.unpack(archive, folder_of(folder))
     show(as_json, json.dumps(asdict(found)), _transferred(found, found.folder))
 
 
@@ -177,6 +187,7 @@ def _described(found: dict[str, Any]) -> Table:
 def _explained(found: Explained) -> Group:
     asked = found.hits + len(found.misses)
     head = f"[bold]{plain(found.folder)}[/]: {found.hits} of {asked} blocks are there, for {plain(found.prepare)}"
+    head += f"\n{plain(found.differs)}" if found.differs else ""
     counts = Table(box=None, pad_edge=False, show_header=False)
     for reason, count in found.reasons.items():
         counts.add_row(str(count), reason)
