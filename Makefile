@@ -27,8 +27,10 @@ report: $(READY) ## run every notebook on the shipped model, some on a real one,
 docs: $(READY) ## build the documentation, for file:// and without a network: runs/docs/index.html
 	$(BIN)/python -m workbench.app.docs_site
 
-lab: $(READY) ## open the notebooks in JupyterLab
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.ip=127.0.0.1 --ServerApp.allow_remote_access=False notebooks
+lab: $(READY) ## open the notebooks in JupyterLab, on this machine alone: it asks no server for news or updates
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.ip=127.0.0.1 \
+	  --ServerApp.allow_remote_access=False --LabApp.news_url= \
+	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate notebooks
 
 test: style ## style, types (tests/test_types.py) and all tests
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

@@ -74,7 +74,9 @@ def test_a_notebook_whose_name_is_no_plain_address_is_refused(name, tmp_path):
 
 
 def test_jupyterlab_listens_on_loopback_and_asks_for_its_token():
-    (line,) = (line for line in (ROOT / "Makefile").read_text().splitlines() if "jupyter lab" in line)
+    lines = (ROOT / "Makefile").read_text().replace("\\\n", "").splitlines()
+    (line,) = (line for line in lines if "jupyter lab" in line)
+    assert "--LabApp.news_url= " in line and "NeverCheckForUpdate" in line
     assert "--ServerApp.ip=127.0.0.1" in line and "allow_remote_access=False" in line
     assert "token=" not in line and "password=" not in line
 
