@@ -73,7 +73,9 @@ def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str
     if search not in SEARCHES:
         raise not_allowed("search", search, SEARCHES)
     if n < 0 or len(texts) < n + 1:
-        raise BadInput(f"n is {n}: a corpus of {len(texts)} passages has 0 to {max(len(texts) - 1, 0)} neighbours each")
+        most = max(len(texts) - 1, 0)
+        has = f"a corpus of {len(texts)} passages has 0 to {most} neighbours each"
+        raise BadInput(f"n is {n}: {has}; with_neighbours(n={most}) at most")
     if n == 0:
         return np.zeros((len(texts), 0), dtype=np.int64)
     numbers = SEARCHES[search](embedders.embed(texts, embedder), n + 1)
