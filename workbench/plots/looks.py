@@ -8,7 +8,7 @@ from workbench.experiments import bench
 from workbench.methods import registry
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY, escaped, pale
 
-BROWN, VIOLET, MAROON = "#8C6D31", "#6A51A3", "#743E3E"
+BROWN, VIOLET, MAROON, MINT = "#8C6D31", "#6A51A3", "#743E3E", "#7FD6A8"
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ BASELINES = BaselineLooks(
         "torch": Look(MUTED, name="torch"),
         "sdpa": Look(SKY, name="sdpa"),
         "flash_prefill": Look(MAROON, name="flash_prefill"),
+        "xattention": Look(MINT, name="xattention"),
     }
 )
 OTHER_LAUNCH = SKY  # a kernel of this package launched otherwise, as "ours, written in place"
