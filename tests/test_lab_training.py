@@ -259,6 +259,21 @@ def test_one_of_many_processes_writes_the_model(main, whole, tokenizer, tmp_path
     assert ("trained in" in result.output) == main
 
 
+def test_a_training_that_is_killed_keeps_the_time_it_took(tokenizer, tmp_path, monkeypatch):
+    def killed(*_, report, **__):
+        report({"step": 20, "stage": 0, "loss": 1.0, "answers_right": 0.5})
+        raise RuntimeError("the device is lost")
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "seconds").write_text("600.0\n")
+    monkeypatch.setattr(commands, "tokenizer_for", lambda corpus: tokenizer)
+    monkeypatch.setattr(commands, "train", killed)
+    monkeypatch.setattr(commands, "check", lambda *_: None)
+    result = CliRunner().invoke(app, ["lab", "train", "--out", str(tmp_path / "run")])
+    assert isinstance(result.exception, RuntimeError)
+    assert float((tmp_path / "run" / "seconds").read_text()) > 600
+
+
 @pytest.mark.parametrize(("main", "steps"), [(True, [20, 40]), (False, [])])
 def test_without_a_bar_the_main_process_prints_a_line_every_so_many_steps(main, steps, capsys):
     with watched(main, 20, dict) as show:

@@ -66,7 +66,13 @@ def train_model(
     main = PartialState().is_main_process
     stages = len(STAGES_OF[config.corpus])
     with watched(main, LINE_EVERY, lambda row: _postfix(row, stages)) as show:
-        model, progress = train(config, tokenizer, out, report=show, workers=workers, minutes=minutes)
+
+        def report(row: dict) -> None:
+            show(row)
+            if main:  # a training that is killed keeps the time it took
+                write_text(clock, f"{spent + time.monotonic() - begin}\n")
+
+        model, progress = train(config, tokenizer, out, report=report, workers=workers, minutes=minutes)
     if not main:
         return
     seconds = spent + time.monotonic() - begin
