@@ -126,6 +126,12 @@ def test_times_are_fitted_to_the_shipped_reports_within_a_fifth():
     assert model.prefix(0, 5120, 50) > model.blocks(5120, 0, 50, 0.15, 512) > model.blocks(5120, 0, 50, 0.0, 512)
 
 
+def test_a_request_that_computes_nothing_again_is_timed_by_its_own_report():
+    works = [point.work for point in fitted().points]
+    assert not [work for work in works if "0% of 27K" in work and "30%" not in work]
+    assert {"question", "recompute", "prefill"} == {work.partition(":")[0] for work in works}
+
+
 def test_too_few_measured_times_are_refused():
     with pytest.raises(BadInput, match="0 times in no reports: three numbers need at least 3"):
         fitted({})

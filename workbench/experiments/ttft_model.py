@@ -95,10 +95,13 @@ def fitted(reports: Mapping[str, Mapping[str, Any]] | None = None) -> TtftModel:
 
 def _points(name: str, report: Mapping[str, Any]) -> Iterator[Timed]:
     for work in report["workloads"]:
+        shape = work["shape"]
+        if "rows" in shape and shape["rows"] == shape["question"]:
+            continue  # nothing is computed again: the work of `question`, which has a report of its own
         timed = {one["who"]: one["ms"] for one in work["contestants"] if one.get("ms")}
         ms = next((timed[who] for who in OURS[name] if who in timed), None)
         if ms is not None:
-            yield Timed(f"{name}: {work['name']}", *_size(work["shape"]), ms)
+            yield Timed(f"{name}: {work['name']}", *_size(shape), ms)
 
 
 def _size(shape: Mapping[str, int]) -> tuple[float, float]:
