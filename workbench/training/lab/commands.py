@@ -69,7 +69,7 @@ def train_model(
 
         def report(row: dict) -> None:
             show(row)
-            if main:  # a training that is killed keeps the time it took
+            if main and out.is_dir():  # a training that is killed after its first state keeps the time it took
                 write_text(clock, f"{spent + time.monotonic() - begin}\n")
 
         model, progress = train(config, tokenizer, out, report=report, workers=workers, minutes=minutes)
