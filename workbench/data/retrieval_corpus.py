@@ -65,6 +65,14 @@ class Corpus:
 
 
 @lru_cache(maxsize=16)  # methods of one comparison look into one corpus
+def check_neighbours(n: int, passages: int) -> None:
+    """Raise BadInput where a corpus of so many passages has no `n` neighbours for each."""
+    if n < 0 or passages < n + 1:
+        most = max(passages - 1, 0)
+        has = f"a corpus of {passages} passages has 0 to {most} neighbours each"
+        raise BadInput(f"n is {n}: {has}; with_neighbours(n={most}) at most")
+
+
 def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str = "faiss") -> np.ndarray:
     """Return [N, n] numbers of the texts most like each text, itself excluded, the most alike first.
 
@@ -72,10 +80,7 @@ def nearest(texts: tuple[str, ...], n: int, embedder: str = "tfidf", search: str
     """
     if search not in SEARCHES:
         raise not_allowed("search", search, SEARCHES)
-    if n < 0 or len(texts) < n + 1:
-        most = max(len(texts) - 1, 0)
-        has = f"a corpus of {len(texts)} passages has 0 to {most} neighbours each"
-        raise BadInput(f"n is {n}: {has}; with_neighbours(n={most}) at most")
+    check_neighbours(n, len(texts))
     if n == 0:
         return np.zeros((len(texts), 0), dtype=np.int64)
     numbers = SEARCHES[search](embedders.embed(texts, embedder), n + 1)
