@@ -1,5 +1,7 @@
 """Which kernel carries out a plan, and that it computes what torch computes; on a CPU under Triton's interpreter."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,9 +18,11 @@ from workbench.core.tiles import Tiles
 from workbench.engine import backends
 from workbench.engine.assembly import assemble, empty
 from workbench.engine.backends import AttentionProblem, backend_for, named
+from workbench.engine.buckets import Bucket
 from workbench.engine.chunked import prefill_chunked
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, prefill
+from workbench.engine.static_batch import StaticBatch
 from workbench.methods.sparse.compact import Compact
 from workbench.methods.sparse.random import RandomTiles as BigBird
 
@@ -59,6 +63,24 @@ def card(monkeypatch):
 )
 def test_the_choice_by_device_and_shape(changes, name):
     assert backend_for(asked(**changes)).name == name
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "name"),
+    [
+        (64, 1, "question_attention"),
+        (128, 1, "question_attention"),  # 32 programs, each over all keys, for 132 multiprocessors: 19 ms, not 10
+        (512, 1, "question_attention"),
+        (512, 4, "q_sparse_attention"),
+        (50, 64, "question_attention"),
+    ],
+)
+def test_rows_over_pages_are_computed_by_a_kernel_that_fills_the_gpu(rows, batch, name):
+    config = SimpleNamespace(get_text_config=lambda decoder: SimpleNamespace(num_attention_heads=32))
+    pool = SimpleNamespace(keys=[torch.empty(8, 0)], device=CUDA)
+    bucket = Bucket(batch, rows, 8, 0, False, False)
+    made = SimpleNamespace(bucket=bucket, pool=pool, model=SimpleNamespace(config=config))
+    assert StaticBatch.backend.fget(made) == name
 
 
 def reused():

@@ -167,7 +167,7 @@ def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAt
         return TORCH
     if problem.whole and problem.rows < SHORT and not problem.tile:
         return TORCH
-    few = -(-problem.rows // ROWS) * problem.heads[0] < 2 * _processors(problem.device)
+    few = few_programs(problem.rows, problem.heads[0], problem.device)
     chosen: Any = KERNELS[0] if few and not problem.tile else KERNELS[1]
     if problem.whole and not few and not problem.tile:
         name = measured_backends.choice(
@@ -175,6 +175,12 @@ def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAt
         )
         chosen = WHOLE.get(name, chosen)
     return TORCH if chosen.refuses(problem) else chosen
+
+
+def few_programs(rows: int, heads: int, device: torch.device) -> bool:
+    """Whether so many rows of query heads are too few programs of `tile_attention`, which does not split the keys, to
+    fill a GPU twice: then `question_attention` is faster, which splits them."""
+    return on_gpu(device) and -(-rows // ROWS) * heads < 2 * _processors(device)
 
 
 def check_output(backend: Any, out: Any, q: Tensor, values: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.page_table import INVALID_POS, Paged
-from workbench.engine.backends import kernel
+from workbench.engine.backends import few_programs, kernel
 from workbench.engine.buckets import Bucket
 from workbench.engine.fused_layers import FusedLayers
 from workbench.engine.host_buffers import HostBuffer, Ints, views
@@ -23,7 +23,7 @@ from workbench.engine.paged_pool import Pool
 from workbench.engine.paged_prompt import PagedPrompt
 from workbench.models.seam import LayerInput
 
-ROWS = 256  # rows times query heads of a group, above which q_sparse_attention carries a batch out
+ROWS = 256  # rows times query heads of a group, up to which question_attention carries a batch out in any case
 BUFFERS = 2  # of inputs on the host: one is filled while the other is on its way
 PARTS = ("numbers", "first", "last", "page_max", "slots", "shifts")  # of a `PageTable`, [P] each
 BEHIND = ("first", "last", "page_max")  # INVALID_POS behind the last page
@@ -150,9 +150,10 @@ class StaticBatch:
         """The kernel that carries the attention out."""
         if self.bucket.shared:
             return "shared_attention"
-        config = self.model.config.get_text_config(decoder=True)
-        group = config.num_attention_heads // self.pool.keys[0].shape[0]
-        return "question_attention" if self.bucket.rows * group <= ROWS else "q_sparse_attention"
+        heads, rows = self.model.config.get_text_config(decoder=True).num_attention_heads, self.bucket.rows
+        few = rows * heads // len(self.pool.keys[0]) <= ROWS
+        few = few or few_programs(rows, heads * self.bucket.batch, self.pool.device)
+        return "question_attention" if few else "q_sparse_attention"
 
     def attend(self, x: LayerInput) -> Tensor | None:
         """Attend with q [Hq, B · R, D] over the pages; fresh keys and values go to the requests' own slots."""
