@@ -129,16 +129,33 @@ def _consume(
                 last = _last(rows, row, count, request, STRIDE)
                 square = tile_n * N + gl.arange(0, N, layout=gl.SliceLayout(0, LAYOUT))
                 s = gl.where((square * STRIDE)[None, :] <= last[:, None], s, float("-inf"))
-            s = gl.reshape(s, [64, N // PER, PER])
-            m_i = gl.max(gl.max(s, 2), 1)
-            m_i = gl.where(m_i == float("-inf"), 0.0, m_i * scale)[:, None]
-            l_i = gl.sum(gl.exp2(s * scale - m_i[:, :, None]), 2)
-            log_sum = gl.where(l_i > 0, m_i + gl.log2(gl.where(l_i > 0, l_i, 1.0)), float("-inf"))
-            row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, log_sum.type.layout))
-            j_at = tile_n * (N // PER) + gl.arange(0, N // PER, layout=gl.SliceLayout(0, log_sum.type.layout))
-            inside = (row < row_squares)[:, None] & (j_at < blocks)[None, :]
-            at = (one * blocks + j_at).to(gl.int64)[None, :] * row_squares + row[:, None]
-            gl.store(sums + at, log_sum, mask=inside)
+            m_i = gl.max(s, 1)  # of the row before the blocks are told apart: 4 shuffles, not 4 a block
+            m_i = gl.where(m_i == float("-inf"), 0.0, m_i * scale)
+            s = gl.reshape(gl.exp2(s * scale - m_i[:, None]), [64, N // PER, PER])
+            l_i = gl.sum(s, 2)
+            log_sum = _log2(l_i) + gl.convert_layout(m_i, gl.SliceLayout(1, l_i.type.layout))[:, None]
+            _write(sums, log_sum, one * blocks, tile_n * (N // PER), first, blocks, row_squares)
+
+
+@gluon_jit
+def _log2(x):
+    """The GPU's own logarithm, to 2^-22; -inf of 0. The library's was a quarter of a tile's softmax."""
+    return gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
+
+
+@gluon_jit
+def _write(sums, log_sum, base, block, first, blocks, row_squares):
+    """Store the sums of 64 rows from `first` on and of the key blocks from `block` on."""
+    COUNT: gl.constexpr = log_sum.type.shape[1]
+    row = first + gl.arange(0, 64, layout=gl.SliceLayout(1, log_sum.type.layout))
+    j = block + gl.arange(0, COUNT, layout=gl.SliceLayout(0, log_sum.type.layout))
+    at = sums + base.to(gl.int64) * row_squares
+    offset = j[None, :] * row_squares + row[:, None]  # of the tile: made before the loop, it would be spilled
+    if (first + 64 <= row_squares) & (block + COUNT <= blocks):
+        gl.store(at + offset, log_sum)
+    else:
+        inside = (row < row_squares)[:, None] & (j < blocks)[None, :]
+        gl.store(at + offset, log_sum, mask=inside)
 
 
 @gluon_jit

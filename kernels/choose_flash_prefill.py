@@ -156,10 +156,11 @@ def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0,
         high = torch.empty(shape, dtype=keys.dtype, device=keys.device)
         means = Means(high, torch.empty_like(high) if split else high, block)
     start = first // block
-    _means[(blocks - start, batch * heads)](
-        keys, means.high, means.low, length, start, means.high.shape[2], heads, *keys.stride()[:3], BLOCK=block,
-        TOKENS=triton.next_power_of_2(block), D=width, DP=wide, SPLIT=split, num_warps=2,
-    )  # fmt: skip
+    if start < blocks:
+        _means[(blocks - start, batch * heads)](
+            keys, means.high, means.low, length, start, means.high.shape[2], heads, *keys.stride()[:3], BLOCK=block,
+            TOKENS=triton.next_power_of_2(block), D=width, DP=wide, SPLIT=split, num_warps=2,
+        )  # fmt: skip
     return means
 
 

@@ -41,7 +41,7 @@ def test_workloads_can_be_carried_out(kernel, monkeypatch):
             indptr, indices = (made.indptr, made.indices) if isinstance(made, Pages) else made
             assert 0 < indptr[-1] <= len(indices)
             assert out[choices.FEEDS].isfinite().all()
-    besides = {"choose_flash_prefill": {choices.KEPT}, "choose_xattention": {choices.IN_8_BITS}}
+    besides = {"choose_flash_prefill": {choices.ANEW}, "choose_xattention": {choices.IN_8_BITS}}
     assert found == {"ours", "torch", choices.FEEDS} | besides.get(kernel, set())
 
 

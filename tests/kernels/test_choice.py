@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
 from workbench.core import block_scores, tile_selection
+from workbench.core.derived import Derived
 from workbench.core.plan import Site
 from workbench.core.tile_selection import TileRule
 from workbench.core.tiles import Tiles
@@ -57,7 +58,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(sparse, "on_gpu", lambda x: True)
     for kernel in (choose_bfla, choose_flash_prefill, choose_xattention):
         name, launch = kernel.__name__.rsplit(".", 1)[-1], kernel.launch
-        counted = lambda *args, name=name, launch=launch: (found.append(name), launch(*args))[1]  # noqa: E731
+        counted = lambda *args, name=name, launch=launch, **more: (found.append(name), launch(*args, **more))[1]  # noqa: E731
         monkeypatch.setattr(backends.kernel(name), "launch", counted)
     return found
 
@@ -284,3 +285,22 @@ def test_a_vector_that_is_cut_short_is_never_read_through_a_descriptor():
     config = Config(16, 16, descriptors=True)
     assert _choose_vectors.described(config, 8, x) and not _choose_vectors.described(config, 31, x)
     assert not _choose_vectors.described(Config(16, 16), 8, x)
+
+
+def test_means_kept_beside_the_keys_choose_what_means_made_anew_choose(launched):
+    """Chunks, keys that are written again, a longer prompt than was foreseen."""
+    method, kept, taken = sparse.named(METHODS["flash_prefill"]), Derived(), []
+    q, k = states(torch.arange(LENGTH), heads=(2, 1))
+    pooled = choose_flash_prefill.pooled
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            choose_flash_prefill, "pooled", lambda k, b, m, f, **o: (taken.append(f), pooled(k, b, m, f, **o))[1]
+        )
+        for first, end, foreseen in ((0, 40, 80), (40, 80, 80), (20, 70, 80), (70, LENGTH, LENGTH)):
+            k[:, first:end] += 1
+            kept.changed(first)
+            rows = torch.arange(first, end, device=DEVICE)
+            found = method(q[:, first:end], k[:, :end], rows, Site(0, foreseen, kept))
+            anew = off_gpu(method, q[:, first:end], k[:, :end], rows, Site(0, foreseen))
+            assert torch.equal(found.kept, anew.kept)
+    assert taken == [0, 40, 20, 0], "only what is new is read, until the room is too small"

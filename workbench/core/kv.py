@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from workbench.core import annotations, html_views, renamed
+from workbench.core.derived import Derived
 from workbench.core.errors import BadInput, shown
 
 Tensors = list[torch.Tensor]
@@ -69,6 +70,7 @@ class KV:
     read_only: bool = False
     _backing: tuple[Tensors, Tensors] | None = field(default=None, init=False, repr=False, compare=False)
     _stacked: tuple[Tensors, Stacked] | None = field(default=None, init=False, repr=False, compare=False)
+    _derived: dict[int, Derived] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("keys", "values"):
@@ -139,6 +141,15 @@ class KV:
             keys, values = layered(self.keys), layered(self.values)
             self._stacked = known = held, None if keys is None or values is None else (keys, values)
         return known[1]
+
+    def derived(self, layer: int) -> Derived:
+        """Return what is kept beside the keys of a layer. Whoever writes keys says so by `changed`."""
+        return self._derived.setdefault(layer, Derived())
+
+    def changed(self, first: int = 0) -> None:
+        """Say that keys of tokens from `first` on were written, in any layer."""
+        for derived in self._derived.values():
+            derived.changed(first)
 
     def slice(self, begin: int, end: int) -> "KV":
         """Copy tokens [begin, end) of this run, still rotated for the positions they had."""

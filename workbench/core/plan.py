@@ -1,11 +1,12 @@
 """What one prefill computes: which rows, and what each row may see."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from workbench.core import annotations, html_views, renamed
+from workbench.core.derived import Derived
 from workbench.core.errors import BadInput, shown
 from workbench.core.masks import Sees, causal
 from workbench.core.tiles import Tiles
@@ -22,6 +23,7 @@ class Site:
 
     layer: int = 0
     length: int | None = None  # tokens of the whole prompt, of which rows and keys may be a part; None: they are all
+    derived: Derived | None = field(default=None, repr=False, compare=False)  # kept beside the keys; None: nothing is
 
 
 @renamed.fields(tiles="sparse", kernel="backend", watch="return_queries", depth="num_layers")

@@ -80,6 +80,7 @@ class PlannedRequest:
             self.wait(x.layer)
         self._write(self.kv.keys[x.layer], x.k)
         self._write(self.kv.values[x.layer], x.v)
+        self.kv.derived(x.layer).changed(self._first)
         if x.layer in self.plan.return_queries:
             self.queries[x.layer] = x.q
         if x.last:
@@ -124,7 +125,7 @@ class PlannedRequest:
             return None
         own = 1.0 if x.scale is None else x.scale * x.q.shape[-1] ** 0.5
         queries = x.q if abs(own - 1) < 1e-6 else x.q * own
-        tiles = self.plan.sparse(queries, keys, rows, Site(x.layer, len(self.kv)))
+        tiles = self.plan.sparse(queries, keys, rows, Site(x.layer, len(self.kv), self.kv.derived(x.layer)))
         if tiles is not None and not isinstance(tiles, Tiles):
             raise BadInput(f"sparse chooses {shown(tiles)}: Tiles are needed")
         if tiles is not None:

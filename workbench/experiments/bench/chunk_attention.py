@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.experiments.bench import baselines, named, workloads
-from workbench.experiments.bench.choices import DENSITY, KEPT
+from workbench.experiments.bench.choices import DENSITY
 from workbench.experiments.bench.chunk_choices import (
     SHARE,
     ByKernel,
@@ -34,6 +34,7 @@ KEYS, SPARSITY = 64, 0.9  # units of keys, and share of the tiles that is left o
 CONTEXTS = (8, 16, 32, 64, 128)  # units of figure 5
 ONE_PASS, CHUNK = "one pass", "a chunk of 1024"
 TILES, UNION = "ours", "ours, pages of a union"
+KEPT = "ours, means kept from chunk to chunk"
 
 
 def drawn(heads: int, rows: int, columns: int, keep: float) -> Tensor:

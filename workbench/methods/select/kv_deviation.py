@@ -45,6 +45,7 @@ class KvDeviation(Select):
         for layer in range(self.layer + 1):
             kv.keys[layer][:, : len(truth)].copy_(truth.keys[layer])
             kv.values[layer][:, : len(truth)].copy_(truth.values[layer])
+        kv.changed()
 
     def passes(self, model: PreTrainedModel, prompt: Prompt) -> tuple[Pass, ...]:
         return context_pass(prompt, self.layer + 1)

@@ -7,6 +7,7 @@ code's an option by name. A method imports its types from here.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -25,6 +26,7 @@ from workbench.methods import registry
 
 LARGEST = 1 << 16  # tokens of a tile, which torch pads prompts to
 HERE = Site()  # a whole prompt, in layer 0
+Prepare = Callable[[Any], Any]  # of the kernel's module
 FITTED = {"trained": None, "profiled": ()}  # what `ready` sets, no options of a spec
 
 
@@ -119,16 +121,19 @@ def named(spec: str) -> Sparse:
     return registry.made(__name__, spec, **FITTED)
 
 
-def fused(kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, *options: int) -> Tensor | None:
+def fused(
+    kernel: str, queries: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, *options: int, **prepared: Prepare
+) -> Tensor | None:
     """Choose by a kernel, [Hq, I, J] bool, without an N × N tensor and without waiting for the GPU.
 
-    None on a CPU, and for what the kernel's `takes` leaves out: the method's torch code chooses then, the same tiles up
-    to ties.
+    `prepared`: arguments of `launch` that a function of the kernel's module makes, only where it is launched. None on a
+    CPU, and for what the kernel's `takes` leaves out: the method's torch code chooses then, the same tiles up to ties.
     """
     module, arguments = backends.kernel(kernel), (queries[None], keys[None])
     if not on_gpu(keys) or not module.takes(*arguments, rule, *options):
         return None
-    return module.launch(*arguments, rows[None], rule, *options)[0]
+    made = {name: prepare(module) for name, prepare in prepared.items()}
+    return module.launch(*arguments, rows[None], rule, *options, **made)[0]
 
 
 def on_gpu(x: Tensor) -> bool:

@@ -1,11 +1,14 @@
 """FlashPrefill: blocks that score near the best block of their row."""
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.core import block_scores, tile_selection
+from workbench.core.derived import Derived
 from workbench.methods.sparse import Grid, Site, Sparse, TileRule, Tiles, count, fraction, fused
 
 
@@ -48,11 +51,25 @@ class FlashPrefill(Sparse):
 
     def choose(self, queries: Tensor, keys: Tensor, grid: Grid, site: Site) -> Tiles:
         rule = self.rule(grid.length if site.length is None else site.length)
-        kept = fused("choose_flash_prefill", queries, keys, grid.rows, rule)
+        kept_means = {"means": partial(self._means, keys, site, site.derived)} if site.derived else {}
+        kept = fused("choose_flash_prefill", queries, keys, grid.rows, rule, **kept_means)
         if kept is None:
             score = block_scores.flash_prefill(queries, keys, grid.rows, self.block)
             kept = tile_selection.kept(score, grid.rows, grid.length, rule, logits=True)
         return Tiles(kept, self.block)
+
+    def _means(self, keys: Tensor, site: Site, derived: Derived, kernel: Any) -> Any:
+        """Return the kernel's mean keys of all blocks: those of earlier chunks are kept beside the keys."""
+        length = keys.shape[1]
+
+        def complete(means: Any, first: int) -> Any:
+            if (
+                means is not None and means.high.shape[2] * self.block < length
+            ):  # the prompt is longer than it was to be
+                means, first = None, 0
+            return kernel.pooled(keys[None], self.block, means, first, capacity=site.length or length)
+
+        return derived.completed(("mean keys", self.block), length, complete)
 
     def scores(self, queries: Tensor, keys: Tensor, grid: Grid) -> Tensor:
         """Return [Hq, I, J] fp32: S normalised over j; -1 where no row of the block sees the key block in whole."""
