@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tests.random_models import model_of, prompt_of
 from workbench.core.kv import KV, layered
 from workbench.core.plan import Plan
-from workbench.core.rope import rotate
+from workbench.core.rope import cos_sin, rotate, rotate_by
 from workbench.engine import assembly, cpu_layers, few_rows, forward
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
@@ -28,8 +28,10 @@ from workbench.store import MemoryStore, fetching, keys
 PROMPT = prompt_of(17, 8, 17, 11)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 8])  # KV heads that are computed at a time
 @pytest.mark.parametrize(("heads", "kv_heads", "rows", "scale"), [(6, 3, 5, None), (4, 4, 7, 0.3), (6, 2, 2, None)])
-def test_attention_of_few_rows_is_torchs_with_a_causal_mask(heads, kv_heads, rows, scale):
+def test_attention_of_few_rows_is_torchs_with_a_causal_mask(heads, kv_heads, rows, scale, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     torch.manual_seed(0)
     q, keys, values = torch.randn(heads, rows, 16), torch.randn(kv_heads, 600, 16), torch.randn(kv_heads, 600, 16)
     mask = torch.ones(rows, 600, dtype=torch.bool).tril(600 - rows)
@@ -37,6 +39,15 @@ def test_attention_of_few_rows_is_torchs_with_a_causal_mask(heads, kv_heads, row
     wanted = scaled_dot_product_attention(q[None], k, v, mask, scale=scale)[0]
     assert few_rows.suits(q, keys)
     torch.testing.assert_close(few_rows.attend(q, keys, values, scale), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rotary", [16, 8], ids=["whole heads", "half of a head"])
+def test_angles_that_are_joined_before_rerotate_to_the_same_bits(rotary):
+    keys = torch.randn(3, 2, 9, 16)
+    cos, sin = cos_sin(37, 1e4 ** (-torch.arange(0, rotary, 2) / rotary), "cpu")
+    joined = rotate_by(keys, torch.cat((cos, cos), -1), sin)
+    assert torch.equal(joined, rotate_by(keys, cos, sin))
+    assert torch.equal(rotate_by(keys.double(), torch.cat((cos, cos), -1), sin), rotate_by(keys.double(), cos, sin))
 
 
 def test_few_rows_are_left_to_torch_where_they_are_many_single_or_no_fp32():

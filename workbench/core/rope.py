@@ -40,20 +40,25 @@ def rotate_by(
     pairing: Pairing = "neox",
     out: Tensor | None = None,
 ) -> Tensor:
-    """Rerotate `keys` [..., T, D] by the angles of `cos_sin`, into `out` (of any dtype, apart from `keys`)."""
-    half = cos.shape[-1]
+    """Rerotate `keys` [..., T, D] by the angles of `cos_sin`, into `out` (of any dtype, apart from `keys`).
+
+    `cos` may come for both halves of a plane side by side, [T or 1, R], where many calls would join them.
+    """
+    half = sin.shape[-1]
     if out is None:
         out = torch.empty_like(keys, memory_format=torch.contiguous_format)
     if 2 * half < keys.shape[-1]:
         out[..., 2 * half :] = keys[..., 2 * half :]
-    a, b = _planes(keys, half, pairing)
-    a, b = a.float(), b.float()
+    if out.dtype == keys.dtype == torch.float32 and pairing == "neox":  # whole channels are quicker than halves
+        rotary, to = (keys, out) if 2 * half == keys.shape[-1] else (keys[..., : 2 * half], out[..., : 2 * half])
+        torch.mul(rotary, cos if cos.shape[-1] > half else torch.cat((cos, cos), -1), out=to)
+        to[..., :half].addcmul_(rotary[..., half:], sin, value=-1)
+        to[..., half:].addcmul_(rotary[..., :half], sin)
+        return out
+    cos = cos[..., :half]
+    a, b = (part.float() for part in _planes(keys, half, pairing))
     to_a, to_b = _planes(out, half, pairing)
-    if out.dtype == torch.float32 and pairing == "neox":  # whole channels are quicker than halves
-        torch.mul(keys[..., : 2 * half], torch.cat((cos, cos), -1), out=out[..., : 2 * half])
-        to_a.addcmul_(b, sin, value=-1)
-        to_b.addcmul_(a, sin)
-    elif out.dtype == torch.float32:  # in place, without passing through temporaries
+    if out.dtype == torch.float32:  # in place, without passing through temporaries
         torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-1)
         torch.mul(b, cos, out=to_b).addcmul_(a, sin)
     else:

@@ -116,7 +116,7 @@ def _together(
     if all_keys is None or all_values is None:
         return None
     cos, sin = cos_sin(shifts, spec.inv_freq[0], spec.device)
-    at = 0
+    cos, at = torch.cat((cos, cos), -1), 0
     for (k, _), shift, c, s in zip(parts, shifts.tolist(), cos.split(1), sin.split(1), strict=True):
         here = slice(at, at := at + k.shape[2])
         if shift:

@@ -1,8 +1,9 @@
 """Attention of a question over a long cache on a CPU: products and a softmax for each KV head, without a mask.
 
 Query heads that share a KV head are rows of one product, so keys and values are read once for all of them. Only the
-part in which the rows see each other is causal; everything before it is seen whole. Logits of one KV head at a time lie
-in the processor's own cache, and are written over by their softmax.
+part in which the rows see each other is causal; everything before it is seen whole. As many KV heads are computed at a
+time as there are threads, so each thread has one whole product, and the logits of its head lie in its processor's own
+cache; they are written over by their softmax.
 """
 
 from functools import lru_cache
@@ -32,14 +33,18 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) 
     group = heads // kv_heads
     scale = width**-0.5 if scale is None else scale
     later = _later(rows)
-    logits = q.new_empty(group * rows, length)
-    own = logits.view(group, rows, length)[..., length - rows :]
+    together = max(1, min(kv_heads, torch.get_num_threads()))
+    logits = q.new_empty(together, group * rows, length)
+    own = logits.view(together, group, rows, length)[..., length - rows :]
     out = q.new_empty(kv_heads, group * rows, values.shape[-1])
-    for head, queries in enumerate(q.reshape(kv_heads, group * rows, width)):
-        torch.addmm(logits, queries, keys[head].t(), beta=0, alpha=scale, out=logits)
+    queries = q.reshape(kv_heads, group * rows, width)
+    for some, k, v, to in zip(*(x.split(together) for x in (queries, keys.mT, values, out)), strict=True):
+        if len(some) < together:
+            logits, own = logits[: len(some)], own[: len(some)]
+        torch.baddbmm(logits, some, k, beta=0, alpha=scale, out=logits)
         own.masked_fill_(later, float("-inf"))
         torch.softmax(logits, -1, out=logits)
-        torch.mm(logits, values[head], out=out[head])
+        torch.bmm(logits, v, out=to)
     return out.view(heads, rows, -1)
 
 
