@@ -9,10 +9,12 @@ from tests import tiny
 from tests.random_models import Letters, model_of, prompt_of
 from workbench import models
 from workbench.data import load
-from workbench.experiments import engine_speed, engine_tokens
+from workbench.experiments import engine_margins, engine_speed, engine_tokens
 from workbench.experiments.trial import Trial
+from workbench.methods.engines import EngineChoice, pages_of
 from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full
+from workbench.methods.modes.reuse import Reuse
 from workbench.plots.engine_speed import engines_beside, notice
 
 
@@ -81,6 +83,16 @@ def test_the_sentence_says_how_many_differences_are_rounding(kept, rounded, word
     assert words in notice(told) and "fp32" not in notice(kept[0])
 
 
+@pytest.mark.parametrize(("gap", "words"), [(0.2, "of all 2 that"), (0.9, "of 1 of 2 that")])
+def test_the_sentence_says_how_many_differences_are_ties_and_what_could_have_been_one(kept, gap, words):
+    pair = kept[0]["units"]["a"]["tokens"][0] | {"equal": 1, "tie": 2, "rounded": 0}
+    pair |= {"listed": [{"exact_gap": 0.1}, {"exact_gap": gap}]}
+    pair |= {"margins": engine_margins.counted([(4.0, 0.3), (0.1, 0.01), (7.0, 0.2), (9.0, 0.2)])}
+    told = {**kept[0], "units": {"a": {**kept[0]["units"]["a"], "tokens": [pair]}}}
+    assert words in notice(told)
+    assert "of 4 tokens that are answered alike (0.30 at most); 25% of those" in notice(told)
+
+
 def test_what_differs_is_counted_on():
     one = {"questions": 2, "equal": 1, "tie": 1, "near": 0, "apart": 0, "listed": [{"steps": 1.0, "question": 1}]}
     both = engine_tokens._added(one, one)
@@ -125,3 +137,41 @@ def test_no_token_ends_a_text_meanwhile_and_all_is_put_back():
     with engine_speed.endless(model):
         assert model.config.eos_token_id is None
     assert model.config.eos_token_id == 7 and replace(Trial("x"), engine="paged").engine == "paged"
+
+
+def test_pages_and_the_contiguous_engine_give_the_same_logits_behind_a_part_of_an_answer():
+    loaded, prompt = models.Loaded(model_of(), Letters(), None), prompt_of(20, 13, 5)
+    for method in (Full(), Reuse()):
+        wanted = engine_margins.predicted(loaded.model, prompt, method, (3, 1, 4, 1))
+        for count in (0, 3):
+            found = engine_margins.over_pages(loaded, prompt, method, (3, 1, 4, 1)[:count])
+            assert found is None  # on a CPU pages answer where they are asked for by name
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(engine_margins, "choose_engine", lambda *_: EngineChoice("paged", "asked for"))
+                found = engine_margins.over_pages(loaded, prompt, method, (3, 1, 4, 1)[:count])
+            torch.testing.assert_close(found, wanted[count], atol=1e-4, rtol=1e-4)
+        assert not pages_of(loaded.model).of(loaded.model, 1)[1].pinned
+
+
+def test_a_tie_is_what_the_dtype_moves_elsewhere_too():
+    model, half = model_of(), model_of().bfloat16()
+    (right,) = generate(model, Letters(), [prompt_of(20, 5)], max_new_tokens=12)
+    found = engine_margins.margins(half, model, prompt_of(20, 5), Full(), right.tokens)
+    assert len(found) == 12 and all(0 <= moved < 0.1 for _, moved in found) and max(moved for _, moved in found) > 0
+    assert engine_margins.margins(model, model, prompt_of(20, 5), Full(), right.tokens)[0][1] < 1e-5
+    one = engine_margins.counted([(0.5, 0.01), (0.001, 0.03), (90.0, 0.02)])
+    both = engine_margins.added(one, engine_margins.counted([]))
+    assert one == both and one["answered"] == 3 and one["moved_most"] == pytest.approx(0.03)
+    assert sum(one["margin_counts"]) == 3 and engine_margins.share_below(one) == pytest.approx(1 / 3)
+    near, far = {"exact_gap": 0.02}, {"exact_gap": 0.04}
+    astray = {"exact_gap": 0.02, "paged_moved": 0.5}  # pages are further off than the dtype alone
+    assert engine_margins.ties([near, far, astray, near | {"paged_moved": 0.03}], 0.03) == 2
+
+
+def test_margins_are_of_tokens_that_both_engines_answer_alike():
+    model, prompts = model_of(), [prompt_of(20, 5), prompt_of(9, 4)]
+    loaded = models.Loaded(model, Letters(), None)
+    said = [generation.tokens for generation in generate(model, Letters(), prompts, max_new_tokens=5)]
+    others = [said[0], (*said[1][:2], (said[1][2] + 1) % 90)]
+    assert engine_tokens._margins(loaded, loaded, prompts, Full(), said, others)["answered"] == 5 + 2
+    assert engine_tokens._margins(loaded, loaded, prompts, Full(), said, [(), said[1][:4]])["answered"] == 4

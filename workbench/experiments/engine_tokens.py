@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
+from workbench.experiments import engine_margins
 from workbench.experiments.trial import Trial
 from workbench.methods import Method, finish
 from workbench.metrics.fidelity import predict
@@ -57,19 +58,43 @@ def compared(
             generations = one.answer(asked, loaded, stores[engine, size], None, method)
             said.append([generation.tokens for generation in generations])
         found = [differences(loaded, asked, method, said[0], other, exact) for other in said[1:]]
+        if exact is not None:
+            found = [
+                row | {"margins": _margins(loaded, exact, asked, method, said[0], other)}
+                for row, other in zip(found, said[1:], strict=True)
+            ]
         between = [{"between": [list(ways[0]), list(way)]} for way in ways[1:]]
         before: list[dict[str, Any] | None] = [*rows] or [None for _ in found]
         rows = [x | _added(old, new) for x, old, new in zip(between, before, found, strict=True)]
         yield rows
 
 
+def _margins(
+    loaded: Loaded, exact: Loaded, prompts: Sequence[Prompt], method: Method, said: Tokens, others: Tokens
+) -> dict[str, Any]:
+    """Summarise the margins of the tokens that both engines answer alike."""
+    found: list[tuple[float, float]] = []
+    for prompt, one, other in zip(prompts, said, others, strict=True):
+        alike = one[: _first(one, other)] if one != other else one
+        found += engine_margins.margins(loaded.model, exact.model, prompt, method, alike)
+    return engine_margins.counted(found)
+
+
+def _first(said: Sequence[int], other: Sequence[int]) -> int:
+    """Return where two answers begin to differ."""
+    return next(i for i, (a, b) in enumerate(zip_longest(said, other)) if a != b)
+
+
 def _added(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
     """Add entries of `differences`; questions are counted on."""
     if before is None:
         return more
+    if "margins" in more and "margins" in before:
+        more = more | {"margins": engine_margins.added(before["margins"], more["margins"])}
     counts = {name: before[name] + count for name, count in more.items() if isinstance(count, int)}
     listed = [row | {"question": before["questions"] + row["question"]} for row in more["listed"]]
-    return counts | {"listed": sorted([*before["listed"], *listed], key=lambda row: -row["steps"])[:LISTED]}
+    kept = {"margins": more["margins"]} if "margins" in more else {}
+    return counts | kept | {"listed": sorted([*before["listed"], *listed], key=lambda row: -row["steps"])[:LISTED]}
 
 
 def differences(
@@ -86,8 +111,10 @@ def differences(
     than twice what the dtype moves a logit of that row.
     """
     differing = [i for i, (one, other) in enumerate(zip(said, others, strict=True)) if one != other]
-    models = (loaded.model, exact.model if exact else None)
-    listed = [_difference(*models, prompts[i], method, said[i], others[i]) | {"question": i} for i in differing]
+    listed = [
+        _difference(loaded, exact.model if exact else None, prompts[i], method, said[i], others[i]) | {"question": i}
+        for i in differing
+    ]
     counts = {kind: sum(row["kind"] == kind for row in listed) for kind in ("tie", "near", "apart")}
     counts |= {"rounded": sum(row["exact_gap"] <= 2 * row["rounding"] for row in listed)} if exact else {}
     listed.sort(key=lambda row: -row["steps"])
@@ -95,19 +122,20 @@ def differences(
 
 
 def _difference(
-    model: PreTrainedModel,
+    loaded: Loaded,
     exact: PreTrainedModel | None,
     prompt: Prompt,
     method: Method,
     said: Sequence[int],
     other: Sequence[int],
 ) -> dict[str, Any]:
-    """Tell by how much the first two tokens that differ do: {at, gap, steps, kind}, with `exact` {exact_gap, rounding}.
+    """Tell by how much the first two tokens that differ do: {at, gap, steps, kind}, with `exact` {exact_gap, rounding,
+    moved, paged_moved}: by how much the contiguous engine, and pages, move the fp32 gap.
 
     An end token is none of an answer: it stands for the likeliest token that the other path did not take.
     """
-    pairs = enumerate(zip_longest(said, other))
-    at, (a, b) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+    model, at = loaded.model, _first(said, other)
+    a, b = (answer[at] if at < len(answer) else None for answer in (said, other))
     logits = _at(model, prompt, method, said[:at]).float()
     first = int(logits.argmax()) if a is None else a
     second = int(logits.topk(2).indices[1 if first == int(logits.argmax()) else 0]) if b is None else b
@@ -120,7 +148,12 @@ def _difference(
     found = {"at": at, "gap": gap, "steps": steps, "kind": kind}
     if exact is not None:
         wanted = _at(exact, prompt, method, said[:at]).float()
-        found |= {"exact_gap": abs(float(wanted[first] - wanted[second])), "rounding": rounding(logits, wanted)}
+        exact_gap = float(wanted[first] - wanted[second])
+        found |= {"exact_gap": abs(exact_gap), "rounding": rounding(logits, wanted)}
+        found["moved"] = abs(float(logits[first] - logits[second]) - exact_gap)
+        paged = engine_margins.over_pages(loaded, prompt, method, said[:at])
+        if paged is not None:
+            found["paged_moved"] = abs(float(paged[first] - paged[second]) - exact_gap)
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.experiments import results
+from workbench.experiments import engine_margins, results
 from workbench.plots.table import table
 
 Row = Mapping[str, Any]
@@ -60,13 +60,29 @@ def notice(kept: Row) -> str:
         )
     held = [pair for pair in pairs if "rounded" in pair and pair["equal"] < pair["questions"]]
     if held:
-        rounded, all_ = sum(p["rounded"] for p in held), sum(p["questions"] - p["equal"] for p in held)
-        what = f"all {all_:,}" if rounded == all_ else f"{rounded:,} of {all_:,}"
-        said.append(
-            f"By the same model in fp32, the two tokens of {what} that were held against it are no further apart than "
-            "the dtype's rounding moves them."
-        )
+        said.append(_against_fp32(held))
     return " ".join(said) or "Nothing was measured."
+
+
+def _against_fp32(pairs: list[Row]) -> str:
+    """Say how many differences the same model in fp32 finds to be ties, and how many tokens could be."""
+    differ = sum(p["questions"] - p["equal"] for p in pairs)
+    known = all("margins" in p for p in pairs)
+    ties = sum(engine_margins.ties(p["listed"], p["margins"]["moved_most"]) if known else p["rounded"] for p in pairs)
+    what = f"all {differ:,}" if ties == differ else f"{ties:,} of {differ:,}"
+    said = f"By the same model in fp32, the two tokens of {what} that were held against it are no further apart than "
+    if not known:
+        return said + "the dtype's rounding moves them."
+    most, share = (max(x) for x in zip(*((p["margins"]["moved_most"], _share(p)) for p in pairs), strict=True))
+    answered = sum(p["margins"]["answered"] for p in pairs)
+    return said + (
+        f"the dtype moves the two likeliest of {answered:,} tokens that are answered alike ({most:.2f} at most); "
+        f"{share:.0%} of those have so small a margin."
+    )
+
+
+def _share(pair: Row) -> float:
+    return engine_margins.share_below(pair["margins"])
 
 
 def soaked(kept: Row | None = None) -> go.Figure | None:
