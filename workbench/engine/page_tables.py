@@ -66,7 +66,7 @@ class PageTable:
         """[P] largest position of a page; INVALID_POS where a slot is hidden."""
         if self.positions is not None:
             return self.positions.max(1)
-        return np.where(self.slots == self.size, self.first + (self.size - 1), INVALID_POS).astype(np.int32)
+        return np.where(self.slots == self.size, self.first + (self.size - 1), np.int32(INVALID_POS))
 
     @cached_property
     def last(self) -> Ints:
@@ -76,7 +76,7 @@ class PageTable:
             seen = np.where(self.first == INVALID_POS, INVALID_POS, seen)
         else:
             seen = self.first + self.slots - 1 if self.partial_pages else self.page_max
-        return np.maximum.accumulate(seen).astype(np.int32)
+        return np.maximum.accumulate(seen)
 
     def every_position(self) -> Ints:
         """[P, size] of every slot; INVALID_POS where no row may see it."""
@@ -94,6 +94,13 @@ class PageTable:
         return Paged(table, positions, first, last, shifts, self.partial_pages, page_max=most, run=self.run)
 
 
+def pages_of(block: CachedBlock, size: int) -> Ints:
+    """[4, P] of a block's pages: their numbers, filled slots, first positions as cached, and places in the block."""
+    place = np.arange(len(block.numbers), dtype=np.int32)
+    slots = np.minimum(block.length - place * size, size).astype(np.int32)
+    return np.stack((block.numbers, slots, block.start + place * np.int32(size), place))
+
+
 def table_of(
     context: Sequence[CachedBlock],
     own: Ints,
@@ -101,41 +108,43 @@ def table_of(
     size: int,
     naive: bool = False,
     run: int = 1,
-    pages_of: Ints | None = None,
+    joined: Ints | None = None,
 ) -> PageTable:
     """Make the table of a prompt: the pages of its blocks, then pages `own` that hold positions `places` [R].
 
     Positions below the length of the context are recomputed tokens: their cached entries are hidden. `naive` leaves
     keys as they were cached. `run`: pages that should be rerotated alike; empty pages are put between blocks for it
-    where they are few. `pages_of`: the pages of all blocks, where they are joined already.
+    where they are few. `joined`: `pages_of` all blocks, side by side, where they are joined already.
     """
-    lengths = np.array([block.length for block in context], np.int32)
-    counts = (lengths + (size - 1)) // size
-    starts = lengths.cumsum(dtype=np.int32) - lengths
-    length, pages = int(lengths.sum()), int(counts.sum())
+    if joined is None:
+        joined = np.concatenate([np.empty((4, 0), np.int32), *[pages_of(block, size) for block in context]], 1)
+    numbers, slots, cached, place = joined
+    ends = slots.cumsum(dtype=np.int32)
+    first = ends - slots  # a block begins where the one before it ends
+    length, pages = int(ends[-1]) if len(ends) else 0, len(numbers)
     recomputed = int(places.searchsorted(length)) if len(places) and places[0] < length else 0
-    shift = starts - np.array([block.start for block in context], np.int32)
+    shift = first - cached
     shifted = not naive and bool(shift.any())
-    width = -counts % run if run > 1 and shifted and not recomputed else np.zeros_like(counts)
-    if (added := int(width.sum())) * WASTE > pages:
-        width, added = np.zeros_like(counts), 0
-    runs = run if shifted and not ((counts + width) % run).any() and not recomputed else 1
-    before = counts.cumsum(dtype=np.int32) - counts
-    first = np.arange(0, pages * size, size, dtype=np.int32) + (starts - before * size).repeat(counts)
-    slots = np.minimum((starts + lengths).repeat(counts) - first, size)
-    numbers = np.concatenate([own[:0], *[block.numbers for block in context]]) if pages_of is None else pages_of
-    if added:
-        at = np.arange(pages) + np.repeat(np.cumsum(width) - width, counts)
-        numbers, slots, first = (_spread(x, at, pages + added) for x in (numbers, slots, first))
-        first = np.maximum.accumulate(first)  # an empty page stands where the one before it does
+    partial = bool((slots[:-1] != size).any())
+    runs = 1
+    if run > 1 and shifted and not recomputed:
+        begins = np.flatnonzero(place == 0)
+        counts = np.diff(begins, append=pages)
+        width = -counts % run
+        added = int(width.sum())
+        runs = run if added * WASTE <= pages else 1
+        if added and runs > 1:
+            at = np.arange(pages) + np.repeat(np.cumsum(width) - width, counts)
+            numbers, slots, first = (_spread(x, at, pages + added) for x in (numbers, slots, first))
+            first = np.maximum.accumulate(first)  # an empty page stands where the one before it does
+            shift = shift[begins].repeat(counts + width)
     held = np.minimum(len(places) - np.arange(len(own), dtype=np.int32) * size, size)
     parts = [(numbers, own), (first, places[::size]), (slots, held)]
-    numbers, first, slots = (np.concatenate(part).astype(np.int32, copy=False) for part in parts)
-    shifts = np.concatenate((shift.repeat(counts + width), np.zeros(len(own), np.int32))) if shifted else None
+    numbers, first, slots = map(np.concatenate, parts)
+    shifts = np.concatenate((shift, np.zeros(len(own), np.int32))) if shifted else None
     if recomputed:
-        cached = PageTable(size, numbers[:pages], first[:pages], slots[:pages]).every_position()
-        return _hidden(cached, numbers, places, recomputed, length, shifts)
-    partial = bool((lengths[:-1] % size).any())
+        hidden = PageTable(size, numbers[:pages], first[:pages], slots[:pages]).every_position()
+        return _hidden(hidden, numbers, places, recomputed, length, shifts)
     return PageTable(size, numbers, first, slots, shifts, None, partial, runs)
 
 

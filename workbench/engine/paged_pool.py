@@ -75,13 +75,13 @@ class Pool(PageStorage):
     def check_blocks(self, context: Sequence[Cached]) -> Ints | None:
         """Refuse what `check_block` refuses; blocks that are in order are looked at all at once.
 
-        Returns the pages of all blocks; None where a block's generations are not known.
+        Returns `pages_of` all blocks; None where a block's generations are not known.
         """
-        held = [x for block in context if block.pool is self and (x := block.held) is not None]
-        if len(held) == len(context):
-            pages, generations = np.concatenate(held, 1)
-            if self.owners.holds(pages, generations):
-                return pages
+        known = [x for block in context if block.pool is self and (x := block.known) is not None]
+        if len(known) == len(context):
+            joined: Ints = np.frombuffer(b"".join(known), np.int32).reshape(-1, 5).T
+            if self.owners.holds(joined[0], joined[-1]):
+                return joined[:-1]
         for block in context:
             self.check_block(block)
         return None
@@ -178,14 +178,14 @@ class Pool(PageStorage):
             )
         check_positions(positions)
         given = self.owners.given
-        pages = self.check_blocks(context)
+        joined = self.check_blocks(context)
         length = sum([block.length for block in context])
         places = np.arange(length, length + reserve, dtype=np.int32)
         if recompute is not None and len(recompute):
             recomputed = recompute.cpu().numpy().astype(np.int32)
             _check_recompute(recomputed, length)
             places = np.concatenate((recomputed, places))
-        return self._prompt(context, places, positions, wait, length, pages, given)
+        return self._prompt(context, places, positions, wait, length, joined, given)
 
     def blank(self, reserve: int) -> PagedPrompt:
         """Make the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
@@ -200,13 +200,13 @@ class Pool(PageStorage):
         positions: Positions = "re-encoded",
         wait: float = 0.0,
         length: int = 0,
-        pages: Ints | None = None,
+        joined: Ints | None = None,
         given: int = -1,
     ) -> PagedPrompt:
         owned = self.take(len(places), wait)
         try:
             mine = np.array(owned, np.int32)
-            table = table_of(context, mine, places, self.size, positions == "naive", self.run, pages)
+            table = table_of(context, mine, places, self.size, positions == "naive", self.run, joined)
         except BaseException:
             self.give(owned)
             raise

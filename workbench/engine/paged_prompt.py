@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workbench.core.page_table import Paged
 from workbench.engine.page_owners import Taken
-from workbench.engine.page_tables import Ints, PageTable
+from workbench.engine.page_tables import Ints, PageTable, pages_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +34,15 @@ class Cached:
         return self.pages.numpy().astype(np.int32)
 
     @cached_property
-    def held(self) -> Ints | None:
-        """[2, P] its pages and their generations; None where those are not known."""
-        return None if self.generations is None else np.stack((self.numbers, self.generations))
+    def known(self) -> bytes | None:
+        """[P, 5] `pages_of` it and their generations; None where those, or the pool, are not known.
+
+        As bytes: those of many blocks are joined five times as fast as arrays.
+        """
+        size: int | None = getattr(self.pool, "size", None)
+        if self.generations is None or size is None:
+            return None
+        return np.concatenate((pages_of(self, size), self.generations[None])).T.astype(np.int32).tobytes()
 
 
 @dataclass(eq=False)

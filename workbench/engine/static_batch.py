@@ -60,6 +60,7 @@ class StaticBatch:
                 self.shapes[f"{whose} positions"] = (count, pages, pool.size)
         self._buffers = [HostBuffer(self.shapes, pool.device, not bucket.large) for _ in range(BUFFERS)]
         self._next = 0
+        self._padding: Ints | None = None  # of all inputs, to begin a request from
         self.inputs = self._buffers[0].tensor.to(pool.device, copy=True)
         self.on_device = views(self.inputs, self.shapes)
         self.rows = self.on_device["at"].view(-1)  # of the `PackedRequest`
@@ -98,14 +99,21 @@ class StaticBatch:
         self.skip = skip
         buffer = self._buffers[self._next]
         buffer.free()
-        buffer.array.fill(0)
+        if self._padding is None:
+            self._padding = self._all_padding(buffer)
+        buffer.array[:] = self._padding
+
+    def _all_padding(self, buffer: HostBuffer) -> Ints:
+        """What the inputs are where every row and page is padding."""
         host = buffer.views
+        buffer.array.fill(0)
         for whose in self._tables():
             for part in BEHIND + ("positions",) * self.bucket.hidden:
                 host[f"{whose} {part}"].fill(INVALID_POS)
         host["at"].fill(-1)
         for name in ("slots", "answer"):
             host[name].fill(SCRATCH * self.pool.size)
+        return buffer.array.copy()
 
     def put(self, i: int, prompt: PagedPrompt, count: int) -> None:
         """Set request i: its page table, and its next `count` rows."""
