@@ -18,6 +18,7 @@ from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
 from workbench.engine.fused_layers import FusedLayers, layers_of, reason_against, side_by_side
 from workbench.engine.paged_pool import Pool
+from workbench.engine.weight_watch import WeightWatch
 
 LENGTHS = (19, 7, 33)
 QUESTIONS = (5, 9)
@@ -79,6 +80,39 @@ def test_weights_lie_once_in_memory_and_stay_the_models_own(tmp_path):
     assert not layers.stale
     a.q_proj.weight = nn.Parameter(a.q_proj.weight.clone())
     assert layers.stale
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.down_proj", "post_attention_layernorm"])
+def test_a_step_that_was_prepared_sees_weights_that_were_exchanged(name):
+    model = model_of(num_hidden_layers=2)
+    pool = Pool(model, 40, 16)
+    runner, ids = Runner(model, pool, layers="fused"), torch.tensor([1, 2, 3])
+    runner.prefill([pool.blank(3)], [ids])
+    module = model.get_decoder().layers[1].get_submodule(name)
+    module.weight = nn.Parameter(module.weight * 2)
+    (fused,) = runner.prefill([pool.blank(3)], [ids])
+    assert len(runner.captured) == 1
+    (plain,) = Runner(model, pool).prefill([pool.blank(3)], [ids])
+    torch.testing.assert_close(fused, plain, atol=1e-3, rtol=1e-4)
+    before = next(iter(runner.captured.values()))
+    runner.prefill([pool.blank(3)], [ids])
+    assert next(iter(runner.captured.values())) is before, "nothing was exchanged since"
+
+
+def test_weights_that_were_moved_or_exchanged_are_seen():
+    model = model_of(num_hidden_layers=2)
+    watch = WeightWatch(model)
+    assert not watch.exchanged
+    with torch.no_grad():
+        model.get_decoder().layers[0].mlp.up_proj.weight.add_(1)  # as an adapter is merged
+    assert not watch.exchanged
+    model.to(torch.float64)
+    assert watch.exchanged and watch.exchanged
+    watch = WeightWatch(model)
+    nn.Linear(2, 2)  # of another model
+    assert not watch.exchanged
+    model.get_decoder().norm.weight = nn.Parameter(torch.ones(1))
+    assert watch.exchanged and watch.exchanged
 
 
 def test_a_runner_sees_weights_that_were_exchanged():

@@ -26,6 +26,7 @@ from workbench.engine.paged_prompt import PagedPrompt
 from workbench.engine.products import TORCH, Products, kept
 from workbench.engine.request_tokens import Fetch, check_prompts, check_tokens
 from workbench.engine.static_batch import DecodeBatch, StaticBatch
+from workbench.engine.weight_watch import WeightWatch
 from workbench.models.spec import prepare_model
 
 LAYERS = ("fused", "compiled", "model")
@@ -87,6 +88,7 @@ class Runner:
         elif self.layers in (None, "fused"):
             self._fused = found
         self.layers = self.layers or ("fused" if self._fused else "model")
+        self._weights = WeightWatch(self.model)
 
     @property
     def products(self) -> dict[str, str]:
@@ -214,12 +216,14 @@ class Runner:
     def _ready(self, bucket: Bucket, waits: bool = False) -> Captured:
         if self._fused is None:
             prepare_model(self.model)  # if the model was switched to another attention in between
+        if self._weights.exchanged:
+            self.captured.clear()
+            if self._fused is not None:
+                self._fused = FusedLayers(self.model, self.pool.kernels, self._fused.products)
+            self._weights = WeightWatch(self.model)
         if bucket.large or waits:
             return Captured(StaticBatch(self.model, self.pool, bucket, self._fused))
         if bucket not in self.captured:
-            if self._fused is not None and self._fused.stale:  # a parameter was exchanged
-                self._fused = FusedLayers(self.model, self.pool.kernels, self._fused.products)
-                self.captured.clear()
             batch = (DecodeBatch if bucket.reserve else StaticBatch)(self.model, self.pool, bucket, self._fused)
             batch.send()
             if self._fused is not None and self.measured and self.graphs:
