@@ -21,7 +21,7 @@ def tiles(against: list[str], variants: Sequence[Variant], unit: int = 1024) -> 
     heads, kv_heads = workloads.HEADS
     width = workloads.WIDTH
     size = min(128, unit)
-    for length, density in ((8, None), (32, None), (32, 0.15), (128, 0.15)):
+    for length, density in ((8, None), (32, None), (32, 0.15), (128, 0.15), (128, None)):
         tokens = length * unit
         side = tokens // size
         causal = torch.ones(side, side, dtype=torch.bool, device=DEVICE).tril()
