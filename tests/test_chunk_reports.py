@@ -146,3 +146,22 @@ def test_methods_whose_whole_prefill_is_not_timed_are_named(monkeypatch):
     assert "under quoka: not timed" in compact_attention.not_whole()
     monkeypatch.setattr(chunk_reports, "whole_prefill", list)
     assert chunk_reports.untimed() == [] and chunks.not_timed() == "" == compact_attention.not_whole()
+
+
+def test_a_method_whose_time_a_chunk_does_not_grow_waits_for_the_host(monkeypatch):
+    def work(tokens, **ms):
+        candidates = [{"who": who.replace("_", ", "), "ms": value} for who, value in ms.items()]
+        return {"shape": {"tokens": tokens}, "contestants": candidates}
+
+    of = [work(65536, ours=4.1, quoka=9.0, ours_dense=9.0), work(16384, ours=1.0, quoka=2.0, ours_dense=1.0)]
+    monkeypatch.setattr(chunk_reports, "works", lambda name: of)
+    assert chunk_reports.flat() == ["compact(over=flash_prefill)"]
+    assert "as long at any length under CompactAttention over FlashPrefill" in chunks.flat_words()
+    monkeypatch.setattr(chunk_reports, "works", lambda name: of[:1])
+    assert chunks.flat_words() == "", "one length says nothing"
+
+
+def test_means_that_are_kept_are_no_method_of_their_own_over_a_whole_prompt(monkeypatch):
+    for name, methods in {"attention": ["quoka, means kept"], "whole_prefill": ["quoka"]}.items():
+        monkeypatch.setattr(chunk_reports, name, lambda methods=methods: [{"name": one} for one in methods])
+    assert chunk_reports.untimed() == []

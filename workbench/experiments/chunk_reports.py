@@ -14,9 +14,11 @@ from workbench.metrics.answers import Records
 Timed = Mapping[str, Any]  # {who, ms, p5, p95, runs, least, most}
 UNIT = 1024  # tokens
 PRINTED_AT = 128 * UNIT  # tokens at which CompactAttention prints its speed-ups
+KEPT = ", means kept"  # from chunk to chunk, as the engine keeps them: a whole prefill does so
+FLAT = 1.1  # times as long a token at the longest prompt as at the shortest, at most: it did not grow
 METHODS = {  # label of a report → spec, as figures name it
     "ours": "compact(over=flash_prefill)",
-    "ours, means kept from chunk to chunk": "compact(over=flash_prefill), means kept",
+    "ours, means kept from chunk to chunk": "compact(over=flash_prefill)" + KEPT,
     "ours over seer_attention": "compact(over=seer_attention)",
     "flash_prefill": "flash_prefill",
     "seer_attention": "seer_attention",
@@ -111,7 +113,20 @@ def _over_dense(report: str, length: str, against: str | None) -> Iterator[dict[
 def untimed() -> list[str]:
     """List the methods whose attention is timed in chunks (figure 5) and whose whole prefill is not."""
     whole = {row["name"] for row in whole_prefill()}
-    return [name for name in dict.fromkeys(row["name"] for row in attention()) if whole and name not in whole]
+    names = dict.fromkeys(row["name"].removesuffix(KEPT) for row in attention())
+    return [name for name in names if whole and name not in whole]
+
+
+def flat() -> list[str]:
+    """List the methods whose whole prefill takes as long a token at the longest prompt as at the shortest.
+
+    Attention over more keys takes longer, so the GPU waits there for the host that launches its kernels.
+    """
+    rates: dict[str, list[float]] = {}
+    for work in sorted(works("chunked"), key=lambda work: float(work["shape"]["tokens"])):
+        for who, one in timed(work).items():
+            rates.setdefault(who, []).append(one["ms"] / work["shape"]["tokens"])
+    return [METHODS[who] for who, of in rates.items() if who in METHODS and len(of) > 1 and of[-1] < FLAT * of[0]]
 
 
 def one_pass(name: str = "ours") -> Records:
