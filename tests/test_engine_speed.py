@@ -169,9 +169,17 @@ def test_a_tie_is_what_the_dtype_moves_elsewhere_too():
 
 
 def test_margins_are_of_tokens_that_both_engines_answer_alike():
-    model, prompts = model_of(), [prompt_of(20, 5), prompt_of(9, 4)]
-    loaded = models.Loaded(model, Letters(), None)
-    said = [generation.tokens for generation in generate(model, Letters(), prompts, max_new_tokens=5)]
-    others = [said[0], (*said[1][:2], (said[1][2] + 1) % 90)]
-    assert engine_tokens._margins(loaded, loaded, prompts, Full(), said, others)["answered"] == 5 + 2
-    assert engine_tokens._margins(loaded, loaded, prompts, Full(), said, [(), said[1][:4]])["answered"] == 4
+    moves = [[(1.0, 0.1), (2.0, 0.2), (3.0, 0.3)], [(4.0, 0.4), (5.0, 0.5)]]
+    said = [(7, 8, 9), (1, 2)]
+    assert engine_tokens._alike(moves, said, said) == [*moves[0], *moves[1]]
+    assert engine_tokens._alike(moves, said, [(7, 8, 5), (1, 2, 3)]) == [*moves[0][:2], *moves[1]]
+    assert engine_tokens._alike(moves, said, [(), (4, 2)]) == []
+
+
+def test_with_the_model_in_fp32_every_portion_counts_margins(kept, tmp_path):
+    folder = str(tiny.checkpoint(tmp_path / "model"))
+    loaded, trial = models.load(folder, "cpu", "bfloat16"), Trial(folder, mode="block", max_new_tokens=4)
+    prompts = loaded.layout.prompts(load("lab", 2, passages=2), loaded.tokenizer)
+    *_, (row,) = engine_tokens.compared(loaded, trial, prompts, (1,), portion=1, exact=models.load(folder))
+    assert row["margins"]["answered"] == 4 * row["questions"] == 8 and row["margins"]["moved_most"] > 0
+    assert "fp32" not in notice({**kept[0], "units": {"a": {"model": "tiny", "dtype": "bfloat16", "tokens": [row]}}})

@@ -59,25 +59,20 @@ def compared(
             said.append([generation.tokens for generation in generations])
         found = [differences(loaded, asked, method, said[0], other, exact) for other in said[1:]]
         if exact is not None:
-            found = [
-                row | {"margins": _margins(loaded, exact, asked, method, said[0], other)}
-                for row, other in zip(found, said[1:], strict=True)
-            ]
+            pairs = zip(asked, said[0], strict=True)
+            moves = [engine_margins.margins(loaded.model, exact.model, one, method, tokens) for one, tokens in pairs]
+            both = zip(found, said[1:], strict=True)
+            found = [row | {"margins": engine_margins.counted(_alike(moves, said[0], other))} for row, other in both]
         between = [{"between": [list(ways[0]), list(way)]} for way in ways[1:]]
         before: list[dict[str, Any] | None] = [*rows] or [None for _ in found]
         rows = [x | _added(old, new) for x, old, new in zip(between, before, found, strict=True)]
         yield rows
 
 
-def _margins(
-    loaded: Loaded, exact: Loaded, prompts: Sequence[Prompt], method: Method, said: Tokens, others: Tokens
-) -> dict[str, Any]:
-    """Summarise the margins of the tokens that both engines answer alike."""
-    found: list[tuple[float, float]] = []
-    for prompt, one, other in zip(prompts, said, others, strict=True):
-        alike = one[: _first(one, other)] if one != other else one
-        found += engine_margins.margins(loaded.model, exact.model, prompt, method, alike)
-    return engine_margins.counted(found)
+def _alike(moves: Sequence[list[tuple[float, float]]], said: Tokens, others: Tokens) -> list[tuple[float, float]]:
+    """Join the margins of the tokens of `said` that other answers have alike, up to the first that differs."""
+    answers = zip(moves, said, others, strict=True)
+    return [move for found, one, other in answers for move in (found if one == other else found[: _first(one, other)])]
 
 
 def _first(said: Sequence[int], other: Sequence[int]) -> int:
