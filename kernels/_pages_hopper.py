@@ -55,27 +55,28 @@ def _token(table, slot, pages, PAGE: gl.constexpr):
 
 @gluon_jit
 def _produce(
-    keys, values, rings, kv_head, table, page_list, bounds, PAGE: gl.constexpr,
+    keys, values, rings, kv_head, table, page_list, bounds, fresh, PAGE: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
     """Fetch the pages of all steps; their numbers are read a step ahead: they take as long to come as a tile.
 
-    Pages whose positions are all before the rows' are not written by the kernel before: these are not waited for.
+    What the kernel before writes stands at `fresh` or behind, the first row of the request, which may be another
+    program's. Pages that end before it are not waited for.
     """
     _, k_ring, v_ring, _ = rings
-    _, begin, steps, lowest, _ = bounds
+    _, begin, steps, _, _ = bounds
     pages = page_list[2]
     N: gl.constexpr = k_ring[0].type.shape[-2]
     BOX: gl.constexpr = keys.block_type.shape[1]
     first = _token(table, begin * N, pages, PAGE)
     second = _token(table, begin * N + (N - BOX), pages, PAGE)
-    largest = lowest
+    largest = fresh
     if PDL:
         largest = _largest(begin, page_list, PAGE, N)
     for j in range(steps):
         slot = pipe.free_slot(k_ring, j)
         if PDL:
-            if largest >= lowest:
+            if largest >= fresh:
                 pipe.wait_for_previous(PDL)
             largest = _largest(begin + j + 1, page_list, PAGE, N)
         starts = (first, second)
@@ -97,8 +98,8 @@ def _attend(
 ):  # fmt: skip
     """64 rows a consumer, a part of the keys.
 
-    EARLY: pages and positions of rows were written before the kernel before, so with PDL they are read, and cached keys
-    fetched, while that still runs.
+    EARLY: pages and positions of rows, which rise, were written before the kernel before. So with PDL they are read,
+    and cached keys fetched, while that still runs.
     """
     D: gl.constexpr = keys.block_type.shape[2]
     kv_head, tile_m = gl.program_id(0) // row_tiles, gl.program_id(0) % row_tiles
@@ -107,6 +108,7 @@ def _attend(
     pipe.let_next_begin(PDL)
     pipe.wait_for_previous(PDL and not EARLY)
     at_rows += request.to(gl.int64) * count
+    fresh = gl.load(at_rows).to(gl.int32)
     table += request * pages
     first += request * pages
     page_max += request * pages
@@ -148,7 +150,7 @@ def _attend(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_consume, (1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, fresh, PAGE, PDL)),
                 (_rerotate, (work, GROUP, PAGE, HALF, INTERLEAVED, CONSUMERS, PDL)),
             ],
             [4, 4, 4],
@@ -158,7 +160,7 @@ def _attend(
         gl.warp_specialize(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, fresh, PAGE, PDL)),
                 (_rerotate, (work, GROUP, PAGE, HALF, INTERLEAVED, CONSUMERS, PDL)),
             ],
             [4, 4],
@@ -169,7 +171,7 @@ def _attend(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
                 (_consume, (1, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, fresh, PAGE, PDL)),
             ],
             [4, 4],
             [240, 24],
@@ -178,7 +180,7 @@ def _attend(
         gl.warp_specialize(
             [
                 (_consume, (0, work, GROUP, SPLIT, PAGE, HALF, INTERLEAVED, ROTATE, CONSUMERS, PDL)),
-                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, PAGE, PDL)),
+                (_produce, (keys, values, rings, kv_head, table, page_list, bounds, fresh, PAGE, PDL)),
             ],
             [4],
             [24],

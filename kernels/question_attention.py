@@ -66,8 +66,8 @@ def launch(
     """The Triton kernel: CUDA tensors, or CPU tensors under TRITON_INTERPRET=1 (there in fp32 or fp16 only).
 
     `splits` parts of the keys and the launch shape `config` are chosen from the shape unless given; the result is the
-    same up to rounding. `early`: where kernels overlap, pages and rows were made before the kernel
-    before this one.
+    same up to rounding. `early`: where kernels overlap, pages and rows, which rise, were made before the kernel before
+    this one.
     """
     need_triton("question_attention")
     if config is None and fits(q, keys, values, pages.positions.shape[-1]):

@@ -179,6 +179,26 @@ def test_a_graph_computes_what_its_step_computes(dtype, shared, layers):
         assert tokens == found[0][1]
 
 
+@pytest.mark.parametrize("recompute", [None, 5], ids=["question", "recomputed tokens"])
+def test_keys_that_other_rows_of_the_same_step_write_are_waited_for(recompute):
+    """Rows of many tiles: the last of them begin behind pages that the first ones write in this very layer."""
+    model = wide(torch.float16)
+    pool = Pool(model, 200)
+    cached, ids = pool.encode(model, LONG.context), LONG.tokens[-240:]
+    length = sum(len(block) for block in LONG.context)
+    again = None if recompute is None else torch.arange(0, length, recompute)
+    tokens = ids if again is None else torch.cat((LONG.tokens[again], ids))
+    runner, found = Runner(model, pool), []
+    for _ in range(20):
+        prompt = pool.open(cached, len(ids), again)
+        for own in prompt.owned:  # what was there before shows
+            for layer in (*pool.keys, *pool.values):
+                layer[:, own * pool.size : (own + 1) * pool.size] = torch.nan
+        found.append(runner.prefill([prompt], [tokens])[0])
+        pool.close(prompt)
+    assert all(row.isfinite().all() and torch.equal(row, found[0]) for row in found)
+
+
 def test_fused_layers_compute_what_layers_compute():
     model, answers = wide(torch.float32), []
     for layers in ("model", "compiled", None):
