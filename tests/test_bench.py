@@ -265,6 +265,24 @@ def test_a_workload_is_replaced_in_its_place():
     assert report["workloads"] == [{"name": "a", "x": 3, "command": "c", "versions": {}}, {"name": "b", "x": 2}]
 
 
+def test_a_row_of_an_earlier_run_is_kept_with_the_dense_time_of_that_run():
+    def row(who, ms, **more):
+        return {"who": who, "ms": ms, "runs": 2, **more}
+
+    earlier = [row("ours, dense", 8.0), row("quoka", 4.0), row("ours", 2.0)]
+    report = {"workloads": [{"name": "a", "contestants": earlier}]}
+    for ours in (3.0, 2.5):
+        dense = {"who": "ours, dense", "ms": 9.0}
+        add(
+            report, {"name": "a", "contestants": [row("ours, dense", 9.0, dense=dense), row("ours", ours, dense=dense)]}
+        )
+        rows = {one["who"]: one for one in report["workloads"][0]["contestants"]}
+        assert list(rows) == ["ours, dense", "ours", "quoka"] and rows["ours"]["ms"] == ours
+        assert rows["quoka"]["dense"] == {"who": "ours, dense", "ms": 8.0, "runs": 2}, "not that of the later run"
+    add(report, {"name": "a", "contestants": [row("ours", 1.0)]})
+    assert len(report["workloads"][0]["contestants"]) == 1, "of one run where rows do not stand for themselves"
+
+
 def test_the_driver_is_read_from_the_system(tmp_path):
     path = tmp_path / "version"
     assert driver(path) is None

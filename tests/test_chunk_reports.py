@@ -165,3 +165,16 @@ def test_means_that_are_kept_are_no_method_of_their_own_over_a_whole_prompt(monk
     for name, methods in {"attention": ["quoka, means kept"], "whole_prefill": ["quoka"]}.items():
         monkeypatch.setattr(chunk_reports, name, lambda methods=methods: [{"name": one} for one in methods])
     assert chunk_reports.untimed() == []
+
+
+def test_a_row_of_another_run_is_beside_the_dense_time_of_its_own(monkeypatch):
+    def row(who, ms, **more):
+        return {"who": who, "ms": ms, "p5": ms, "p95": ms, "runs": 2, "least": ms, "most": ms, **more}
+
+    rows = [row("ours, dense", 9.0), row("ours", 3.0), row("quoka", 4.0, dense=row("ours, dense", 8.0))]
+    work = {"shape": {"tokens": 16384}, "contestants": rows}
+    monkeypatch.setattr(chunk_reports, "works", lambda name: [work])
+    assert {one["name"]: one["mean"] for one in chunk_reports.whole_prefill()} == {
+        "compact(over=flash_prefill)": 3.0,
+        "quoka": 2.0,
+    }

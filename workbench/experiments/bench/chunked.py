@@ -27,7 +27,7 @@ from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.experiments.bench import timing
 from workbench.experiments.bench.chunk_choices import KeptGate
 from workbench.experiments.bench.density import Counted
-from workbench.experiments.bench.run import result
+from workbench.experiments.bench.run import DENSE, dense_time, result
 from workbench.experiments.bench.timing import Roof, Time
 from workbench.experiments.bench.whole_model import GPU, Scene
 from workbench.experiments.bench.workloads import Workload
@@ -38,7 +38,6 @@ from workbench.methods.sparse.quoka import Quoka
 from workbench.methods.sparse.xattention import Xattention
 
 LENGTHS = (16, 32, 64, 128)  # units
-DENSE = "ours, dense"
 DENSITY, SHARE = 0.15, 0.25  # of the causal tiles; of those that a union keeps, and of the tokens that QUOKA keeps
 DEEP, FIT, HALVINGS = 4, 32, 8  # layers, units of the prompt and steps by which a threshold is set
 RUNS = 2  # timed runs of each method; one of the whole prompt comes before them, as kernels are built for its lengths
@@ -72,17 +71,17 @@ class Method:
 
 
 def methods(unit: int) -> list[Method]:
-    """List the methods, ours first: the union over FlashPrefill."""
+    """List the methods: dense attention first, then ours, the union over FlashPrefill."""
     size = max(16, unit // 8)
     flash, gate = FlashPrefill(block=size), DrawnGate(block=max(16, unit // 16))
     return [
-        Method("ours", Compact(flash), SHARE),
         Method(DENSE),
+        Method("ours", Compact(flash), SHARE),
+        Method("xattention", Xattention(block=size), DENSITY),
         Method("quoka", Quoka(keep=SHARE, block=size), None, partial(over_copy, SHARE)),
         Method("seer_attention", gate, DENSITY),
-        Method("ours over seer_attention", Compact(gate), SHARE),
-        Method("xattention", Xattention(block=size), DENSITY),
         Method("flash_prefill", flash, DENSITY),
+        Method("ours over seer_attention", Compact(gate), SHARE),
     ]
 
 
@@ -150,11 +149,15 @@ def timed(scene: Scene, method: Method, until: int, marks: tuple[int, ...] = ())
 
 
 def densities(scene: Scene, method: Method, until: int, marks: tuple[int, ...]) -> dict[int, float]:
-    """Prefill `until` chunks, untimed; return the share of causal tiles kept until every one of `marks`."""
-    if method.density is None:
-        timed(scene, method, until)
-        return dict.fromkeys(marks, 1.0)
+    """Prefill `until` chunks, untimed; return the share of causal tiles kept until every one of `marks`.
+
+    Where nothing is to be counted the first and the last chunk warm up.
+    """
     ids, kv = scene.ids(until * scene.unit), empty(scene.model, until * scene.unit)
+    if method.density is None:
+        for number in (0, until - 1):
+            chunk_of(scene, ids, kv, number, method)
+        return dict.fromkeys(marks, 1.0)
     counted, found = Counted(method.sparse), {}
     for number in range(until):
         chunk_of(scene, ids, kv, number, replace(method, sparse=counted))
@@ -184,7 +187,7 @@ def works(scene: Scene) -> dict[int, Workload]:
 def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, Any]]:
     """Yield the entry of every length again after every method, so a report holds all that was measured so far.
 
-    None is yielded before dense attention was measured: what an earlier run left stays until there is a ratio of this.
+    Every row holds the time of dense attention in its run, so `run.add` keeps those of methods that were cut off.
     Lengths go up to the longest whose name holds `only`; the shorter ones are on its way.
     """
     listed = works(scene)
@@ -214,8 +217,9 @@ def entries(scene: Scene, ceiling: Roof, only: str = "") -> Iterator[dict[str, A
                 times[length][method.name] = timing.reason(problem)
         if GPU:
             torch.cuda.empty_cache()
-        for length, work in listed.items() if DENSE in times[lengths[0]] else ():
+        for length, work in listed.items():
             entry = result(work, times[length], ceiling)
+            dense = next((dense_time(row) for row in entry["contestants"] if row["who"] == DENSE and "ms" in row), None)
             for row in entry["contestants"]:
-                row.update(facts[length].get(row["who"], {}))
+                row.update(facts[length].get(row["who"], {}) | ({"dense": dense} if dense else {}))
             yield entry
