@@ -20,7 +20,7 @@ from workbench.plots import (
     sweep_findings,
 )
 from workbench.plots.chosen_places import evenness
-from workbench.plots.findings import compared, joined, judged, times
+from workbench.plots.findings import compared, joined, judged, sentence, times
 from workbench.plots.looks import SELECTORS
 from workbench.plots.position_encoding import shift_beside_place, within_tolerance
 
@@ -30,6 +30,11 @@ def test_a_difference_is_above_below_or_open():
     assert compared("A", "B", -0.074, (-0.12, -0.028)) == "A 7.4 points below B (2.8 to 12.0)"
     assert compared("A", "B", 0.01, (-0.02, 0.04)) == "A +1.0 points to B (-2.0 to +4.0: no difference that shows)"
     assert compared("A", "B", 0.0) == "A level with B" and compared("A", "B", -0.01) == "A 1.0 points below B"
+
+
+def test_a_sentence_begins_large_and_ends_in_a_full_stop():
+    assert sentence("at 2 neighbours TF-IDF 84%") == "At 2 neighbours TF-IDF 84%."
+    assert sentence("It holds.") == "It holds."
 
 
 def test_words_of_ratios_lists_and_judgements():

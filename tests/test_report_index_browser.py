@@ -11,7 +11,7 @@ from workbench.app import html, report_index, thumbnail
 from workbench.app.figure_files import page_of
 from workbench.plots.letters import drawn_width
 from workbench.plots.table import table
-from workbench.plots.theme import FONT
+from workbench.plots.theme import FONT, PAGE_STYLE
 
 pytestmark = pytest.mark.browser
 DRAWN = "() => [...document.querySelectorAll('[data-picture]')].every(place => place.dataset.drawn)"
@@ -60,6 +60,11 @@ SPARE = """() => [...document.querySelectorAll('.js-plotly-plot')].map(plot => {
   const below = Math.max(...cells.map(node => node.getBoundingClientRect().bottom));
   return top + plot._fullLayout.height - plot._fullLayout.margin.b - below; })"""
 MORE = "Plotly.newPlot(document.body.appendChild(document.createElement('div')), {});"
+SCALE = """() => { const plot = document.querySelector('.js-plotly-plot');
+  return plot.getBoundingClientRect().width / plot.offsetWidth; }"""
+BEYOND = """() => [...document.querySelectorAll('.column-cell')].filter(node => node.textContent).map(node =>
+  node.querySelector('.cell-text').getBoundingClientRect().right
+    - node.querySelector('.cell-rect').getBoundingClientRect().right)"""
 MEASURED = """([letters, font]) => { const context = document.createElement('canvas').getContext('2d');
   context.font = font; return [...letters].map(letter => context.measureText(letter).width); }"""
 SETTING = "bfla(block=64 flat=16 local=4 mass=0.99 stride=16 threshold=0.5), of every layer and head"
@@ -82,6 +87,21 @@ def test_a_table_whose_cells_wrap_is_neither_cut_nor_followed_by_empty_space(lab
         reader.page.wait_for_function(f"() => ({SPARE})().filter(isFinite).length === {len(figures)}")
         assert [fault for fault in reader.page.evaluate(FAULTS) if fault[2] != "cells shortened"] == []
         assert all(0 <= px <= 12 for px in reader.page.evaluate(SPARE))
+
+
+def test_headings_stay_in_their_cells_where_a_page_is_narrow(lab, tmp_path):
+    heads = ["method", "likelihood lost", "tokens that agree", "time to first token (ms)"]
+    texts = {"title": "T", "notice": "n.", "caption": "c"}
+    page = tmp_path / "narrow.html"
+    drawn = page_of(table(heads, [["block", "0.59", "0.91", "13.4"]], **texts))
+    around = f"<style>{PAGE_STYLE}</style><body class=jp-OutputArea>"
+    page.write_text(f"<!DOCTYPE html>{drawn.replace('<body>', around)}")
+    with lab.page(page) as reader:
+        reader.page.set_viewport_size({"width": 700, "height": 600})
+        reader.page.reload()
+        reader.page.wait_for_selector(".column-cell .cell-text")
+        assert reader.page.evaluate(SCALE) < 0.9
+        assert [px for px in reader.page.evaluate(BEYOND) if px > 0] == []
 
 
 def test_no_letter_is_wider_than_it_is_taken_for(lab, index):

@@ -119,7 +119,8 @@ def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
     }
     fig = ratio_outcomes.answers_by_ratio(view_of(), outcomes, full="Wilby", reuse="Tamton", ratio=0.5, about="tiny")
     assert fig.layout.sliders[0].active == 1
-    assert "answers “Wilby” ✓, Full Reuse “Tamton”. first tokens (EPIC) gives" in texts(fig)
+    assert "answers “Wilby” ✓, Full Reuse “Tamton”. The least that gives" in texts(fig)
+    assert "the answer of full attention: first tokens (EPIC) at 50%." in texts(fig)
 
 
 def test_the_text_of_a_prompt_is_drawn_once_a_selector():
@@ -142,4 +143,4 @@ def test_selectors_are_compared_by_place_and_by_common_tokens():
     share = np.array([[1.0, 0.3, 0.1], [0.3, 1.0, 0.6], [0.1, 0.6, 1.0]])
     names = ["random", "first_k", "oracle"]
     fig = chosen_places.common_tokens({"share": share}, names, ratio=0.15, sample="1 prompt", about="tiny")
-    assert "first tokens (EPIC) and largest deviation (oracle) (60%)" in texts(fig)
+    assert "first tokens (EPIC) and largest deviation (oracle): 60%." in texts(fig)

@@ -105,7 +105,7 @@ def test_selectors_and_preparations_stand_with_signed_differences(swept):
 def test_neighbours_antecedents_and_operations_of_the_shipped_sweep(swept):
     points = sweep_curves.by_neighbours(swept, ["none"])
     fig = sweep_curves.number_of_neighbours(swept, ["none"])
-    assert f"nothing recomputed: {points[0]['mean']:.1%} at 0" in texts(fig)
+    assert f"Nothing recomputed {points[0]['mean']:.1%} at 0" in texts(fig)
     fig = sweep_curves.antecedents_table({1: (3, 12)}, passages=4000, seed=7)
     assert rows(fig) == [("1", "12", "3 (25%)")] and "4,000 passages" in texts(fig)
     fig = sweep_curves.quality_by_operations(swept, ["query_guided"])

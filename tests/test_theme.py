@@ -7,6 +7,7 @@ import pytest
 from colorspacious import cspace_convert
 from hypothesis import given
 from hypothesis import strategies as st
+from plotly.graph_objects import Figure
 
 from workbench.plots import line_looks, looks, theme
 from workbench.plots.letters import drawn_width
@@ -137,6 +138,12 @@ def test_numbers_of_a_table_have_room():
     score = "100.0% (98%–100%)"
     fig = table(["name", *"abcde"], [["x", *[score] * 5]], widths=[9, 1, 1, 1, 1, 1], **SAID)
     assert min(fig.data[0].columnwidth[1:]) > 7 * len(score)
+
+
+@pytest.mark.parametrize("notice", ["It holds", "It holds.", "Does it?"])
+def test_what_to_notice_ends_in_a_full_stop(notice):
+    fig = theme.finish(Figure(), title="T", notice=notice, caption="c", height=100)
+    assert fig.layout.annotations[1].text == notice.removesuffix(".") + "." * (not notice.endswith("?"))
 
 
 def test_a_legend_and_titles_of_panels_fit_the_figure():

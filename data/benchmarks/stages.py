@@ -66,7 +66,7 @@ def main() -> None:
     prompt = prompt_of(model.config.vocab_size, args.length, args.block, args.question)
     store, method = filled(model, prompt.context), sparse.named(args.sparse)
     methods: dict[str, Full | Reuse] = {"full attention": Full(), "cached blocks": Reuse()}
-    methods[f"blocks, {args.ratio:.0%} computed again"] = Reuse(select=QueryGuided(), ratio=args.ratio)
+    methods[f"blocks, {args.ratio:.0%} recomputed"] = Reuse(select=QueryGuided(), ratio=args.ratio)
     methods |= {f"{args.sparse} at {value:g}": Full(sparse=method.with_threshold(value)) for value in args.threshold}
     command = shlex.join(["python", "data/benchmarks/stages.py", *without(sys.argv[1:], "--out")])
     facts: dict[str, Any] = {"command": command, "model": args.model, "device": device_name(model.device)}

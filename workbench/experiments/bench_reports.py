@@ -166,6 +166,7 @@ def baselines(rows: pd.DataFrame) -> Records:
 
 def workload_name(report: str, work: str) -> str:
     """Name a workload with its report: "choose_bfla + attention: 32K, tiles of 128"."""
+    work = renamed.label(work)
     return f"{report} + attention: {work.removeprefix(BOTH)}" if work.startswith(BOTH) else f"{report}: {work}"
 
 
@@ -197,7 +198,7 @@ def listed(rows: pd.DataFrame, baselines: Mapping[str, Sequence[str]]) -> tuple[
         headings.append(len(lines))
         lines.append([f"{report} ({gpu})", *[""] * (4 + len(baselines))])
         for work, candidates in of_report.groupby("work", sort=False):
-            name = work.replace(BOTH, "+ attention: ")
+            name = renamed.label(work).replace(BOTH, "+ attention: ")
             own = next((r for r in candidates.itertuples() if r.who == "ours"), None)
             if own is None or pd.isna(own.ms):
                 lines.append([name, "did not run", *[""] * (3 + len(baselines))])

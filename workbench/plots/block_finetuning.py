@@ -26,7 +26,7 @@ NEAR = 3  # points that count as near full attention
 FULL, REUSED = "full attention", "block, not fine-tuned"
 TUNED, TUNED_FULL = "block fine-tuned", "block fine-tuned, full mode"
 VANILLA = "fine-tuned in full mode alone"  # the control: the same questions, never read as blocks
-COLOURS = {  # red: not fine-tuned to what it does, or without positions
+COLOURS = {  # RED: not fine-tuned to what it does, or without positions
     FULL: INK,
     "Superposition": RED,
     "PromptCache": RED,
@@ -51,8 +51,8 @@ def comparison(measured: Mapping[str, Any]) -> go.Figure:
         title="Same prompts, read by several methods",
         notice=f"Without fine-tuning: {without}. After it: {after}. {control(methods)}",
         caption=f"lab-full and lab-block on the lab corpus, n = {measured['samples']:,}, seed {measured['seed']:,}, 10 "
-        "passages. Bars are 95% intervals (Wilson), differences paired by question (bootstrap). Red: not fine-tuned to "
-        f"what it does, or without positions. {methods[FULL]['record']['device']}.",
+        "passages. Bars are 95% intervals (Wilson), differences paired by question (bootstrap). Orange: not fine-tuned "
+        f"to what it does, or without positions. {methods[FULL]['record']['device']}.",
         colours=COLOURS,
         reference=FULL,
     )

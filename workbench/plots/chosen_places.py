@@ -60,8 +60,8 @@ def evenness(offsets: Sequence[Mapping[str, Any]]) -> str:
     heads = {name: values[0] / max(sum(values) / len(values), 1e-9) for name, values in shares.items()}
     holds = heads["kv_deviation"] > 1 and abs(heads["query_guided"] - 1) < abs(heads["kv_deviation"] - 1)
     claim = "CacheBlend favours the start of chunks and question-guided selection is more even (figure 8)"
-    said = " and ".join(f"{heads[name]:.1f} times ({SELECTORS.name_of(name)})" for name in heads)
-    return f"There they choose {said} their mean. {judged('FusionRAG', claim, holds)}"
+    said = " and ".join(f"{SELECTORS.name_of(name)} {heads[name]:.1f} times" for name in heads)
+    return f"There {said} its mean. {judged('FusionRAG', claim, holds)}"
 
 
 def where_chosen(
@@ -99,6 +99,6 @@ def common_tokens(
         names,
         title="Tokens that two selectors have in common",
         notice=f"By chance two choices of {ratio:.0%} share {ratio:.0%}. The two that agree most here are {names[row]} "
-        f"and {names[column]} ({apart[row, column]:.0%}).",
+        f"and {names[column]}: {apart[row, column]:.0%}.",
         caption=f"Mean over {sample}. {about}.",
     )

@@ -123,13 +123,13 @@ def flops_by_length(own: Records, large: Records, paper: Records, *, model: str,
     return against_length(
         [
             cost_panel(f"{model}, computed", lines_by_mode(own, "flops"), FLOPS),
-            cost_panel("Llama-3-8B shape, computed; rings: published", shape, FLOPS),
+            cost_panel("Llama-3-8B shape, computed; open: published", shape, FLOPS),
         ],
         title="Operations to the first token",
         notice="Full attention pays for every token of the context, reuse for the question. "
         f"{beyond_paper(large, paper)}",
         caption="Linear layers, output head on one row, scores and weighted values; a multiply-add is two operations. "
-        f"Rings: Block-Attention, Table 3, 2 · parameters · computed tokens. Question of {question} (left) and "
+        f"Open marks: Block-Attention, Table 3, 2 · parameters · computed tokens. Question of {question} (left) and "
         f"{QUESTION} (right) tokens.",
     )
 

@@ -51,4 +51,4 @@ def _short(value: float) -> str:
     if value < 1e4:
         return f"{value:,.3g}"
     digit, power = f"{value:.0e}".split("e+")
-    return f"{digit} · 10<sup>{int(power)}</sup>"
+    return f"{digit}\u00a0·\u00a010<sup>{int(power)}</sup>"

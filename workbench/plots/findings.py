@@ -39,6 +39,11 @@ def sign_of(interval: Interval) -> int:
     return 1 if low > 0 else -1 if high < 0 else 0
 
 
+def sentence(text: str) -> str:
+    """Return a text as a sentence: its first letter a capital, the others as they are, a full stop at its end."""
+    return f"{text[:1].upper()}{text[1:].rstrip()}{'' if text.rstrip().endswith(('.', '?', '!')) else '.'}"
+
+
 def times(ratio: float, more: str, less: str) -> str:
     """Say a ratio of two times from its larger side: 2 → "2.0 times <more>", 0.5 → "2.0 times <less>"."""
     return f"{ratio:.1f} times {more}" if ratio >= 1 else f"{1 / ratio:.1f} times {less}"

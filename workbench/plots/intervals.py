@@ -58,7 +58,7 @@ def forest(
         )
         if level := [r[score] for r in rows if r["name"] == reference]:
             fig.add_vline(level[0], line={"color": INK, "width": 1, "dash": "dot"}, row=1, col=col)
-    fig.update_xaxes(range=[-0.06, 1.06], tickvals=[0, 0.5, 1], ticktext=["0", "50%", "100"], gridcolor=FAINT)
+    fig.update_xaxes(range=[-0.06, 1.06], tickvals=[0, 0.5, 1], ticktext=["", "50%", "100%"], gridcolor=FAINT)
     fig.update_yaxes(categoryorder="array", categoryarray=names[::-1], showgrid=True, ticks="")
     panel_titles(fig)
     left = 40 + 7 * max(map(len, names))

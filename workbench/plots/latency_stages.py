@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
+from workbench.core import renamed
 from workbench.metrics.latency import STAGES, Stages
 from workbench.plots.bars import breakdown
 from workbench.plots.bars import listed as by_time
@@ -43,7 +44,9 @@ def stages_on_gpu(measured: Row) -> go.Figure | None:
     if not measured:
         return None
     bars = {
-        r["way"] + (f", {r['density']:.0%} kept" if r["sparse"] else ""): {stage: r[stage] for stage in STAGES}
+        renamed.label(r["way"]) + (f", {r['density']:.0%} kept" if r["sparse"] else ""): {
+            stage: r[stage] for stage in STAGES
+        }
         for r in measured["rows"]
     }
     totals = {name: sum(seconds.values()) for name, seconds in bars.items()}
@@ -52,7 +55,7 @@ def stages_on_gpu(measured: Row) -> go.Figure | None:
         bars,
         STAGES,
         title=f"The same on {measured['device']}",
-        notice=f"{measured['model']}, {measured['length']:,} tokens. {slowest.capitalize()}: "
+        notice=f"{measured['model']}, {measured['length']:,} tokens. {slowest[:1].upper()}{slowest[1:]}: "
         f"{by_time(STAGES, bars[slowest])}.",
         caption=f"Medians of {measured['repeats']}; question of {measured['question']} tokens; without CUDA graphs. "
         "The host waits at every border, so sums are over the time to first token. data/benchmarks/stages.py.",

@@ -240,7 +240,7 @@ def rounding(records: Sequence[dict], explained: Mapping[str, str], *, caption: 
         hover = f"{explained.get(scheme, '')}<br>moved %{{x:,}} tokens: relative L2 error %{{y:.2e}}"
         width = 3 if scheme == "bf16 cache, fp32 shift" else 1.8
         fig.add_trace(_line(Series(scheme, x, y, hover=hover, look=look, width=width, size=6), bars=False))
-    fig.update_xaxes(title_text="distance moved (tokens)", type="log", dtick=1, tickformat=",d")
+    fig.update_xaxes(title_text="shift (tokens)", type="log", dtick=1, tickformat=",d")
     fig.update_yaxes(title_text="relative L2 error of the moved keys", type="log", dtick=1, exponentformat="power")
     side = {"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top", "font": {"color": MUTED, "size": 11}}
     fig.update_layout(legend=side)

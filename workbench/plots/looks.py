@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workbench.core import renamed
 from workbench.experiments import bench
 from workbench.methods import registry
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY, escaped, pale
@@ -65,7 +66,7 @@ class BaselineLooks(Looks):
         start = self.start_of(label)
         look = self[start] if start else Look(MUTED)
         colour = OTHER_LAUNCH if label.startswith("ours,") else look.colour
-        return replace(look, colour=colour, name=look.name + label[len(start) :])
+        return replace(look, colour=colour, name=look.name + renamed.label(label[len(start) :]))
 
     def maker(self, label: str) -> str:
         """Return who made it, whatever it does: `flash, dense` → SDPA flash; a kernel of this package → ours."""
@@ -133,7 +134,7 @@ BASELINES = BaselineLooks(
         "xattention": Look(MINT, name="xattention"),
     }
 )
-OTHER_LAUNCH = SKY  # a kernel of this package launched otherwise, as "ours, written in place"
+OTHER_LAUNCH = VIOLET  # a kernel of this package launched otherwise, as "ours, written in place"
 REUSE_STATUSES = Looks(
     {
         "kept": Look(pale(BLUE, 0.22), name="kept in place"),

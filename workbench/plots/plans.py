@@ -51,8 +51,8 @@ def timelines(found: Mapping[str, TokenStages], prompt: Prompt, *, ratio: float,
         fig,
         title="Which tokens are computed, and when",
         notice=_said(found, len(prompt)),
-        caption=f"From the plans of one request. {ratio:.0%} of the tokens of passages are computed again where a "
-        f"selector chooses. Block 0 is the system prompt, Q the question. {about}.",
+        caption=f"From the plans of one request. {ratio:.0%} of the tokens of passages are recomputed where a selector "
+        f"chooses. Block 0 is the system prompt, Q the question. {about}.",
         height=ROW * len(grid) * 2 // 3,
         left=190,
         legend=6,

@@ -60,7 +60,7 @@ def rotation(
     fig.update_yaxes(**side)
     for end in range(len(pairs)):
         fig.update_layout({f"yaxis{end + 1 or ''}": {"scaleanchor": f"x{end + 1}"}})
-    value = {"prefix": "distance moved: ", "suffix": " tokens", "font": {"size": 13, "color": INK}}
+    value = {"prefix": "shifted by ", "suffix": " tokens", "font": {"size": 13, "color": INK}}
     slider = frame_slider([str(d) for d in distances], start, pad=14, x=0.02, len=0.96, currentvalue=value)
     fig.update_layout(sliders=[slider], legend=legend_over(270 * lines, 26, entrywidth=230))
     panel_titles(fig, 12)
@@ -91,7 +91,7 @@ def _at_distance(cached: np.ndarray, speed: float, distance: int, place: np.ndar
     computed = go.Scatter(x=[place[0]], y=[place[1]], mode="markers", name=name, marker=ring, hovertemplate=hover)
     return [
         go.Scatter(x=0.55 * np.cos(sweep), y=0.55 * np.sin(sweep), **look),
-        _arrow(end, "moved: re-encoded", BLUE, first, text),
+        _arrow(end, "shifted: re-encoded", BLUE, first, text),
         computed.update(legendgroup="place", showlegend=first),
     ]
 
@@ -110,7 +110,7 @@ def rotating_key(rotated: KeyRotation, word: str, *, distance: int, about: str) 
         start=later[0] if later else len(rotated.distances) - 1,
         notice=f"{len(rotated.pairs)} channel pairs of the key of “{shown(word)}”. Move the slider: fast pairs spin, "
         f"slow ones hardly move. {lands(rotated)}",
-        caption=f"{about}. Red: encoded with its block at position 0. Ring: the model run with the block at that "
+        caption=f"{about}. As cached: encoded with its block at position 0. Ring: the model run with the block at that "
         "distance. Lengths normalised to 1, fp32.",
     )
 

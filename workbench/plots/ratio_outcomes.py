@@ -136,8 +136,8 @@ def answers_by_ratio(
     needed = {spec: least for spec, least in enough(outcomes, full).items() if least is not None}
     first = min(needed, key=needed.__getitem__, default=None)
     sign = {True: " ✓", False: " ✗", None: ""}[is_right(full, view.answers)]
-    from_then = f"gives the answer of full attention from {needed[first]:.0%} on." if first else ""
-    then = f"{SELECTORS.name_of(first)} {from_then}" if first else ""
+    least = f"{SELECTORS.name_of(first)} at {needed[first]:.0%}" if first else ""
+    then = f"The least that gives the answer of full attention: {least}." if first else ""
     named = {step: {SELECTORS.name_of(spec): outcome for spec, outcome in outcomes[step].items()} for step in steps}
     return ratios(
         named,

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from workbench.experiments import results
 from workbench.metrics.published_numbers import FUSION_RAG
-from workbench.plots.findings import joined, judged
+from workbench.plots.findings import joined, judged, sentence
 from workbench.plots.lines import Panel, Series, line_chart
 from workbench.plots.looks import Look
 from workbench.plots.theme import BLUE, GREEN, INK
@@ -77,4 +77,4 @@ def said(rows: Rows) -> str:
         parts.append(f"at {number} neighbours {joined(named)} (printed: above {bar:.0%})")
         holds += [True if row["low"] > bar else False if row["high"] < bar else None for row in of]
     verdict = False if False in holds else True if holds and all(holds) else None
-    return f"{'; '.join(parts).capitalize()}. {judged('FusionRAG', 'they are retrieved together', verdict)}"
+    return f"{sentence('; '.join(parts))} {judged('FusionRAG', 'they are retrieved together', verdict)}"

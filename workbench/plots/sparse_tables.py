@@ -9,6 +9,7 @@ from workbench.core.blocks import Prompt
 from workbench.experiments import results
 from workbench.methods import sparse
 from workbench.plots import sparse_findings
+from workbench.plots.intervals import SCORES
 from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.sparse_quality import OF_ANSWERS, STATIC, Measured, Records, nearest
 from workbench.plots.table import scored, table
@@ -26,7 +27,7 @@ def settings_table(measured: Measured) -> go.Figure:
     few, *_, many = curve[curve.method == "bfla"].sort_values("value").to_dict("records")
     rows = [
         [
-            r["spec"].replace("vertical_slash", "vs").replace(", ", " "),
+            r["spec"].replace(", ", " "),
             scored(r, form=".0%"),
             *(f"{share:.1%}" for share in (r["density"], 1 - r["density"])),
             *(f"{r['mass']:.0%}", f"{r['error']:.2f}"),
@@ -83,6 +84,7 @@ def last_rows_table(measured: Measured, without: Mapping[str, Mapping[str, Any]]
 def threshold_table(measured: Measured, chosen: Records, measure: str, keep: float) -> go.Figure:
     """Tabulate the sparsest setting of every method that keeps enough: `metrics.thresholds.cheapest`."""
     enough = [r for r in chosen if r["spec"]]
+    words = SCORES.get(measure, measure)
     sparsest = f"; the sparsest is {enough[0]['spec']} with {enough[0]['density']:.0%} of the pairs" if enough else ""
     names = measured.curve.groupby("method").spec.first().map(SPARSE_METHODS.name_of)
     rows = []
@@ -94,16 +96,16 @@ def threshold_table(measured: Measured, chosen: Records, measure: str, keep: flo
         reached = [f"{r['reached']:.1%}", f"{r['low']:.1%} to {r['high']:.1%}", "yes" if r["sure"] else "no"]
         rows.append([names[r["method"]], *kept, *reached])
     return table(
-        ["method", "threshold", "density", "after union", measure, "95% interval", "sure"],
+        ["method", "threshold", "density", "after union", words, "95% interval", "sure"],
         rows,
         words=2,
         widths=[2.9, 1.8, 0.8, 1.1, 0.9, 1.6, 0.6],
-        title=f"Which threshold keeps {keep:.0%} of {measure}?",
+        title=f"Which threshold keeps {keep:.0%} of {words}?",
         notice=f"{len(enough)} of {len(chosen)} methods have a threshold that keeps it{sparsest}. “Sure”: the 95% "
         f"interval keeps it as well; {sum(r['sure'] for r in chosen)} do.",
-        caption=f"{measured.about()}; sure, for em: of the questions that dense attention answers right (Wilson). "
-        "After union: pairs read by one page list for a chunk and the heads of a KV head. Other options as in "
-        "data/benchmarks/sparse.py.",
+        caption=f"{measured.about()}; sure, for exact match: of the questions that dense attention answers right "
+        "(Wilson). After union: pairs read by one page list for a chunk and the heads of a KV head. Other options as "
+        "in data/benchmarks/sparse.py.",
     )
 
 

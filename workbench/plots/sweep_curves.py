@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 
 from workbench.experiments.results import today
 from workbench.plots import sweep_findings
+from workbench.plots.findings import joined, sentence
 from workbench.plots.line_looks import selector_looks
 from workbench.plots.lines import profile, profiles
 from workbench.plots.looks import SELECTORS
@@ -164,7 +165,7 @@ def number_of_neighbours(swept: pd.DataFrame, selectors: Sequence[str], metric: 
     shares: dict[str, list[str]] = {}
     for r in drawn:
         shares.setdefault(r["name"], []).append(f"{measure.say(r['mean'])} at {r['at']}")
-    by_selector = "; ".join(f"{name}: {', '.join(at)}" for name, at in shares.items())
+    by_selector = sentence("; ".join(f"{name} {joined(at)}" for name, at in shares.items()))
     across = "neighbours a passage is prepared with (n)"
     return profiles(
         [profile(f"{measure.words}, all kinds", drawn, across, measure.axis, percent=measure.percent)],

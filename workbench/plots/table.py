@@ -41,10 +41,10 @@ def table(
     fill = [FAINT if i in groups else PAPER for i in range(len(rows))]
     colours = [MUTED if i in groups else INK for i in range(len(rows))]
     look = {"align": ["left"] * words + ["right"] * (len(head) - words), "line": {"color": RULE}}
-    header = {"values": [f"<b>{'<br>'.join(lines)}</b>" for lines in heads], "fill": {"color": PAPER}, "height": above}
+    header = {"values": ["<br>".join(lines) for lines in heads], "fill": {"color": PAPER}, "height": above}
     shown = list(zip(*(["<br>".join(map(plain, lines)) for lines in row] for row in cells), strict=True))
     body = {"values": shown, "fill": {"color": [fill]}, "height": ROW}
-    header |= {"font": {"size": 12, "color": INK}, **look}
+    header |= {"font": {"size": 12, "color": INK, "weight": "bold"}, **look}  # tags are set wrong on a narrow page
     body |= {"font": {"size": 12, "color": [colours]}, **look}
     fig = go.Figure(go.Table(columnwidth=columns, header=header, cells=body))
     tall = ceil(sum(_height(max(map(len, row))) for row in cells))

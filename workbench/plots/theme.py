@@ -59,10 +59,13 @@ _DARK = "body[data-jp-theme-light='false'], body.vscode-dark, body.dark, body.da
 # The tangent of an arc tangent makes a number of two lengths. Beside a figure stands the number of its cell.
 SMALLER, BESIDE = 0.68, 84
 _FIT = f"clamp({SMALLER}, tan(atan2(100cqw - var(--beside-figures, {BESIDE}px), {WIDTH}px)), 1)"
+# Cells of a table that hold several lines and are set to the right: plotly takes their width as it is on the screen.
+_BROKEN = ".js-plotly-plot .cell-text-holder:not([text-anchor], [transform^='translate(8,'])"
 _NARROW = f""".jp-OutputArea:has(.js-plotly-plot) {{ container-type: inline-size; }}
 @container (max-width: {WIDTH + BESIDE}px) {{
   .js-plotly-plot:has(> .plot-container) {{
     min-width: {WIDTH}px; transform: scale({_FIT}); transform-origin: 0 0; }}
+  {_BROKEN} {{ transform-box: fill-box; translate: calc(({_FIT} - 1) * 100%) 0; }}
 }}"""
 STYLE = f"""
 :is({_DARK}) {_FIGURE} {_TURN}
@@ -137,6 +140,7 @@ def finish(
     legends, menus, sliders and axis titles. `legend`: px between the plot area and a legend over it.
     """
     title, notice, caption = map(plain, (title, notice, caption))
+    notice += "" if notice.endswith((".", "?", "!", ".”", "?”", "!”")) else "."
     noticed, measured = _lines(notice, 124), _lines(caption, 152)
     top = 50 + 18 * len(noticed) + above
     if legend is not None:
