@@ -42,6 +42,15 @@ def test_every_engine_batch_and_store_is_timed_and_tokens_are_compared(kept):
     assert len(said) == 12
 
 
+def test_rows_of_other_numbers_at_a_time_stay(kept):
+    unit = kept[0]["units"]["a"]
+    found = {"speed": [row | {"questions": 9} for row in unit["speed"] if row["batch"] == 2], "tokens": []}
+    both = engine_speed.beside(unit, found, [2])
+    assert [(row["batch"], row["questions"]) for row in both["speed"]] == [(1, 3)] * 4 + [(2, 9)] * 4
+    assert [pair["between"] for pair in both["tokens"]] == [[["contiguous", 1], ["paged", 1]]]
+    assert engine_speed.beside({}, found, [2]) == found
+
+
 def test_the_figure_shows_all_and_its_sentence_is_made_of_the_numbers(kept):
     fig = engines_beside(kept[0])
     cells = fig.data[0].cells.values

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--real-model", default="smollm2")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), choices=SIZES, help="answered at a time")
     parser.add_argument("--decoded", type=int, default=32, help="prompts of the decoding alone")
     parser.add_argument("--count", type=int, default=64, help="tokens of each")
     parser.add_argument("--minutes", type=float, default=1e9, help="nothing is begun after")
@@ -65,7 +66,9 @@ def main() -> None:
         _tokens(given, end, about, units)
         return
     for name, model, method, dtype, count in _units(given):
-        if name in units or perf_counter() > end:
+        before = units.get(name, {})
+        missing = [size for size in given.sizes if method is not None and not _asked(before, size, count)]
+        if not (missing if method else not before) or perf_counter() > end:
             continue
         print(name, flush=True)
         loaded = models.load(model, given.device, dtype)
@@ -75,10 +78,16 @@ def main() -> None:
             unit: Any = {"decoding": engine_speed.decoded(loaded, prompts, reuse, SIZES, given.count, print)}
         else:
             trial = Trial(model, device=given.device, dtype=dtype, **METHODS[method])
-            unit = engine_speed.answered(loaded, trial, _prompts(loaded, count), SIZES, print)
+            found = engine_speed.answered(loaded, trial, _prompts(loaded, count), missing, print)
+            unit = engine_speed.beside(before, found, missing)
         units[name] = {"model": model, "method": method or "block", "dtype": dtype, "beside": given.beside, **unit}
         _write(given.out, about, units)
         del loaded
+
+
+def _asked(unit: dict[str, Any], size: int, count: int) -> bool:
+    """Whether so many questions were answered so many at a time."""
+    return any(row["batch"] == size and row["questions"] >= count for row in unit.get("speed", []))
 
 
 def _tokens(given: argparse.Namespace, end: float, about: dict[str, Any], units: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ unit = answered(loaded, trial, samples, batches=(1, 16))
 unit = decoded(loaded, prompts, batches=(1, 16), count=64)
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -65,6 +65,14 @@ def answered(
         for one, other in pairs
     ]
     return {"speed": speed, "tokens": tokens}
+
+
+def beside(before: Mapping[str, Any], found: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, Any]:
+    """Join what `answered` found with an earlier unit, of which rows of other numbers at a time stay."""
+    speed = [row for row in before.get("speed", []) if row["batch"] not in sizes]
+    tokens = [pair for pair in before.get("tokens", []) if not {size for _, size in pair["between"]} & {*sizes}]
+    rows = sorted([*speed, *found["speed"]], key=lambda row: int(row["batch"]))
+    return {"speed": rows, "tokens": [*tokens, *found["tokens"]]}
 
 
 def decoded(
