@@ -200,8 +200,8 @@ def speedups() -> go.Figure | None:
         caption=f"{chunk_reports.gpu('chunk_attention') or chunk_reports.gpu('chunked')}, random numbers and weights, "
         "Llama-3.1-8B's shape, chunks of 1,024. Attention: batch 8, 16 query and 4 KV heads, over the fastest dense "
         "baseline. Whole prompt: batch 1, over the same engine, dense, of the same run. Tiles at 15% density; unions "
-        "and QUOKA read 25% of the past; SeerAttention's gate is drawn at random and does not rotate, so its time is the "
-        "least. "
+        "and QUOKA read 25% of the past; SeerAttention's gate is drawn at random and does not rotate, so its time is "
+        "the least. "
         f"The ring: {COMPACT_TEXT['source']}.",
         lines=3,
     )
