@@ -14,7 +14,7 @@ import pandas as pd
 from headline import markdown
 
 from workbench.core.files import write_text
-from workbench.experiments import bench_reports
+from workbench.experiments import bench_reports, memory_checks
 from workbench.experiments.results import FOLDER
 from workbench.metrics.latency import STAGES
 
@@ -154,6 +154,7 @@ def notes() -> str:
         "times": times(rows),
         "choices": choices(rows),
         "stages": stages(),
+        "memory": memory_checks.sentence(),
     }
     text = TEXT
     for name, part in parts.items():
