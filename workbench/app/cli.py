@@ -4,6 +4,7 @@ A subcommand is imported when it is called, so `workbench --help` does not wait 
 """
 
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,8 +14,8 @@ from typing import Any
 
 import typer
 
-from workbench.core.errors import BadInput, brief
-from workbench.core.files import check_place
+from workbench.core.errors import BadInput, brief, shown
+from workbench.core.files import check_place, is_file
 
 COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of it
     "trial": (".trial", "Answer questions with one method and report quality, time to first token and cost."),
@@ -35,7 +36,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "data": (".data", "Look at a data set, or write samples of it to a file."),
     "lab": ("workbench.training.lab.commands", "The lab corpus and the lab model: draw, train, evaluate."),
 }
-OUTPUTS = ("out", "html", "markdown", "untrained")  # options that name a file or folder to write
+OUTPUTS = ("out", "to", "html", "markdown", "figure", "untrained")  # options that name a file or folder to write
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
@@ -56,7 +57,7 @@ class Commands(typer.core.TyperGroup):
             if logging and not sys.stderr.isatty():
                 logging.disable_progress_bar()  # of weights that are loaded, unless a person watches
             _check_outputs(command)
-            _refuse_empty(rest)
+            _refuse_unfit(rest)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -82,12 +83,17 @@ def _check_outputs(command: Any) -> None:
             param.callback = partial(_writable, param.callback)
 
 
-def _refuse_empty(args: Sequence[str]) -> None:
-    """Refuse an output without a name, which typer would take for the folder at hand."""
+def _refuse_unfit(args: Sequence[str]) -> None:
+    """Refuse an output without a name, which typer would take for the folder at hand, and one that is also read."""
+    values = [arg.partition("=")[2] if arg.startswith("--") else arg for arg in args]
     for option, value in pairwise([*args, "-"]):
         name, equals, given = option.partition("=")
-        if name.startswith("--") and name[2:] in OUTPUTS and not (given if equals else value):
+        if not name.startswith("--") or name[2:] not in OUTPUTS:
+            continue
+        if not (place := given if equals else value):
             raise BadInput(f"{name} '': the name of a file or folder is needed")
+        if is_file(place) and sum(is_file(other) and os.path.samefile(place, other) for other in values) > 1:
+            raise BadInput(f"{name} {shown(place)} is a file that this command reads or writes otherwise: name another")
 
 
 def _writable(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:

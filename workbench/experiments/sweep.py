@@ -111,7 +111,9 @@ def run(
 
     failures = {}
     with ExitStack() as stack:
-        client = stack.enter_context(sweep_runs.connected(todo, cluster, jobs)) if cluster and todo else None
+        client = None
+        if todo and cluster is not None:
+            client = stack.enter_context(sweep_runs.connected(todo, cluster, jobs))
         folder.mkdir(parents=True, exist_ok=True)
         (out / SUCCESS).unlink(missing_ok=True)
         there = runner.on(client, todo, cluster or "", jobs) if client else runner.here(todo, jobs, tell)

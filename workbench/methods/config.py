@@ -79,7 +79,7 @@ class MethodConfig:
         odd = [key for key in REUSE if getattr(self, key) != getattr(MethodConfig, key)]
         if self.mode != "block" and odd:
             given = f"{odd[0]} {getattr(self, odd[0])!r}"
-            raise BadInput(f"{given} is for mode block: mode {name} reuses no cached block so")
+            raise BadInput(f"{given} is for mode block: mode {name} reuses no cached blocks")
         registry.found(preparations.__name__, self.prepare, ("corpus",))
         reuse = Reuse(positions_named(self.positions), select=self._select(), ratio=self.ratio)
         self._sparse(reuse)

@@ -105,15 +105,17 @@ class Preparation:
         first = layout.prompts(samples[:1], tokenizer)[0]
         system = first.context[: len(first.context) - len(samples[0].ctxs)]
         policy = prepare.named(self.prepare, corpus=corpus, system=len(system))
-        opened(self.out, kind_of(model, policy, tokenizer), new=True)  # refuses a store of another kind
-        forget(self.out, SUCCESS)
-        stages = self._stages(model, policy, corpus, tokenizer)
-        made = 0
-        for stage in stages:
-            if system and not opened(stage.folder).has_file("system"):
-                ShardMaker(model, stage.policy, stage.folder, system).make(("system", ()))
-        total, done, seconds = sum(len(stage.passages) for stage in stages), 0, 0.0
-        with self._makers(model, system, stages) as make:
+        if is_begun(self.out):
+            opened(self.out, kind_of(model, policy, tokenizer))  # refuses a store of another kind
+        stages = self._stages(policy, corpus)
+        made, total, done, seconds = 0, sum(len(stage.passages) for stage in stages), 0, 0.0
+        with self._makers(model, system, stages) as make:  # refuses a cluster that does not answer
+            opened(self.out, kind_of(model, policy, tokenizer), new=True)
+            forget(self.out, SUCCESS)
+            for stage in stages:
+                opened(stage.folder, kind_of(model, stage.policy, tokenizer), new=True)
+                if system and not opened(stage.folder).has_file("system"):
+                    ShardMaker(model, stage.policy, stage.folder, system).make(("system", ()))
             for stage in stages:
                 begin, end, made = float("inf"), 0.0, 0  # of the last stage, whose passages stay
                 for begun, ended, count, fresh in make(stage):
@@ -123,7 +125,7 @@ class Preparation:
                 seconds += end - begin
         return self._finish(policy, corpus, made, seconds)
 
-    def _stages(self, model: PreTrainedModel, policy: Prepare, corpus: Corpus, tokenizer: Any) -> list[PrepareStage]:
+    def _stages(self, policy: Prepare, corpus: Corpus) -> list[PrepareStage]:
         """Return what is left to do: no stage where all shards are written. A shard with a damaged header is not."""
         runs = [corpus.blocks[i : i + self.shard] for i in range(0, len(corpus), self.shard)]
         policies: list[tuple[Prepare, Where]] = [(policy, self.out)]
@@ -135,11 +137,7 @@ class Preparation:
             named = [shards.named(store, i, run) for i, run in enumerate(runs)]
             missing = [shard for shard in named if store is None or not shards.is_written(store, shard)]
             stages.append(PrepareStage(each, folder, missing))
-        if not stages[-1].shards:
-            return []
-        for stage in stages[:-1]:
-            opened(stage.folder, kind_of(model, stage.policy, tokenizer), new=True)
-        return [stage for stage in stages if stage.shards]
+        return [stage for stage in stages if stage.shards] if stages[-1].shards else []
 
     @contextmanager
     def _makers(

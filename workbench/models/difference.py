@@ -52,9 +52,11 @@ def decode(low: bytes, high: bytes, base: np.ndarray) -> np.ndarray:
 def save(model: str | Path, out: Path, base: str) -> None:
     """Copy the checkpoint `model` to `out`, its weights kept as the difference from those of `base`.
 
-    `out` appears whole or not at all. Raises BadInput where the two have other names, shapes or number formats, and
-    where a weight is not bf16.
+    `out` appears whole or not at all. Raises BadInput for a folder that is there already, where the two have other
+    names, shapes or number formats, and where a weight is not bf16.
     """
+    if out.exists():
+        raise BadInput(f"{out} is there already: a new folder is needed")
     source, origin = folder(model), folder(base)
     check(source)
     check(origin)

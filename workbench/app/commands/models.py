@@ -80,7 +80,7 @@ def ordinary(
 @app.command(epilog="Example: workbench models difference runs/tuned/model data/models/tuned --base lab-full")
 def difference(
     model: Annotated[str, typer.Argument(help="Folder of a fine-tuned model in bf16")],
-    folder: Annotated[Path, typer.Argument(help="Folder to write")],
+    folder: Annotated[Path, typer.Argument(help="New folder for the difference")],
     base: Annotated[str, typer.Option(help="The model it was fine-tuned from; needed wherever it is loaded")],
 ) -> None:
     """Keep a fine-tuned model as what its weights differ by from its base: all bits, about half the size."""
