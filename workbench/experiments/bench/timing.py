@@ -17,7 +17,7 @@ from workbench.metrics.latency import quantiles
 
 Events = tuple[torch.cuda.Event, torch.cuda.Event]  # before and after a run
 
-WAIT = 2_000_000  # clock cycles, about 1 ms: longer than the host needs for any launch
+WAIT = 8_000_000  # clock cycles, about 4 ms: longer than a busy host needs to launch a choice and its attention
 SECONDS = 0.4  # of measuring, for each candidate
 RUNS = (10, 200)  # fewest and most
 
