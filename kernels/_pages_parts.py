@@ -8,6 +8,8 @@ from torch import Tensor
 
 from workbench.kernels._triton import after_previous, jit, overlap, padded_width, tl, triton
 
+ONE_WARP = 2048  # numbers that a single warp merges, at most: no sum then crosses warps
+
 
 @jit
 def part_weights(lse, place, splits, SPLITS: tl.constexpr):
@@ -56,7 +58,8 @@ def merge(parts: Tensor, lse: Tensor, out: Tensor) -> None:
     """Parts [B, Hq, R, S, D] fp32 with their log-sums [B, Hq, R, S] into `out` [B, Hq, R, D]."""
     batch, heads, count, splits, width = parts.shape
     options, pdl = overlap(parts.device)
+    most, padded = triton.next_power_of_2(splits), padded_width(width)
     _merge[(batch * heads * count,)](
-        parts, lse, out, heads, count, splits, *out.stride()[:3], SPLITS=triton.next_power_of_2(splits),
-        D=width, DP=padded_width(width), PDL=pdl, **options,
+        parts, lse, out, heads, count, splits, *out.stride()[:3], SPLITS=most,
+        D=width, DP=padded, PDL=pdl, num_warps=1 if most * padded <= ONE_WARP else 4, **options,
     )  # fmt: skip

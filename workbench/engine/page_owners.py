@@ -25,10 +25,11 @@ class NoPages(BadInput):
 
 
 class Taken(list[int]):
-    """Pages that somebody holds, and the generations they were taken with."""
+    """Pages that somebody holds, as `numbers` too, and the generations they were taken with."""
 
     def __init__(self, pages: Sequence[int], generations: Ints):
         super().__init__(pages)
+        self.numbers: Ints = np.array(self, np.int32)
         self.generations = generations
 
 
@@ -53,11 +54,14 @@ class PageOwners:
         Raises NoPages, taking none.
         """
         with self._changed:
-            if count > self.pages - 1 or not self._changed.wait_for(lambda: count <= len(self._free), wait):
+            if count > len(self._free) and (
+                count > self.pages - 1 or not self._changed.wait_for(lambda: count <= len(self._free), wait)
+            ):
                 raise NoPages(count, len(self._free), what)
             taken = [self._free.pop() for _ in range(count)]
-            self.generation[taken] += 1
-            return Taken(taken, self.generation[taken])
+            generations: Ints = self.generation[taken] + 1
+            self.generation[taken] = generations
+            return Taken(taken, generations)
 
     def give(self, pages: Sequence[int] | Tensor, generations: Ints | None = None, counted: bool = True) -> None:
         """Give pages back. BadInput, giving none, where one of them is not held or was taken by others since.
@@ -74,10 +78,9 @@ class PageOwners:
 
     def _own(self, pages: Sequence[int] | Tensor, generations: Ints | None) -> Ints:
         """Return page numbers that are held. A few that are as they were taken need no closer look."""
-        if isinstance(pages, Taken) and generations is not None and len(set(pages)) == len(pages):
-            numbers = np.array(pages, np.int32)
-            if self.holds(numbers, generations) and (generations & 1).all():
-                return numbers
+        taken = isinstance(pages, Taken) and generations is pages.generations and pages == pages.numbers.tolist()
+        if isinstance(pages, Taken) and taken and self.holds(pages.numbers, pages.generations):
+            return pages.numbers
         return self.check(pages, generations)
 
     def holds(self, numbers: Ints, generations: Ints) -> bool:

@@ -205,7 +205,7 @@ class Pool(PageStorage):
     ) -> PagedPrompt:
         owned = self.take(len(places), wait)
         try:
-            mine = np.array(owned, np.int32)
+            mine = owned.numbers
             table = table_of(context, mine, places, self.size, positions == "naive", self.run, joined)
         except BaseException:
             self.give(owned)
