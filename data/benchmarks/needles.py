@@ -3,7 +3,7 @@
     python data/benchmarks/needles.py --device cuda
 
 leaves needles.json for figure 2 of CompactAttention: of every task and method a digit a question ("1": right), written
-after every task; what the file holds for the same settings is not measured again. Model,
+after every task; a task of which the file holds as many questions for the same settings is not measured again. Model,
 seed, passages and chunks are those of data/benchmarks/sparse.py, so the first questions of a task are the same ones.
 """
 
@@ -52,14 +52,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE)
     args = parser.parse_args()
     loaded = models.load(MODEL, args.device)
-    about = {"model": MODEL, "seed": SEED, "passages": PASSAGES, "chunk": CHUNK, "samples": args.samples}
+    about = {"model": MODEL, "seed": SEED, "passages": PASSAGES, "chunk": CHUNK}
     about |= {"device": device_name(loaded.model.device), "versions": versions()}
     path = args.out / "needles.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     same = all(before.get(name) == value for name, value in about.items())
     by_task: dict[str, dict[str, str]] = before.get("tasks", {}) if same else {}
     for task in args.tasks:
-        if set(args.specs) <= set(by_task.get(task, {})):
+        if all(len(by_task.get(task, {}).get(spec, "")) >= args.samples for spec in args.specs):
             continue
         samples = data.load(f"needles-{task}", args.samples, SEED, PASSAGES)
         by_task[task] = right(loaded, samples, args.specs, 64 if args.device != "cpu" else 8)
