@@ -10,7 +10,9 @@ shared keep their checksums; one request in a hundred is answered once more by t
 import resource
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -39,7 +41,8 @@ from workbench.store import MemoryStore
 
 SHARE = 100  # one request in so many is checked
 WAVE = 64
-CHECKED = 16  # blocks of which a checksum is taken after every wave
+CHECKED = 16  # blocks of which a checksum is taken again after every wave, and for the first time
+STATUS = Path("/proc/self/statm")
 METHODS: dict[str, tuple[int, Method]] = {  # how many of all, about
     "full": (2, Full()),
     "block": (8, Reuse()),
@@ -147,7 +150,11 @@ class Soak:
         self.counts["blocks gone"] += len(gone := [key for key in sums if key not in live])
         for key in gone:
             del sums[key]
-        for key, cached in random.sample(sorted(live.items()), min(CHECKED, len(live))):
+        known, fresh = sorted(live.keys() & sums.keys()), sorted(live.keys() - sums.keys())
+        looked = random.sample(known, min(CHECKED, len(known)))  # those that others may have written since
+        looked += random.sample(fresh, min(CHECKED, len(fresh)))
+        for key in looked:
+            cached = live[key]
             now = checksum(pool, cached)
             if key in sums:
                 self.counts["checksums"] += 1
@@ -169,8 +176,10 @@ class Soak:
         }
 
     def _bytes(self) -> dict[str, int]:
-        """Return what the process has held at most, and what the device holds."""
+        """Return what the process has held at most, what it holds where the system tells, and what the device holds."""
         held = {"process, at most": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}
+        with suppress(OSError):
+            held["process"] = int(STATUS.read_text().split()[1]) * resource.getpagesize()
         if self.loaded.model.device.type == "cuda":
             held["device"] = torch.cuda.memory_allocated()
         return held
