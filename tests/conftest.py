@@ -70,6 +70,22 @@ def lab(jupyterlab):
         yield running
 
 
+@pytest.fixture(scope="module")
+def sharp(tmp_path_factory):
+    """The folder of a tiny model that is tuned (tests/self_teacher.py)."""
+    from self_teacher import sharp_model  # imports Triton, which must see the variable above
+
+    return sharp_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Files of questions to tune on, with and without labels, and of held-out ones (tests/self_teacher.py)."""
+    from self_teacher import question_files
+
+    return question_files(tmp_path_factory.mktemp("data"))
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """A tiny checkpoint (tests/tiny.py); tests that write into a model's folder make their own."""

@@ -53,6 +53,11 @@ def test_an_unknown_kernel_or_baseline_is_named():
     assert baselines.chosen("all") == list(baselines.NAMES)
 
 
+def test_workloads_are_not_chosen_for_a_check_which_goes_through_all_cases():
+    done = invoke("rotate_keys", "--check", "--only", "no such workload")
+    assert done.exit_code == 2 and "--check goes through every case" in done.stderr
+
+
 def test_a_process_of_its_own_checks_a_kernel_without_a_gpu():
     """Triton reads its environment when it is first imported, which the command must not have done before."""
     if torch.cuda.is_available():

@@ -228,6 +228,8 @@ def test_the_command_line_fits_and_the_methods_read(tmp_path):
     for words, sentence in (
         (("distill", "--out", str(tmp_path / "no" / "gate")), "there is no folder"),
         (("distill", "--out", str(tmp_path / "a"), "--steps", "0"), "steps is 0"),
+        (("distill", "--out", str(tmp_path / "a"), "--samples", "0"), "samples is 0"),
+        (("distill", "--out", str(tmp_path / "a"), "--data", "lab-sample", "--samples", "999"), "8 of them held out"),
         (("profile", "--out", str(tmp_path / "a"), "--stride", "48"), "block 128 is no multiple of stride 48"),
         (("profile", "--out", str(tmp_path / "a"), "--cover", "2"), "cover is 2.0"),
     ):

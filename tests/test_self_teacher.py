@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from self_teacher import CONFIG, LORA, question_files, sharp_model, tuned
+from self_teacher import CONFIG, LORA, tuned
 from torch.nn.functional import kl_div
 
 from workbench import generate, models
@@ -25,16 +25,6 @@ from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
 from workbench.training.tuning.teacher import divergence, logits_of, pack_taught
 from workbench.training.tuning.train import train
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return sharp_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return question_files(tmp_path_factory.mktemp("data"))
 
 
 def weights(run):
@@ -63,10 +53,10 @@ def test_divergence_and_its_gradient_are_those_of_torch(taught, rows, vocabulary
 
 
 @pytest.mark.parametrize("config", [CONFIG, pytest.param(LORA, id="lora")])
-def test_before_the_first_step_full_mode_is_the_teacher_and_block_mode_is_not(config, base, files):
+def test_before_the_first_step_full_mode_is_the_teacher_and_block_mode_is_not(config, sharp, texts):
     if config.lora_rank:
         pytest.importorskip("peft")
-    run, source = start(config, base, Data(files["train"]), Path("unused"))
+    run, source = start(config, sharp, Data(texts["train"]), Path("unused"))
     batch = pack_taught([source[0]], config)
     with torch.no_grad():
         logits, taught = logits_of(run.model, run.teacher, batch, run.windows, bf16=False)
@@ -77,24 +67,24 @@ def test_before_the_first_step_full_mode_is_the_teacher_and_block_mode_is_not(co
 
 
 @pytest.mark.parametrize("positions", ["re-encoded", "naive"])
-def test_block_mode_nears_the_teacher_on_held_out_text_and_full_mode_stays(base, tmp_path, positions):
+def test_block_mode_nears_the_teacher_on_held_out_text_and_full_mode_stays(sharp, tmp_path, positions):
     pytest.importorskip("peft")
     config = replace(LORA, steps=16, lr=1e-2, positions=positions)
     held, worlds = Evaluation(every=16, samples=6, passages=2), Data("lab", passages=(2, 2), questions=4)
-    run, source = start(config, base, worlds, tmp_path / "run", held)
+    run, source = start(config, sharp, worlds, tmp_path / "run", held)
     before, after = train(run, source, held).scores
     assert before["full"]["kl"] < 1e-5 and before["n"] == 6 and abs(before["full"]["nll_gap"]) < 1e-4
     assert after["block"]["kl"] < 0.75 * before["block"]["kl"] and after["full"]["kl"] < 0.2 * before["block"]["kl"]
     assert before["block"]["kl_low"] <= before["block"]["kl"] <= before["block"]["kl_high"]
 
 
-def test_the_loss_falls_with_all_weights_and_the_teacher_is_a_frozen_copy(base, files, tmp_path, monkeypatch):
+def test_the_loss_falls_with_all_weights_and_the_teacher_is_a_frozen_copy(sharp, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(common, "READ_EVERY", 1)
-    run, progress = tuned(replace(CONFIG, steps=25, lr=2e-3), base, files["train"], tmp_path / "run")
+    run, progress = tuned(replace(CONFIG, steps=25, lr=2e-3), sharp, texts["train"], tmp_path / "run")
     losses = [row["loss"] for row in progress.curve]
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     assert {"kl_full", "kl_block", "full", "block"} <= progress.curve[-1].keys()
-    untouched = models.load(base).model.state_dict()
+    untouched = models.load(sharp).model.state_dict()
     assert same(dict(run.teacher.model.state_dict()), dict(untouched)) and not same(weights(run), dict(untouched))
 
 
@@ -103,7 +93,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("config", [CONFIG, pytest.param(LORA, id="lora")])
-def test_killed_and_resumed_is_not_interrupted(config, base, files, tmp_path):
+def test_killed_and_resumed_is_not_interrupted(config, sharp, texts, tmp_path):
     if config.lora_rank:
         pytest.importorskip("peft")
 
@@ -111,44 +101,44 @@ def test_killed_and_resumed_is_not_interrupted(config, base, files, tmp_path):
         if row["step"] == 4:
             raise Killed
 
-    whole = tuned(config, base, files["unlabelled"], tmp_path / "whole", save_every=2)[0]
+    whole = tuned(config, sharp, texts["unlabelled"], tmp_path / "whole", save_every=2)[0]
     with pytest.raises(Killed):
-        tuned(config, base, files["unlabelled"], tmp_path / "cut", report=kill, save_every=2)
-    again = tuned(config, base, files["unlabelled"], tmp_path / "cut", save_every=2)[0]
+        tuned(config, sharp, texts["unlabelled"], tmp_path / "cut", report=kill, save_every=2)
+    again = tuned(config, sharp, texts["unlabelled"], tmp_path / "cut", save_every=2)[0]
     assert same(weights(whole), weights(again))
 
 
-def test_without_labels_the_model_answers_itself_once(base, files, tmp_path):
+def test_without_labels_the_model_answers_itself_once(sharp, texts, tmp_path):
     for _ in range(2):
-        run, source = start(CONFIG, base, Data(files["unlabelled"]), tmp_path / "run")
+        run, source = start(CONFIG, sharp, Data(texts["unlabelled"]), tmp_path / "run")
         draw(run, source)
         said = json.loads((tmp_path / "run" / CACHE).read_text())["answers"]
         (tmp_path / "run" / CACHE).write_text((tmp_path / "run" / CACHE).read_text().replace(" ", ""))
     assert {tuple(said[str(i)]) for i in range(4)} == {source[i].questions[0].answer for i in range(4)}
     assert all(1 <= len(answer) <= CONFIG.own_tokens for answer in said.values())
-    loaded = models.load(base)
+    loaded = models.load(sharp)
     prompts = LAB.prompts(source.samples[:1], loaded.tokenizer)
     (wanted,) = generate(loaded.model, loaded.tokenizer, prompts, max_new_tokens=4, stop=LAB.stop)
     assert list(wanted.tokens) == said["0"]
 
 
-def test_gold_answers_alone_need_no_drawing(base, files, tmp_path):
-    run, source = start(CONFIG, base, Data(files["train"]), tmp_path / "run")
+def test_gold_answers_alone_need_no_drawing(sharp, texts, tmp_path):
+    run, source = start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run")
     draw(run, source)
     assert not (tmp_path / "run").exists() and len(source[0].questions) == 1
     both = replace(CONFIG, own_answers="all")
-    run, source = start(both, base, Data(files["train"]), tmp_path / "run")
+    run, source = start(both, sharp, Data(texts["train"]), tmp_path / "run")
     draw(run, source)
     assert len(source[0].questions) == 2 and source[0].questions[0].question == source[0].questions[1].question
 
 
-def test_the_rate_falls_with_the_budget_and_the_run_ends_with_it(base, files, tmp_path):
+def test_the_rate_falls_with_the_budget_and_the_run_ends_with_it(sharp, texts, tmp_path):
     config = replace(CONFIG, steps=1000, budget=1.0, warmup=0)
     assert config.rate(0, 0) == config.lr and config.rate(0, 30) == pytest.approx(config.lr / 2)
     assert config.rate(500, 6) == config.lr / 2 and config.rate(1, 90) == 0
     assert not config.finished(999, 59) and config.finished(1000, 0) and config.finished(1, 60)
     quick = replace(config, budget=1e-4)
-    _, progress = tuned(quick, base, files["train"], tmp_path / "run", Evaluation(1000, 2, files["held"]))
+    _, progress = tuned(quick, sharp, texts["train"], tmp_path / "run", Evaluation(1000, 2, texts["held"]))
     assert progress.step == 1 and [row["step"] for row in progress.scores] == [0, 1]
     assert (tmp_path / "run" / "state").is_dir()
 
@@ -161,10 +151,10 @@ def settled(monkeypatch):
 
 
 def test_a_run_compiles_for_two_lengths_says_so_and_learns_what_it_would_without(
-    base, files, tmp_path, settled, monkeypatch
+    sharp, texts, tmp_path, settled, monkeypatch
 ):
-    lines, held = [], Evaluation(every=6, samples=5, data=files["held"])
-    run, source = start(CONFIG, base, Data(files["train"]), tmp_path / "run", held, say=lines.append)
+    lines, held = [], Evaluation(every=6, samples=5, data=texts["held"])
+    run, source = start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run", held, say=lines.append)
     progress = train(run, source, held)
     assert len(run.compiled) == 2 and max(run.compiled) == 2 * min(run.compiled)
     names = [re.sub(r"\d[\d,]*", "N", line.partition(":")[0]) for line in lines]
@@ -180,7 +170,7 @@ def test_a_run_compiles_for_two_lengths_says_so_and_learns_what_it_would_without
     ]
     assert all(re.search(r"\d\.\d s( \(|$)", line) for line in lines if "compiling" not in line)
     monkeypatch.setattr(TuneRun, "tiles", False)
-    plain, source = start(CONFIG, base, Data(files["train"]), tmp_path / "plain", held)
+    plain, source = start(CONFIG, sharp, Data(texts["train"]), tmp_path / "plain", held)
     without = train(plain, source, held)
     for key, x in weights(plain).items():
         torch.testing.assert_close(weights(run)[key], x, rtol=0, atol=1e-4)
@@ -188,26 +178,26 @@ def test_a_run_compiles_for_two_lengths_says_so_and_learns_what_it_would_without
         assert row["n"] == other["n"] == 5 and row["block"]["kl"] == pytest.approx(other["block"]["kl"], abs=1e-3)
 
 
-def test_the_budget_counts_from_the_first_step_on(base, files, tmp_path, monkeypatch):
+def test_the_budget_counts_from_the_first_step_on(sharp, texts, tmp_path, monkeypatch):
     config = replace(CONFIG, budget=1.0, steps=3)
     monkeypatch.setattr(loop, "fidelity", lambda *_: time.sleep(0.3) or {"n": 2, "full": {"kl": 0.0}, "block": {}})
-    _, progress = tuned(config, base, files["train"], tmp_path / "run", Evaluation(3, 2, files["held"]))
+    _, progress = tuned(config, sharp, texts["train"], tmp_path / "run", Evaluation(3, 2, texts["held"]))
     first = progress.seconds - 0.3  # the evaluation behind the last step is not counted either
     assert progress.step == 3 and first < 0.3 + 3
 
 
-def test_a_first_evaluation_that_takes_long_is_cut_and_later_ones_ask_the_same(base, files, tmp_path, monkeypatch):
+def test_a_first_evaluation_that_takes_long_is_cut_and_later_ones_ask_the_same(sharp, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "FIRST_SECONDS", 0.0)
-    _, progress = tuned(CONFIG, base, files["train"], tmp_path / "run", Evaluation(3, 6, files["held"]))
+    _, progress = tuned(CONFIG, sharp, texts["train"], tmp_path / "run", Evaluation(3, 6, texts["held"]))
     assert [row["n"] for row in progress.scores] == [2, 2, 2]  # one batch of two contexts, of three
 
 
-def test_a_model_is_tuned_on_prompts_of_the_layout_that_is_asked_for(base, files, tmp_path):
+def test_a_model_is_tuned_on_prompts_of_the_layout_that_is_asked_for(sharp, texts, tmp_path):
     layout = tmp_path / "layout.json"
     layout.write_text(json.dumps(LAB.to_json() | {"name": "short", "system": "Answer.\n"}))
-    run, source = start(CONFIG, base, Data(files["train"]), tmp_path / "run", layout=str(layout))
+    run, source = start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run", layout=str(layout))
     words = run.loaded.tokenizer
     assert words.decode(source[0].context[0]).endswith("Answer.\n") and run.loaded.layout.name == "short"
     train(run, source)
     with pytest.raises(BadInput, match="holds a run with another layout"):
-        start(CONFIG, base, Data(files["train"]), tmp_path / "run")
+        start(CONFIG, sharp, Data(texts["train"]), tmp_path / "run")

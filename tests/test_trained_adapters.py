@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
-from self_teacher import LORA, question_files, sharp_model, tuned
+from self_teacher import LORA, tuned
 
 from workbench import models
 from workbench.core.errors import BadInput
@@ -18,32 +18,22 @@ from workbench.training.tuning.start import start
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return sharp_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return question_files(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def adapter(base, files, tmp_path_factory):
+def adapter(sharp, texts, tmp_path_factory):
     """An adapter of a few steps, and the logits of the model it was trained in."""
     pytest.importorskip("peft")
     out = tmp_path_factory.mktemp("adapter")
-    evaluation = Evaluation(every=6, samples=4, data=files["held"])
-    run, progress = tuned(replace(LORA, lr=5e-2), base, files["train"], out / "run", evaluation)
+    evaluation = Evaluation(every=6, samples=4, data=texts["held"])
+    run, progress = tuned(replace(LORA, lr=5e-2), sharp, texts["train"], out / "run", evaluation)
     save_adapter(run, progress, out / "tiny-block")
     run.loaded.model.set_attn_implementation("sdpa")
     with torch.no_grad():
         return out / "tiny-block", run.loaded.model.eval()(torch.arange(40)[None]).logits
 
 
-def test_an_adapter_loads_back_to_the_logits_it_was_trained_to_without_peft(adapter, base, monkeypatch):
+def test_an_adapter_loads_back_to_the_logits_it_was_trained_to_without_peft(adapter, sharp, monkeypatch):
     folder, wanted = adapter
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    loaded, plain = models.load(folder), models.load(base)
+    loaded, plain = models.load(folder), models.load(sharp)
     ids = torch.arange(40)[None]
     with torch.no_grad():
         for each in (loaded, plain):
@@ -54,10 +44,10 @@ def test_an_adapter_loads_back_to_the_logits_it_was_trained_to_without_peft(adap
     assert loaded.layout == plain.layout
 
 
-def test_an_adapter_is_described_by_its_card_and_its_header(adapter, base):
+def test_an_adapter_is_described_by_its_card_and_its_header(adapter, sharp):
     folder, _ = adapter
     about = models.describe(folder)
-    assert about["type"] == f"adapter of {base}" and about["layers"] == 2 and about["context"] == 2048
+    assert about["type"] == f"adapter of {sharp}" and about["layers"] == 2 and about["context"] == 2048
     assert {x.dtype for x in load_file(folder / "adapter_model.safetensors").values()} == {torch.bfloat16}
     tuning, card = json.loads((folder / "tuning.json").read_text()), (folder / "README.md").read_text()
     assert about["parameters"] == tuning["parameters"] and f"{tuning['parameters']:,}" in card
@@ -125,6 +115,6 @@ def test_an_adapter_that_does_not_fit_is_refused(adapter, tmp_path, name):
         models.load(folder)
 
 
-def test_an_adapter_is_no_base_for_another(adapter, files, tmp_path):
+def test_an_adapter_is_no_base_for_another(adapter, texts, tmp_path):
     with pytest.raises(BadInput, match="is an adapter: LoRA of its base model"):
-        start(LORA, str(adapter[0]), Data(files["train"]), tmp_path / "run")
+        start(LORA, str(adapter[0]), Data(texts["train"]), tmp_path / "run")

@@ -6,22 +6,12 @@ import signal
 from dataclasses import replace
 
 import pytest
-from self_teacher import CONFIG, question_files, sharp_model
+from self_teacher import CONFIG
 from typer.testing import CliRunner
 
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.training.tuning import train as loop
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return sharp_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return question_files(tmp_path_factory.mktemp("data"))
 
 
 @pytest.mark.parametrize(
@@ -54,20 +44,31 @@ def test_a_recipe_that_cannot_be_is_refused(change, message):
         (["--data", "TRAIN", "--questions", "2"], "are for data 'lab'"),
     ],
 )
-def test_the_command_ends_in_one_sentence_with_nothing_written(base, files, tmp_path, arguments, message):
-    named = [{"HELD": files["held"], "TRAIN": files["train"]}.get(each, each) for each in arguments]
-    common = ["--model", base, "--out", str(tmp_path / "run"), "--max-length", "2000", "--teacher", "self"]
+def test_the_command_ends_in_one_sentence_with_nothing_written(sharp, texts, tmp_path, arguments, message):
+    named = [{"HELD": texts["held"], "TRAIN": texts["train"]}.get(each, each) for each in arguments]
+    common = ["--model", sharp, "--out", str(tmp_path / "run"), "--max-length", "2000", "--teacher", "self"]
     result = CliRunner().invoke(app, ["tune", *common, *named])
     assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_leaves_an_adapter_under_the_name_of_its_base(base, files, tmp_path):
+def test_the_command_leaves_an_adapter_under_the_name_of_its_base(sharp, texts, tmp_path):
     pytest.importorskip("peft")
     out = tmp_path / "tiny-block"
-    arguments = ["--model", base, "--data", files["train"], "--out", str(out), "--max-length", "2000", "--steps", "2"]
+    arguments = [
+        "--model",
+        sharp,
+        "--data",
+        texts["train"],
+        "--out",
+        str(out),
+        "--max-length",
+        "2000",
+        "--steps",
+        "2",
+    ]
     arguments += ["--warmup", "1", "--batch", "2", "--teacher", "self", "--lora-rank", "2", "--mix", "2-3"]
-    arguments += ["--exclude", files["held"], "--base-name", "known-name"]
+    arguments += ["--exclude", texts["held"], "--base-name", "known-name"]
     result = CliRunner().invoke(app, ["tune", *arguments])
     assert result.exit_code == 0, result.output
     names = {path.name for path in (out / "adapter").iterdir()}
@@ -78,10 +79,21 @@ def test_the_command_leaves_an_adapter_under_the_name_of_its_base(base, files, t
     assert sorted(config["target_modules"]) == ["k_proj", "o_proj", "q_proj", "v_proj"]
 
 
-def test_a_run_that_is_asked_to_end_keeps_state_curve_and_adapter_and_goes_on(base, files, tmp_path, monkeypatch):
+def test_a_run_that_is_asked_to_end_keeps_state_curve_and_adapter_and_goes_on(sharp, texts, tmp_path, monkeypatch):
     pytest.importorskip("peft")
     out, steps = tmp_path / "run", []
-    arguments = ["--model", base, "--data", files["train"], "--out", str(out), "--max-length", "2000", "--steps", "4"]
+    arguments = [
+        "--model",
+        sharp,
+        "--data",
+        texts["train"],
+        "--out",
+        str(out),
+        "--max-length",
+        "2000",
+        "--steps",
+        "4",
+    ]
     arguments += ["--warmup", "1", "--batch", "2", "--teacher", "self", "--lora-rank", "2"]
     real = loop.step
 
@@ -111,8 +123,17 @@ def test_a_run_that_is_asked_to_end_keeps_state_curve_and_adapter_and_goes_on(ba
         (["--layout", "nowhere"], "unknown layout 'nowhere'"),
     ],
 )
-def test_an_attention_or_a_layout_that_is_not_there_is_refused(base, files, tmp_path, more, message):
-    common = ["--model", base, "--data", files["train"], "--out", str(tmp_path / "run"), "--max-length", "2000"]
+def test_an_attention_or_a_layout_that_is_not_there_is_refused(sharp, texts, tmp_path, more, message):
+    common = [
+        "--model",
+        sharp,
+        "--data",
+        texts["train"],
+        "--out",
+        str(tmp_path / "run"),
+        "--max-length",
+        "2000",
+    ]
     result = CliRunner().invoke(app, ["tune", *common, *more])
     assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
     assert not (tmp_path / "run").exists()

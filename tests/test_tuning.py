@@ -306,6 +306,9 @@ def test_a_recipe_that_cannot_be_is_refused(change, message):
         (["--passages", "few"], "passages is 'few'"),
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--data", "lab-sample", "--evaluate-every", "5"], "evaluate_every needs --evaluate-data"),
+        (["--evaluate-data", "lab-sample"], "evaluate_data 'lab-sample' needs --evaluate-every"),
+        (["--base-name", "known"], "base_name 'known' is of an adapter: it needs --lora-rank"),
+        (["--minutes", "nan"], "minutes is nan: a number of at least 0 is needed"),
         (["--steps", "0"], "steps is 0"),
     ],
 )

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from self_teacher import CONFIG, question_files, sharp_model
+from self_teacher import CONFIG
 
 from workbench import data
 from workbench.data.layouts import LAB
@@ -19,18 +18,8 @@ from workbench.training.tuning.start import start
 from workbench.training.tuning.teacher import pack_taught
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return sharp_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return question_files(tmp_path_factory.mktemp("data"))
-
-
-def test_rows_of_the_student_meet_the_same_tokens_of_the_teacher(base, files):
-    _, source = start(CONFIG, base, Data(files["train"]), Path("unused"))
+def test_rows_of_the_student_meet_the_same_tokens_of_the_teacher(sharp, texts):
+    _, source = start(CONFIG, sharp, Data(texts["train"]), Path("unused"))
     batch = pack_taught([source[0], source[1]], replace(CONFIG, question_weight=0.5))
     token = batch.student.tokens[batch.student.rows]
     assert torch.equal(token, batch.teacher.tokens[batch.teacher.rows][batch.same])
@@ -59,8 +48,8 @@ def test_contexts_are_mixed_from_passages_that_answer_and_their_questions_asked(
     assert all(short[i].length <= 900 for i in range(6))
 
 
-def test_batches_are_filled_up_to_one_length_and_stay_the_same_examples(base, files):
-    _, source = start(CONFIG, base, Data(files["train"]), Path("unused"))
+def test_batches_are_filled_up_to_one_length_and_stay_the_same_examples(sharp, texts):
+    _, source = start(CONFIG, sharp, Data(texts["train"]), Path("unused"))
     room, share = room_of(source, CONFIG, 128)
     assert room % 128 == 0 and 0.5 < share <= 1
     batches = [drawn(source, CONFIG, room, i) for i in range(6)]

@@ -45,6 +45,8 @@ def bench_command(
         )
     if check and not set(chosen) <= set(bench.names()):
         raise BadInput(f"--check holds kernels to their references, and {kernel!r} is none")
+    if check and only:
+        raise BadInput(f"only {only!r} names workloads that are timed: --check goes through every case")
     if not torch.cuda.is_available():
         if not check:
             raise BadInput("kernels are timed on a GPU, and there is none here: --check works on a CPU")

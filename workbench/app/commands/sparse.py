@@ -45,11 +45,15 @@ class Fitting:
 
     def load(self, more: int = 0) -> tuple[PreTrainedModel, list[Tensor]]:
         """Load the model and token ids of `samples` + `more` prompts. BadInput for a place that cannot be written."""
+        if self.samples < 1:
+            raise BadInput(f"samples is {self.samples}: a whole number of at least 1 is needed")
         if not self.out.parent.is_dir():
             raise BadInput(f"{self.out} cannot be written: there is no folder {self.out.parent}")
         drawn = data.load(self.data, self.samples + more, self.seed, self.passages)
         if len(drawn) < self.samples + more:
-            raise BadInput(f"{self.data} has {len(drawn)} samples, {self.samples + more} are needed: ask for fewer")
+            held_out = f", {more} of them held out" if more else ""
+            needed = f"{self.samples + more} are needed{held_out}"
+            raise BadInput(f"{self.data} has {len(drawn)} samples, {needed}: ask for fewer, or give a longer file")
         model, tokenizer, layout = models.load(self.model, self.device, layout=self.layout)
         return model, [prompt.tokens for prompt in layout.prompts(drawn, tokenizer)]
 

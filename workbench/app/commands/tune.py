@@ -14,7 +14,7 @@ from tqdm import tqdm
 from workbench.app.commands.options import of_fields, taking
 from workbench.core.errors import BadInput
 from workbench.data.lab_style import is_lab
-from workbench.training.common import READ_EVERY, stoppable, watched
+from workbench.training.common import READ_EVERY, check_minutes, stoppable, watched
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data
 from workbench.training.tuning.output import save_adapter, save_model
@@ -74,6 +74,11 @@ def tune(
         raise BadInput(f"save_every {save_every} and workers {workers}: at least 1 and 0 are needed")
     if evaluate_every and evaluate_data is None and not is_lab(data):
         raise BadInput(f"evaluate_every needs --evaluate-data: questions that are not in {data}")
+    if evaluate_data is not None and not evaluate_every:
+        raise BadInput(f"evaluate_data {evaluate_data!r} needs --evaluate-every: steps between two evaluations")
+    if base_name is not None and not config.lora_rank:
+        raise BadInput(f"base_name {base_name!r} is of an adapter: it needs --lora-rank")
+    check_minutes(minutes)
     scored = evaluate_data or (data if is_lab(data) else "lab")
     evaluation = Evaluation(evaluate_every, evaluate_samples, scored, evaluate_passages)
     given |= {

@@ -15,7 +15,7 @@ from workbench import models
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.data import lab
-from workbench.training.common import watched
+from workbench.training.common import check_minutes, watched
 from workbench.training.lab import checkpoint
 from workbench.training.lab.config import RECIPES, PretrainConfig
 from workbench.training.lab.config import recipe as recipe_of
@@ -58,6 +58,7 @@ def train_model(
 ) -> None:
     """Train a lab model from nothing; under `accelerate launch` on several GPUs. The model lands in OUT/model."""
     config = _config(recipe, seed, settings or [])
+    check_minutes(minutes)
     check(config, out, workers)  # before the tokenizer is trained
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     tokenizer, begin = tokenizer_for(config.corpus), time.monotonic()
