@@ -148,13 +148,6 @@ class Pool(PageStorage):
             self.copy_in(kvs, cached)
         return cached
 
-    def _put(self, kvs: Sequence[KV], cached: Sequence[Cached]) -> None:
-        if kvs:
-            slots = torch.cat([self.slots(one) for one in cached]).to(self.device)
-            for mine, *theirs in zip((*self.keys, *self.values), *(kv.tensors() for kv in kvs), strict=True):
-                whole = theirs[0] if len(theirs) == 1 else torch.cat([x.to(mine.device) for x in theirs], 1)
-                mine.index_copy_(1, slots, whole.to(mine.device, mine.dtype))
-
     @renamed.arguments(room="reserve", again="recompute")
     def open(
         self,
