@@ -60,7 +60,7 @@ class StaticBatch:
                 self.shapes[f"{whose} positions"] = (count, pages, pool.size)
         self._buffers = [HostBuffer(self.shapes, pool.device, not bucket.large) for _ in range(BUFFERS)]
         self._next = 0
-        self._padding: Ints | None = None  # of all inputs, to begin a request from
+        self._padding = self._all_padding(self._buffers[0])
         self.inputs = self._buffers[0].tensor.to(pool.device, copy=True)
         self.on_device = views(self.inputs, self.shapes)
         self.rows = self.on_device["at"].view(-1)  # of the `PackedRequest`
@@ -99,8 +99,6 @@ class StaticBatch:
         self.skip = skip
         buffer = self._buffers[self._next]
         buffer.free()
-        if self._padding is None:
-            self._padding = self._all_padding(buffer)
         buffer.array[:] = self._padding
 
     def _all_padding(self, buffer: HostBuffer) -> Ints:
