@@ -151,6 +151,15 @@ def test_help_says_of_every_command_what_the_command_says_and_waits_for_no_model
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
+@pytest.mark.parametrize("command", ["", "trial", "sweep", "verify", "trace", "report", "models", "data"])
+def test_help_of_a_command_imports_nothing_heavy(command):
+    heavy = "{'torch', 'transformers', 'pandas', 'scipy', 'sklearn', 'distributed'}"
+    script = f"import sys; sys.argv[1:] = {[*command.split(), '--help']}; from workbench.app import cli\n"
+    script += f"try: cli.main()\nfinally: assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "") and "Usage:" in ran.stdout
+
+
 def test_an_unknown_command_is_named(run):
     done = run("trail")
     assert done.exit_code == 2 and "trail" in done.stderr

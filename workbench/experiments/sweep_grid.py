@@ -14,7 +14,7 @@ from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.experiments.trial import Trial
 from workbench.methods import presets
-from workbench.methods.config import REUSE
+from workbench.methods.method_fields import REUSE
 
 FIELDS = tuple(field.name for field in fields(Trial))
 

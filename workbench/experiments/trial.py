@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,11 +18,12 @@ from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments import question_rows
 from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.references import Watch
+from workbench.experiments.trial_fields import TrialFields
 from workbench.experiments.trial_measures import check_context, costs, first_tokens, mean, receipts
 from workbench.methods import Method, registry
 from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
-from workbench.methods.config import DataName, DeviceName, LayoutName, MethodConfig, ModelName
+from workbench.methods.config import MethodConfig
 from workbench.methods.engines import check_engine, choose_engine
 from workbench.methods.generation import Generation
 from workbench.methods.modes.reuse import Reuse
@@ -47,39 +48,11 @@ SPARSE_PROMPTS = 8  # prompts whose sparse choice is compared with dense attenti
 
 
 @dataclass(frozen=True)
-class Trial(MethodConfig):
-    """A method on a model and questions; `store_gib` is the budget of the store of cached blocks.
+class Trial(TrialFields, MethodConfig):
+    """A method on a model and questions, as `TrialFields` says.
 
     Validates itself: BadInput for a value that is not allowed, before anything is loaded.
     """
-
-    model: ModelName
-    data: DataName = "lab"
-    samples: Annotated[int, "Questions to answer, at most"] = 200
-    seed: Annotated[int, "Seed of the draw of samples and of the bootstrap"] = 0
-    passages: Annotated[
-        int | None, "Passages a question, cut or filled in; without it 10, or as many as a file has"
-    ] = None
-    device: DeviceName = "cpu"
-    dtype: Annotated[str | None, "float32, bfloat16 or float16; without it, float32 on cpu, else the checkpoint's"] = (
-        None
-    )
-    batch: Annotated[int, "Questions answered together, at most"] = 16
-    max_new_tokens: Annotated[int, "Most tokens of an answer"] = 32
-    timed: Annotated[int, "Requests whose time to first token is measured, one at a time"] = 20
-    store_gib: float = 2.0
-    store: Annotated[
-        str | None, "Take cached passages from this folder or URL (`workbench store encode`), and keep what it lacks"
-    ] = None
-    faithfulness: Annotated[
-        str | None, "Judge of the share of claims that passages support: lab (its own questions) or a model"
-    ] = None
-    fidelity: Annotated[bool, "Compare the predictions of every answer with those of full attention"] = True
-    layout: LayoutName = None
-    receipt: Annotated[bool, "Add to the record what every request reused, missed and took (`workbench trace`)"] = False
-    engine: Annotated[
-        str, "paged (pages, captured steps), contiguous, or auto: paged on a GPU wherever model and method allow"
-    ] = "auto"
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -11,7 +11,7 @@ from workbench.core.kv import KV
 from workbench.data import layouts
 from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import prepare
-from workbench.methods.config import DataName, DeviceName, LayoutName, ModelName
+from workbench.methods.method_fields import DataName, DeviceName, LayoutName, ModelName
 from workbench.methods.precompute import kind_of
 from workbench.methods.registry import found, is_whole
 from workbench.models.loading import Loaded

@@ -22,7 +22,7 @@ from workbench.core.errors import BadInput
 from workbench.data import layouts
 from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import prepare, registry, shards
-from workbench.methods.config import DataName, DeviceName, LayoutName, ModelName
+from workbench.methods.method_fields import DataName, DeviceName, LayoutName, ModelName
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +22,10 @@ from workbench.core.errors import BadInput, shown
 
 
 def names(package: str) -> list[str]:
-    """Return what there is in a package: its files."""
-    return sorted(path.stem for path in Path(import_module(package).__path__[0]).glob("[!_]*.py"))
+    """Return what there is in a package, which is not imported: its files."""
+    spec = find_spec(package)
+    folders = (spec.submodule_search_locations if spec else None) or []
+    return sorted(path.stem for folder in folders for path in Path(folder).glob("[!_]*.py"))
 
 
 def made(package: str, spec: str, **given: Any) -> Any:

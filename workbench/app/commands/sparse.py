@@ -16,7 +16,7 @@ from workbench.app.commands.text import plain, progress, show
 from workbench.core.errors import BadInput
 from workbench.experiments.record import device_name
 from workbench.methods import seer_gate, sparse
-from workbench.methods.config import LayoutName
+from workbench.methods.method_fields import LayoutName
 from workbench.methods.sparse import xattention
 from workbench.methods.sparse.xattention import Xattention
 from workbench.training.distill import GateConfig, distill, losses_of

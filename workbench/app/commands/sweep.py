@@ -1,28 +1,21 @@
 """`workbench sweep`: many trials, over lists of the options of `workbench trial`."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from inspect import Parameter
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
-import pandas as pd
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from workbench.app.commands.options import OUTPUT, option, taking
-from workbench.app.commands.text import plain, progress, with_interval
+from workbench.app.commands.text import progress
 from workbench.app.commands.trial import trial
 from workbench.core.errors import BadInput
-from workbench.experiments import sweep as sweeps
-from workbench.experiments.sweep_grid import FIELDS
-from workbench.experiments.trial import Trial
+from workbench.experiments.trial_fields import TrialFields
 from workbench.methods import registry
 
-SCORES = {"em": "exact match", "f1": "F1", "nll": "gold nll", "kl": "KL from full", "agree": "agreement"}
 SWITCH = {"true": True, "false": False}
 OWN = ("as_json", "out", "sparse_args")  # options of `workbench trial` that are no field of a trial
 
@@ -70,6 +63,11 @@ def sweep(
             raise BadInput(f"--{odd[0].replace('_', '-')} is for trials: parameters of notebooks are -p NAME=LIST")
         run_notebooks(notebooks or [], parameter or [], out, jobs, cluster, retries, as_json)
         return
+    from workbench.app.commands.sweep_report import show  # torch, transformers, pandas: not for `--help`
+    from workbench.experiments import sweep as sweeps
+    from workbench.experiments.sweep_grid import FIELDS
+    from workbench.experiments.trial import Trial
+
     lists = {
         name: [_value(name, entry) for entry in registry.split(text)]
         for name, text in given.items()
@@ -85,22 +83,12 @@ def sweep(
     if as_json:
         print(outcome.table.to_json(orient="records", lines=True), end="")
     else:
-        _show(outcome.table, [name for name, values in lists.items() if len(values) > 1], out)
+        show(outcome.table, [name for name, values in lists.items() if len(values) > 1], out)
     for name, why in outcome.failures.items():
         typer.echo(f"failed: {name}: {why}", err=True)
     if outcome.failures:
         typer.echo(f"{len(outcome.failures)} trials failed; run again to try them again", err=True)
         raise typer.Exit(1)
-
-
-def _show(table: pd.DataFrame, varied: list[str], out: Path) -> None:
-    """Print a line a trial, with the fields that are `varied`, and where the tables lie."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    if len(table):
-        for note in filter(None, table["note"].unique()):
-            console.print(f"[bold yellow]{plain(note)}[/]")
-        console.print(_table(table, varied))
-    console.print(f"[dim]95% intervals · {plain(str(out / 'trials.parquet'))}, answers.parquet[/]")
 
 
 def run_notebooks(
@@ -131,7 +119,7 @@ def _value(name: str, text: str) -> Any:
     """Return one entry of a list as a value of a field of `Trial`; options that are text stay text."""
     if name in ("ratio", "method"):  # `presets.options` reads them
         return text
-    kinds = get_args(kind := get_type_hints(Trial)[name]) or (kind,)
+    kinds = get_args(kind := get_type_hints(TrialFields)[name]) or (kind,)
     if text == "none" and NoneType in kinds:
         return None
     if bool in kinds:
@@ -143,18 +131,3 @@ def _value(name: str, text: str) -> Any:
         return number(text)
     except ValueError:
         raise BadInput(f"{name} is {text!r}: a number is needed") from None
-
-
-def _table(rows: pd.DataFrame, varied: list[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    names = varied or ["way"]
-    for name in names:
-        table.add_column(name)
-    measured = [score for score in SCORES if score in rows]
-    for name in (*(SCORES[score] for score in measured), "n", "tokens computed", "time to first token"):
-        table.add_column(name, justify="right")
-    for _, row in rows[rows["kind"] == "all"].iterrows():
-        means = [with_interval(row, score) for score in measured]
-        costs = [str(row["n"]), f"{row['rows_computed']:.0f}", f"{row['ttft_p50'] * 1e3:.1f} ms"]
-        table.add_row(*("" if pd.isna(row[name]) else plain(str(row[name])) for name in names), *means, *costs)
-    return table

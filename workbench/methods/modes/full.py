@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from workbench.core.blocks import Prompt
 from workbench.core.masks import Sees, causal
 from workbench.core.plan import Pass
 from workbench.engine.chunked import check_chunk
 from workbench.engine.forward import all_rows
-from workbench.methods import Prompt, ReadyRequest, Store
+from workbench.methods import ReadyRequest
 from workbench.methods.registry import check_options
 from workbench.methods.sparse import Sparse
+from workbench.store import Store
 
 
 @dataclass(frozen=True)

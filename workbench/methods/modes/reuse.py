@@ -11,12 +11,14 @@ from typing import get_args
 import torch
 from transformers import PreTrainedModel
 
+from workbench.core.blocks import Prompt
 from workbench.core.errors import not_allowed
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.engine.assembly import Positions, assemble
 from workbench.engine.chunked import check_chunk
-from workbench.methods import PrefillRequest, Prompt, ReadyRequest
+from workbench.engine.forward import PrefillRequest
+from workbench.methods import ReadyRequest
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.independent import Independent
 from workbench.methods.registry import check_options

@@ -15,8 +15,8 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Pass, Plan
 from workbench.core.rope import rotate
-from workbench.engine.forward import all_rows
-from workbench.methods import PrefillRequest, ReadyRequest, prefill_many
+from workbench.engine.forward import PrefillRequest, all_rows, prefill_many
+from workbench.methods import ReadyRequest
 from workbench.methods.registry import check_options
 from workbench.models.spec import ModelSpec, attach
 from workbench.store import UNLIMITED, MemoryStore, Store, fetch

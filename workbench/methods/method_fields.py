@@ -1,0 +1,60 @@
+"""A method as text and numbers, as a person writes it down; nothing heavy is imported.
+
+Where a field's type is `Annotated`, its text is the help of the command-line option.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from workbench.methods import registry
+
+ModelName = Annotated[str, "Checkpoint folder or name (see `workbench models`)"]
+DataName = Annotated[str, "`lab`, `lab-hard`, `needles`, `manuals`, a shipped name or a file: JSON, JSON lines, .gz"]
+DeviceName = Annotated[str, "cpu, cuda or cuda:N"]
+LayoutName = Annotated[
+    str | None, "Prompt layout: lab, released, chat (by the tokenizer's template) or a JSON file; else the model's own"
+]
+
+
+def _names(folder: str) -> str:
+    """Return the names of all policies of a folder, for a text of help."""
+    return ", ".join(registry.names(f"workbench.methods.{folder}"))
+
+
+PREPARATIONS, SELECTORS, SPARSE = map(_names, ("prepare", "select", "sparse"))
+MODES = ("full", "block", "superposition")
+REUSE = ("positions", "prepare", "select", "ratio", "prepared")  # fields that are for mode block
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodFields:
+    """Which method, and its choices.
+
+    Modes and policies stand alone or with options: `superposition(paths=2)`, `query_guided(layers=all)`. Policies are
+    files of `methods.prepare`, `methods.select` and `methods.sparse`. What the folder `prepared` lacks is computed. A
+    `ratio` or `chunk` of None stands for as many tokens as the selector wants, and for all rows at once.
+    """
+
+    mode: Annotated[
+        str, "full: ordinary prefill (default); block: every passage cached apart and reused; superposition"
+    ] = "full"
+    positions: Annotated[
+        str, "Positions of reused keys: re-encoded for their new place (default), or naive, as cached"
+    ] = "re-encoded"
+    prepare: Annotated[
+        str,
+        f"What a passage sees before it is cached: {PREPARATIONS}; options in brackets, as "
+        "with_neighbours(n=10). Default: independent",
+    ] = "independent"
+    select: Annotated[
+        str, f"Which cached tokens are recomputed: {SELECTORS}; as kv_deviation(part=v). Default: none"
+    ] = "none"
+    ratio: Annotated[
+        float | None, "Recompute this share of the tokens of all passages, as 0.15; own: as many as the selector wants"
+    ] = 0.15
+    prepared: Annotated[str | None, "Take cached passages from this folder of `workbench prepare`"] = None
+    sparse: Annotated[
+        str,
+        f"Which key tiles are attended to: {SPARSE}; as flash_prefill(alpha=0.1). Default: none, every tile",
+    ] = "none"
+    chunk: Annotated[int | None, "Rows of one pass of the prefill"] = None
