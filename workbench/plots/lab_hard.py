@@ -49,7 +49,7 @@ def named(row: Mapping[str, Any]) -> str:
 def _panels(rows: Rows, key: str, names: Sequence[str], title: str, notice: str) -> go.Figure:
     """Draw the mean with its interval, and every seed, of each name; a panel a size."""
     sizes = kept.sizes(rows)
-    fig = make_subplots(1, len(sizes), shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=sizes)
+    fig = make_subplots(1, len(sizes), shared_yaxes=True, horizontal_spacing=0.06, subplot_titles=sizes)
     for col, size in enumerate(sizes, 1):
         own = [row for row in rows if row["size"] == size]
         means = {name: _mean(own, **{key: name}) for name in names}

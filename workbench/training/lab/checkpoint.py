@@ -1,7 +1,6 @@
 """The finished lab model as a folder in Hugging Face format, with its prompt layout and its model card."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -102,15 +101,12 @@ def _loading(folder: Path) -> str:
     return "Loads with plain `AutoModelForCausalLM.from_pretrained`."
 
 
-def choice_of(
-    seeds: dict[int, dict[str, Any]], held_out: dict[str, dict[str, Any]], chosen: int, lost: Sequence[int] = ()
-) -> dict[str, Any]:
+def choice_of(seeds: dict[int, dict[str, Any]], held_out: dict[str, dict[str, Any]], chosen: int) -> dict[str, Any]:
     """Return the contents of `choice.json`: which of several training seeds became the model, and how it scores on
     questions that had no part in choosing it.
 
     seeds     scores of every training seed, as of `evaluate`, all on the same questions
     held_out  attention and context → a `Record` as JSON
-    lost      seeds that could not be chosen: their scores are there, their weights are not
     """
     first, record = next(iter(seeds.values())), next(iter(held_out.values()))
     by_name = {name: {"all": r} | r["by_kind"] for name, r in held_out.items()}
@@ -122,7 +118,7 @@ def choice_of(
         "seed": first["seed"],
         "by_seed": {str(at): {name: _em(s["all"]) for name, s in of_kinds(of)} for at, of in seeds.items()},
         "held_out": {**facts, "scores": scores},
-    } | ({"lost": list(lost)} if lost else {})
+    }
 
 
 def of_kinds(scores: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -135,15 +131,10 @@ def _em(score: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chosen(choice: dict[str, Any], seed: int) -> str:
-    if lost := choice.get("lost"):
-        return (
-            f"Seed {seed} of {len(choice['by_seed'])} training seeds, not the best of them: the weights of "
-            f"{' and '.join(map(str, lost))} were lost after they were scored. Scores of all are on "
-            f"{choice['samples']:,} questions of seed {choice['seed']:,}"
-        )
     return (
-        f"Best of {len(choice['by_seed'])} training seeds (seed {seed}), chosen on {choice['samples']:,} questions of "
-        f"seed {choice['seed']:,}; the questions of seed {choice['held_out']['seed']:,} had no part in the choice"
+        f"Best of {len(choice['by_seed'])} training seeds (seed {seed}) by the mean of what the table of all seeds "
+        f"shows, on {choice['samples']:,} questions of seed {choice['seed']:,}; the questions of seed "
+        f"{choice['held_out']['seed']:,} had no part in the choice"
     )
 
 
