@@ -71,7 +71,6 @@ def write_card(folder: Path, name: str | None = None) -> None:
         f"{training['last_steps']:,} of {recipe['last']:,} planned steps on the last, where the rate falls linearly to "
         f"zero over the second {recipe['decay']:.0%} of the plan; loss on answers plus {recipe['rest_weight']} times "
         "the loss on all other text",
-        *([f"Provenance: {training['provenance']}"] if "provenance" in training else []),
         f"Prompt: the layout in `workbench.json`. {_loading(folder)}",
     ]
     scores, choice = (
