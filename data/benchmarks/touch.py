@@ -1,0 +1,96 @@
+"""How long the prompt one can touch takes to show a change: a ratio moved, a selector, two passages, a word.
+
+    python data/benchmarks/touch.py --threads 2                     300 ms on the lab model is the bar
+    python data/benchmarks/touch.py --threads 2 --model smollm2     2 s is the bar
+
+Prints a line of JSON a change, in milliseconds from the wish until the chosen method's first token is there ("shown"),
+that of full attention beside it ("both"), and all answers and values of tokens ("all"): medians and the slowest.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from workbench import data, explore
+from workbench.app.explore.given import Model
+from workbench.app.explore.prompt_widget import PromptWidget
+
+BARS = {"lab-full": 300, "smollm2": 2000}  # ms, of "shown"
+Change = Callable[[PromptWidget, int], dict[str, Any]]
+
+
+def ratio(widget: PromptWidget, turn: int) -> dict[str, Any]:
+    """Move the slider of the ratio."""
+    return {"ratio": 0.1 + 0.01 * (turn % 20)}
+
+
+def selector(widget: PromptWidget, turn: int) -> dict[str, Any]:
+    """Choose another selector."""
+    return {"select": ("kv_deviation", "first_k", "query_guided")[turn % 3]}
+
+
+def order(widget: PromptWidget, turn: int) -> dict[str, Any]:
+    """Swap the first two passages."""
+    system, first, second, *others = widget.wanted["blocks"]
+    return {"blocks": [system, second, first, *others]}
+
+
+def word(widget: PromptWidget, turn: int) -> dict[str, Any]:
+    """Write another word into the first passage, which is encoded again."""
+    blocks = [dict(block) for block in widget.wanted["blocks"]]
+    blocks[1]["text"] += f" Number {turn}."
+    return {"blocks": blocks}
+
+
+CHANGES: dict[str, Change] = {"ratio": ratio, "selector": selector, "order": order, "word": word}
+
+
+def times(widget: PromptWidget, change: dict[str, Any]) -> dict[str, float]:
+    """Change what is wanted and return the milliseconds until each part of the answer is there."""
+    came: dict[str, float] = {}
+
+    def arrived(event: dict[str, Any]) -> None:
+        if event["new"].get("revision") == wanted:
+            came.setdefault("shown", perf_counter())
+            if event["new"].get("full"):
+                came.setdefault("both", perf_counter())
+
+    wanted = widget.wanted["revision"] + 1
+    widget.observe(arrived, "answers")
+    begin = perf_counter()
+    widget.change(**change).wait()
+    came["all"] = perf_counter()
+    widget.unobserve(arrived, "answers")
+    return {name: (at - begin) * 1e3 for name, at in came.items()}
+
+
+def measured(model: Model, repeats: int, passages: int = 10) -> Iterator[dict[str, Any]]:
+    """Yield a row a change: {change, tokens, shown, both, all, slowest}, each after one that warms up."""
+    widget = explore.prompt(model, data.load("lab", 1, 0, passages)[0]).wait()
+    for name, change in CHANGES.items():
+        rows = [times(widget, change(widget, turn)) for turn in range(repeats + 1)][1:]
+        medians = {part: round(median(row[part] for row in rows), 1) for part in ("shown", "both", "all")}
+        slowest = round(max(row["shown"] for row in rows), 1)
+        yield {"change": name, "tokens": widget.bill["length"], **medians, "slowest": slowest}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="lab-full")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--passages", type=int, default=10)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    for row in measured(args.model, args.repeats, args.passages):
+        bar = BARS.get(args.model)
+        print(json.dumps({"model": args.model, **row} | ({"within": row["slowest"] <= bar} if bar else {})), flush=True)
+
+
+if __name__ == "__main__":
+    main()
