@@ -9,6 +9,7 @@ from workbench.experiments.ttft import METHODS
 from workbench.metrics.latency import STAGES, Stages
 from workbench.plots import kernel_reports, latency, latency_by_share, latency_stages
 from workbench.plots.cost import lines_by_mode
+from workbench.plots.looks import BASELINES
 from workbench.plots.theme import TEMPLATE
 
 HERE = {"model": "a model", "device": "a CPU"}
@@ -167,3 +168,8 @@ def test_the_highest_share_of_the_roof_is_named(reports, none):
     assert "Here: question over blocks of " in said(figure)
     check(figure := kernel_reports.under_the_roof(TIMED, Roof(1e10, 1e14), none, **given))
     assert said(figure).startswith("No report of a GPU yet. Here: ")
+
+
+def test_every_baseline_of_the_reports_has_a_look_of_its_own():
+    drawn = {row["who"] for row in bench_reports.baselines(bench_reports.of_first_gpu(bench_reports.reports()).rows)}
+    assert {who for who in drawn if not BASELINES.start_of(who)} == set()

@@ -10,6 +10,7 @@ from workbench.methods import registry
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY, escaped, pale
 
 BROWN, VIOLET, MAROON, MINT = "#8C6D31", "#6A51A3", "#743E3E", "#7FD6A8"
+SAND, MOSS = "#E4BB67", "#316C13"
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ BASELINES = BaselineLooks(
         "sdpa": Look(SKY, name="sdpa"),
         "flash_prefill": Look(MAROON, name="flash_prefill"),
         "xattention": Look(MINT, name="xattention"),
+        "seer_attention": Look(SAND, name="seer_attention"),
+        "quoka": Look(MOSS, name="quoka"),
     }
 )
 OTHER_LAUNCH = VIOLET  # a kernel of this package launched otherwise, as "ours, written in place"
