@@ -12,7 +12,11 @@ from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
 from workbench.engine.decoding import decode
 from workbench.engine.forward import PrefillRequest, prefill_many
-from workbench.store import MemoryStore
+from workbench.engine.paged_pool import Pool
+from workbench.experiments.sweep import sweep
+from workbench.experiments.trial import Trial
+from workbench.store import FolderStore, MemoryStore
+from workbench.store.transfer import pack
 
 NAN, INFINITY = float("nan"), float("inf")
 PROMPT = Prompt((Block((1, 2, 3)), Block((4, 5))))
@@ -214,3 +218,50 @@ def test_a_device_is_one_that_is_there(lm, value):
 def test_numbers_of_data_are_whole(name, value):
     with pytest.raises(BadInput, match=f"{name} is"):
         data.load("lab", **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("pages", 2.5), ("pages", "8"), ("size", 16.0), ("size", None)])
+def test_a_pool_has_a_whole_number_of_pages_and_tokens(lm, name, value):
+    with pytest.raises(BadInput, match=rf"{name} is .*: it must be a whole number"):
+        Pool(lm.model, **{"pages": 8, "size": 16, name: value})
+
+
+def test_a_prompt_in_pages_is_made_of_blocks_of_the_pool(lm):
+    pool = Pool(lm.model, 8, 16)
+    with pytest.raises(BadInput, match="'x' is no block of this pool"):
+        pool.open(["x"], 1)
+    assert pool.free == 7
+
+
+@pytest.mark.parametrize("folder", [None, 5, b"kept"])
+def test_a_store_lies_in_a_folder(folder):
+    with pytest.raises(BadInput, match=r"folder is .*: it must be"):
+        FolderStore(folder)
+
+
+def test_prompts_are_made_of_samples(lm):
+    with pytest.raises(BadInput, match="1 is no sample"):
+        lm.layout.prompts([1], lm.tokenizer)
+
+
+@pytest.mark.parametrize(("name", "value"), [("jobs", "2"), ("jobs", 1.5), ("jobs", 0)])
+def test_a_sweep_runs_in_a_whole_number_of_processes(tmp_path, name, value):
+    with pytest.raises(BadInput, match=f"{name} is"):
+        sweep(Trial(model="lab-full", samples=1), tmp_path / "out", **{name: value}, ratio=[0.1])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_writes_into_no_file_and_no_store(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    FolderStore(tmp_path / "kept", {"model": "m"}, new=True)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    for name in ("file", "kept"):
+        with pytest.raises(BadInput, match="results need a folder of their own"):
+            sweep(Trial(model="lab-full", samples=1), tmp_path / name, ratio=[0.1])
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_store_is_not_exported_into_itself(tmp_path):
+    FolderStore(tmp_path / "kept", {"model": "m"}, new=True)
+    with pytest.raises(BadInput, match="lies in the folder that is exported"):
+        pack(tmp_path / "kept", tmp_path / "kept" / "a.tar")

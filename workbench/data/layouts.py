@@ -52,6 +52,8 @@ class Layout:
 
     def pieces(self, sample: Sample) -> list[str]:
         """Return the texts of the blocks, in order; the last is the question."""
+        if not isinstance(sample, Sample):
+            raise BadInput(f"{shown(sample)} is no sample: `data.load` returns those")
         system = [self.system] if self.system else []
         return system + segment.passages(sample.ctxs, self.passage) + [self.question.format(question=sample.question)]
 

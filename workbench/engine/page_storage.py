@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from workbench.core.annotations import check
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, side_by_side
@@ -35,6 +36,8 @@ class PageStorage:
         self.kernels = gpu and size >= LEAST if kernels is None else kernels
         if self.kernels and gpu and size < LEAST:
             raise BadInput(f"a pool of pages of {size} tokens: kernels on a GPU need {LEAST} at least")
+        check("pages", pages, int)
+        check("size", size, int)
         if pages < 2 or size < 1 or size & (size - 1):
             raise BadInput(f"a pool of {pages} pages of {size} tokens: at least 2 pages, of a power of two tokens")
         if spec.window:

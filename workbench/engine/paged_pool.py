@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from workbench.core import renamed
 from workbench.core.blocks import Block, Prompt
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.engine.assembly import Positions, check_positions
 from workbench.engine.page_owners import NoPages, PageOwners, Taken
@@ -77,6 +77,8 @@ class Pool(PageStorage):
 
         Returns `pages_of` all blocks; None where a block's generations are not known.
         """
+        if odd := [block for block in context if not isinstance(block, Cached)]:
+            raise BadInput(f"{shown(odd[0])} is no block of this pool: `Pool.encode` returns those")
         known = [x for block in context if block.pool is self and (x := block.known) is not None]
         if len(known) == len(context):
             joined: Ints = np.frombuffer(b"".join(known), np.int32).reshape(-1, 5).T

@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.core import dask_cluster
+from workbench.core.annotations import check
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically, write_text
 from workbench.experiments import preflight, sweep_runs
@@ -28,6 +29,7 @@ from workbench.experiments.sweep_grid import Case, cases
 from workbench.experiments.trial import Progress, Trial
 from workbench.metrics.answers import Interval, bootstrap
 from workbench.models.loading import Loaded
+from workbench.store.manifest import MANIFEST
 
 SUCCESS = "_SUCCESS"
 
@@ -94,10 +96,15 @@ def run(
     What is finished when this process ends, however it does, is not run again. Raises BadInput, before the first trial,
     for what could not run.
     """
+    check("jobs", jobs, int)
+    check("retries", retries, int)
     if jobs < 1:
         raise BadInput(f"jobs is {jobs}: at least 1 process is needed")
     if retries < 0:
         raise BadInput(f"retries is {retries}: at least 0 is needed")
+    if out.is_file() or (out / MANIFEST).is_file():
+        held = "a file" if out.is_file() else "a folder of cached blocks"
+        raise BadInput(f"{out} is {held}: results need a folder of their own")
     folder = out / "trials"
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
     preflight.check([case.trial for case in todo], loaded, here=cluster in (None, dask_cluster.LOCAL))

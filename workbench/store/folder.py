@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from workbench.core.annotations import check
 from workbench.core.errors import BadInput
 from workbench.core.files import remove_leftovers, write_atomically, writing
 from workbench.core.kv import KV
@@ -65,6 +66,7 @@ class FolderStore(aside.Repairing):
     ):
         if verify not in ("always", "once"):
             raise BadInput(f"verify is {verify!r}: allowed are always, once")
+        check("folder", folder, str | Path)
         self.folder, self.durable, self.verify = Path(folder), durable, verify
         self.mapped, self.pinned = mapped, pinned
         self.kind = manifest.opened(self.folder, kind, new, durable)

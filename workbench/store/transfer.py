@@ -38,6 +38,8 @@ def pack(folder: Path, archive: Path, progress: Progress | None = None) -> Trans
     Raises BadInput for a folder of something else, one with damaged blocks, and an archive that cannot be written.
     """
     _check_name(archive)
+    if archive.resolve().parent == folder.resolve():
+        raise BadInput(f"{archive} lies in the folder that is exported: name a file elsewhere")
     found = scrub.verify(folder)
     if not found.whole:
         raise BadInput(f"{folder} holds damaged blocks: `workbench store repair` first; {found.findings[0]}")
