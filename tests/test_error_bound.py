@@ -50,7 +50,7 @@ def test_the_sentence_turns_with_the_numbers():
     assert "for less than the whole output" in figures.said([small])
     assert "broken in 1 of 1 cases" in figures.said([{**row, "bound": 0.1}])
     assert "no head's output changes" in figures.said([{**row, "error": 0.0, "bound": 0.0}])
-    assert "4 · 10<sup>9</sup>" in figures.said([{**row, "bound": 4e9}])
+    assert "4\xa0·\xa010<sup>9</sup>" in figures.said([{**row, "bound": 4e9}])
 
 
 def test_every_head_is_measured_at_every_threshold():
