@@ -15,6 +15,7 @@ FILES = sorted(path for kind in ("json", "parquet") for path in results.FOLDER.g
 TESTED = {  # a report that a test holds → the results it reads
     "data/benchmarks/lab_card.py": r"lab-(seed-\d+|full-\w+)",  # tests/test_lab_training.py
     "workbench/experiments/papers/evidence.py": r"deviation(-.+)?",  # notebooks/13_papers.ipynb
+    "data/benchmarks/headline.py": r"touch-cpu-(\w+)",  # tests/test_headline.py
     "workbench/experiments/bench_reports.py": r"stages",  # notebooks/11_latency.ipynb, by `bench_reports.split`
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from workbench.core.files import write_text
-from workbench.experiments import bench_reports
+from workbench.experiments import bench_reports, results
 from workbench.experiments.results import FOLDER
 from workbench.plots.real_results import RATIO, Real
 
@@ -108,8 +108,18 @@ def quality(real: Real) -> str:
     return markdown(["method", "KL from full attention, nats a token (95%)", "same top token", "rows computed"], cells)
 
 
+def touched() -> str:
+    """Say how soon the prompt one can touch shows a change, on every model that was timed."""
+    texts = []
+    for path in sorted(FOLDER.glob("touch-cpu-*.json")):
+        kept = results.read(path.stem)
+        times = [row["shown"] for row in kept["rows"]]
+        texts.append(f"{milliseconds(min(times))} to {milliseconds(max(times))} on {kept['model']}")
+    return " and ".join(texts)
+
+
 def measured() -> str:
-    """Return both tables, each with how it was measured."""
+    """Return both tables, each with how it was measured, and how soon the prompt one can touch answers."""
     reports, real = bench_reports.of_first_gpu(bench_reports.reports()), Real.read()
     return (
         f"**Time**, on one {reports.gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, all of one "
@@ -117,7 +127,9 @@ def measured() -> str:
         "[notes.md](data/benchmarks/notes.md) holds every workload and what was tried.\n\n"
         f"{speed(reports.rows)}\n\n"
         f"**Quality.** {real.about()}. [data/benchmarks/real.py](data/benchmarks/real.py) measures it, notebook 12 "
-        f"shows it.\n\n{quality(real)}\n"
+        f"shows it.\n\n{quality(real)}\n\n"
+        f"**The prompt one can touch**, on two threads of a CPU: the answer to a change of ratio, selector, order or "
+        f"word begins after {touched()} (medians; [touch.py](data/benchmarks/touch.py)).\n"
     )
 
 

@@ -3,13 +3,16 @@
     python data/benchmarks/touch.py --threads 2                     300 ms on the lab model is the bar
     python data/benchmarks/touch.py --threads 2 --model smollm2     2 s is the bar
 
-Prints a line of JSON a change, in milliseconds from the wish until the chosen method's first token is there ("shown"),
-that of full attention beside it ("both"), and all answers and values of tokens ("all"): medians and the slowest.
+Writes touch-cpu-MODEL.json, which the README tells, and prints a line of JSON a change: milliseconds from the wish until
+the chosen method's first token is there ("shown"), that of full attention beside it ("both"), and all answers and
+values of tokens ("all"): medians and the slowest.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -19,6 +22,8 @@ import torch
 from workbench import data, explore
 from workbench.app.explore.given import Model
 from workbench.app.explore.prompt_widget import PromptWidget
+from workbench.experiments.record import device_name, versions
+from workbench.experiments.results import write_json
 
 BARS = {"lab-full": 300, "smollm2": 2000}  # ms, of "shown"
 Change = Callable[[PromptWidget, int], dict[str, Any]]
@@ -85,11 +90,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--passages", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    about: dict[str, Any] = {"command": " ".join(["python", "data/benchmarks/touch.py", *sys.argv[1:]])}
+    about |= {"model": args.model, "device": device_name(torch.device("cpu")), "versions": versions()}
+    about |= {"repeats": args.repeats, "passages": args.passages, "bar_ms": BARS.get(args.model), "rows": []}
     for row in measured(args.model, args.repeats, args.passages):
-        bar = BARS.get(args.model)
-        print(json.dumps({"model": args.model, **row} | ({"within": row["slowest"] <= bar} if bar else {})), flush=True)
+        about["rows"].append(row)
+        write_json(args.out / f"touch-cpu-{Path(args.model).name.replace('-', '_')}.json", about)
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
