@@ -3,8 +3,8 @@
     python data/benchmarks/touch.py --threads 2                     300 ms on the lab model is the bar
     python data/benchmarks/touch.py --threads 2 --model smollm2     2 s is the bar
 
-Writes touch-cpu-MODEL.json, which the README tells, and prints a line of JSON a change: milliseconds from the wish until
-the chosen method's first token is there ("shown"), that of full attention beside it ("both"), and all answers and
+Writes touch-cpu-MODEL.json, which the README tells, and prints a line of JSON a change: milliseconds from the wish
+until the chosen method's first token is there ("shown"), that of full attention beside it ("both"), and all answers and
 values of tokens ("all"): medians and the slowest.
 """
 
