@@ -122,7 +122,9 @@ def test_compact_attention_by_chunks_is_its_page_table():
             )
         return out
 
-    kv = lambda: empty(MODEL, LENGTH)  # noqa: E731
+    def kv():
+        return empty(MODEL, LENGTH)
+
     masked = prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, Plan(ALL, sparse=choice), kv()), 16)
     read = prefill_chunked(MODEL, PrefillRequest(PROMPT.tokens, Plan(ALL, sparse=choice, backend=paged), kv()), 16)
     torch.testing.assert_close(read.logits, masked.logits, **CLOSE)
@@ -156,7 +158,9 @@ def test_logits_of_the_last_rows(keep):
 
 
 def test_chunks_that_do_not_fit():
-    request = lambda **plan: PrefillRequest(PROMPT.tokens, Plan(ALL, **plan), empty(MODEL, LENGTH))  # noqa: E731
+    def request(**plan):
+        return PrefillRequest(PROMPT.tokens, Plan(ALL, **plan), empty(MODEL, LENGTH))
+
     for chunk in (0, -3, 2.5, True):
         with pytest.raises(BadInput, match="it is a number of rows, 1 or more"):
             prefill_chunked(MODEL, request(), chunk)

@@ -113,12 +113,17 @@ def test_what_no_row_sees_cannot_poison_a_result(rule):
     first = prefill(MODEL, TOKENS, Plan(ALL[:13], RULES[rule]), kv).logits
     assert first.isfinite().all()
     assert prefill(MODEL, TOKENS, Plan(ALL[-2:], window(1)), kv).logits.isfinite().all()
-    gap = lambda row, col: (col == row) | (col < 13)  # noqa: E731  block 0 and itself, nothing between
+
+    def gap(row, col):  # block 0 and itself, nothing between
+        return (col == row) | (col < 13)
+
     assert prefill(MODEL, TOKENS, Plan(ALL[-1:], gap), kv).logits.isfinite().all()
 
 
 def test_a_row_that_sees_nothing_gets_nothing():
-    blind = lambda row, col: (col <= row) & (row != 3)  # noqa: E731
+    def blind(row, col):
+        return (col <= row) & (row != 3)
+
     logits = prefill(MODEL, TOKENS, Plan(ALL, blind), empty(MODEL, len(TOKENS))).logits
     assert logits.isfinite().all()
     alone = prefill(MODEL, TOKENS, Plan(ALL[:1], lambda row, col: row < 0), empty(MODEL, len(TOKENS))).logits
@@ -220,14 +225,18 @@ def test_tiles_hide_keys_per_head(rows, elements, monkeypatch):
 
 
 def test_tiles_that_keep_everything_change_nothing():
-    everything = lambda q, k, rows, site: Tiles(torch.ones(4, 10, 10, dtype=torch.bool), 4)  # noqa: E731
+    def everything(q, k, rows, site):
+        return Tiles(torch.ones(4, 10, 10, dtype=torch.bool), 4)
+
     plain = prefill(MODEL, TOKENS, Plan(ALL), empty(MODEL, len(TOKENS))).logits
     tiled = prefill(MODEL, TOKENS, Plan(ALL, sparse=everything), empty(MODEL, len(TOKENS))).logits
     torch.testing.assert_close(tiled, plain, **CLOSE)
 
 
 def test_logits_only_of_the_last_rows():
-    kv = lambda: empty(MODEL, len(TOKENS))  # noqa: E731
+    def kv():
+        return empty(MODEL, len(TOKENS))
+
     every = prefill(MODEL, TOKENS, Plan(ALL), kv()).logits
     torch.testing.assert_close(prefill(MODEL, TOKENS, Plan(ALL), kv(), logits_to_keep=2).logits, every[-2:])
     requests = [PrefillRequest(TOKENS, Plan(ALL[:n]), kv()) for n in (1, 20)]

@@ -84,8 +84,7 @@ def test_any_edits_encode_exactly_the_new_blocks_and_equal_encoding_everything_a
 def test_a_store_that_evicts_costs_encoding_and_no_exactness(llama, prompts, tokens):
     store, before = room_for(llama, tokens), None
     for prompt in prompts:
-        key = lambda block: key_of(fingerprint(llama), llama.dtype, block)  # noqa: E731
-        gone = {block for block in prompt.context if key(block) not in store}
+        gone = {block for block in prompt.context if key_of(fingerprint(llama), llama.dtype, block) not in store}
         revision = revise(llama, prompt, store, before)
         encoded = {b for b, status in zip(prompt.context, revision.statuses, strict=True) if status == "encoded"}
         assert encoded == gone

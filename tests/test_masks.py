@@ -39,7 +39,10 @@ def test_what_is_generated_belongs_to_the_question(lengths, more):
 @given(LENGTHS)
 def test_block_attention_is_causal_attention_less_what_is_in_other_blocks(lengths):
     prompt = prompt_of(*lengths)
-    to_question = lambda row, col: (row >= prompt.starts[-1]) & (col <= row)  # noqa: E731
+
+    def to_question(row, col):
+        return (row >= prompt.starts[-1]) & (col <= row)
+
     assert torch.equal(
         dense(block_attention(prompt), len(prompt)), dense((causal & same_block(prompt)) | to_question, len(prompt))
     )

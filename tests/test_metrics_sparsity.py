@@ -53,9 +53,9 @@ def test_every_number_by_hand(spec, chunk, monkeypatch):
         masses, gap, norm = [], 0.0, 0.0
         for rows in torch.arange(LENGTH).split(chunk or LENGTH):
             end = int(rows[-1]) + 1
-            ask = lambda m, rows=rows, end=end: m(queries[:, rows], keys[:, :end], rows, sparse.HERE)  # noqa: E731
-            inner = ask(compact.inner)
-            chosen, union = inner.visible(len(rows), end)[h], ask(compact).visible(len(rows), end)[h]
+            asked = queries[:, rows], keys[:, :end], rows, sparse.HERE
+            inner = compact.inner(*asked)
+            chosen, union = inner.visible(len(rows), end)[h], compact(*asked).visible(len(rows), end)[h]
             used = union if compact is method else chosen
             paged, true = inner.paged().kept[h], torch.zeros(inner.kept.shape[1:])
             for at, row in enumerate(rows.tolist()):

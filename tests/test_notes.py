@@ -77,8 +77,10 @@ def test_predictions_are_added_and_never_changed():
     commits = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     if not commits:
         pytest.skip("no history here")
-    show = lambda commit: subprocess.check_output(  # noqa: E731
-        ["git", "show", f"{commit}:data/benchmarks/predictions.md"], cwd=ROOT, text=True
-    )
+
+    def show(commit):
+        path = f"{commit}:data/benchmarks/predictions.md"
+        return subprocess.check_output(["git", "show", path], cwd=ROOT, text=True)
+
     texts = [*map(show, commits), (FOLDER / "predictions.md").read_text()]
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))

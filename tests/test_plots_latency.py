@@ -103,7 +103,10 @@ def test_the_explorer_measures_what_it_shows():
     model, samples = model_of("llama", vocab_size=2000), data.load("lab", 2)
     box = latency_explorer(models.load("lab-full")._replace(model=model), samples, question=20, repeats=1)
     (tokens, cached, again), shown = box.children[0].children, box.children[-1]
-    choosing = lambda: shown.data[list(STAGES).index("choose")].x  # noqa: E731
+
+    def choosing():
+        return shown.data[list(STAGES).index("choose")].x
+
     assert again.value == 0 == choosing()[2], "nothing is chosen at first"
     again.value = 50
     assert choosing()[2] > 0 == choosing()[1] and "50% recomputed" in shown.data[0].y[2]

@@ -204,7 +204,10 @@ def test_a_training_that_cannot_be(make, sentence):
 def test_the_command_line_fits_and_the_methods_read(tmp_path):
     folder = checkpoint(tmp_path / "model")
     common = ["--model", str(folder), "--samples", "2", "--passages", "2", "--json"]
-    run = lambda *words: CliRunner().invoke(app, ["sparse", *words])  # noqa: E731
+
+    def run(*words):
+        return CliRunner().invoke(app, ["sparse", *words])
+
     made = run("distill", "--out", str(tmp_path / "gate"), *common, "--steps", "2", "--block", "16", "--width", "8")
     assert made.exit_code == 0, made.output
     record = json.loads(made.stdout)

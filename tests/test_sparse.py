@@ -294,7 +294,10 @@ def test_states_that_do_not_fit():
 def test_the_fewest_that_hold_a_share():
     weights = torch.tensor([0.1, 0.4, 0.2, 0.2, 0.1])
     first = torch.tensor([1, 0, 0, 0, 0]).bool()
-    picked = lambda *args: tile_selection.smallest(weights, *args).nonzero()[:, 0].tolist()  # noqa: E731
+
+    def picked(*args):
+        return tile_selection.smallest(weights, *args).nonzero()[:, 0].tolist()
+
     assert picked(0.39) == [1] and picked(0.41) == [1, 2], "the one that crosses is included; of equals, the earlier"
     assert picked(0.61) == [1, 2, 3] and picked(1) == [0, 1, 2, 3, 4]
     assert picked(0.45, first) == [0, 1] and picked(0.05, first) == [0] and picked(0.55, first) == [0, 1, 2]

@@ -188,7 +188,10 @@ def test_quoka_lets_unlike_queries_vote_for_past_tokens(rows, group):
     """The mean of the group's unit queries votes ("queries", algorithm 1), or each head and the mean counts."""
     q, k = states(rows)
     past = sorted(set(range(k.shape[1])) - set(rows.tolist()))
-    unit = lambda x: x / x.norm()  # noqa: E731
+
+    def unit(x):
+        return x / x.norm()
+
     ours = Quoka(queries=0.3, keep=0.2, block=8, group=group)(q, k, rows)
     assert ours.columns.shape == (HEADS, k.shape[1])
     for kv_head in range(KV_HEADS):
@@ -235,7 +238,10 @@ def test_vertical_slash_keeps_columns_and_the_tiles_of_diagonals(rows):
             for key, value in enumerate(share):
                 column[key] += value
                 diagonal[row - key] += value
-        order = lambda x, forced: sorted(range(len(x)), key=lambda j: (j >= forced, -x[j]))  # noqa: E731
+
+        def order(x, forced):
+            return sorted(range(len(x)), key=lambda j: (j >= forced, -x[j]))
+
         chosen.append(set(order(diagonal, 3)[:6]))
         assert set(ours.columns[head].nonzero()[:, 0].tolist()) == set(order(column, 2)[:7])
         assert {0, 1} <= set(order(column, 2)[:7]) and {0, 1, 2} <= chosen[-1]
@@ -252,8 +258,13 @@ def test_vertical_slash_keeps_columns_and_the_tiles_of_diagonals(rows):
 @every_rows
 def test_static_choices(rows):
     q, k = states(rows)
-    ours = lambda i: rows[i * 8 : i * 8 + 8].tolist()  # noqa: E731
-    near = lambda i, j, count: any(0 <= row // 8 - j <= count for row in ours(i))  # noqa: E731
+
+    def ours(i):
+        return rows[i * 8 : i * 8 + 8].tolist()
+
+    def near(i, j, count):
+        return any(0 <= row // 8 - j <= count for row in ours(i))
+
     want = expected(rows, k.shape[1], 8, lambda h, i, j: j < 2 or near(i, j, 3))
     assert torch.equal(Window(block=8, sink=2, local=3)(q, k, rows).kept, want)
     want = expected(

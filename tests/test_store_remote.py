@@ -2,10 +2,11 @@
 
 import threading
 import time
+from typing import ClassVar
 
 import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from tests.random_models import block_of, model_of
 from tests.store_blocks import key_for, kv_of, same
@@ -21,8 +22,8 @@ class FaultyFileSystem(MemoryFileSystem):
     """memory:// that does as it is told: `stall`, `fail`, `forbid`, `half`, `flip`, `full`, or nothing of it."""
 
     protocol = "faulty"
-    store: dict = {}  # noqa: RUF012  # of all instances, as fsspec has it
-    pseudo_dirs = [""]  # noqa: RUF012
+    store: ClassVar[dict[str, MemoryFile]] = {}  # of all instances, as fsspec has it
+    pseudo_dirs: ClassVar[list[str]] = [""]
     fault = ""
 
     @classmethod

@@ -1,5 +1,7 @@
 """Choosing on a GPU: the same tiles as the methods' torch code, and lists of them made in place."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -56,10 +58,14 @@ def launched(monkeypatch):
     """Methods as on a GPU; which kernels they launched."""
     found = []
     monkeypatch.setattr(sparse, "on_gpu", lambda x: True)
+
+    def counted(name, launch, *args, **more):
+        found.append(name)
+        return launch(*args, **more)
+
     for kernel in (choose_bfla, choose_flash_prefill, choose_xattention):
-        name, launch = kernel.__name__.rsplit(".", 1)[-1], kernel.launch
-        counted = lambda *args, name=name, launch=launch, **more: (found.append(name), launch(*args, **more))[1]  # noqa: E731
-        monkeypatch.setattr(backends.kernel(name), "launch", counted)
+        name = kernel.__name__.rsplit(".", 1)[-1]
+        monkeypatch.setattr(backends.kernel(name), "launch", partial(counted, name, kernel.launch))
     return found
 
 

@@ -92,7 +92,10 @@ class _Sentence:
 
     def _read(self, node: ast.expr, row: torch.Tensor, col: torch.Tensor) -> Any:
         """Return the value of one node: bool or int64 tensors, or an int."""
-        read = lambda part: self._read(part, row, col)  # noqa: E731
+
+        def read(part: ast.expr) -> Any:
+            return self._read(part, row, col)
+
         match node:
             case ast.Constant(value=int() as number) if not isinstance(number, bool) and number < _MOST:
                 return number

@@ -90,7 +90,7 @@ def load(path: Path, model: PreTrainedModel) -> Gate:
     try:
         with safe_open(path, framework="pt") as file:
             shape = GateShape(**json.loads((file.metadata() or {})["gate"]))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except FileNotFoundError:
         raise BadInput(f"there is no gate {path}: `workbench sparse distill` makes one") from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):

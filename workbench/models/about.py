@@ -39,7 +39,7 @@ def describe(path: Path) -> dict[str, Any]:
     config, parameters = read_json(path / "config.json"), 0
     for shard in shards(difference.base_of(path) if (path / DIFFERENCE).is_file() else path):
         with safe_open(shard, framework="pt") as weights:
-            names = (key for key in weights.keys() if not key.endswith(SCALE))  # noqa: SIM118
+            names = (key for key in sorted(weights.keys()) if not key.endswith(SCALE))
             parameters += sum(prod(weights.get_slice(key).get_shape()) for key in names)
     return {
         "type": config["model_type"],

@@ -90,7 +90,7 @@ class Adapter:
     def describe(self) -> dict[str, Any]:
         """Return type, parameters and layers, from the header of its weights; the base model need not be there."""
         with safe_open(self.path / WEIGHTS, framework="pt") as weights:
-            shapes = {key: weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118
+            shapes = {key: weights.get_slice(key).get_shape() for key in sorted(weights.keys())}
         layers = {number for key in shapes for number in re.findall(r"\.(\d+)\.", key)[:1]}
         parameters = sum(map(prod, shapes.values()))
         return {"type": f"adapter of {self.base}", "parameters": parameters, "layers": len(layers)}

@@ -60,7 +60,7 @@ def check_headers(config: PreTrainedConfig, path: Path, shards: Iterable[Path]) 
     ignored = _ignored(config)
     for shard in shards:
         with safe_open(shard, framework="pt") as held:
-            for key in held.keys():  # noqa: SIM118
+            for key in sorted(held.keys()):
                 form = held.get_slice(key).get_dtype()
                 if key.endswith(".weight") and form not in FORMATS and not hasattr(config, "quantization_config"):
                     raise BadInput(f"{shard} holds {brief(key)} as {form}: allowed are {', '.join(FORMATS)}")

@@ -54,8 +54,8 @@ def masks(
 def names(tokens: Sequence[str], block_of: np.ndarray) -> list[str]:
     """Return one hover line per position; unique, because the axes are categories."""
     last = int(block_of.max())
-    where = lambda block: "question" if block == last else f"block {block}"  # noqa: E731
-    return [f"{i} “{shown(t)}” ({where(int(b))})" for i, (t, b) in enumerate(zip(tokens, block_of, strict=True))]
+    blocks = ["question" if block == last else f"block {block}" for block in block_of]
+    return [f"{i} “{shown(t)}” ({block})" for i, (t, block) in enumerate(zip(tokens, blocks, strict=True))]
 
 
 def shown(token: str, most: int = 24) -> str:

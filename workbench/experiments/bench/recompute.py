@@ -142,7 +142,7 @@ def online(
     """Prepare one candidate; layers that are not `compiled` are not captured either."""
     prompt = Online(scene, candidate, compiled, share)
     if way is Online.loaded:
-        prompt.host  # noqa: B018  # copied before the clock runs
+        _ = prompt.host  # copied before the clock runs
     if choice is not None:
         candidate.facts["choice"] = type(choice).__name__
     if compiled and GPU:
