@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill, prefill_many
     from workbench.engine.paged_pool import Pool
     from workbench.experiments.trial import Trial
-    from workbench.methods.generation import Generation, generate
+    from workbench.methods.answered import Generation
+    from workbench.methods.generation import generate
     from workbench.methods.incremental import Revision, revise
     from workbench.models import load
     from workbench.models.spec import ModelSpec, attach, prepare_model

@@ -75,7 +75,7 @@ def _largest(value: Any) -> int:
     return abs(value) if isinstance(value, int) else int(value.abs().max()) if value.numel() else 0
 
 
-def _grown(do: Callable, left: int, right: int) -> int:
+def _grown(do: Callable[[Any, Any], Any], left: int, right: int) -> int:
     """Return the largest size that a sum, a difference or a product can have."""
     return left * right if do is operator.mul else left + right
 
@@ -145,7 +145,7 @@ class _Sentence:
             f"{name}({ast.unparse(part)}) is not understood: window(n) and sink(n) take a whole number above 0"
         )
 
-    def _apply(self, do: Callable, left: Any, right: Any) -> Any:
+    def _apply(self, do: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
         if do in (operator.and_, operator.or_):
             return do(self._truth(left), self._truth(right))
         if do in (operator.floordiv, operator.mod) and not (isinstance(right, int) and right > 0):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 from random import Random
+from typing import Any
 
 from workbench.data.lab_entities import Entity, Fact, passages_of
 from workbench.data.lab_hard_words import NAME_ALL
@@ -25,13 +26,18 @@ class Question:
     titles: tuple[str, ...]  # of the passages that hold the answer
 
 
-def questions(context: Sequence[Entity]) -> dict[str, list[tuple]]:
+About = tuple[Any, ...]
+"""What a question asks about: (entity, fact); two facts of a two-hop question; (relation, [(entity, fact), …]) of a
+comparison; (end of the order, context) of "order"."""
+
+
+def questions(context: Sequence[Entity]) -> dict[str, list[About]]:
     """Return everything that can be asked of a context, by kind, as arguments of `ask`.
 
     A fact that holds of several objects is asked for as a whole only, so every question has one answer.
     """
     here = {id(entity) for entity in context}
-    by_kind: dict[str, list[tuple]] = {kind: [] for kind in ALL_KINDS}
+    by_kind: dict[str, list[About]] = {kind: [] for kind in ALL_KINDS}
     for entity in context:
         first, *later = ([fact for fact in facts if _single(entity, fact)] for facts in entity.facts)
         for fact in first:
@@ -54,7 +60,7 @@ def questions(context: Sequence[Entity]) -> dict[str, list[tuple]]:
     return by_kind
 
 
-def ask(rng: Random, kind: str, about: tuple) -> Question:
+def ask(rng: Random, kind: str, about: About) -> Question:
     """Return one question of a kind, about one entry of `questions`."""
     if kind == "comparison":
         return _comparison(rng, *about)

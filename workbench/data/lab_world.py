@@ -1,6 +1,7 @@
 """The lab corpus: a seeded generator of English passages about invented people, companies and places.
 
 Every world is new: who works where and which town lies on which river is drawn at random, so an answer can only come
+from typing import Any
 from the context. A document is one passage or two; the second, titled "Continued (the potter)", never names its
 subject: it says "She …", and only the passage before it, or the trade or alias defined there, tells who that is.
 Companies have an alias that other passages use without explaining it. That is what makes reuse of passages cached apart
@@ -171,10 +172,10 @@ class World:
                 left -= len(entity.passages)
         return chosen
 
-    def questions(self, context: Sequence[Entity]) -> dict[str, list[tuple]]:
+    def questions(self, context: Sequence[Entity]) -> dict[str, list[lab_questions.About]]:
         """Return everything that can be asked of a context, by kind, as arguments of `ask`."""
         return lab_questions.questions(context)
 
-    def ask(self, kind: str, about: tuple) -> Question:
+    def ask(self, kind: str, about: lab_questions.About) -> Question:
         """Return one question of a kind, about one entry of `questions`."""
         return lab_questions.ask(self.rng, kind, about)

@@ -19,7 +19,8 @@ from workbench.core.blocks import Prompt
 from workbench.experiments.engine_tokens import Tokens, differences
 from workbench.experiments.trial import Trial, batches
 from workbench.methods import Method
-from workbench.methods.generation import Generation, generate
+from workbench.methods.answered import Generation
+from workbench.methods.generation import generate
 from workbench.metrics.answers import Records
 from workbench.models.loading import Loaded
 from workbench.store import UNLIMITED, MemoryStore

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
@@ -82,7 +83,7 @@ def check(trials: Sequence[Trial], loaded: Loaded | None = None, here: bool = Tr
     known: dict[str, _Model] = {}
     problems: dict[str, list[Trial]] = {}
     remembered, counted = lru_cache(maxsize=4)(_samples), lru_cache(maxsize=4)(_passages)
-    longest: dict[tuple, str] = {}
+    longest: dict[tuple[Any, ...], str] = {}
     for trial in trials:
         model = known.setdefault(trial.model, _Model(trial.model, loaded))
         try:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from workbench.core.blocks import Prompt
 from workbench.data import Sample
 from workbench.methods import Method
-from workbench.methods.generation import Answered
+from workbench.methods.answered import Answered
 from workbench.methods.modes.full import Full
 from workbench.metrics import fidelity
 from workbench.metrics.answers import Records, exact_match

@@ -14,7 +14,8 @@ from workbench.engine.forward import prefill_many
 from workbench.experiments.sessions import SessionPrompt, prompts
 from workbench.experiments.trial import Progress, batches
 from workbench.methods import Method
-from workbench.methods.generation import Generation, first_token, generate
+from workbench.methods.answered import Generation
+from workbench.methods.generation import first_token, generate
 from workbench.methods.incremental import REUSE_STATUSES, Revision, revise
 from workbench.metrics.answers import Records, exact_match, score, score_by_kind
 from workbench.metrics.latency import measure

@@ -23,7 +23,7 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.experiments.ttft_model import TtftModel, fitted
 from workbench.experiments.workload import Workload
-from workbench.methods.generation import Generation
+from workbench.methods.answered import Generation
 from workbench.methods.serving import Scheduler, Ticket
 from workbench.methods.serving.scheduler import Mode
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders

@@ -23,9 +23,9 @@ from workbench.experiments.trial_measures import check_context, costs, first_tok
 from workbench.methods import Method, registry
 from workbench.methods import generation as generating
 from workbench.methods import prepare as preparations
+from workbench.methods.answered import Generation
 from workbench.methods.config import MethodConfig
 from workbench.methods.engines import check_engine, choose_engine
-from workbench.methods.generation import Generation
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.precompute import kind_of
 from workbench.methods.sampling import SamplingParams

@@ -11,7 +11,8 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.data import Sample
 from workbench.methods import Method
-from workbench.methods.generation import Generation, first_token
+from workbench.methods.answered import Generation
+from workbench.methods.generation import first_token
 from workbench.metrics import cost
 from workbench.store import UNLIMITED, MemoryStore, Store
 

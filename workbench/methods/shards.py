@@ -217,7 +217,7 @@ def _next(folder: Where, shard: Shard) -> Made:
     return _maker(folder).make(shard)
 
 
-def _on_cluster(shared: tuple, shard: Shard) -> Made:
+def _on_cluster(shared: tuple[Any, ...], shard: Shard) -> Made:
     """Prepare a shard in a Dask worker, which may have died over it before."""
     named, device, threads, folder, policy, system, wanted = shared
     number = dask_cluster.worker_number() if device == "cuda" else 0

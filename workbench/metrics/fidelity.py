@@ -20,7 +20,8 @@ from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import ReadyRequest
-from workbench.methods.generation import Answered, answer
+from workbench.methods.answered import Answered
+from workbench.methods.generation import answer
 from workbench.methods.modes.full import Full
 from workbench.methods.sampling import SamplingParams
 from workbench.metrics.answers import Score, bootstrap_columns

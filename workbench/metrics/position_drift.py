@@ -1,6 +1,7 @@
 """How far the question drifts from full attention over reused blocks, with re-encoded and with naive positions."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from workbench.metrics.answers import wilson
 POSITIONS: Mapping[str, Positions] = {"block": "re-encoded", "naive": "naive"}
 
 
-def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict], list[dict]]:
+def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Compare the question after reuse ("block", "naive") with the question under full attention.
 
     Returns records {mode, layer, error}, relative L2 over the question's keys and values, one number a prompt; and
@@ -37,7 +38,7 @@ def drift(model: PreTrainedModel, prompts: Sequence[Prompt]) -> tuple[list[dict]
             divergence = float(kl_div(log_probs, expected, reduction="sum", log_target=True))
             same = bool(log_probs.argmax() == expected.argmax())
             by_mode[mode].append((_errors(kv, full.kv, prompt.starts[-1]), max(0.0, divergence), same))
-    layers: list[dict] = []
+    layers: list[dict[str, Any]] = []
     first_tokens = []
     for mode, measured in by_mode.items():
         by_layer = zip(*(errors for errors, _, _ in measured), strict=True)

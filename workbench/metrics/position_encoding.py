@@ -95,7 +95,7 @@ SCHEMES = {
 
 def shift_errors(
     inv_freq: Tensor, distances: list[int], keys: int = 256, start: int = 100, seed: int = 0
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """Measure what shifting a cached key costs in rounding: one record {scheme, distance, error} of each.
 
     The error is the relative L2 distance from exact (fp64) rotation over `keys` random normal keys of 2·len(inv_freq)
@@ -168,7 +168,7 @@ def tiny_configs() -> Iterator[tuple[str, dict[str, Any]]]:
         yield from import_module(f"{families.__name__}.{module.name}").TINY.items()
 
 
-def exactness(seed: int = 0, blocks: int = 8, length: int = 12) -> list[dict]:
+def exactness(seed: int = 0, blocks: int = 8, length: int = 12) -> list[dict[str, Any]]:
     """Compare `blocks` re-encoded from position 0 with blocks computed in place: {family, …} of `differences`."""
     records = []
     for name, config in tiny_configs():
@@ -207,7 +207,7 @@ def _question_logits(model: PreTrainedModel, prompt: Prompt, kv: KV, plan: Plan)
     return output.logits
 
 
-def angles(rotated: KeyRotation) -> list[dict]:
+def angles(rotated: KeyRotation) -> list[dict[str, Any]]:
     """Return the angle of every channel pair at every distance: records {distance, pair, turned_radians}."""
     return [
         {"distance": distance, "pair": pair, "turned_radians": float(distance * speed)}

@@ -1,6 +1,7 @@
 """Which tokens methods choose and how far they agree; which neighbours a passage is prepared with."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ def _means(
     return means
 
 
-def summary(means: np.ndarray, name: str, at: Sequence[float], seed: int = 0) -> list[dict]:
+def summary(means: np.ndarray, name: str, at: Sequence[float], seed: int = 0) -> list[dict[str, Any]]:
     """Records {name, at, mean, low, high, n} per column of `means` [P, K]: mean over prompts, bootstrap interval."""
     records = []
     for x, column in zip(at, means.T, strict=True):
@@ -96,7 +97,7 @@ def antecedents(
     return sum(antecedent in neighbours(block) for block, antecedent in before.items()), len(before)
 
 
-def places(values: Sequence[Tensor], prompts: Sequence[Prompt], name: str, bins: int = 10) -> list[dict]:
+def places(values: Sequence[Tensor], prompts: Sequence[Prompt], name: str, bins: int = 10) -> list[dict[str, Any]]:
     """Return where document tokens have more of `values` [T of the context]: {by, name, at, mean, low, high, n}.
 
     By "offset": `at` is the middle of one of `bins` stretches of a block, from 0 to 1. By "rank": it counts blocks.

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from workbench.data.sample import Sample
 from workbench.experiments import results
 from workbench.experiments.record import Record
-from workbench.methods.generation import Generation
+from workbench.methods.answered import Generation
 from workbench.metrics.answers import exact_match
 from workbench.metrics.published_numbers import TABLE_2
 from workbench.plots.findings import compared, joined

@@ -17,7 +17,7 @@ def history(records: Sequence[Mapping[str, Any]], *, unit: str, **texts: Unpack[
 
     `records` as of `session_replay.follow` (fates, moves, sizes, labels, question); `unit` is what a bar is.
     """
-    bars: dict[str, list[tuple]] = {status: [] for status in (*REUSE_STATUSES, "question")}
+    bars: dict[str, list[tuple[Any, ...]]] = {status: [] for status in (*REUSE_STATUSES, "question")}
     for at, record in enumerate(records):
         *starts, end = accumulate(record["sizes"], initial=0)
         statuses = zip(record["fates"], starts, record["sizes"], block_hovers(record), strict=True)

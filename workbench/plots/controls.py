@@ -11,14 +11,14 @@ from plotly.basedatatypes import BaseTraceType
 from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, Texts, finish, legend_over, panel_titles
 
 
-def layer_slider(layers: int | Sequence[int], active: int) -> dict:
+def layer_slider(layers: int | Sequence[int], active: int) -> dict[str, Any]:
     """Return a slider whose steps are frames named by layer; `active` counts the steps."""
     return frame_slider([str(at) for at in (range(layers) if isinstance(layers, int) else layers)], active, "layer ")
 
 
 def frame_slider(
     labels: Sequence[str], active: int, prefix: str = "", *, spoken: bool = False, pad: int = 42, **more: Any
-) -> dict:
+) -> dict[str, Any]:
     """Return a slider whose steps are frames. A frame is named by its label, or, where labels are sentences (`spoken`,
     only that of the current frame is shown), by its number."""
     play = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
@@ -48,8 +48,8 @@ def steered(
     fig: go.Figure,
     height: int,
     pictures: Mapping[str, Sequence[BaseTraceType]] | None = None,
-    slider: dict | None = None,
-    menu: dict | None = None,
+    slider: dict[str, Any] | None = None,
+    menu: dict[str, Any] | None = None,
     below: int = 128,
     **texts: Unpack[Texts],
 ) -> go.Figure:
@@ -64,15 +64,24 @@ def steered(
     return finish(fig, height=height, above=62, below=below if slider else 56, left=76, **texts)
 
 
-def head_menu(heads: int, traces: int, height: int, layouts: Sequence[dict] = (), active: int = 0) -> dict:
-    """Return a menu that shows the traces of one head; traces lie head by head, the mean over heads first;
-    `layouts` is what else changes in the layout, per choice."""
+def head_menu(
+    heads: int, traces: int, height: int, layouts: Sequence[dict[str, Any]] = (), active: int = 0
+) -> dict[str, Any]:
+    """Return a menu that shows the traces of one head; traces lie head by head, the mean over heads first.
+
+    `layouts` is what else changes in the layout, per choice.
+    """
     return choice_menu(["mean over heads", *(f"head {h}" for h in range(heads))], traces, height, layouts, active)
 
 
 def choice_menu(
-    labels: Sequence[str], traces: int, height: int, layouts: Sequence[dict] = (), active: int = 0, always: int = 0
-) -> dict:
+    labels: Sequence[str],
+    traces: int,
+    height: int,
+    layouts: Sequence[dict[str, Any]] = (),
+    active: int = 0,
+    always: int = 0,
+) -> dict[str, Any]:
     """Return a menu that shows the traces of one choice. They lie choice by choice; `always` more at the end stay."""
     buttons = [
         button(label, [at // traces == number for at in range(len(labels) * traces)] + [True] * always, layout)
@@ -81,19 +90,19 @@ def choice_menu(
     return menu(buttons, height, 24, active=active)
 
 
-def button(label: str, visible: Sequence[bool], layout: dict | None = None) -> dict:
+def button(label: str, visible: Sequence[bool], layout: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return a button of a menu that shows some traces and changes the layout."""
     return {"label": label, "method": "update", "args": [{"visible": list(visible)}, layout or {}]}
 
 
-def menu(buttons: Sequence[dict], height: int, gap: int, **more: Any) -> dict:
+def menu(buttons: Sequence[dict[str, Any]], height: int, gap: int, **more: Any) -> dict[str, Any]:
     """Return a menu that lies `gap` px over the right end of a plot area of `height` px."""
     place = {"x": 1, "xanchor": "right", "y": 1 + gap / height, "yanchor": "bottom", "pad": {"t": 0, "b": 0}}
     look = {"bgcolor": PAPER, "bordercolor": RULE, "font": {"size": 12}}
     return {"buttons": list(buttons), **place, **look, **more}
 
 
-def switch(buttons: Sequence[dict], height: int, gap: int) -> dict:
+def switch(buttons: Sequence[dict[str, Any]], height: int, gap: int) -> dict[str, Any]:
     """Return a menu whose few buttons lie side by side."""
     return menu(buttons, height, gap, type="buttons", direction="right", font={"color": MUTED})
 

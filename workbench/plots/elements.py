@@ -31,7 +31,7 @@ def swatches(fig: go.Figure, colours: Mapping[str, str]) -> None:
         fig.add_scatter(x=[None], y=[None], mode="markers", marker=square, name=name, hoverinfo="skip")
 
 
-def steps(colours: Sequence[str]) -> list[list]:
+def steps(colours: Sequence[str]) -> list[list[Any]]:
     """Return a colour scale in which every colour fills an equal step."""
     return [[edge / len(colours), colour] for i, colour in enumerate(colours) for edge in (i, i + 1)]
 

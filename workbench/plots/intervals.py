@@ -19,7 +19,7 @@ TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def forest(
-    records: Sequence[dict],
+    records: Sequence[dict[str, Any]],
     *,
     score: str = "em",
     unit: str = "exact match",
@@ -65,7 +65,7 @@ def forest(
     return finish(fig, height=26 * len(names) + 12, above=56, below=46, left=left, **texts)
 
 
-def quality(records: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
+def quality(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Figure:
     """Draw scores by kind: {mode, kind, n, em, em_low, em_high, f1, f1_low, f1_high}; a menu picks the score."""
     counts = {r["kind"]: r["n"] for r in records}
     kinds = sorted(counts, key=lambda kind: KINDS.index(kind) if kind in KINDS else len(KINDS))

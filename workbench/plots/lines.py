@@ -116,7 +116,7 @@ def _recoloured(panels: Iterable[Panel], look: Callable[[str], Look]) -> list[Pa
     return [replace(panel, series=[replace(line, look=look(line.name)) for line in panel.series]) for panel in panels]
 
 
-def series_of(records: Sequence[Mapping], x: str, y: str, hover: str, **more: Any) -> list[Series]:
+def series_of(records: Sequence[Mapping[str, Any]], x: str, y: str, hover: str, **more: Any) -> list[Series]:
     """Make a line for every name of `records` {name, <x>, <y>} with, where there are intervals, {low, high}. Points
     whose y is nan are left out."""
     lines = []
@@ -131,7 +131,7 @@ def series_of(records: Sequence[Mapping], x: str, y: str, hover: str, **more: An
 
 def profile(
     name: str,
-    records: Sequence[Mapping],
+    records: Sequence[Mapping[str, Any]],
     x: str,
     y: str = "",
     log: bool = False,
@@ -173,7 +173,7 @@ def profiles(
 
 def plane(
     name: str,
-    records: Sequence[Mapping],
+    records: Sequence[Mapping[str, Any]],
     x: str,
     y: str = "",
     level: float | None = None,
@@ -216,7 +216,7 @@ def _axis(title: str, percent: bool) -> dict[str, Any]:
     return {"title_text": title, **({"tickformat": ".0%"} if percent else {})}
 
 
-def steps(records: Sequence[dict], **texts: Unpack[Texts]) -> go.Figure:
+def steps(records: Sequence[dict[str, Any]], **texts: Unpack[Texts]) -> go.Figure:
     """Draw accuracy in training (Block-Attention, figure 4): `records` {mode, step, n, em, em_low, em_high}."""
     interval_text = "95% interval %{customdata[1]:.1%} to %{customdata[2]:.1%}, n = %{customdata[0]:,}"
     lines = []
@@ -231,7 +231,9 @@ def steps(records: Sequence[dict], **texts: Unpack[Texts]) -> go.Figure:
     return line_chart([panel], above=22, gap=8, **texts)
 
 
-def rounding(records: Sequence[dict], explained: Mapping[str, str], *, caption: str, notice: str) -> go.Figure:
+def rounding(
+    records: Sequence[dict[str, Any]], explained: Mapping[str, str], *, caption: str, notice: str
+) -> go.Figure:
     """Draw `records` {scheme, distance (tokens), error (relative L2)}; `explained`: scheme → a line for the hover."""
     fig = go.Figure()
     for scheme, look in SCHEMES.items():

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
-from typing import Unpack
+from typing import Any, Unpack
 
 import plotly.graph_objects as go
 import torch
@@ -14,7 +14,7 @@ from workbench.plots.reduce import MaskRule, visible_pairs
 from workbench.plots.theme import BLUE, RULE, Notes
 
 
-def savings(records: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
+def savings(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Figure:
     """Draw the share of visible pairs under every mask, and of those computed when the request comes.
 
     `records`: {mask, pairs, computed, causal, rows, length}: visible pairs, those of rows computed on request, all
@@ -44,7 +44,7 @@ def savings(records: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
     )
 
 
-def count_pairs(rules: Mapping[str, MaskRule], prompt: Prompt, cached: Collection[str]) -> list[dict]:
+def count_pairs(rules: Mapping[str, MaskRule], prompt: Prompt, cached: Collection[str]) -> list[dict[str, Any]]:
     """Count pairs for `savings`; under the rules named in `cached` a request computes the question only."""
     length = len(prompt)
     records = []
@@ -56,7 +56,7 @@ def count_pairs(rules: Mapping[str, MaskRule], prompt: Prompt, cached: Collectio
     return records
 
 
-def request_savings(records: Sequence[dict], source: str) -> go.Figure:
+def request_savings(records: Sequence[dict[str, Any]], source: str) -> go.Figure:
     """Draw `count_pairs` of one prompt; `source` says where its text comes from."""
     fewest = min(records, key=itemgetter("rows"))
     return savings(

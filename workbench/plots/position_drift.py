@@ -1,7 +1,7 @@
 """How far reused keys and values drift from full attention, with re-encoded and with naive positions."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -12,7 +12,7 @@ from workbench.plots.looks import MODES
 from workbench.plots.theme import MUTED, Notes, finish, panel_titles
 
 
-def drift(records: Sequence[dict], logits: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
+def drift(records: Sequence[dict[str, Any]], logits: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Figure:
     """Draw the drift of the question's own keys and values by layer, and of its next-token distribution.
 
     `records`: {mode, layer, error: relative L2 distance to full attention per sample}; `logits`: {mode, kl (nats per
@@ -71,7 +71,7 @@ def drift(records: Sequence[dict], logits: Sequence[dict], **notes: Unpack[Notes
     return finish(fig, title=title, height=300, above=66, below=58, legend=24, **notes)
 
 
-def positions_drift(records: Sequence[dict], logits: Sequence[dict], *, about: str) -> go.Figure:
+def positions_drift(records: Sequence[dict[str, Any]], logits: Sequence[dict[str, Any]], *, about: str) -> go.Figure:
     """Draw what `metrics.kv_deviation.drift` measured of re-encoded and naive positions."""
     agree = {r["mode"]: r["agree"] for r in logits}
     return drift(

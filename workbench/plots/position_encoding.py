@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import log10
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import plotly.graph_objects as go
@@ -115,7 +115,7 @@ def rotating_key(rotated: KeyRotation, word: str, *, distance: int, about: str) 
     )
 
 
-def scheme_errors(records: Sequence[dict], at: Mapping[str, float], *, about: str) -> go.Figure:
+def scheme_errors(records: Sequence[dict[str, Any]], at: Mapping[str, float], *, about: str) -> go.Figure:
     """Draw `metrics.position_encoding.shift_errors`; `at` quotes the error of every scheme at 1,024 tokens."""
     return rounding(
         records,
@@ -148,7 +148,7 @@ def shift_beside_place(at: Mapping[str, float]) -> str:
     )
 
 
-def within_tolerance(records: Sequence[dict]) -> str:
+def within_tolerance(records: Sequence[dict[str, Any]]) -> str:
     """Say in how many families the shifted keys, values and logits are within the tolerance of the tests."""
     off = [r["family"] for r in records if max(r["keys"], r["values"], r["logits"]) > TOLERANCE]
     if off:
@@ -156,7 +156,7 @@ def within_tolerance(records: Sequence[dict]) -> str:
     return f"Shifted keys, values and the question's logits lie left of the tolerance in all {len(records)} families."
 
 
-def exactness(records: Sequence[dict], tolerance: float, **notes: Unpack[Notes]) -> go.Figure:
+def exactness(records: Sequence[dict[str, Any]], tolerance: float, **notes: Unpack[Notes]) -> go.Figure:
     """Draw cached and moved blocks against blocks computed in place, for every supported family.
 
     `records`: {family, keys, values, logits (largest absolute differences), naive (same for the logits, keys not
@@ -192,7 +192,7 @@ def exactness(records: Sequence[dict], tolerance: float, **notes: Unpack[Notes])
     return finish(fig, title=title, height=30 * len(names), above=56, below=58, left=170, legend=22, **notes)
 
 
-def family_differences(records: Sequence[dict], *, seed: int, device: str) -> go.Figure:
+def family_differences(records: Sequence[dict[str, Any]], *, seed: int, device: str) -> go.Figure:
     """Draw `metrics.position_encoding.exactness` of every family against the tolerance of the tests."""
     return exactness(
         records,
@@ -203,7 +203,7 @@ def family_differences(records: Sequence[dict], *, seed: int, device: str) -> go
     )
 
 
-def family_table(records: Sequence[dict]) -> go.Figure:
+def family_table(records: Sequence[dict[str, Any]]) -> go.Figure:
     """Draw the same differences as a table; the last columns are of naive positions."""
     fields = ("keys", "values", "logits", "naive")
     return table(

@@ -9,6 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from workbench.experiments.preparation_results import Kept
 from workbench.metrics.answers import Records
 from workbench.plots import preparation_lift as lift
 from workbench.plots.dots import Column, dots
@@ -36,7 +37,7 @@ SYMBOLS = ("circle", "square", "diamond", "cross", "x", "star")
 MISSING = "Not measured yet: data/benchmarks/preparations.py"
 
 
-def rows(one: lift.Kept, kind: str = "all") -> Records:
+def rows(one: Kept, kind: str = "all") -> Records:
     """Return what every intervention adds to exact match, {family, name, gain, gain_low, gain_high, found, n}.
 
     PLAIN is preparation behind ten similar passages as FusionRAG has it; the others change what it is made of.
@@ -50,7 +51,7 @@ def rows(one: lift.Kept, kind: str = "all") -> Records:
     return listed
 
 
-def interventions(models: Sequence[lift.Kept] | None = None) -> go.Figure | None:
+def interventions(models: Sequence[Kept] | None = None) -> go.Figure | None:
     """Draw what every intervention gives, a panel a family of corpora, a mark a model; None where none is measured."""
     models = lift.kept() if models is None else models
     measured = {str(one["model"]): rows(one) for one in models if rows(one)}
@@ -87,7 +88,7 @@ def interventions(models: Sequence[lift.Kept] | None = None) -> go.Figure | None
     )
 
 
-def _seeds(one: lift.Kept) -> str:
+def _seeds(one: Kept) -> str:
     seeds = one.get("training_seeds", 1)
     return f"over {seeds} training seeds, " if seeds > 1 else ""
 

@@ -37,10 +37,9 @@ def visible_pairs(rule: MaskRule, length: int, rows: torch.Tensor | None = None)
     """Count the (row, column) pairs that the rule shows, over all rows or only the positions `rows`."""
     cols = torch.arange(length)
     rows = torch.arange(length) if rows is None else rows
-    return sum(
-        int(rule(some[:, None], cols[None]).expand(len(some), length).sum())
-        for some in rows.split(max(1, 4_000_000 // length))
-    )
+    parts = rows.split(max(1, 4_000_000 // length))
+    seen = [rule(part[:, None], cols[None]).expand(len(part), length).sum() for part in parts]
+    return sum(int(count) for count in seen)
 
 
 def blocks(x: np.ndarray, cells: int, how: str = "max", across: str | None = None) -> np.ndarray:

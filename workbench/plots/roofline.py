@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
-from typing import Unpack
+from typing import Any, Unpack
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -23,10 +23,10 @@ class Roofs:
     name: str
     copy: float
     product: float
-    points: Sequence[Mapping]
+    points: Sequence[Mapping[str, Any]]
 
 
-def of_reports(rows: pd.DataFrame) -> list[dict]:
+def of_reports(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the points of a table of reports (`bench_reports.table`); attention that a choice feeds is other work."""
     measured = rows[rows.who != FEEDS].dropna(subset=["ms"])
     points = measured[["report", "work", "who", "intensity", "ms", "share"]].rename(columns={"report": "kind"})
@@ -34,7 +34,7 @@ def of_reports(rows: pd.DataFrame) -> list[dict]:
     return points.assign(name=measured.who.map(BASELINES.maker), flops=rates).to_dict("records")
 
 
-def of_requests(records: Sequence[Mapping], copy: float, product: float) -> list[dict]:
+def of_requests(records: Sequence[Mapping[str, Any]], copy: float, product: float) -> list[dict[str, Any]]:
     """Return the points of times to the first token (`ttft.by_length`) on a device with these ceilings."""
     kinds = {"full": "full prefill", "block": "question over blocks", "recompute": "some recomputed"}
     points = []
@@ -96,7 +96,7 @@ def _ceilings(fig: go.Figure, panel: Roofs, col: int) -> None:
         fig.add_annotation(x=log10(x), y=log10(y), text=text, showarrow=False, font=font, **shift, **place)
 
 
-def _points(name: str, points: Sequence[Mapping], colour: str, symbols: Mapping[str, str]) -> go.Scatter:
+def _points(name: str, points: Sequence[Mapping[str, Any]], colour: str, symbols: Mapping[str, str]) -> go.Scatter:
     shapes = [symbols[point["kind"]] for point in points]
     data = [[p["kind"], p["work"], p["ms"], si(p["flops"] / p["intensity"]), p["share"], p["who"]] for p in points]
     return go.Scatter(

@@ -54,7 +54,8 @@ def by_rate(kept: Mapping[str, Any]) -> go.Figure:
     )
 
 
-def _over_seeds(rows: Sequence[Mapping[str, Any]], way: str, field: str) -> tuple[list, list, list, list]:
+def _over_seeds(rows: Sequence[Mapping[str, Any]], way: str, field: str) -> tuple[list[float], ...]:
+    """Return rates, means, and both ends of their 95% intervals."""
     grouped: dict[float, list[float]] = defaultdict(list)
     for row in rows:
         if row["way"] == way:

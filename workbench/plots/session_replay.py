@@ -68,7 +68,7 @@ def _turnover(records: Records, unit: str, notice: str, repeats: int, more: str)
     )
 
 
-def demonstrations_quality(rows: Sequence[dict], *, about: str, device: str) -> go.Figure:
+def demonstrations_quality(rows: Sequence[dict[str, Any]], *, about: str, device: str) -> go.Figure:
     """Draw the scores of requests with several numbers of demonstrations: `rows` as of `by_number`."""
     return quality(
         rows,
@@ -113,7 +113,7 @@ def _first_drop(records: Records, memory: int) -> Mapping[str, Any]:
     return records[min(memory + 1, len(records) - 1)]
 
 
-def chat_quality(rows: Sequence[dict], *, about: str, device: str) -> go.Figure:
+def chat_quality(rows: Sequence[dict[str, Any]], *, about: str, device: str) -> go.Figure:
     """Draw the scores of conversations by kind of question: `rows` as of `session_replay.scores`."""
     em = {row["mode"]: row["em"] for row in rows if row["kind"] == "all"}
     return quality(
@@ -125,9 +125,9 @@ def chat_quality(rows: Sequence[dict], *, about: str, device: str) -> go.Figure:
     )
 
 
-def overlapping(rows: Sequence[dict]) -> str:
+def overlapping(rows: Sequence[dict[str, Any]]) -> str:
     """Say in which kinds of question the 95% intervals of full attention and blocks lie apart."""
-    by_mode: dict[str, dict[str, dict]] = {"full": {}, "block": {}}
+    by_mode: dict[str, dict[str, dict[str, Any]]] = {"full": {}, "block": {}}
     for row in rows:
         if row["kind"] != "all" and row["mode"] in by_mode:
             by_mode[row["mode"]][row["kind"]] = row

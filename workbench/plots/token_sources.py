@@ -1,7 +1,7 @@
 """Where the tokens of prompts came from: read from the store or computed."""
 
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import plotly.graph_objects as go
 
@@ -11,7 +11,7 @@ from workbench.plots.looks import MODE_NAMES
 from workbench.plots.theme import BLUE, INK, RED, Notes, pale
 
 
-def reuse(records: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
+def reuse(records: Sequence[dict[str, Any]], **notes: Unpack[Notes]) -> go.Figure:
     """Draw where the tokens of prompts came from: {name, reused, encoded, question (tokens), hit_rate} of every run."""
     rows = [r["name"] for r in records]
     totals = [r["reused"] + r["encoded"] + r["question"] for r in records]
@@ -40,7 +40,7 @@ def reuse(records: Sequence[dict], **notes: Unpack[Notes]) -> go.Figure:
     )
 
 
-def token_sources(records: Mapping[str, Record]) -> list[dict]:
+def token_sources(records: Mapping[str, Record]) -> list[dict[str, Any]]:
     """Return records of `reuse`; the trial named "block" computes the tokens of the questions alone."""
     question = records["block"].rows_computed
     return [

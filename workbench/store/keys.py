@@ -21,7 +21,8 @@ _CHUNK = 1 << 22
 _PIECE = 1 << 16  # elements that a CPU keeps in its cache
 _FACTOR, _OFFSET, _MASK = 6364136223846793005, 1442695040888963407, (1 << 64) - 1
 _IRRELEVANT = set("_name_or_path name_or_path transformers_version torch_dtype dtype use_cache architectures".split())
-_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[tuple, str]] = WeakKeyDictionary()  # a pure memo, by model object
+# A pure memo, by model object.
+_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[tuple[Any, ...], str]] = WeakKeyDictionary()
 
 
 class Identity(NamedTuple):
@@ -107,7 +108,7 @@ def vocabulary(tokenizer: Any) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _states(module: torch.nn.Module) -> Iterator[tuple]:
+def _states(module: torch.nn.Module) -> Iterator[tuple[Any, ...]]:
     """Of every weight and saved buffer: where it lies, and how often it was written. Asked by every request, so without
     names (`state_dict` takes several times as long)."""
     waiting = [module]

@@ -141,7 +141,7 @@ class TieredStore:
             for key in held:
                 self.unpin(key)
 
-    def prefetch(self, keys: Iterable[str]) -> list[Future]:
+    def prefetch(self, keys: Iterable[str]) -> list[Future[Found | None]]:
         """Bring blocks into the first tier in the background; nothing is counted as a look-up."""
         threads = self._loaders()
         return [threads.submit(self._fetch, key, True) for key in keys]

@@ -33,7 +33,7 @@ class Progress:
     """Where a training stands; saved as JSON beside the weights."""
 
     step: int = 0
-    curve: list[dict] = field(default_factory=list)  # loss and teacher-forced accuracy on the training stream
+    curve: list[dict[str, Any]] = field(default_factory=list)  # loss and teacher-forced accuracy on the training stream
 
 
 SomeProgress = TypeVar("SomeProgress", bound=Progress)
@@ -109,7 +109,7 @@ class Training:
         return type(begin)(**saved["progress"])
 
 
-class Drawn(Dataset):
+class Drawn(Dataset[Any]):
     """Batches that are a pure function of their index, so that any process may draw them."""
 
     def __init__(self, draw: Callable[[Any], Any]):
@@ -213,8 +213,8 @@ def phase(say: Callable[[str], None], name: str) -> Iterator[list[str]]:
 
 @contextmanager
 def watched(
-    main: bool, line_every: int, postfix: Callable[[dict], dict], total: int | None = None
-) -> Iterator[Callable[[dict], None]]:
+    main: bool, line_every: int, postfix: Callable[[dict[str, Any]], dict[str, Any]], total: int | None = None
+) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yield a function that shows a row of the curve, on the `main` process alone.
 
     It moves a bar with the `postfix` of the row where a person watches; else it prints a line every so many steps, and
@@ -223,7 +223,7 @@ def watched(
     last = time.monotonic()
     with tqdm(total=total, unit="step", disable=not (main and sys.stderr.isatty())) as bar:
 
-        def show(row: dict) -> None:
+        def show(row: dict[str, Any]) -> None:
             nonlocal last
             if not bar.disable:
                 bar.update(row["step"] - bar.n)

@@ -65,7 +65,7 @@ def sweep(
         return
     from workbench.app.commands.sweep_report import show  # torch, transformers, pandas: not for `--help`
     from workbench.experiments import sweep as sweeps
-    from workbench.experiments.sweep_grid import FIELDS
+    from workbench.experiments.sweep_grid import FIELDS, cases
     from workbench.experiments.trial import Trial
 
     lists = {
@@ -79,7 +79,7 @@ def sweep(
         raise BadInput(f"--out {str(out)!r} is a file: a folder is needed")
     base = {name: getattr(Trial, name, None) for name in FIELDS}
     with progress("sweeping") as advance:
-        outcome = sweeps.run(sweeps.cases(base, lists), out, jobs, advance, cluster=cluster, retries=retries)
+        outcome = sweeps.run(cases(base, lists), out, jobs, advance, cluster=cluster, retries=retries)
     if as_json:
         print(outcome.table.to_json(orient="records", lines=True), end="")
     else:

@@ -133,7 +133,7 @@ def _weights(kinds: str | None) -> dict[str, float] | None:
         raise BadInput(f"kinds is {kinds!r}: weights are needed, as continuation=3,order=1") from None
 
 
-def _show(watch: Callable[[dict], None], row: dict) -> None:
+def _show(watch: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
     """Show a row of the curve; exact match, which the main process alone reports, is always a line."""
     if "loss" in row:
         watch(row)
@@ -143,5 +143,5 @@ def _show(watch: Callable[[dict], None], row: dict) -> None:
         tqdm.write(f"step {row['step']}: {name} {full}, {block}")
 
 
-def _postfix(row: dict) -> dict:
+def _postfix(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in ("loss", "full", "block", "kl_block") if key in row}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -15,7 +16,7 @@ from workbench.models.about import layout_of, tokenizer_of
 from workbench.models.checkpoints import folder
 from workbench.models.loading import Loaded
 
-Model = str | Path | Loaded | PreTrainedModel | tuple
+Model = str | Path | Loaded | PreTrainedModel | tuple[Any, ...]
 Given = str | Sequence[str] | Prompt | Sample | Reading
 
 

@@ -134,7 +134,7 @@ def number_slider(label: str, items: Sized, value: int = 0) -> widgets.IntSlider
     return slider(label, value, 0, len(items) - 1)
 
 
-def menu(options: Sequence | Mapping, label: str = "", **more: Any) -> widgets.Dropdown:
+def menu(options: Sequence[Any] | Mapping[str, Any], label: str = "", **more: Any) -> widgets.Dropdown:
     """Return a menu of values, or of names with their values."""
     choices = list(options.items()) if isinstance(options, Mapping) else list(options)
     return widgets.Dropdown(options=choices, description=label, **more)

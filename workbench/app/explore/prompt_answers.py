@@ -20,6 +20,7 @@ from workbench.app.explore.prompt_text import PromptReader
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
+from workbench.core.tiles import Tiles
 from workbench.engine.assembly import assemble
 from workbench.engine.decoding import decode, text_of
 from workbench.engine.forward import PrefillOutput, PrefillRequest, all_rows, prefill_many
@@ -152,7 +153,7 @@ class PromptAnswers:
         key = (_tokens(prompt), wanted.prepare, wanted.positions, wanted.select)
         return self._keep("scores", key, make)
 
-    def _prefill(self, prompt: Prompt, request: PrefillRequest, alive: Alive) -> tuple[Answer, dict]:
+    def _prefill(self, prompt: Prompt, request: PrefillRequest, alive: Alive) -> tuple[Answer, dict[int, Tiles]]:
         """Run the last forward pass of a request: its answer without text, and the tiles it attended to, by layer."""
         model, layers = self.loaded.model, tuple(range(self.loaded.spec.layers))
         recorded = heat.Recorded(request.plan.sparse) if request.plan.sparse else None
@@ -230,7 +231,7 @@ class PromptAnswers:
         method: Reuse,
         scores: Tensor | None,
         rows: Tensor,
-        tiles: dict,
+        tiles: dict[int, Tiles],
     ) -> dict[str, Any]:
         assert answers.full is not None
         prompt, layers, length = answers.prompt, self.loaded.spec.layers, len(answers.prompt)

@@ -10,7 +10,8 @@ from workbench.app.explore.prompts import attention_of, layer_and_head, view_of
 from workbench.core.blocks import Prompt
 from workbench.data.sample import Sample
 from workbench.methods import Method
-from workbench.methods.generation import Generation, generate
+from workbench.methods.answered import Generation
+from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import exact_match

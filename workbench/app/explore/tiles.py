@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import plotly.graph_objects as go
 from ipywidgets import Checkbox, Dropdown, Layout, SelectionSlider, VBox
@@ -62,7 +63,7 @@ def method_and_threshold(specs: Sequence[str]) -> tuple[Dropdown, SelectionSlide
     form = {"description": "threshold", "continuous_update": False, "layout": Layout(width="380px")}
     threshold = SelectionSlider(options=options, value=own, **form)
 
-    def follow(change: dict) -> None:
+    def follow(change: dict[str, Any]) -> None:
         options, own = thresholds_of(change["new"])
         threshold.options = options
         threshold.value = own

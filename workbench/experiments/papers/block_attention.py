@@ -1,6 +1,7 @@
 """Block-Attention in both versions: "block1" (Low-Latency RAG) and "block2" (Efficient Prefilling)."""
 
 from functools import partial
+from typing import Any
 
 from transformers import LlamaConfig
 
@@ -28,12 +29,12 @@ MS, FLOPS = TABLE_3["ttft_ms"], TABLE_3["flops"]
 GAME = BLOCK_V2_TEXT["game_ttft_ms"]
 
 
-def widest(accuracy: dict) -> float:
+def widest(accuracy: dict[str, Any]) -> float:
     """Return the largest loss of fine-tuned block attention against full attention that a table prints, a share."""
     return max(full - tuned for full, tuned in zip(accuracy[FULL], accuracy[TUNED], strict=True)) / 100
 
 
-def quality(loss: float, accuracy: dict) -> Findings:
+def quality(loss: float, accuracy: dict[str, Any]) -> Findings:
     """Compare fine-tuned and untuned block attention with full attention, on lab questions and on real ones.
 
     loss      the largest that is printed, of fine-tuned block attention

@@ -6,6 +6,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from workbench.core.errors import BadInput
 
@@ -28,7 +29,7 @@ def of_folder(folder: str | Path) -> dict[str, list[Cell]]:
     return found
 
 
-def _answers(cell: Mapping, path: Path) -> Iterable[str]:
+def _answers(cell: Mapping[str, Any], path: Path) -> Iterable[str]:
     named = cell["metadata"].get("workbench", {}).get("answers", [])
     if not isinstance(named, list) or not all(isinstance(key, str) for key in named):
         raise BadInput(f"{path.name}, cell {cell.get('id')}: answers is {named!r}; a list of names is needed")

@@ -26,7 +26,8 @@ from workbench.engine.decoding import (
 )
 from workbench.engine.forward import PrefillOutput, prefill_many
 from workbench.methods import Method, ReadyRequest
-from workbench.methods.generation import Generation, method_of
+from workbench.methods.answered import Generation
+from workbench.methods.generation import method_of
 from workbench.methods.lookups import Asked
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.receipts import Lookup, WatchedStore, receipts_of, timed

@@ -18,7 +18,7 @@ from workbench.engine.cuda_graphs import Runner
 from workbench.engine.decoding import StopStrings, TokenChoice, check_options, eos_ids, special_ids, text_of
 from workbench.engine.forward import PrefillRequest
 from workbench.methods import ReadyRequest
-from workbench.methods.generation import Generation
+from workbench.methods.answered import Generation
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.paged_begin import rows_over_pages
 from workbench.methods.prepare.independent import Independent

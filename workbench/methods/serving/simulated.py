@@ -6,7 +6,7 @@ from itertools import count as count_from
 from typing import Any
 
 from workbench.core.errors import BadInput
-from workbench.methods.generation import Generation
+from workbench.methods.answered import Generation
 from workbench.methods.serving.loaders import Job, Report
 from workbench.methods.serving.tickets import Arrivals, Arrived, Engine, OnHost, Ticket, Wait
 from workbench.store.events import Events

@@ -6,7 +6,7 @@ from threading import Condition, Event
 from typing import Any, Literal, Protocol
 
 from workbench.core.blocks import Prompt
-from workbench.methods.generation import Generation
+from workbench.methods.answered import Generation
 from workbench.store.pages import NoRoom
 
 __all__ = ["Arrivals", "Arrived", "Engine", "NoRoom", "OnHost", "State", "Ticket", "Wait"]

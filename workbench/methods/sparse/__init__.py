@@ -24,6 +24,27 @@ from workbench.core.tiles import Tiles
 from workbench.engine import backends
 from workbench.methods import registry
 
+__all__ = [
+    "FITTED",
+    "HERE",
+    "LARGEST",
+    "Grid",
+    "Prepare",
+    "Site",
+    "Sparse",
+    "TileRule",
+    "Tiles",
+    "check_count",
+    "check_divides",
+    "check_share",
+    "count",
+    "fraction",
+    "fused",
+    "named",
+    "names",
+    "on_gpu",
+    "word",
+]
 LARGEST = 1 << 16  # tokens of a tile, which torch pads prompts to
 HERE = Site()  # a whole prompt, in layer 0
 Prepare = Callable[[Any], Any]  # of the kernel's module

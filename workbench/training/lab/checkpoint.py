@@ -26,7 +26,7 @@ def save(
     tokenizer: PreTrainedTokenizerBase,
     config: PretrainConfig,
     progress: PretrainProgress,
-    facts: dict,
+    facts: dict[str, Any],
 ) -> None:
     """Write weights (bf16), tokenizer, layout, training record and card; `folder` appears whole or not at all."""
     steps = {"steps": progress.step, "last_steps": progress.spent}
@@ -37,7 +37,7 @@ def save(
         write_card(partial, folder.name)
 
 
-def _thin(curve: list[dict], points: int = 200) -> list[dict]:
+def _thin(curve: list[dict[str, Any]], points: int = 200) -> list[dict[str, Any]]:
     """Thin the curve to about `points` rows, each the mean of the rows that it stands for."""
     size = -(-len(curve) // points)
     thin = []

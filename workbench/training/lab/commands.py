@@ -68,7 +68,7 @@ def train_model(
     stages = len(STAGES_OF[config.corpus])
     with watched(main, LINE_EVERY, lambda row: _postfix(row, stages)) as show:
 
-        def report(row: dict) -> None:
+        def report(row: dict[str, Any]) -> None:
             show(row)
             if main and out.is_dir():  # a training that is killed after its first state keeps the time it took
                 write_text(clock, f"{spent + time.monotonic() - begin}\n")
@@ -90,7 +90,7 @@ def train_model(
         typer.echo(f"stopped at {where}: run again to go on")
 
 
-def _postfix(row: dict, stages: int) -> dict:
+def _postfix(row: dict[str, Any], stages: int) -> dict[str, Any]:
     return {"stage": f"{row['stage']}/{stages - 1}", "right": row["answers_right"], "loss": row["loss"]}
 
 

@@ -8,6 +8,7 @@ vocabulary is in use from the first step on.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -126,7 +127,7 @@ def _pieces(stage: Stage, world: World, count: int, layout: Layout) -> Iterator[
     for passage in passages_of(context):
         yield layout.passage.format(title=passage.title, text=passage.text), REST, ""
     subjects = {kind: about for kind, about in world.questions(context).items() if about and stage.kinds.get(kind)}
-    asked: set = set()  # no question twice: an answer must come from the passages, not from an earlier answer
+    asked: set[Any] = set()  # no question twice: an answer must come from the passages, not from an earlier answer
     for _ in range(stage.questions if subjects else 0):
         kind = rng.choices(list(subjects), [stage.kinds[kind] for kind in subjects])[0]
         about = rng.choice(subjects[kind])

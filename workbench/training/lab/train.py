@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +89,7 @@ def train(
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
     stages: tuple[Stage, ...] | None = None,
-    report: Callable[[dict], None] = lambda row: None,
+    report: Callable[[dict[str, Any]], None] = lambda row: None,
     save_every: int = 1000,
     workers: int = 0,
     minutes: float = math.inf,
@@ -166,7 +167,7 @@ def finished(config: PretrainConfig, progress: PretrainProgress, last_stage: int
 
 def _read(
     run: Training, tally: Tally, loss: torch.Tensor, progress: PretrainProgress, stages: tuple[Stage, ...]
-) -> dict:
+) -> dict[str, Any]:
     """Add a row to the curve and return it; enter the next stage when the answers of this one are right."""
     answers = tally.take(run.accelerator)
     right, seen = (sum(answers[kind][i] for kind in ALL_KINDS if kind in answers) for i in (0, 1))

@@ -9,6 +9,7 @@ times. So a run compiles for this length (the teacher), for twice of it (both mo
 import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -70,7 +71,7 @@ def drawn(source: Source, config: TuneConfig, room: int, i: int) -> Batch:
 
 def loader(
     source: Source, config: TuneConfig, room: int, places: range, workers: int, pin_memory: bool = False
-) -> DataLoader:
+) -> DataLoader[Any]:
     """Return the micro-batches at `places`, drawn by `workers` processes; torch's random numbers are left alone."""
     return DataLoader(
         Drawn(partial(drawn, source, config, room)),

@@ -158,7 +158,7 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
     checkpoint.write_card(folder, name, about, facts, (nearness if taught else _score_table(tuning["scores"])) + curve)
 
 
-def _nearness_table(rows: list[dict]) -> list[str]:
+def _nearness_table(rows: list[dict[str, Any]]) -> list[str]:
     if not rows:
         return []
     about = (
@@ -177,7 +177,7 @@ def _bounded(score: dict[str, Any], name: str) -> str:
     return f"{score[name]:.3f} [{score[f'{name}_low']:.3f}, {score[f'{name}_high']:.3f}]"
 
 
-def _score_table(rows: list[dict]) -> list[str]:
+def _score_table(rows: list[dict[str, Any]]) -> list[str]:
     if not rows:
         return []
     about = f"{rows[0]['full']['n']:,} held-out questions, 95% interval."

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class PackedExamples(TensorBatch):
         return sees
 
 
-Columns = defaultdict[str, list]  # of a packed sequence while it grows; "spans" has (tokens, example, in_question)
+Columns = defaultdict[str, list[Any]]  # of a packed sequence while it grows; "spans" has (tokens, example, in_question)
 
 
 def pack(

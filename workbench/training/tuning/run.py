@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from workbench.models.loading import Loaded
 from workbench.training.common import Progress, Tally, Training
@@ -31,7 +32,8 @@ class TuneProgress(Progress):
     """Where a block fine-tuning stands."""
 
     seconds: float = 0.0
-    scores: list[dict] = field(default_factory=list)  # on held-out samples: exact match, or nearness to the teacher
+    # Of held-out samples: exact match, or nearness to the teacher.
+    scores: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

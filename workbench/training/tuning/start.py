@@ -157,7 +157,7 @@ def _accelerator(device: str, config: TuneConfig, evaluation: Evaluation) -> Acc
     return accelerator
 
 
-def _check_resumed(out: Path, identity: dict) -> None:
+def _check_resumed(out: Path, identity: dict[str, Any]) -> None:
     """Raise BadInput where `out` holds a run of another base model, config, data or number of processes."""
     saved = saved_record(out)
     if saved is None:

@@ -34,7 +34,7 @@ def train(
     run: TuneRun,
     source: Source,
     evaluation: Evaluation = NEVER,
-    report: Callable[[dict], None] = lambda row: None,
+    report: Callable[[dict[str, Any]], None] = lambda row: None,
     save_every: int = 500,
     workers: int = 0,
     minutes: float = math.inf,
@@ -178,7 +178,7 @@ def _loader(run: TuneRun, source: Source, begin: int, workers: int) -> Any:
     return loader(source, run.config, run.room["tokens"], places, workers, run.on_gpu)
 
 
-def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict:
+def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict[str, Any]:
     """Add a row to the curve and return it."""
     answers = run.tally.take(run.accelerator)
     total = float(run.accelerator.reduce(loss, "mean"))
@@ -194,7 +194,9 @@ def _read(run: TuneRun, loss: torch.Tensor, progress: TuneProgress) -> dict:
     return row
 
 
-def _evaluate(run: TuneRun, evaluation: Evaluation, progress: TuneProgress, report: Callable[[dict], None]) -> None:
+def _evaluate(
+    run: TuneRun, evaluation: Evaluation, progress: TuneProgress, report: Callable[[dict[str, Any]], None]
+) -> None:
     """Score both modes where it is due, on the first process; the others wait.
 
     By exact match; of a run with a teacher by how near they are to it.
@@ -211,7 +213,7 @@ def _evaluate(run: TuneRun, evaluation: Evaluation, progress: TuneProgress, repo
     run.accelerator.wait_for_everyone()
 
 
-def _scores(run: TuneRun, evaluation: Evaluation, progress: TuneProgress) -> dict:
+def _scores(run: TuneRun, evaluation: Evaluation, progress: TuneProgress) -> dict[str, Any]:
     if run.teacher is not None:
         begin, held_out = time.monotonic(), run.held_out
         if progress.scores:
