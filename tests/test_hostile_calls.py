@@ -4,13 +4,13 @@ import pytest
 import tiny
 import torch
 
-from workbench import data, generate, models
+from workbench import data, explore, generate, models
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
-from workbench.engine.decoding import decode
+from workbench.engine.decoding import check_length, decode
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.engine.paged_pool import Pool
 from workbench.experiments.sweep import sweep
@@ -265,3 +265,20 @@ def test_a_store_is_not_exported_into_itself(tmp_path):
     FolderStore(tmp_path / "kept", {"model": "m"}, new=True)
     with pytest.raises(BadInput, match="lies in the folder that is exported"):
         pack(tmp_path / "kept", tmp_path / "kept" / "a.tar")
+
+
+@pytest.mark.parametrize("count", [10**9, 10**30])
+def test_more_new_tokens_than_the_context_holds_are_refused_before_any_work(lm, count, monkeypatch):
+    prompts = lm.layout.prompts(data.load("lab", samples=1, passages=2), lm.tokenizer)
+    monkeypatch.setattr("workbench.engine.forward.run", None)
+    asked = [
+        lambda: generate(lm.model, lm.tokenizer, prompts, max_new_tokens=count),
+        lambda: decode(lm.model, [lm.spec.empty(5, 4)], [torch.zeros(400)], count),
+        lambda: explore.prompt(lm, prompts[0], max_new_tokens=count),
+        lambda: Trial(model="lab-full", samples=1, max_new_tokens=count).run(loaded=lm),
+    ]
+    for call in asked:
+        with pytest.raises(BadInput, match=r"max_new_tokens is 10+: [\d,]+ is the model's context, prompt included"):
+            call()
+    with pytest.raises(BadInput, match="1,048,576 is the most where the model's context is unknown"):
+        check_length(count, None)

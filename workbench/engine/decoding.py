@@ -15,6 +15,7 @@ from workbench.core.plan import Plan
 from workbench.engine.forward import run
 from workbench.models.spec import spec_for
 
+MOST_NEW_TOKENS = 1 << 20  # of a model whose context is unknown
 Tokens = list[int | None]  # one entry per request; None: this request has ended
 
 
@@ -70,6 +71,7 @@ def decode(
         if each.shape[-1] < spec.vocabulary:
             raise BadInput(f"logits of request {i} are {each.shape[-1]} wide: the vocabulary holds {spec.vocabulary:,}")
     context = spec.context
+    check_length(max_new_tokens, context)
     requests = [
         DecodeRequest(kv, rule, torch.Generator().manual_seed(number))
         for kv, rule, number in zip(kvs, rules, seeds, strict=True)
@@ -205,6 +207,13 @@ def forward_step(model: PreTrainedModel, requests: list[DecodeRequest], reserve:
         plan = Plan(torch.tensor([len(request.kv) - 1]), request.sees)
         parts.append((torch.tensor(request.tokens[-1:]), plan, request.kv))
     return [step.logits for step in run(model, parts) if step.logits is not None]
+
+
+def check_length(count: int, context: int | None) -> None:
+    """Refuse more new tokens than a model of `context` tokens can ever hold; fewer end at its context by themselves."""
+    if count > (most := context or MOST_NEW_TOKENS):
+        whose = "the model's context, prompt included" if context else "the most where the model's context is unknown"
+        raise BadInput(f"max_new_tokens is {shown(count)}: {most:,} is {whose}")
 
 
 def check_options(count: int, temperature: float, top_p: float, stops: Sequence[str], tokenizer: Any) -> None:

@@ -15,6 +15,7 @@ from workbench.core.errors import BadInput
 from workbench.data import Sample, layouts
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import Corpus
+from workbench.engine.decoding import check_length
 from workbench.experiments import question_rows
 from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.references import Watch
@@ -103,6 +104,7 @@ class Trial(TrialFields, MethodConfig):
         model, tokenizer, layout = loaded
         prompts = layout.prompts(samples, tokenizer)
         check_context(loaded.spec.context, samples, prompts)
+        check_length(self.max_new_tokens, loaded.spec.context)
         method = self.method(self._corpus(layout, tokenizer), system=bool(layout.system))
         engine = choose_engine(model, method, prompts, self.max_new_tokens, self.engine)
         if store is None:  # an empty one is false

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, not_allowed, shown
-from workbench.engine.decoding import Tokens, by_request, decode, text_of
+from workbench.engine.decoding import Tokens, by_request, check_length, decode, text_of
 from workbench.engine.page_owners import NoPages
 from workbench.methods import Method, ReadyRequest, finish
 from workbench.methods.answered import Answered, Generation
@@ -158,7 +158,8 @@ def _checked(
         raise BadInput(f"tokenizer is {shown(tokenizer)}: what turns tokens into text is needed")
     check_engine(engine)
     params.check(tokenizer)
-    spec_for(model, (prompt.tokens for prompt in prompts))
+    spec = spec_for(model, (prompt.tokens for prompt in prompts))
+    check_length(params.max_new_tokens, spec.context)
     return choose_engine(model, method, prompts, params.max_new_tokens, engine)
 
 

@@ -13,7 +13,7 @@ from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.data.sample import Sample
 from workbench.engine.assembly import assemble
-from workbench.engine.decoding import by_request, decode, text_of
+from workbench.engine.decoding import by_request, check_length, decode, text_of
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry, select
 from workbench.methods.prepare import Prepare
@@ -55,6 +55,7 @@ def answers(loaded: Loaded, prompt: Prompt, kv: KV, choices: Sequence[torch.Tens
     """Return what the model answers with each of `choices` [R] recomputed over the assembled cache `kv`, which stays as
     it is; all of them packed together."""
     model, tokenizer, layout = loaded
+    check_length(max_new_tokens, loaded.spec.context)
     kvs = [kv.clone(max_new_tokens) for _ in choices]
     plans = [Plan(torch.cat((rows, prompt.question))) for rows in choices]
     requests = [PrefillRequest(prompt.tokens, plan, own) for plan, own in zip(plans, kvs, strict=True)]

@@ -19,6 +19,7 @@ from workbench.app.explore.prompt_html import MIME, page, summary
 from workbench.app.explore.prompt_text import PromptReader, piece_id
 from workbench.core.errors import BadInput, not_allowed
 from workbench.core.files import write_text
+from workbench.engine.decoding import check_length
 from workbench.methods.registry import is_whole
 from workbench.methods.select import check_budget
 from workbench.plots.looks import SELECTORS
@@ -56,6 +57,7 @@ def asked(
     if unknown := set(chosen) - allowed:
         raise not_allowed("choice", min(unknown), sorted(allowed))
     loaded = loaded_of(model)
+    check_length(max_new_tokens, loaded.spec.context)
     reading = reading_of(loaded, prompt, question)
     reader = PromptReader(loaded.tokenizer, loaded.layout)
     blocks = [{"id": piece.id, "text": piece.text, "kind": piece.kind} for piece in reader.pieces(reading)]

@@ -17,6 +17,7 @@ from workbench.engine.decoding import (
     DecodeRequest,
     StopStrings,
     TokenChoice,
+    check_length,
     check_options,
     eos_ids,
     forward_step,
@@ -105,6 +106,7 @@ class ContiguousEngine(OnHost):
     def check(self, ticket: Ticket) -> None:
         """Raise BadInput for a prompt that is no prompt of this model."""
         self._spec.check_tokens(ticket.prompt.tokens)
+        check_length(ticket.max_new_tokens, self._spec.context)
         for block in ticket.prompt.context:
             self._spec.check_block(len(block))
 
