@@ -151,13 +151,52 @@ def test_help_says_of_every_command_what_the_command_says_and_waits_for_no_model
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("command", ["", "trial", "sweep", "verify", "trace", "report", "models", "data"])
-def test_help_of_a_command_imports_nothing_heavy(command):
-    heavy = "{'torch', 'transformers', 'pandas', 'scipy', 'sklearn', 'distributed'}"
-    script = f"import sys; sys.argv[1:] = {[*command.split(), '--help']}; from workbench.app import cli\n"
-    script += f"try: cli.main()\nfinally: assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr) == (0, "") and "Usage:" in ran.stdout
+HEAVY = "torch transformers accelerate pandas scipy sklearn distributed plotly papermill nbformat IPython".split()
+WATCHED = """import os, sys
+from typer.testing import CliRunner
+from workbench.app import cli
+for line in sys.stdin.read().splitlines():
+    said = CliRunner().invoke(cli.app, line.split())
+    heavy = sorted(set(sys.argv[1:]) & set(sys.modules))
+    print(said.exit_code, ",".join(heavy) or "nothing", " ".join(said.output.split())[:60], sep="|")
+"""
+
+
+def watched(lines: list[str]) -> list[list[str]]:
+    """Run command lines one after the other in one process; of each [exit code, heavy imports so far, what it says]."""
+    ran = subprocess.run(
+        [sys.executable, "-c", WATCHED, *HEAVY], input="\n".join(lines), capture_output=True, text=True, check=True
+    )
+    assert ran.stderr == ""
+    return [line.split("|", 2) for line in ran.stdout.splitlines()]
+
+
+def test_help_of_a_command_imports_nothing_heavy():
+    parts = {"store": "encode verify repair stats gc export import explain", "sparse": "names distill profile"}
+    parts |= {"lab": "corpus train evaluate ship", "models": "get convert ordinary difference"}
+    lines = ["--help", *(f"{name} --help" for name in cli.COMMANDS)]
+    lines += [f"{name} {part} --help" for name, text in parts.items() for part in text.split()]
+    for line, (code, heavy, said) in zip(lines, watched(lines), strict=True):
+        assert (line, code, heavy) == (line, "0", "nothing") and said.startswith("Usage:")
+
+
+LIGHT_FAULTS = [f"{name} --no-such-option" for name in cli.COMMANDS]
+LIGHT_FAULTS += ["trial --samples x", "trial --samples 0", "trial --store-gib 0", "trial --html", "sweep --jobs x"]
+LIGHT_FAULTS += ["compare a b --samples x", "compare data data --samples 0", "compare", "tune --model m --out o --lr x"]
+LIGHT_FAULTS += ["tune --model m --out o --lr 5", "tune --model m --out o --passages x", "store gc f --budget x"]
+LIGHT_FAULTS += [
+    "tune --model m --out o --kinds x",
+    "sparse distill --out o --lr 0",
+    "sparse profile --out o --block x",
+]
+LIGHT_FAULTS += ["lab train --out o --recipe x", "lab train --out o --minutes -1", "lab corpus --out o --samples 0"]
+LIGHT_FAULTS += ["bench x", "bench all --check --only a", "report --jobs x", "prepare --workers x"]
+LIGHT_FAULTS += ["nothing", "store gc s3://x --budget 1", "data lab --samples 0", "models get x"]
+
+
+def test_a_fault_in_options_is_told_without_waiting_for_a_model_library():
+    for line, (code, heavy, said) in zip(LIGHT_FAULTS, watched(LIGHT_FAULTS), strict=True):
+        assert (line, code, heavy) == (line, "2", "nothing"), said
 
 
 def test_an_unknown_command_is_named(run):

@@ -267,7 +267,7 @@ def test_a_store_is_not_exported_into_itself(tmp_path):
         pack(tmp_path / "kept", tmp_path / "kept" / "a.tar")
 
 
-@pytest.mark.parametrize("count", [10**9, 10**30])
+@pytest.mark.parametrize("count", [5000, 10**9])
 def test_more_new_tokens_than_the_context_holds_are_refused_before_any_work(lm, count, monkeypatch):
     prompts = lm.layout.prompts(data.load("lab", samples=1, passages=2), lm.tokenizer)
     monkeypatch.setattr("workbench.engine.forward.run", None)
@@ -278,7 +278,7 @@ def test_more_new_tokens_than_the_context_holds_are_refused_before_any_work(lm, 
         lambda: Trial(model="lab-full", samples=1, max_new_tokens=count).run(loaded=lm),
     ]
     for call in asked:
-        with pytest.raises(BadInput, match=r"max_new_tokens is 10+: [\d,]+ is the model's context, prompt included"):
+        with pytest.raises(BadInput, match=r"max_new_tokens is \d+: [\d,]+ is the model's context, prompt included"):
             call()
     with pytest.raises(BadInput, match="1,048,576 is the most where the model's context is unknown"):
-        check_length(count, None)
+        check_length(10**9, None)

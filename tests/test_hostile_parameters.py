@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from workbench.app import notebook, report
+from workbench.app.commands.options import parse
 from workbench.app.notebook_run import check
 from workbench.core import mask_rules
 from workbench.core.blocks import Block, Prompt
@@ -97,7 +98,7 @@ def test_a_report_refuses_before_it_makes_its_folder(tmp_path):
 @pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000, '"\\ud800"'])
 def test_a_value_that_no_file_holds_is_refused(text):
     with pytest.raises(BadInput, match="parameter a cannot be read"):
-        report.parse([f"a={text}"])
+        parse([f"a={text}"])
 
 
 SENTENCES = ["row < " + "9" * 5000, f"row < {10**30}", "row * 2147483647 * 2147483647 * 2147483647 > col", "a\0b"]

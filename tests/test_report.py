@@ -14,6 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from workbench.app import html, report
+from workbench.app.commands.options import parse
+from workbench.app.commands.report import command as report_command
 from workbench.core.errors import BadInput
 
 IMPORTED = """import sys
@@ -115,7 +117,7 @@ def test_a_killed_run_is_not_complete(tmp_path):
     (out / "01_slow").mkdir(parents=True)
     (out / "01_slow" / "_SUCCESS").touch()
     (out / "index.html").touch()
-    command = [sys.executable, "-m", "workbench.app.report", str(path), "--out", str(out), "--jobs", "1"]
+    command = [sys.executable, "-m", "workbench", "report", str(path), "--out", str(out), "--jobs", "1"]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60
@@ -131,7 +133,7 @@ def test_a_killed_run_is_not_complete(tmp_path):
 
 def invoke(*arguments):
     app = typer.Typer()
-    app.command()(report.command)
+    app.command()(report_command)
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
@@ -154,4 +156,4 @@ def test_command_line_exits_with_1_when_a_notebook_failed(monkeypatch, tmp_path,
     [("n=3", 3), ("n=1e-3", 1e-3), ("n=None", None), ("n=true", True), ("n=[1, 2]", [1, 2]), ("n=a=b", "a=b")],
 )
 def test_command_line_values_are_json_or_text(text, value):
-    assert report.parse([text]) == {"n": value}
+    assert parse([text]) == {"n": value}

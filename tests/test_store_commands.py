@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from tests import tiny
 from workbench.app import cli
 from workbench.core.errors import BadInput
+from workbench.core.sizes import bytes_of
 from workbench.methods.precompute import Preparation
 from workbench.store import FolderStore, aside
-from workbench.store.collection import bytes_of, collect_garbage
+from workbench.store.collection import collect_garbage
 from workbench.store.remote import RemoteStore, file_system
 
 PASSAGES = [

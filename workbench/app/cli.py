@@ -31,7 +31,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
     "tune": (".tune", "Block fine-tuning of a model, for full and block attention."),
     "sparse": (".sparse", "Fit sparse attention to a model: a learned gate, thresholds of heads."),
     "bench": (".bench", "Time the kernels beside their baselines on this GPU, or check them."),
-    "report": ("..report", "Run the notebooks and write a website of figures, metrics and tables."),
+    "report": (".report", "Run the notebooks and write a website of figures, metrics and tables."),
     "models": (".models", "List the models that are shipped or fetched; fetch or convert one."),
     "data": (".data", "Look at a data set, or write samples of it to a file."),
     "lab": ("workbench.training.lab.commands", "The lab corpus and the lab model: draw, train, evaluate."),

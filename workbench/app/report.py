@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from workbench.app import quick_jsonschema  # noqa: F401  (before nbformat is imported)
 
@@ -27,16 +27,10 @@ from plotly.offline import get_plotlyjs
 from workbench.app import docs_site, real_pages, report_index
 from workbench.app.commands.text import progress
 from workbench.app.notebook_run import Run, Task, Workers
-from workbench.core import json_text
 from workbench.core.errors import BadInput, shown
 from workbench.core.files import write_text
 
 NAME = re.compile(r"\w[\w .-]*")  # of notebooks: it becomes a folder and an address
-LITERALS = {"None": None, "True": True, "False": False}
-REAL = (
-    f"Some notebooks also with {real_pages.MODEL}, which is fetched where an index of packages can be reached; "
-    "by default where neither notebooks nor a model are named"
-)
 
 
 @dataclass(frozen=True)
@@ -150,51 +144,3 @@ def _card(out: Path, run: Run) -> dict[str, Any]:
     folder, status = out / run.name, "ok" if run.ok else "failed"
     folder.mkdir(exist_ok=True)
     return report_index.card(folder, run.title, status, run.seconds, run.message, run.metrics)
-
-
-def parse(assignments: Iterable[str]) -> dict[str, Any]:
-    """Read parameters from `NAME=VALUE` texts; a value is JSON, None, True, False, or else text."""
-    parameters: dict[str, Any] = {}
-    for assignment in assignments:
-        name, equals, value = assignment.partition("=")
-        if not (equals and name.isidentifier()):
-            raise BadInput(f"parameter {assignment!r}: allowed is NAME=VALUE")
-        try:
-            parameters[name] = LITERALS[value] if value in LITERALS else json_text.loads(value)
-        except json_text.NotJson:
-            parameters[name] = value
-        except BadInput as problem:
-            raise BadInput(f"parameter {name} cannot be read: {problem}") from None
-    return parameters
-
-
-def command(
-    notebooks: Annotated[list[Path] | None, typer.Argument(help="Notebooks; without any, notebooks/NN_*.ipynb")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the report")] = Path("runs/report"),
-    jobs: Annotated[int, typer.Option(help="Notebooks run at a time")] = 2,
-    parameter: Annotated[
-        list[str] | None, typer.Option("--parameter", "-p", metavar="NAME=VALUE", help="For notebooks that have it")
-    ] = None,
-    real: Annotated[bool | None, typer.Option(help=REAL)] = None,
-) -> None:
-    """Run the notebooks and write a website of figures, metrics and tables."""
-    try:
-        chosen = notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
-        given = parse(parameter or [])
-        is_wanted = real if real is not None else not notebooks and "model" not in given
-        lab, ours = real_pages.split(chosen) if is_wanted else (chosen, [])
-        result = run(lab, out, given, jobs, real=ours, docs=not notebooks)
-    except BadInput as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    if result.missing:
-        typer.echo(result.missing, err=True)
-    typer.echo(result.index)
-    raise typer.Exit(0 if result.ok else 1)
-
-
-app = typer.Typer(add_completion=False)
-app.command()(command)
-
-if __name__ == "__main__":
-    app()

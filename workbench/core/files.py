@@ -122,6 +122,11 @@ def is_dir(path: str | os.PathLike[str]) -> bool:
     return os.path.isdir(path)
 
 
+def is_url(place: str | os.PathLike[str]) -> bool:
+    """Return whether a place is a URL, and no folder."""
+    return isinstance(place, str) and "://" in place
+
+
 def check_folder(name: str, path: str | os.PathLike[str]) -> None:
     """Refuse, before any work, a place where no folder can be made or written to; `name` is the option's."""
     check_place(name, path)

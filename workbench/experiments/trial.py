@@ -19,7 +19,7 @@ from workbench.engine.decoding import check_length
 from workbench.experiments import question_rows
 from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.references import Watch
-from workbench.experiments.trial_fields import TrialFields
+from workbench.experiments.trial_fields import TrialFields, check_numbers
 from workbench.experiments.trial_measures import check_context, costs, first_tokens, mean, receipts
 from workbench.methods import Method, registry
 from workbench.methods import generation as generating
@@ -58,13 +58,7 @@ class Trial(TrialFields, MethodConfig):
     def __post_init__(self) -> None:
         check_fields(self)
         self.check()
-        for name, least in (("samples", 1), ("batch", 1), ("max_new_tokens", 1), ("timed", 1), ("seed", 0)):
-            if not _is_int(value := getattr(self, name)) or value < least:
-                raise BadInput(f"{name} is {value!r}: a whole number of at least {least} is needed")
-        if self.passages is not None and (not _is_int(self.passages) or self.passages < 1):
-            raise BadInput(f"passages is {self.passages!r}: a whole number of at least 1 is needed, or none")
-        if not isinstance(self.store_gib, int | float) or not 0 < self.store_gib < float("inf"):
-            raise BadInput(f"store_gib is {self.store_gib!r}: a positive number is needed")
+        check_numbers(vars(self))
         if self.store is not None and (self.mode != "block" or self.prepared is not None):
             raise BadInput(f"store {self.store!r} is for mode block, and stands for prepared: give one of them")
         if self.faithfulness is not None:
@@ -223,7 +217,3 @@ def batches(lengths: Sequence[int], most: int, tokens: int = BATCH_TOKENS) -> It
         group.append(i)
     if group:
         yield group
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

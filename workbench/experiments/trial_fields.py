@@ -1,9 +1,13 @@
 """What a trial is asked for; nothing heavy is imported, so that `workbench trial --help` is there at once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
+from workbench.core.errors import BadInput
 from workbench.methods.method_fields import DataName, DeviceName, LayoutName, MethodFields, ModelName
+
+LEAST = {"samples": 1, "batch": 1, "max_new_tokens": 1, "timed": 1, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -37,3 +41,19 @@ class TrialFields(MethodFields):
     engine: Annotated[
         str, "paged (pages, captured steps), contiguous, or auto: paged on a GPU wherever model and method allow"
     ] = "auto"
+
+
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """Raise BadInput for the first number of a trial that is too small; fields that are not given are not looked at."""
+    for name, least in LEAST.items():
+        if name in given and not _fits(given[name], least):
+            raise BadInput(f"{name} is {given[name]!r}: a whole number of at least {least} is needed")
+    if (passages := given.get("passages")) is not None and not _fits(passages, 1):
+        raise BadInput(f"passages is {passages!r}: a whole number of at least 1 is needed, or none")
+    gib = given.get("store_gib", 1)
+    if not isinstance(gib, int | float) or not 0 < gib < float("inf"):
+        raise BadInput(f"store_gib is {gib!r}: a positive number is needed")
+
+
+def _fits(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

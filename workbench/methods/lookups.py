@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from workbench import data, models
 from workbench.core.errors import BadInput
@@ -11,8 +11,8 @@ from workbench.core.kv import KV
 from workbench.data import layouts
 from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import prepare
-from workbench.methods.method_fields import DataName, DeviceName, LayoutName, ModelName
 from workbench.methods.precompute import kind_of
+from workbench.methods.preparation_fields import LookupFields
 from workbench.methods.registry import found, is_whole
 from workbench.models.loading import Loaded
 from workbench.models.spec import prepare_model
@@ -44,23 +44,12 @@ class Explained:
 
 
 @dataclass(frozen=True)
-class Lookups:
+class Lookups(LookupFields):
     """What a trial with these options would look up in `folder`.
 
     Raises BadInput for unknown names and broken files, as a trial does. A folder of another model or preparation is no
     error here: its blocks miss, and say so.
     """
-
-    folder: Where
-    model: ModelName
-    data: DataName = "lab"
-    prepare: Annotated[str | None, "Preparation; without it, that of the folder"] = None
-    samples: Annotated[int, "Questions, at most"] = 200
-    seed: Annotated[int, "Of lab: seed of the draw"] = 0
-    passages: Annotated[int | None, "Passages a question"] = None
-    device: DeviceName = "cpu"
-    dtype: Annotated[str | None, "float32, bfloat16 or float16"] = None
-    layout: LayoutName = None
 
     def run(self, loaded: Loaded | None = None) -> Explained:
         """Ask the folder for every block. `loaded` is the model where it is in memory already."""

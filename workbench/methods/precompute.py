@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -19,10 +19,11 @@ from workbench import data, models
 from workbench.core.annotations import check_fields
 from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
+from workbench.core.files import is_url
 from workbench.data import layouts
 from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import prepare, registry, shards
-from workbench.methods.method_fields import DataName, DeviceName, LayoutName, ModelName
+from workbench.methods.preparation_fields import PreparationFields
 from workbench.methods.prepare import Prepare
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
@@ -32,7 +33,7 @@ from workbench.models.spec import prepare_model
 from workbench.store import fingerprint
 from workbench.store.keys import vocabulary
 from workbench.store.manifest import TOKENIZER
-from workbench.store.places import Where, forget, is_begun, is_url, note, opened, read_note, within
+from workbench.store.places import Where, forget, is_begun, note, opened, read_note, within
 from workbench.store.remote import file_system
 
 Progress = Callable[[int, int], None]  # (passages done, of how many)
@@ -55,31 +56,13 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Preparation:
+class Preparation(PreparationFields):
     """All passages of a data set, prepared by one policy and kept in the folder `out`.
 
     Of a data file, these are all passages of all samples. Each of the `workers` has a model of its own; `shard`
     passages make a file.
     Raises BadInput before anything is written, also for a folder that another model or preparation has filled.
     """
-
-    model: ModelName
-    out: Annotated[Path | str, "Folder or URL for the cached passages; run again to go on after an interruption"]
-    data: DataName = "lab"
-    prepare: Annotated[str, "independent, after_system, behind_document or with_neighbours; options in brackets"] = (
-        "with_neighbours"
-    )
-    samples: Annotated[int | None, "Of lab: how many questions to take the passages of"] = None
-    seed: Annotated[int, "Of lab: seed of the draw"] = 0
-    passages: Annotated[int | None, "Of lab: passages a question"] = None
-    device: DeviceName = "cpu"
-    dtype: Annotated[str | None, "float32, bfloat16 or float16"] = None
-    workers: Annotated[int, "Processes; with --device cuda, dealt out over the GPUs"] = 1
-    shard: int = 64
-    layout: LayoutName = None
-    cluster: Annotated[
-        str | None, "Address of a Dask scheduler, or `local`: one of --workers processes is begun here"
-    ] = None
 
     def __post_init__(self) -> None:
         check_fields(self)

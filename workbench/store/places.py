@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
+from workbench.core.files import is_url, write_text
 from workbench.store.folder import FolderStore
 from workbench.store.manifest import MANIFEST
 from workbench.store.remote import RemoteStore, file_system
 
 Where = str | Path  # a folder or a URL
-
-
-def is_url(place: Where) -> bool:
-    """Return whether a place is a URL, and no folder."""
-    return isinstance(place, str) and "://" in place
 
 
 def place_of(text: str) -> Where:

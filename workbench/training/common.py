@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from workbench.core.errors import BadInput
 from workbench.core.files import replace_folder
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.run_folder import RECORD, saved_record, state_folder
@@ -179,12 +178,6 @@ def optimizers(model: torch.nn.Module, settings: PretrainConfig | TuneConfig) ->
         return [adamw([group for group in groups if group["params"]])]
     muon = torch.optim.Muon(matrices, lr=settings.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
     return [muon, adamw(others, weight_decay=0.0)]
-
-
-def check_minutes(minutes: float) -> None:
-    """Refuse a time to stop after that is negative or no number."""
-    if not minutes >= 0:
-        raise BadInput(f"minutes is {minutes}: a number of at least 0 is needed")
 
 
 @contextmanager

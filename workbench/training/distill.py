@@ -1,42 +1,19 @@
 """SeerAttention's self-distillation (arXiv:2410.13276, section 3.3): a gate learns where its own model attends."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Annotated
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput
 from workbench.core.tile_grid import Grid, peaks
 from workbench.engine.forward import all_rows, prefill_many
 from workbench.methods import seer_gate
 from workbench.methods.seer_gate import Gate
 from workbench.models.spec import spec_for
-
-
-@dataclass(frozen=True)
-class GateConfig:
-    """AdamW; the rate rises over `warmup` steps and falls to 0 as a cosine. `batch` prompts a step, drawn by `seed`."""
-
-    steps: Annotated[int, "Optimizer steps"] = 400
-    batch: Annotated[int, "Prompts a step"] = 2
-    lr: Annotated[float, "Highest learning rate"] = 1e-3
-    warmup: Annotated[int, "Steps on which the rate rises; then it falls to 0"] = 20
-    block: Annotated[int, "Tokens of a block"] = 64
-    width: Annotated[int, "Channels of the gate"] = 128
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("steps", "batch", "block"):
-            if (value := getattr(self, name)) < 1:
-                raise BadInput(f"{name} is {value}: it is 1 or more")
-        if not self.lr > 0 or self.warmup < 0:
-            raise BadInput(f"lr {self.lr} and warmup {self.warmup}: a rate above 0 and a number of steps")
+from workbench.training.gate_config import GateConfig
 
 
 def distill(

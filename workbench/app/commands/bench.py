@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -14,8 +13,6 @@ from rich.table import Table
 from workbench.app.commands.text import plain
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
-from workbench.experiments.bench import baselines
-from workbench.experiments.bench.check import check as verdicts
 
 app = typer.Typer(add_completion=False)
 CHECK = typer.Option("--check", help="Compare the kernel with its reference; take no times")
@@ -47,6 +44,9 @@ def bench_command(
         raise BadInput(f"--check holds kernels to their references, and {kernel!r} is none")
     if check and only:
         raise BadInput(f"only {only!r} names workloads that are timed: --check goes through every case")
+
+    import torch  # not for `--help`
+
     if not torch.cuda.is_available():
         if not check:
             raise BadInput("kernels are timed on a GPU, and there is none here: --check works on a CPU")
@@ -58,6 +58,10 @@ def bench_command(
 
 
 def _check(name: str, as_json: bool) -> bool:
+    import torch
+
+    from workbench.experiments.bench.check import check as verdicts
+
     gpu = torch.cuda.is_available()
     dtypes = [torch.bfloat16, torch.float16, torch.float32] if gpu else [torch.float32]
     count = wrong = 0
@@ -78,7 +82,10 @@ def _check(name: str, as_json: bool) -> bool:
 
 
 def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path, as_json: bool) -> None:
-    from workbench.experiments.bench import operations  # these load Triton, which reads TRITON_INTERPRET then
+    from workbench.experiments.bench import (  # these load Triton, which reads TRITON_INTERPRET then
+        baselines,
+        operations,
+    )
     from workbench.experiments.bench.run import WORKLOADS, add, before, run
     from workbench.experiments.results import write_json
 

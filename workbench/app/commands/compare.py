@@ -2,27 +2,23 @@
 
 import json
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console
 
 from workbench import models
-from workbench.app import compared_page
 from workbench.app.commands.options import OUTPUT, AsJson
-from workbench.app.commands.text import plain, progress
-from workbench.app.figure_files import write_figure
+from workbench.app.commands.text import progress
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
-from workbench.experiments import runs as reading
-from workbench.experiments.run_differences import RunComparison, compared
-from workbench.experiments.runs import Run, of_record
-from workbench.experiments.trial import Trial
 from workbench.methods.presets import options
-from workbench.plots.run_differences import differences, said
+
+if TYPE_CHECKING:
+    from workbench.experiments.runs import Run
 
 MODELS = "Where a RUN is a model"  # panel of `--help`
 
@@ -31,6 +27,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command(epilog="Example: workbench compare runs/full.json runs/block.json --html compared.html")
 def compare(
+    ctx: typer.Context,
     run: Annotated[
         list[str],
         typer.Argument(
@@ -57,13 +54,24 @@ def compare(
     for name, path in (("markdown", markdown), ("html", html), ("figure", figure)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise BadInput(f"--{name} {str(path)!r}: a file in a folder that exists is needed")
+    named = [text for text in run if is_model(text)]
+    _check_asked(ctx, named)
+
+    from workbench.app import compared_page  # torch, pandas and plotly: not for `--help`
+    from workbench.app.commands.compare_report import report
+    from workbench.app.figure_files import write_figure
+    from workbench.experiments import runs as reading
+    from workbench.experiments.run_differences import compared
+    from workbench.experiments.trial import Trial
+    from workbench.plots.run_differences import differences
+
     asked = {"data": source, "samples": samples, "seed": seed, "passages": passages, "device": device}
-    planned = {text: Trial(model=text, **options(method, asked)) for text in run if is_model(text)}
+    planned = {text: Trial(model=text, **options(method, asked)) for text in named}
     read = {text: reading.read(text) for text in run if text not in planned}
     for name, trial in planned.items():
         with progress(f"answering with {name}") as advance:
             record, rows = trial.run_each(advance)
-        read[name] = [of_record(record, rows, name, f"{Path(name).name}, {record.label}")]
+        read[name] = [reading.of_record(record, rows, name, f"{Path(name).name}, {record.label}")]
     found = compared(_named([each for text in run for each in read[text]]), base, score or ())
     if markdown is not None:
         write_text(markdown, compared_page.markdown(found))
@@ -74,7 +82,15 @@ def compare(
     if as_json:
         print(json.dumps(found.to_json(), default=str))
     else:
-        Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(_report(found))
+        Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(report(found))
+
+
+def _check_asked(ctx: typer.Context, named: Collection[str]) -> None:
+    """Refuse options that say how models answer where no RUN is one: records have been answered already."""
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name or "")
+        if source and source.name == "COMMANDLINE" and not named and getattr(param, "rich_help_panel", None) == MODELS:
+            raise BadInput(f"{param.opts[0]} says how models answer, and no RUN is a model: records have been answered")
 
 
 def is_model(text: str) -> bool:
@@ -93,7 +109,7 @@ def is_model(text: str) -> bool:
     return True
 
 
-def _named(runs: list[Run]) -> list[Run]:
+def _named(runs: "list[Run]") -> "list[Run]":
     """Name runs of several models by their models too."""
     several = len({run.parameters.get("model") for run in runs}) > 1
     if not several:
@@ -103,18 +119,3 @@ def _named(runs: list[Run]) -> list[Run]:
         model = Path(str(run.parameters.get("model", ""))).name
         named.append(replace(run, name=run.name if model in run.name else f"{model}, {run.name}"))
     return named
-
-
-def _report(found: RunComparison) -> Group:
-    parts: list[Table | str] = [f"[bold]{plain(said(found))}[/]", ""]
-    for title, head, rows in compared_page.tables(found):
-        if not rows:
-            parts += [f"[dim]{plain(title)}: none[/]", ""]
-            continue
-        table = Table(box=None, pad_edge=False, title=plain(title), title_justify="left", title_style="dim")
-        for number, name in enumerate(head):
-            table.add_column(plain(name), justify="left" if number < 2 else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*map(plain, row))
-        parts += [table, ""]
-    return Group(*parts)

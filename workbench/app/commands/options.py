@@ -8,8 +8,12 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
+from workbench.core import json_text
+from workbench.core.errors import BadInput
+
 OUTPUT = "Output"  # panel of `--help`
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout")]
+LITERALS = {"None": None, "True": True, "False": False}
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -51,3 +55,19 @@ def taking(options: Iterable[Parameter]) -> Callable[[Command], Command]:
         return command
 
     return decorate
+
+
+def parse(assignments: Iterable[str]) -> dict[str, Any]:
+    """Read parameters from `NAME=VALUE` texts; a value is JSON, None, True, False, or else text."""
+    parameters: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not (equals and name.isidentifier()):
+            raise BadInput(f"parameter {assignment!r}: allowed is NAME=VALUE")
+        try:
+            parameters[name] = LITERALS[value] if value in LITERALS else json_text.loads(value)
+        except json_text.NotJson:
+            parameters[name] = value
+        except BadInput as problem:
+            raise BadInput(f"parameter {name} cannot be read: {problem}") from None
+    return parameters

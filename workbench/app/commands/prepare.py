@@ -2,20 +2,23 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from workbench.app.commands.options import AsJson, of_fields, taking
 from workbench.app.commands.text import plain, progress, show
 from workbench.methods import registry
-from workbench.methods.precompute import Preparation, Prepared
+from workbench.methods.preparation_fields import PreparationFields
+
+if TYPE_CHECKING:
+    from workbench.methods.precompute import Prepared
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog="Example: workbench prepare --data questions.json --prepare with_neighbours --n 10 --out prepared")
-@taking(of_fields(Preparation, defaults={"model": "lab-full"}, text=["out"]))
+@taking(of_fields(PreparationFields, defaults={"model": "lab-full"}, text=["out"]))
 def prepare(
     *,
     n: Annotated[int | None, typer.Option(help="Similar passages that a passage is prepared with")] = None,
@@ -26,6 +29,8 @@ def prepare(
     **given: Any,
 ) -> None:
     """Cache the passages of a data set beforehand, with one preparation."""
+    from workbench.methods.precompute import Preparation  # torch and transformers: not for `--help`
+
     name, options = registry.parse(given["prepare"])
     options |= {key: value for key, value in (("n", n), ("embedder", embedder)) if value is not None}
     if options:
@@ -35,7 +40,7 @@ def prepare(
     show(as_json, json.dumps(asdict(prepared)), report(prepared))
 
 
-def report(prepared: Prepared) -> str:
+def report(prepared: "Prepared") -> str:
     speed = f", {prepared.passages_per_second:.1f} passages per second" if prepared.made else ""
     size = f"{prepared.passages} passages, {prepared.tokens} tokens, {prepared.bytes / 1e6:.1f} MB"
     made = f"{prepared.made} made in {prepared.seconds:.1f} s{speed}; {prepared.passages - prepared.made} were there"

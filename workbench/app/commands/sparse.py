@@ -4,22 +4,21 @@ import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from workbench import data, models
 from workbench.app.commands.options import AsJson, of_fields, taking
 from workbench.app.commands.text import plain, progress, show
 from workbench.core.errors import BadInput
-from workbench.experiments.record import device_name
-from workbench.methods import seer_gate, sparse
+from workbench.methods import registry
 from workbench.methods.method_fields import LayoutName
-from workbench.methods.sparse import xattention
-from workbench.methods.sparse.xattention import Xattention
-from workbench.training.distill import GateConfig, distill, losses_of
+from workbench.training.gate_config import GateConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +42,7 @@ class Fitting:
     device: Annotated[str, "cpu, cuda or cuda:N"] = "cpu"
     layout: LayoutName = None
 
-    def load(self, more: int = 0) -> tuple[PreTrainedModel, list[Tensor]]:
+    def load(self, more: int = 0) -> "tuple[PreTrainedModel, list[Tensor]]":
         """Load the model and token ids of `samples` + `more` prompts. BadInput for a place that cannot be written."""
         if self.samples < 1:
             raise BadInput(f"samples is {self.samples}: a whole number of at least 1 is needed")
@@ -61,7 +60,7 @@ class Fitting:
 @app.command("names")
 def names() -> None:
     """List the sparse methods."""
-    for name in sparse.names():
+    for name in registry.names("workbench.methods.sparse"):
         print(name)
 
 
@@ -80,6 +79,11 @@ def distill_command(
     """Train SeerAttention's gate from a model's own attention; used by `seer_attention(gate=FILE)`."""
     fit = Fitting(**{field.name: given.pop(field.name) for field in fields(Fitting)})
     config = GateConfig(**given, seed=fit.seed)
+
+    from workbench.experiments.record import device_name  # torch and transformers: not for `--help`
+    from workbench.methods import seer_gate
+    from workbench.training.distill import distill, losses_of
+
     model, prompts = fit.load(HELD_OUT)
     began = perf_counter()
     with progress("distilling") as bar:
@@ -98,17 +102,20 @@ def distill_command(
 @taking(of_fields(Fitting, {"samples": 20, "passages": None}))
 def profile_command(
     *,
-    block: Annotated[int, typer.Option(help="Tokens of a block")] = Xattention.block,
+    block: Annotated[int | None, typer.Option(help="Tokens of a block; those of the method")] = None,
     stride: Annotated[
-        int, typer.Option(help="Side of a square of which the antidiagonal is summed")
-    ] = Xattention.stride,
+        int | None, typer.Option(help="Side of a square of which the antidiagonal is summed; that of the method")
+    ] = None,
     cover: Annotated[float, typer.Option(help="Share of the true attention that has to be kept")] = 0.9,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
     """Profile XAttention's threshold of every layer and head on prompts; used by `xattention(threshold=FILE)`."""
-    fit, method = Fitting(**given), Xattention(block, stride)
-    sparse.check_share("cover", cover)
+    from workbench.methods.sparse import check_share, xattention
+
+    fit = Fitting(**given)
+    method = xattention.Xattention(**{k: v for k, v in (("block", block), ("stride", stride)) if v is not None})
+    check_share("cover", cover)
     model, prompts = fit.load()
     thresholds = xattention.profile(model, prompts, method, cover)
     xattention.save(fit.out, model, method, thresholds)

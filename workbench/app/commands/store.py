@@ -1,27 +1,28 @@
-"""`workbench store`: stores of cached blocks filled, verified, repaired, kept within a budget and carried over."""
+"""`workbench store`: stores of cached blocks filled, verified, repaired, kept within a budget and carried over.
+
+What waits for torch is imported by the command that needs it: not for `--help`.
+"""
 
 import json
 from dataclasses import asdict
 from importlib.util import find_spec
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.table import Table
 
 from workbench.app.commands.options import AsJson, of_fields, taking
 from workbench.app.commands.prepare import report as prepared_report
+from workbench.app.commands.store_report import described, explained, transferred, verified
 from workbench.app.commands.text import plain, progress, show
 from workbench.core.errors import BadInput
-from workbench.methods import precompute
-from workbench.methods.lookups import Explained, Lookups
-from workbench.methods.precompute import Preparation
-from workbench.store import scrub, transfer
-from workbench.store.collection import bytes_of, collect_garbage
-from workbench.store.places import is_url, place_of
-from workbench.store.scrub import Scrub
+from workbench.core.files import is_url
+from workbench.core.sizes import bytes_of
+from workbench.methods.preparation_fields import LookupFields, PreparationFields
+
+if TYPE_CHECKING:
+    from workbench.store.scrub import Scrub
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -37,11 +38,10 @@ Folder = Annotated[str, typer.Argument(help="Folder of cached blocks, as `workbe
 Place = Annotated[str, typer.Argument(help="Folder or URL of cached blocks, as `workbench store encode` fills them")]
 Archive = Annotated[Path, typer.Argument(help="Archive: .tar, or .tar.zst")]
 CORPUS = "Name of a data set or a file of questions, whose passages are encoded"
-SHOWN = 20  # misses that are listed with all they say
 
 
 def wanted(option: Parameter) -> bool:
-    """Return whether `encode` takes an option of `Preparation` as it is."""
+    """Return whether `encode` takes an option of `PreparationFields` as it is."""
     return option.name not in ("out", "data")
 
 
@@ -51,9 +51,7 @@ def _group() -> None:
 
 
 @app.command(epilog="Example: workbench store encode manual.md --model smollm2 --to s3://bucket/manual --workers 4")
-@taking(
-    [option for option in of_fields(Preparation, {"model": "lab-full", "prepare": "independent"}) if wanted(option)]
-)
+@taking(filter(wanted, of_fields(PreparationFields, {"model": "lab-full", "prepare": "independent"})))
 def encode(
     corpus: Annotated[str, typer.Argument(help=f"{CORPUS}, or a file of passages: text, Markdown, {{title, text}}")],
     *,
@@ -62,6 +60,8 @@ def encode(
     **given: Any,
 ) -> None:
     """Encode a corpus into a store, once; with several workers, over a Dask cluster where Dask is installed."""
+    from workbench.methods.precompute import Preparation
+
     if given["workers"] > 1 and given["cluster"] is None and find_spec("distributed") is not None:
         given["cluster"] = "local"
     with progress("encoding") as advance:
@@ -77,7 +77,7 @@ def verify(
 ) -> None:
     """Read every block and verify its checksums; exit code 1, and a line for each, where some are damaged."""
     found = _scrubbed(folder, repair)
-    show(as_json, json.dumps(asdict(found) | {"whole": found.whole}), _verified(found), wrap=False)
+    show(as_json, json.dumps(asdict(found) | {"whole": found.whole}), verified(found), wrap=False)
     if not found.whole:
         raise typer.Exit(1)
 
@@ -89,6 +89,9 @@ def repair(
     as_json: AsJson = False,
 ) -> None:
     """Set damaged files aside, keep their whole blocks, and encode the others as `store encode` or `prepare` did."""
+    from workbench.methods import precompute
+    from workbench.store.places import place_of
+
     found = _scrubbed(folder, True)
     made = 0
     if encode_again:
@@ -99,7 +102,7 @@ def repair(
     told = [f"set aside: {plain(name)}" for name in found.removed]
     told += [f"blocks of these files that are whole, and stay: {found.kept}"] if found.removed else []
     told += [f"passages encoded again: {made}"]
-    show(as_json, json.dumps(whole), "\n".join([*told, _verified(left)]), wrap=False)
+    show(as_json, json.dumps(whole), "\n".join([*told, verified(left)]), wrap=False)
     if not left.whole:
         raise typer.Exit(1)
 
@@ -107,8 +110,10 @@ def repair(
 @app.command(epilog="Example: workbench store stats prepared --json")
 def stats(folder: Place, as_json: AsJson = False) -> None:
     """Tell what a store holds, by the headers of its files."""
+    from workbench.store import scrub
+
     found = scrub.describe_remote(folder) if is_url(folder) else scrub.describe(Path(folder))
-    show(as_json, json.dumps(found), _described(found))
+    show(as_json, json.dumps(found), described(found))
 
 
 app.command("stat", hidden=True)(stats)  # its earlier name
@@ -121,7 +126,10 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Delete what was set aside, then the files that were read longest ago, until the rest fits the budget."""
-    found = collect_garbage(folder_of(folder), bytes_of(budget))
+    place, most = folder_of(folder), bytes_of(budget)
+    from workbench.store.collection import collect_garbage
+
+    found = collect_garbage(place, most)
     size = f"{found.before / 1e6:.1f} MB before, {found.after / 1e6:.1f} MB now"
     told = f"[bold]{plain(found.folder)}[/]: {found.blocks} blocks in {found.files} files deleted; {size}"
     show(as_json, json.dumps(asdict(found)), told)
@@ -130,68 +138,36 @@ def gc(
 @app.command(epilog="Example: workbench store export prepared prepared.tar.zst")
 def export(folder: Folder, archive: Archive, as_json: AsJson = False) -> None:
     """Write a folder into one archive, after its checksums were verified."""
+    from workbench.store import transfer
+
     with progress("exporting") as advance:
         found = transfer.pack(folder_of(folder), archive, advance)
-    show(as_json, json.dumps(asdict(found)), _transferred(found, found.archive))
+    show(as_json, json.dumps(asdict(found)), transferred(found, found.archive))
 
 
 @app.command("import", epilog="Example: workbench store import prepared.tar.zst prepared")
 def import_command(archive: Archive, folder: Folder, as_json: AsJson = False) -> None:
     """Make a new folder of an archive, after its checksums were verified."""
+    from workbench.store import transfer
+
     found = transfer.unpack(archive, folder_of(folder))
-    show(as_json, json.dumps(asdict(found)), _transferred(found, found.folder))
+    show(as_json, json.dumps(asdict(found)), transferred(found, found.folder))
 
 
 @app.command(epilog="Example: workbench store explain prepared --model lab-full --data questions.json")
-@taking([option for option in of_fields(Lookups, defaults={}) if option.name != "folder"])
+@taking([option for option in of_fields(LookupFields, defaults={}) if option.name != "folder"])
 def explain(folder: Place, *, as_json: AsJson = False, **given: Any) -> None:
     """Look up the blocks of a data set, and tell why some are not found; nothing is computed."""
+    from workbench.methods.lookups import Lookups
+
     found = Lookups(folder, **given).run()
-    show(as_json, json.dumps(found.to_json()), _explained(found))
+    show(as_json, json.dumps(found.to_json()), explained(found))
 
 
-def _scrubbed(folder: str, repair: bool) -> Scrub:
+def _scrubbed(folder: str, repair: bool) -> "Scrub":
+    from workbench.store import scrub
+
     with progress("verifying") as advance:
         if is_url(folder):
             return scrub.verify_remote(folder, repair, advance)
         return scrub.verify(Path(folder), repair, advance)
-
-
-def _transferred(found: transfer.Transferred, where: str) -> str:
-    return f"[bold]{plain(where)}[/]: {found.blocks} blocks in {found.files} files, {found.bytes / 1e6:.1f} MB"
-
-
-def _verified(found: Scrub) -> str:
-    lines = [plain(str(finding)) for finding in found.findings]
-    lines += [f"set aside: {plain(name)}" for name in found.removed]
-    if found.unchecked:
-        lines.append(f"[dim]{found.unchecked} blocks of earlier versions have no checksums[/]")
-    state = "whole" if found.whole else "damaged"
-    size = f"{found.blocks} blocks in {found.files} files, {found.bytes / 1e6:.1f} MB"
-    return "\n".join([*lines, f"[bold]{plain(found.folder)}[/]: {size}: {state}"])
-
-
-def _described(found: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name in ("folder", "blocks", "files", "tokens", "bytes", "unchecked"):
-        table.add_row(name, plain(str(found[name])))
-    for name, value in ((name, value) for name, value in found["kind"].items() if name != "made"):
-        table.add_row(name, plain(str(value)))
-    for each in found["made"]:
-        table.add_row("made with", plain(", ".join(f"{name} {value}" for name, value in each.items())))
-    for each in found["set_aside"]:
-        table.add_row(each["kind"], plain(f"{each['file']}: {each['detail']}"))
-    return table
-
-
-def _explained(found: Explained) -> Group:
-    asked = found.hits + len(found.misses)
-    head = f"[bold]{plain(found.folder)}[/]: {found.hits} of {asked} blocks are there, for {plain(found.prepare)}"
-    head += f"\n{plain(found.differs)}" if found.differs else ""
-    counts = Table(box=None, pad_edge=False, show_header=False)
-    for reason, count in found.reasons.items():
-        counts.add_row(str(count), reason)
-    each = [f"{plain(label) or miss.key[:12]}: {plain(str(miss))}" for miss, label in found.misses[:SHOWN]]
-    if len(found.misses) > SHOWN:
-        each.append(f"[dim]and {len(found.misses) - SHOWN} more; --json lists all[/]")
-    return Group(head, counts, *each)

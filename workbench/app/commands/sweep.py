@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from workbench.app.commands.options import OUTPUT, option, taking
+from workbench.app.commands.options import OUTPUT, option, parse, taking
 from workbench.app.commands.text import progress
 from workbench.app.commands.trial import trial
 from workbench.core.errors import BadInput
@@ -96,7 +96,6 @@ def run_notebooks(
 ) -> None:
     """Run notebooks over lists of their parameters, and print the table."""
     from workbench.app import notebook_sweep  # papermill and nbconvert: not for trials
-    from workbench.app.report import parse
 
     if not notebooks:
         raise BadInput("no notebook is named: -p is for notebooks")

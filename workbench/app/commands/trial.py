@@ -10,7 +10,7 @@ from workbench.app.commands.options import OUTPUT, of_fields, taking
 from workbench.app.commands.text import progress, show
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
-from workbench.experiments.trial_fields import TrialFields
+from workbench.experiments.trial_fields import TrialFields, check_numbers
 from workbench.methods.method_fields import MethodFields
 from workbench.methods.presets import METHODS, options, tiles
 
@@ -44,6 +44,8 @@ def trial(
     **given: Any,
 ) -> None:
     """Answer questions with one method and report quality, time to first token and cost."""
+    check_numbers(given)
+
     from workbench.app.commands.trial_report import report  # torch and transformers: not for `--help`
     from workbench.experiments import record
     from workbench.experiments.runs import write_answers

@@ -6,31 +6,27 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from tqdm import tqdm
 
 from workbench.app.commands.options import of_fields, taking
 from workbench.core.errors import BadInput
 from workbench.data.lab_style import is_lab
-from workbench.training.common import READ_EVERY, check_minutes, stoppable, watched
+from workbench.training.minutes import check_minutes
 from workbench.training.tuning.config import TuneConfig
-from workbench.training.tuning.examples import Data
-from workbench.training.tuning.output import save_adapter, save_model
-from workbench.training.tuning.own_answers import draw
-from workbench.training.tuning.run import TuneProgress
-from workbench.training.tuning.scores import Evaluation
-from workbench.training.tuning.start import start
-from workbench.training.tuning.train import train
+from workbench.training.tuning.data_fields import DataFields
+
+if TYPE_CHECKING:
+    from workbench.training.tuning.run import TuneProgress
 
 RECIPE, EVALUATION = "Recipe", "Evaluation"  # panels of `--help`
 CONFIG = [field.name for field in fields(TuneConfig)]
-DATA = [field.name for field in fields(Data)]
+DATA = [field.name for field in fields(DataFields)]
 TEACHER = "Teacher self"
 PANELS = dict.fromkeys([*CONFIG, *DATA], RECIPE)
 PANELS |= dict.fromkeys(("teacher", "question_weight", "own_answers", "own_tokens", "mix", "overlap"), TEACHER)
-LINE_EVERY = 5 * READ_EVERY  # steps between two lines where no bar is watched
+LINES = 5  # rows of the curve to a line, where no bar is watched
 
 app = typer.Typer(add_completion=False)
 
@@ -40,7 +36,7 @@ def _option(help: str, panel: str | None = None) -> typer.models.OptionInfo:
 
 
 @app.command(epilog="Example: workbench tune --model lab-full --data lab --out runs/block --steps 300 --lr 5e-4")
-@taking(of_fields(TuneConfig, {}, PANELS) + of_fields(Data, {}, PANELS, text=("passages", "kinds", "mix")))
+@taking(of_fields(TuneConfig, {}, PANELS) + of_fields(DataFields, {}, PANELS, text=("passages", "kinds", "mix")))
 def tune(
     model: Annotated[str, _option("Base model: checkpoint folder or name (see `workbench models`)")],
     out: Annotated[Path, _option("Folder of the run; run again with the same settings to go on")],
@@ -79,14 +75,19 @@ def tune(
     if base_name is not None and not config.lora_rank:
         raise BadInput(f"base_name {base_name!r} is of an adapter: it needs --lora-rank")
     check_minutes(minutes)
+    passages, kinds, mix = _range("passages", given["passages"]), _weights(given["kinds"]), _range("mix", given["mix"])
+    given |= {"passages": passages, "kinds": kinds, "mix": mix, "exclude": tuple(map(str, exclude or ()))}
+
+    from workbench.training.common import READ_EVERY, stoppable, watched  # torch, transformers: not for `--help`
+    from workbench.training.tuning.examples import Data
+    from workbench.training.tuning.output import save_adapter, save_model
+    from workbench.training.tuning.own_answers import draw
+    from workbench.training.tuning.scores import Evaluation
+    from workbench.training.tuning.start import start
+    from workbench.training.tuning.train import train
+
     scored = evaluate_data or (data if is_lab(data) else "lab")
     evaluation = Evaluation(evaluate_every, evaluate_samples, scored, evaluate_passages)
-    given |= {
-        "passages": _range("passages", given["passages"]),
-        "kinds": _weights(given["kinds"]),
-        "mix": _range("mix", given["mix"]),
-    }
-    given["exclude"] = tuple(map(str, exclude or ()))
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     more = {"attention": attention, "say": typer.echo}
     with stoppable() as asked:
@@ -94,11 +95,11 @@ def tune(
         draw(run, source)
         main = run.accelerator.is_main_process
 
-        def saved(progress: TuneProgress) -> None:
+        def saved(progress: "TuneProgress") -> None:
             if config.lora_rank:
                 save_adapter(run, progress, out / "adapter", base_name)
 
-        with watched(main, LINE_EVERY, _postfix, config.steps) as watch:
+        with watched(main, LINES * READ_EVERY, _postfix, config.steps) as watch:
             show = partial(_show, watch)
             progress = train(run, source, evaluation, show, save_every, workers, minutes, saved)
         if asked():
@@ -135,6 +136,8 @@ def _weights(kinds: str | None) -> dict[str, float] | None:
 
 def _show(watch: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
     """Show a row of the curve; exact match, which the main process alone reports, is always a line."""
+    from tqdm import tqdm
+
     if "loss" in row:
         watch(row)
     else:

@@ -7,23 +7,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from accelerate import PartialState
 
 from workbench import models
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.data import lab
-from workbench.training.common import check_minutes, watched
-from workbench.training.lab import checkpoint
-from workbench.training.lab.config import RECIPES, PretrainConfig
+from workbench.training.lab.config import HELD_OUT, RECIPES, STORAGES, PretrainConfig
 from workbench.training.lab.config import recipe as recipe_of
-from workbench.training.lab.curriculum import STAGES_OF
-from workbench.training.lab.evaluate import SEED, evaluate
-from workbench.training.lab.ship import STORAGES, ship
-from workbench.training.lab.tokenizer import tokenizer_for
-from workbench.training.lab.train import check, finished, train
+from workbench.training.minutes import check_minutes
 
 LINE_EVERY = 500  # steps
 
@@ -59,6 +51,16 @@ def train_model(
     """Train a lab model from nothing; under `accelerate launch` on several GPUs. The model lands in OUT/model."""
     config = _config(recipe, seed, settings or [])
     check_minutes(minutes)
+
+    import torch  # and what waits for it: not for `--help`
+    from accelerate import PartialState
+
+    from workbench.training.common import watched
+    from workbench.training.lab import checkpoint
+    from workbench.training.lab.curriculum import STAGES_OF
+    from workbench.training.lab.tokenizer import tokenizer_for
+    from workbench.training.lab.train import check, finished, train
+
     check(config, out, workers)  # before the tokenizer is trained
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     tokenizer, begin = tokenizer_for(config.corpus), time.monotonic()
@@ -114,13 +116,17 @@ def evaluate_model(
     model: Annotated[str, typer.Option(help="Checkpoint folder or name")] = "lab-full",
     data: Annotated[str, typer.Option(help="`lab`, `lab-hard` or one with switches: lab(hints=0)")] = "lab",
     samples: Annotated[int, typer.Option(help="Questions a measurement")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the held-out worlds")] = SEED,
+    seed: Annotated[int, typer.Option(help="Of the held-out worlds")] = HELD_OUT,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Write the scores to this JSON file")] = None,
     card: Annotated[bool, typer.Option("--card", help="Put the scores into the model's folder and its card")] = False,
 ) -> None:
     """Score a lab model on held-out worlds: contexts of 1 to 40 passages, independent blocks, naive positions."""
     folder = models.folder(model)
+
+    from workbench.training.lab import checkpoint
+    from workbench.training.lab.evaluate import evaluate
+
     if card and not (folder / checkpoint.TRAINING).is_file():
         about = "a card is written for models of `workbench lab train` only"
         raise BadInput(f"{folder} has no {checkpoint.TRAINING}: {about}")
@@ -143,6 +149,8 @@ def ship_model(
     storage: Annotated[str, typer.Option(help=f"Of the weights: {', '.join(STORAGES)}")] = "bfloat16",
 ) -> None:
     """Copy a finished lab model, its weights in 16 bits a number or in 8, as it lies in the repository."""
+    from workbench.training.lab.ship import ship
+
     ship(model, out, storage)
     size = sum(file.stat().st_size for file in out.iterdir())
     typer.echo(f"{size / 1e6:.1f} MB in {out}")

@@ -1,14 +1,19 @@
 """The settings of the training of a lab model."""
 
 from dataclasses import dataclass, replace
-
-from transformers import LlamaConfig
+from typing import TYPE_CHECKING
 
 from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput, not_allowed
 from workbench.data.lab_style import NAMED
 
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
 OPTIMIZERS = ("muon", "adamw")
+INT8 = "int8"
+STORAGES = ("bfloat16", "float16", INT8)  # of weights that are shipped: 2, 2 and 1 bytes a number
+HELD_OUT = 20_000  # seed of the held-out worlds; training draws its worlds from names no seed can spell
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,10 @@ class PretrainConfig:
         if self.corpus not in NAMED:
             raise not_allowed("corpus", self.corpus, NAMED)
 
-    def model_config(self, vocab_size: int) -> LlamaConfig:
+    def model_config(self, vocab_size: int) -> "LlamaConfig":
         """Return the model's configuration in Hugging Face format."""
+        from transformers import LlamaConfig  # the settings alone wait for no library
+
         return LlamaConfig(
             vocab_size=vocab_size,
             hidden_size=self.hidden,

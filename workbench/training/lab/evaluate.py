@@ -12,16 +12,16 @@ from workbench.engine.forward import all_rows, prefill, prefill_many
 from workbench.experiments.record import Record, device_name, versions
 from workbench.experiments.trial import Trial
 from workbench.models.loading import Loaded
+from workbench.training.lab.config import HELD_OUT
 
 INDEPENDENT = "independent blocks, 10 passages"
-SEED = 20_000  # of the held-out worlds; training draws its worlds from names no seed can spell
 LENGTHS = (1, 5, 10, 20, 40)  # passages of a context
 
 
 def evaluate(
     model: str,
     samples: int = 1000,
-    seed: int = SEED,
+    seed: int = HELD_OUT,
     device: str = "cpu",
     report: Callable[[str], None] = lambda line: None,
     corpus: str = "lab",

@@ -8,9 +8,8 @@ from workbench.core.errors import BadInput
 from workbench.core.files import folder_atomically
 from workbench.models import compact
 from workbench.training.lab.checkpoint import CHOICE, SCORES, TRAINING, write_card
+from workbench.training.lab.config import INT8, STORAGES
 
-INT8 = "int8"
-STORAGES = ("bfloat16", "float16", INT8)  # 2, 2 and 1 bytes a number
 BESIDE = (TRAINING, SCORES, CHOICE, "workbench.json")
 
 

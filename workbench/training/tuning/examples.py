@@ -7,7 +7,6 @@ draw, nor on where a run was interrupted.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Annotated
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +17,7 @@ from workbench.data.lab import MOST_PASSAGES
 from workbench.data.lab_world import World, passages_of
 from workbench.data.layouts import Layout
 from workbench.data.sample import Sample
+from workbench.training.tuning.data_fields import DataFields
 from workbench.training.tuning.example import Example, Limits, OwnAnswers, QuestionAnswer, example
 from workbench.training.tuning.file_examples import GOLDEN, Files, Mixed
 from workbench.training.tuning.overlap import apart
@@ -107,22 +107,12 @@ Source = Files | Lab  # examples without end; `identity` names all that decides 
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(DataFields):
     """What is trained on: `lab`, `lab-hard`, a shipped name or a file. Most other settings are for `lab` alone.
 
     Passages of a shuffled context come in any order, so that only what they say tells which belong together.
     With `mix` the contexts of a file are drawn afresh (`Mixed`). `exclude` names files that are scored on.
     """
-
-    name: str = "lab"
-    passages: Annotated[tuple[int, int] | None, "Passages of a lab context, as 10 or 1-40"] = None
-    questions: Annotated[int | None, "Questions over one context of lab, or of --mix"] = None
-    kinds: Annotated[Mapping[str, float] | None, "Weights of lab questions, as continuation=3,order=1"] = None
-    continued: Annotated[float | None, "Share of lab documents with a second passage"] = None
-    shuffled: Annotated[float | None, "Share of lab contexts in random order"] = None
-    mix: Annotated[tuple[int, int] | None, "Passages of contexts that are mixed from a file's samples, as 4-12"] = None
-    overlap: Annotated[str, "Samples that share text with --exclude or --evaluate-data: refuse or drop"] = "refuse"
-    exclude: tuple[str, ...] = ()
 
     def source(
         self,
