@@ -2,6 +2,8 @@
 
 import base64
 import json
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -15,11 +17,11 @@ from hypothesis import strategies as st
 from workbench import data, explore
 from workbench.app.explore import prompt_heat
 from workbench.app.explore.linked import selection_of
+from workbench.app.explore.newest import Newest, Superseded
 from workbench.app.explore.prompt_choices import Wanted
 from workbench.app.explore.prompt_grid import arrangements, asked
 from workbench.app.explore.prompt_html import page as whole_page
 from workbench.app.explore.prompt_text import PromptReader
-from workbench.app.explore.prompt_widget import Newest, Superseded
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 
@@ -263,3 +265,33 @@ def test_a_darker_byte_never_stands_for_less(values, log):
     order = np.argsort(np.float32(values), kind="stable")
     assert (np.diff(data[order].astype(int)) >= 0).all() and painted["shape"] == [1, len(values)]
     assert painted["high"] == 0 or data.max() == 255
+
+
+AT_EXIT = """
+import threading, torch
+from workbench.app.explore.newest import Newest
+
+def run(wish, alive):
+    while True:
+        begun.set()
+        alive()
+        torch.ones(256, 256) @ torch.ones(256, 256)  # without the lock of the interpreter
+
+begun, newest = threading.Event(), Newest(run)
+newest.ask(1)
+begun.wait()
+print("the end")
+"""
+
+
+def test_an_interpreter_that_ends_while_a_wish_is_answered_ends_well():
+    ran = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "the end\n", "")
+
+
+def test_what_is_closed_takes_no_wish():
+    done = []
+    newest = Newest(lambda wish, alive: done.append(wish))
+    newest.close()
+    newest.ask(1)
+    assert newest.wait(5) and not done

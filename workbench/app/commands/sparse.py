@@ -114,7 +114,9 @@ def profile_command(
     from workbench.methods.sparse import check_share, xattention
 
     fit = Fitting(**given)
-    method = xattention.Xattention(**{k: v for k, v in (("block", block), ("stride", stride)) if v is not None})
+    given_own = (("block", block), ("stride", stride))
+    own: dict[str, Any] = {name: value for name, value in given_own if value is not None}
+    method = xattention.Xattention(**own)
     check_share("cover", cover)
     model, prompts = fit.load()
     thresholds = xattention.profile(model, prompts, method, cover)

@@ -15,6 +15,7 @@ import traitlets
 
 from workbench.app.explore.given import Given, Model
 from workbench.app.explore.linked import Selection, selection_of
+from workbench.app.explore.newest import Newest, Superseded
 from workbench.app.explore.prompt_answers import PromptAnswers
 from workbench.app.explore.prompt_choices import Wanted
 from workbench.app.explore.prompt_grid import PromptPage, answered_page, asked
@@ -23,55 +24,7 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.plots.looks import SELECTORS
 
-DEBOUNCE_S = 0.015
 RESULTS = ("text", "answers", "bill", "heat")
-
-
-class Superseded(Exception):
-    """A newer wish is there: this one is answered no further."""
-
-
-class Newest:
-    """Runs the newest of what is asked for in a thread, which ends when nothing is left to do."""
-
-    def __init__(self, run: Callable[[Any, Callable[[], None]], None]):
-        self.run = run
-        self._changed = threading.Condition()
-        self._next: list[Any] = []
-        self._busy = False
-
-    def ask(self, wish: Any) -> None:
-        """Ask for `wish`; what was asked for before and is not done is given up."""
-        with self._changed:
-            self._next = [wish]
-            self._changed.notify_all()
-            if not self._busy:
-                self._busy = True
-                threading.Thread(target=self._work, daemon=True).start()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do; return whether that is so."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._busy, timeout)
-
-    def _alive(self) -> None:
-        if self._next:
-            raise Superseded
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while self._changed.wait_for(lambda: bool(self._next), 0) and self._changed.wait(DEBOUNCE_S):
-                    continue  # another wish came meanwhile
-                if not self._next:
-                    self._busy = False
-                    self._changed.notify_all()
-                    return
-                wish = self._next.pop()
-            try:
-                self.run(wish, self._alive)
-            except Superseded:
-                continue
 
 
 class PromptWidget(anywidget.AnyWidget):

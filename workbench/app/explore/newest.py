@@ -1,0 +1,78 @@
+"""The newest wish of a person, answered in a thread while the notebook goes on."""
+
+import atexit
+import threading
+from collections.abc import Callable
+from typing import Any
+
+DEBOUNCE_S = 0.015
+ENDS_WITHIN_S = 60  # a thread that the interpreter waits for before it ends
+
+
+class Superseded(Exception):
+    """A newer wish is there: this one is answered no further."""
+
+
+class Newest:
+    """Runs the newest of what is asked for in a thread, which ends when nothing is left to do."""
+
+    def __init__(self, run: Callable[[Any, Callable[[], None]], None]):
+        self.run = run
+        self._changed = threading.Condition()
+        self._closed = False
+        self._next: list[Any] = []
+        self._busy = False
+
+    def ask(self, wish: Any) -> None:
+        """Ask for `wish`; what was asked for before and is not done is given up."""
+        with self._changed:
+            if self._closed:
+                return
+            self._next = [wish]
+            self._changed.notify_all()
+            if not self._busy:
+                self._busy = True
+                _WORKING.add(self)
+                threading.Thread(target=self._work, daemon=True).start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to do; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Give up what is being done, take no wish any more, and wait until the thread has ended."""
+        with self._changed:
+            self._closed, self._next = True, []
+            self._changed.notify_all()
+        self.wait(timeout)
+
+    def _alive(self) -> None:
+        if self._next or self._closed:
+            raise Superseded
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while self._changed.wait_for(lambda: bool(self._next), 0) and self._changed.wait(DEBOUNCE_S):
+                    continue  # another wish came meanwhile
+                if not self._next:
+                    self._busy = False
+                    _WORKING.discard(self)
+                    self._changed.notify_all()
+                    return
+                wish = self._next.pop()
+            try:
+                self.run(wish, self._alive)
+            except Superseded:
+                continue
+
+
+_WORKING = set[Newest]()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End the threads before the interpreter does: one that is inside torch then would abort the process."""
+    for newest in list(_WORKING):
+        newest.close(ENDS_WITHIN_S)
