@@ -48,6 +48,15 @@ def python():
         yield command
 
 
+@pytest.fixture
+def one_thread():
+    """Torch computes on one thread: a forked process has none of its others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def jupyterlab(tmp_path_factory, request):
     """JupyterLab (tests/browser.py), which starts with the first notebook that is opened."""

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from forked import ended, forked
 
 from tests.store_blocks import key_for, kv_of, same
@@ -17,14 +16,7 @@ from workbench.core.errors import BadInput
 from workbench.core.files import remove_leftovers, write_text
 from workbench.store import FolderStore, MemoryStore, scrub
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """A forked process has no threads of torch's."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

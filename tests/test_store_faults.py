@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -27,13 +26,7 @@ from workbench.experiments.store_operations import in_parts, operations, operati
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.collection import collect_garbage
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def none_lost_or_wrong(count: Count) -> Count:

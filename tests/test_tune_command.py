@@ -13,6 +13,14 @@ from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.training.tuning import train as loop
 
+SELF_TAUGHT = "--warmup 1 --batch 2 --teacher self --lora-rank 2"
+
+
+def tune(model, texts, out, options):
+    """Run the command on the file of training questions."""
+    common = ["--model", model, "--data", texts["train"], "--out", str(out), "--max-length", "2000"]
+    return CliRunner().invoke(app, ["tune", *common, *options.split()])
+
 
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -55,21 +63,9 @@ def test_the_command_ends_in_one_sentence_with_nothing_written(sharp, texts, tmp
 def test_the_command_leaves_an_adapter_under_the_name_of_its_base(sharp, texts, tmp_path):
     pytest.importorskip("peft")
     out = tmp_path / "tiny-block"
-    arguments = [
-        "--model",
-        sharp,
-        "--data",
-        texts["train"],
-        "--out",
-        str(out),
-        "--max-length",
-        "2000",
-        "--steps",
-        "2",
-    ]
-    arguments += ["--warmup", "1", "--batch", "2", "--teacher", "self", "--lora-rank", "2", "--mix", "2-3"]
-    arguments += ["--exclude", texts["held"], "--base-name", "known-name"]
-    result = CliRunner().invoke(app, ["tune", *arguments])
+    result = tune(
+        sharp, texts, out, f"{SELF_TAUGHT} --steps 2 --mix 2-3 --exclude {texts['held']} --base-name known-name"
+    )
     assert result.exit_code == 0, result.output
     names = {path.name for path in (out / "adapter").iterdir()}
     assert names == {"README.md", "adapter_config.json", "adapter_model.safetensors", "tuning.json", "workbench.json"}
@@ -82,19 +78,6 @@ def test_the_command_leaves_an_adapter_under_the_name_of_its_base(sharp, texts, 
 def test_a_run_that_is_asked_to_end_keeps_state_curve_and_adapter_and_goes_on(sharp, texts, tmp_path, monkeypatch):
     pytest.importorskip("peft")
     out, steps = tmp_path / "run", []
-    arguments = [
-        "--model",
-        sharp,
-        "--data",
-        texts["train"],
-        "--out",
-        str(out),
-        "--max-length",
-        "2000",
-        "--steps",
-        "4",
-    ]
-    arguments += ["--warmup", "1", "--batch", "2", "--teacher", "self", "--lora-rank", "2"]
     real = loop.step
 
     def step(*given):
@@ -105,12 +88,12 @@ def test_a_run_that_is_asked_to_end_keeps_state_curve_and_adapter_and_goes_on(sh
 
     monkeypatch.setattr(loop, "step", step)
     before = signal.getsignal(signal.SIGTERM)
-    result = CliRunner().invoke(app, ["tune", *arguments])
+    result = tune(sharp, texts, out, f"{SELF_TAUGHT} --steps 4")
     assert result.exit_code == 128 + signal.SIGTERM and "ended by SIGTERM at step 2 of 4" in result.output
     assert signal.getsignal(signal.SIGTERM) is before
     assert json.loads((out / "adapter" / "tuning.json").read_text())["steps"] == 2
     assert json.loads((out / "curve.json").read_text())["seconds"] > 0 and not (out / "model").exists()
-    result = CliRunner().invoke(app, ["tune", *arguments])
+    result = tune(sharp, texts, out, f"{SELF_TAUGHT} --steps 4")
     assert result.exit_code == 0 and len(steps) == 4
     assert json.loads((out / "adapter" / "tuning.json").read_text())["steps"] == 4
 
@@ -118,22 +101,12 @@ def test_a_run_that_is_asked_to_end_keeps_state_curve_and_adapter_and_goes_on(sh
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--attention", "dense"], "unknown attention 'dense': allowed are auto, tiles, parts"),
-        (["--attention", "tiles"], "attention 'tiles' (FlexAttention) trains on a GPU only"),
-        (["--layout", "nowhere"], "unknown layout 'nowhere'"),
+        ("--attention dense", "unknown attention 'dense': allowed are auto, tiles, parts"),
+        ("--attention tiles", "attention 'tiles' (FlexAttention) trains on a GPU only"),
+        ("--layout nowhere", "unknown layout 'nowhere'"),
     ],
 )
 def test_an_attention_or_a_layout_that_is_not_there_is_refused(sharp, texts, tmp_path, more, message):
-    common = [
-        "--model",
-        sharp,
-        "--data",
-        texts["train"],
-        "--out",
-        str(tmp_path / "run"),
-        "--max-length",
-        "2000",
-    ]
-    result = CliRunner().invoke(app, ["tune", *common, *more])
+    result = tune(sharp, texts, tmp_path / "run", more)
     assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
     assert not (tmp_path / "run").exists()

@@ -39,13 +39,14 @@ def fields(**today: str) -> Callable[[type], type]:
 def elsewhere(module: str, **today: str) -> None:
     """Let a module answer to names that it held in earlier versions: `elsewhere(__name__, name="module that has it")`.
 
-    The other module is imported when such a name is asked for.
+    "module:name" where the name is another one there. The module is imported when such a name is asked for.
     """
 
     def find(name: str) -> Any:
         if name not in today:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return getattr(import_module(today[name]), name)
+        place, _, there = today[name].partition(":")
+        return getattr(import_module(place), there or name)
 
     vars(sys.modules[module])["__getattr__"] = find
 

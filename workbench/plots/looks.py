@@ -91,6 +91,8 @@ MODES = Looks(
     }
 )
 MODE_NAMES = {mode: look.name for mode, look in MODES.items()}
+MODE_COLOURS = {mode: look.colour for mode, look in MODES.items()}
+MODE_SYMBOLS = {mode: look.symbol for mode, look in MODES.items()}
 SELECTORS = Looks(
     {
         "none": Look(MUTED, "circle-open", name="nothing recomputed"),

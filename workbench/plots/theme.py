@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable
-from importlib import import_module
 from math import ceil, floor, log10
 from textwrap import wrap
 from typing import Any, TypedDict
 
 import plotly.graph_objects as go
+
+from workbench.core import renamed
 
 WIDTH = 900  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
@@ -88,15 +89,6 @@ class Texts(Notes):
     """The texts of a figure."""
 
     title: str
-
-
-def __getattr__(name: str) -> Any:
-    """Return looks of modes, which lay here in earlier versions."""
-    fields = {"MODES": "colour", "MODE_NAMES": "name", "MODE_SYMBOLS": "symbol"}
-    if name not in fields:
-        raise AttributeError(name)
-    looks = import_module("workbench.plots.looks").MODES
-    return {mode: getattr(look, fields[name]) for mode, look in looks.items()}
 
 
 def block_colour(block: int, blocks: int) -> str:
@@ -213,3 +205,11 @@ def legend_lines(names: Iterable[str]) -> int:
 def legend_over(height: int, gap: int = 4, **more: Any) -> dict[str, Any]:
     """Return a legend that lies `gap` px over a plot area of `height` px."""
     return {"y": 1 + gap / height, "yanchor": "bottom", **more}
+
+
+renamed.elsewhere(
+    __name__,
+    MODES="workbench.plots.looks:MODE_COLOURS",
+    MODE_NAMES="workbench.plots.looks",
+    MODE_SYMBOLS="workbench.plots.looks",
+)

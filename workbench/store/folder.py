@@ -20,18 +20,19 @@ from workbench.core.errors import BadInput
 from workbench.core.files import remove_leftovers, write_atomically, writing
 from workbench.core.kv import KV
 from workbench.store import aside, block_file, manifest
+from workbench.store.absent import Absent
 from workbench.store.block_file import SUFFIX, Contents, Unusable
 from workbench.store.file_header import Opened, quietly
 from workbench.store.keys import Key
 from workbench.store.mapped import POPULATES
-from workbench.store.misses import Index, Miss
+from workbench.store.misses import Miss
 from workbench.store.names import NAME
 from workbench.store.packed_reads import packed_block
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
-GONE = 1 << 12  # blocks that are gone and are remembered, to say why they are missed
 NOTED = 60  # seconds between two notes that a file was used
+FILES = 1 << 12  # files whose use is remembered
 
 
 class FolderStore(aside.Repairing):
@@ -70,15 +71,12 @@ class FolderStore(aside.Repairing):
         self.folder, self.durable, self.verify = Path(folder), durable, verify
         self.mapped, self.pinned = mapped, pinned
         self.kind = manifest.opened(self.folder, kind, new, durable)
-        self.set_aside: dict[Path, Unusable] = {}  # files of which nothing can be read
+        self._absent = Absent(self.folder)
         self._files: dict[str, Path] = {}
         self._contents: dict[Path, Contents] = {}
-        self._damaged: dict[str, tuple[Path, str]] = {}
-        self._gone: dict[str, str] = {}
         self._noted: dict[Path, float] = {}
-        self._notes: tuple[int, Mapping[str, str]] = (0, {})
         self._verified: set[tuple[str, block_file.State]] = set()
-        self._index, self._counts, self._reasons = Index(), Counter[str](), Counter[str]()
+        self._counts, self._reasons = Counter[str](), Counter[str]()
         for suffix in (SUFFIX, manifest.MANIFEST):
             remove_leftovers(self.folder, suffix)
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
@@ -96,7 +94,7 @@ class FolderStore(aside.Repairing):
     def put(self, key: str, kv: KV) -> None:
         """Keep `kv` under `key`: in a file of its own, or in place of a damaged block, in that one's file."""
         blocks, name = {key: kv}, key
-        if key in self._damaged and (path := self._damaged[key][0]) not in self.set_aside:
+        if key in self._absent.blocks and (path := self._absent.blocks[key][0]) not in self._absent.files:
             others = [other for other, file in self._files.items() if file == path]
             blocks |= {other: found for other in others if (found := self._read(path, other)) is not None}
             name = path.stem
@@ -104,14 +102,14 @@ class FolderStore(aside.Repairing):
 
     def is_damaged(self, key: str) -> bool:
         """Return whether this block was found to be damaged, and not only a file that may have held it."""
-        return key in self._damaged
+        return key in self._absent.blocks
 
     def write(self, name: str, blocks: Mapping[str, KV]) -> None:
         """Keep many blocks in one file `<name>.safetensors`, written whole or not at all."""
         if not NAME.fullmatch(name):
             raise BadInput(f"{name!r} is no name for a file of blocks: letters, digits, '_', '-' and '.' are allowed")
         path = self.folder / f"{name}{SUFFIX}"
-        if problem := self._problem(path):
+        if problem := self._absent.problem(path):
             aside.keep(path, problem)
         with writing(path):
             write_atomically(path, lambda partial: block_file.save(partial, blocks), self.durable)
@@ -138,19 +136,12 @@ class FolderStore(aside.Repairing):
 
     def why(self, key: str) -> Miss:
         """Return why `get(key)` finds nothing."""
-        if key in self._damaged:
-            path, detail = self._damaged[key]
-            return Miss(key, "damaged", f"{path.name}: {detail}")
-        if gone := self._gone.get(key) or self._evicted().get(key):
-            return Miss(key, "evicted", gone)
-        if (later := self.set_aside.get(self.folder / f"{key}{SUFFIX}")) and later.kind == "later":
-            return Miss(key, "other format version", later.detail)
-        miss = self._index.miss(key)
-        lost = [(path, each) for path, each in self.set_aside.items() if each.kind == "damaged" and len(path.stem) < 64]
-        if miss.reason == "never seen" and lost:
-            path, each = lost[0]
-            return Miss(key, "damaged", f"or never seen: what {path.name} held is not known; {each.detail}")
-        return miss
+        return self._absent.why(key)
+
+    @property
+    def set_aside(self) -> Mapping[Path, Unusable]:
+        """Files of which nothing can be read, and what is wrong with each."""
+        return self._absent.files
 
     @property
     def stats(self) -> Stats:
@@ -199,8 +190,9 @@ class FolderStore(aside.Repairing):
             self._forget(key, f"{path.name} was deleted")
         except (Unusable, OSError) as problem:
             self._forget(key)
-            self._damaged[key] = path, getattr(problem, "detail", str(problem))
-            log.warning("damaged: %s: %s; the block is encoded again", path, self._damaged[key][1])
+            detail = getattr(problem, "detail", str(problem))
+            self._absent.blocks[key] = path, detail
+            log.warning("damaged: %s: %s; the block is encoded again", path, detail)
         else:
             self._counts["unchecked"] += known.checksums is None
             if self.verify == "once":
@@ -218,31 +210,15 @@ class FolderStore(aside.Repairing):
         now = time.monotonic()
         if now - self._noted.get(path, float("-inf")) < NOTED:
             return
-        if len(self._noted) >= GONE:
+        if len(self._noted) >= FILES:
             self._noted.clear()
         self._noted[path] = now
         with suppress(OSError, NotImplementedError, TypeError):  # read-only, or a system that cannot
             os.utime(opened.fileno(), ns=(time.time_ns(), state[1]))
 
-    def _problem(self, path: Path) -> str:
-        """Return what is wrong with a file, as far as is known; "" of one that is whole or not there."""
-        if path in self.set_aside:
-            return self.set_aside[path].detail
-        return "; ".join(sorted({detail for file, detail in self._damaged.values() if file == path}))
-
-    def _evicted(self) -> Mapping[str, str]:
-        """Return what `gc` has noted, read again where it was written since."""
-        try:
-            written = (self.folder / aside.EVICTED).stat().st_mtime_ns
-        except OSError:
-            return {}
-        if written != self._notes[0]:
-            self._notes = written, aside.evicted(self.folder)
-        return self._notes[1]
-
     def _found(self, key: str) -> Path | None:
         """The file of a key that another process has put, or put right, since this one looked."""
-        path = self._damaged[key][0] if key in self._damaged else self.folder / f"{key}{SUFFIX}"
+        path = self._absent.blocks[key][0] if key in self._absent.blocks else self.folder / f"{key}{SUFFIX}"
         if not NAME.fullmatch(key) or not path.is_file():
             return None
         stat = path.stat()
@@ -260,28 +236,22 @@ class FolderStore(aside.Repairing):
         except (Unusable, OSError) as problem:
             self._set_aside(path, problem if isinstance(problem, Unusable) else Unusable(str(problem)))
             return
-        self.set_aside.pop(path, None)
+        self._absent.files.pop(path, None)
         self._contents[path] = known
         for key in known.blocks():
-            self._damaged.pop(key, None)
-            self._gone.pop(key, None)
             self._files[key] = path
-            self._index.add(key)
+            self._absent.came(key)
 
     def _set_aside(self, path: Path, problem: Unusable) -> None:
-        self.set_aside[path] = problem
+        self._absent.files[path] = problem
         self._contents.pop(path, None)
         for key in [key for key, file in self._files.items() if file == path]:
             self._forget(key)
-            self._damaged[key] = path, problem.detail
+            self._absent.blocks[key] = path, problem.detail
         if problem.kind == "damaged":
-            self._damaged.setdefault(path.stem, (path, problem.detail))
+            self._absent.blocks.setdefault(path.stem, (path, problem.detail))
         log.warning("%s: %s is not used: %s", problem.kind, path, problem.detail)
 
     def _forget(self, key: str, gone: str = "") -> None:
         self._files.pop(key, None)
-        self._index.remove(key)
-        if gone:
-            self._gone[str(key)] = gone
-            if len(self._gone) > GONE:
-                del self._gone[next(iter(self._gone))]
+        self._absent.went(key, gone)
