@@ -14,7 +14,8 @@ from workbench.core.sizes import bytes_of
 from workbench.methods.precompute import Preparation
 from workbench.store import FolderStore, aside
 from workbench.store.collection import collect_garbage
-from workbench.store.remote import RemoteStore, file_system
+from workbench.store.remote import RemoteStore
+from workbench.store.remote_calls import file_system
 
 PASSAGES = [
     {"title": f"Title {i}", "text": f"The door of house {i} is painted in colour number {i}."} for i in range(9)

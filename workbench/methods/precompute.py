@@ -34,7 +34,7 @@ from workbench.store import fingerprint
 from workbench.store.keys import vocabulary
 from workbench.store.manifest import TOKENIZER
 from workbench.store.places import Where, forget, is_begun, note, opened, read_note, within
-from workbench.store.remote import file_system
+from workbench.store.remote_calls import file_system
 
 Progress = Callable[[int, int], None]  # (passages done, of how many)
 SUCCESS, ASKED = "_SUCCESS", "prepared.json"

@@ -13,11 +13,11 @@ import logging
 import tempfile
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from threading import Lock, Thread
-from typing import Any, TypeVar
+from threading import Lock
+from typing import Any
 
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
@@ -26,18 +26,14 @@ from workbench.store.block_file import SUFFIX, Unusable
 from workbench.store.keys import Key
 from workbench.store.misses import Miss
 from workbench.store.names import NAME
+from workbench.store.remote_calls import DEADLINE, PAUSE, RemoteCalls, Unreachable, file_system
 from workbench.store.stats import Stats
 
 log = logging.getLogger(__name__)
-DEADLINE, PAUSE, WRITING = 10.0, 30.0, 300.0  # seconds: of a look-up, after a stall, of a write
+WRITING = 300.0  # seconds that a write may take
 REMEMBERED = 1 << 16  # misses whose reason is remembered
 WRITTEN = ".written"
-Answer = TypeVar("Answer")
 Data = bytes  # in the class, the word is the size of its blocks
-
-
-class Unreachable(Exception):
-    """A remote that stalls or fails."""
 
 
 class RemoteStore(aside.Repairing):
@@ -55,13 +51,12 @@ class RemoteStore(aside.Repairing):
         deadline: float = DEADLINE,
         pause: float = PAUSE,
     ):
-        if not deadline > 0:
-            raise BadInput(f"deadline is {deadline}: a positive number of seconds is needed")
-        self.url, self.deadline, self.pause = url.rstrip("/"), deadline, pause
+        self.url = url.rstrip("/")
+        self._calls = RemoteCalls(self.url, deadline, pause)
         self.fs, self.root = file_system(url)
         self._counts, self._reasons, self._lock = Counter[str](), Counter[str](), Lock()
         self._why: OrderedDict[str, Miss] = OrderedDict()
-        self._silent_until, self._bytes = 0.0, 0
+        self._bytes = 0
         self.kind = self._opened(kind, new)
 
     def get(self, key: str) -> KV | None:
@@ -108,14 +103,14 @@ class RemoteStore(aside.Repairing):
     def forget_written(self, keys: Container[str]) -> None:
         """Delete the notes of `write` that name one of some blocks, so that they are written again."""
         pattern = f"{self.root}/*{WRITTEN}"
-        for path in self._asked("list its notes", lambda: list(self.fs.glob(pattern))):
-            text = self._asked("give a note", partial(self.fs.cat_file, path))
+        for path in self._calls.needed("list its notes", lambda: list(self.fs.glob(pattern))):
+            text = self._calls.needed("give a note", partial(self.fs.cat_file, path))
             if any(key in keys for key in bytes(text).decode(errors="replace").split()):
-                self._asked("delete a note", partial(self.fs.rm_file, path))
+                self._calls.needed("delete a note", partial(self.fs.rm_file, path))
 
     def has_file(self, name: str) -> bool:
         """Return whether `write(name, …)` has ended."""
-        return self._asked("look for a name", lambda: bool(self.fs.exists(self._path(name, WRITTEN))))
+        return self._calls.needed("look for a name", lambda: bool(self.fs.exists(self._path(name, WRITTEN))))
 
     def why(self, key: str) -> Miss:
         """Return why the last `get(key)` found nothing."""
@@ -133,7 +128,7 @@ class RemoteStore(aside.Repairing):
 
     def listed(self) -> dict[str, int]:
         """Return its keys, and the size of each."""
-        found = self._asked("list its blocks", lambda: self.fs.ls(self.root, detail=True, refresh=True))
+        found = self._calls.needed("list its blocks", lambda: self.fs.ls(self.root, detail=True, refresh=True))
         names = {str(each["name"]).rstrip("/").rpartition("/")[2]: int(each.get("size") or 0) for each in found}
         return {name.removesuffix(SUFFIX): size for name, size in sorted(names.items()) if name.endswith(SUFFIX)}
 
@@ -145,14 +140,14 @@ class RemoteStore(aside.Repairing):
 
     def __contains__(self, key: str) -> bool:
         try:
-            return bool(self._within("look", self.deadline, lambda: self.fs.exists(self._path(key))))
+            return bool(self._calls.within("look", lambda: self.fs.exists(self._path(key))))
         except Unreachable:
             return False
 
     def remove(self, key: str, why: str = "it was removed") -> None:
         """Delete a block; one that is not there is passed over."""
         if key in self:
-            self._asked("delete a block", lambda: self.fs.rm_file(self._path(key)))
+            self._calls.needed("delete a block", lambda: self.fs.rm_file(self._path(key)))
             self._why[str(key)] = Miss(key, "evicted", why)
 
     def read(self, key: str) -> KV:
@@ -163,7 +158,7 @@ class RemoteStore(aside.Repairing):
         if not NAME.fullmatch(key):
             raise FileNotFoundError(key)
         path = self._path(key)
-        data = self._within("give a block", self.deadline, lambda: self.fs.cat_file(path))
+        data = self._calls.within("give a block", lambda: self.fs.cat_file(path))
         opened = io.BytesIO(data)
         known = block_file.contents(opened, (0, 0, len(data)))
         if key not in known.starts:
@@ -179,7 +174,7 @@ class RemoteStore(aside.Repairing):
     def _opened(self, kind: Mapping[str, Any] | None, new: bool) -> dict[str, Any]:
         path = f"{self.root}/{manifest.MANIFEST}"
         try:
-            there = manifest.parsed(self._asked("give its manifest", lambda: self.fs.cat_file(path)))
+            there = manifest.parsed(self._calls.needed("give its manifest", lambda: self.fs.cat_file(path)))
         except manifest.Damaged as problem:
             if kind is None:
                 raise BadInput(f"{self.url}/{manifest.MANIFEST} is corrupt: {problem}") from None
@@ -200,61 +195,6 @@ class RemoteStore(aside.Repairing):
             self.fs.pipe_file(path, data)
 
         try:
-            self._within("take a block", WRITING, written)
+            self._calls.within("take a block", written, WRITING)
         except (Unreachable, FileNotFoundError) as problem:
             raise BadInput(f"{self.url} cannot be written: {problem}") from None
-
-    def _asked(self, what: str, ask: Callable[[], Answer]) -> Answer:
-        """Ask the remote for what nothing can go on without. Raises BadInput."""
-        try:
-            return self._within(what, self.deadline, ask)
-        except Unreachable as problem:
-            raise BadInput(f"{self.url} cannot be reached: {problem}") from None
-
-    def _within(self, what: str, seconds: float, ask: Callable[[], Answer]) -> Answer:
-        """Ask the remote. Raises Unreachable where it fails or does not answer in time, and FileNotFoundError."""
-        if time.monotonic() < self._silent_until:
-            raise Unreachable("it did not answer a moment ago")
-        given: list[Answer] = []
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                given.append(ask())
-            except BaseException as problem:
-                failed.append(problem)
-
-        thread = Thread(target=work, daemon=True, name=f"ask {self.url}")
-        thread.start()
-        thread.join(seconds)
-        if given:
-            return given[0]
-        if not failed:
-            self._silent_until = time.monotonic() + self.pause
-            raise Unreachable(f"it did not {what} in {seconds:g} s")
-        if isinstance(failed[0], FileNotFoundError):
-            raise failed[0]
-        reason = getattr(failed[0], "strerror", None) or str(failed[0]) or type(failed[0]).__name__
-        raise Unreachable(f"{type(failed[0]).__name__}: {' '.join(str(reason).split())[:200]}") from None
-
-
-def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path on it. Raises BadInput."""
-    import fsspec
-
-    scheme = url.partition("://")[0]
-    try:
-        fsspec.get_filesystem_class(scheme)
-        fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-    except ImportError as problem:
-        raise BadInput(f"{scheme}:// needs a package that is not installed: {problem}") from None
-    except ValueError as problem:
-        if scheme in fsspec.available_protocols():
-            raise BadInput(f"{url!r} cannot be opened: {problem}") from None
-        known = "a folder, or a URL that fsspec knows, as memory://, file://, s3://, gs://, sftp://"
-        raise BadInput(f"unknown scheme {scheme!r} of {url!r}: allowed are {known}") from None
-    except (OSError, TypeError) as problem:
-        raise BadInput(f"{url!r} cannot be opened: {problem}") from None
-    if not str(root).strip("/"):
-        raise BadInput(f"{url!r} names no place below {scheme}://")
-    return fs, str(root).rstrip("/")

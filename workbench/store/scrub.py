@@ -12,7 +12,8 @@ from workbench.core.kv import KV
 from workbench.store import aside, block_file, manifest
 from workbench.store.block_file import SUFFIX, Contents, Unusable
 from workbench.store.file_header import quietly
-from workbench.store.remote import RemoteStore, Unreachable
+from workbench.store.remote import RemoteStore
+from workbench.store.remote_calls import Unreachable
 
 Progress = Callable[[int, int], None]  # (files read, of how many)
 
