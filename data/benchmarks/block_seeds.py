@@ -1,0 +1,86 @@
+"""Block-Attention's table 2 over training seeds: models of lab_block.sh on the questions of block_attention.py.
+
+    RUNS="mixed-1 mixed-2" bash data/benchmarks/lab_block.sh
+    python data/benchmarks/block_seeds.py --device cuda --processes 4
+
+writes block-seeds.json: by method and training seed a digit a question ("1": right), in the order of the questions, with
+the minutes that a training took. A model is runs/lab-block-KIND-SEED/model, KIND is mixed, naive or full; mixed-0 is
+lab-block, which ships. What the file holds for as many questions is not measured again; it is written after each model.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from workbench import models
+from workbench.experiments import block_seeds, results
+from workbench.experiments.trial import Trial
+
+OUT = Path(__file__).with_name("block-seeds.json")
+SEED, PASSAGES = 30_000, 10  # as in block_attention.py
+BEFORE = ("full attention", "block, not fine-tuned")
+METHODS: dict[str, dict[str, dict[str, Any]]] = {  # kind of a run: methods, as in block_attention.py, and their fields
+    "before": {BEFORE[0]: {"mode": "full"}, BEFORE[1]: {"mode": "block"}},
+    "mixed": {"block fine-tuned": {"mode": "block"}, "block fine-tuned, full mode": {"mode": "full"}},
+    "naive": {"fine-tuned without positions": {"mode": "block", "positions": "naive"}},
+    "full": {
+        "fine-tuned in full mode alone": {"mode": "block"},
+        "fine-tuned in full mode alone, full mode": {"mode": "full"},
+    },
+}
+
+
+def trained(runs: Path) -> dict[str, str]:
+    """Return name or folder of every model, by its run: KIND-SEED."""
+    found = {"before-0": "lab-full", "mixed-0": "lab-block"}
+    folders = sorted(runs.glob("lab-block-*-*/model/model.safetensors"))
+    return found | {path.parts[-3].removeprefix("lab-block-"): str(path.parent) for path in folders}
+
+
+def jobs(found: dict[str, str], held: dict[str, dict[str, str]], common: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield (method, training seed, trial) of what is not measured yet."""
+    for run, model in found.items():
+        kind, _, seed = run.rpartition("-")
+        for name, fields in METHODS.get(kind, {}).items():
+            if len(held.get(name, {}).get(seed, "")) != common["samples"]:
+                yield name, seed, Trial(model=model, **fields, **common)
+
+
+def answer(name: str, seed: str, trial: Trial) -> tuple[str, str, str, float, str, dict[str, str]]:
+    """Answer all questions; return digits, the minutes of the training, device and versions."""
+    record, rows = trial.run_each()
+    about = models.folder(trial.model) / "tuning.json"
+    minutes = json.loads(about.read_text())["minutes"] if about.is_file() else 0.0
+    return name, seed, results.entry(record, rows)["right"], minutes, record.device, record.versions
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the trainings")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    common = {"samples": args.samples, "seed": SEED, "passages": PASSAGES, "batch": 64, "timed": 1}
+    before = results.read_json(args.out) if args.out.is_file() else {}
+    held: dict[str, Any] = before if before.get("samples") == args.samples else {"methods": {}, "minutes": {}}
+    todo = list(jobs(trained(args.runs), held["methods"], {**common, "device": args.device}))
+    with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(answer, *job) for job in todo]):
+            name, seed, right, minutes, device, versions = future.result()
+            held["methods"].setdefault(name, {})[seed] = right
+            held["minutes"].setdefault(name, {})[seed] = minutes
+            about = {"samples": args.samples, "seed": SEED, "passages": PASSAGES, "device": device}
+            results.write_json(args.out, {**about, "versions": versions, **{k: held[k] for k in ("methods", "minutes")}})
+            print(name, seed, f"{right.count('1') / len(right):.4f}", flush=True)
+    print(block_seeds.summary(held["methods"]))
+
+
+if __name__ == "__main__":
+    main()
