@@ -77,7 +77,9 @@ def main() -> None:
             held["methods"].setdefault(name, {})[seed] = right
             held["minutes"].setdefault(name, {})[seed] = minutes
             about = {"samples": args.samples, "seed": SEED, "passages": PASSAGES, "device": device}
-            results.write_json(args.out, {**about, "versions": versions, **{k: held[k] for k in ("methods", "minutes")}})
+            results.write_json(
+                args.out, {**about, "versions": versions, **{k: held[k] for k in ("methods", "minutes")}}
+            )
             print(name, seed, f"{right.count('1') / len(right):.4f}", flush=True)
     print(block_seeds.summary(held["methods"]))
 

@@ -1,0 +1,156 @@
+"""Sparse methods over training seeds: right answers of the three trainings of a size of the harder lab.
+
+    python data/benchmarks/sparse_seeds.py --device cuda --processes 14
+
+leaves sparse-seeds.json: by setting and training seed a digit a question ("1": right) and the density, a mean over the
+first prompts. Settings are some of sparse.py, prompts of 40 passages are prefilled in chunks of 512 rows, the worlds
+neither trained nor chose a model. Models are RUNS/lab-hard-small-SEED/model, as data/benchmarks/lab_hard.sh leaves
+them, in 8 bits, as the best ships; that one, of seed 3, is the shipped one. What OUT holds is not computed again;
+`--minutes` begins nothing new after that, and the file is written of the questions that all seeds have answered.
+"""
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from workbench import data, models
+from workbench.core import tile_grid
+from workbench.experiments import results, sparse_seeds
+from workbench.experiments.record import device_name, versions
+from workbench.experiments.sparse_settings import FLASH
+from workbench.methods import sparse
+from workbench.metrics import answers
+from workbench.metrics.side_by_side import compare_many
+
+FILE = Path(__file__).with_name("sparse-seeds.json")
+MODEL, SEEDS, SHIPPED = "lab-hard-small", (1, 2, 3), 3
+DATA, SEED, PASSAGES, CHUNK = "lab-hard", 40_000, 40, 512
+SPECS = (  # of sparse.py: each method near a third of the pairs, and random tiles beside
+    "dense(block=64)",
+    "bfla(block=64, flat=4, local=1, mass=0.9)",
+    "bfla(block=64, flat=4, local=1, mass=0.99)",
+    "bfla(block=64, flat=4, local=1, mass=0.999)",
+    FLASH.format(0.9),
+    "xattention(block=64, threshold=0.5)",
+    "quoka(block=64, keep=0.05)",
+    "quoka(block=64, keep=0.25)",
+    "vertical_slash(vertical=32, slash=16, front=4, near=8)",
+    f"compact(over={FLASH.format(0.9)})",
+    "random(share=0.1)",
+    "random(share=0.25)",
+)
+Unit = tuple[int, int, int]  # training seed, first question, number of questions
+
+
+@lru_cache(maxsize=1)
+def loaded(folder: str, device: str) -> models.Loaded:
+    """Load a model once a process."""
+    if device == "cpu":
+        tile_grid.ELEMENTS = 1 << 21  # parts that stay in the cache: half the time
+    return models.load(folder, device)
+
+
+@lru_cache(maxsize=1)
+def questions(count: int) -> list[data.Sample]:
+    """Draw the questions once a process."""
+    return data.load(DATA, count, SEED, PASSAGES)
+
+
+def run(unit: Unit, folder: str, device: str, samples: int, measured: int, end: float) -> dict[str, Any] | None:
+    """Answer the questions of a unit under every setting; None where it is too late (a moment of the wall clock, s)."""
+    if time.time() >= end:
+        return None
+    _, start, count = unit
+    lm = loaded(folder, device)
+    asked = questions(samples)[start : start + count]
+    methods = {spec: sparse.named(spec).ready(lm.model) for spec in SPECS}
+    prompts, few = lm.layout.prompts(asked, lm.tokenizer), max(0, min(count, measured - start))
+    together = 64 if lm.model.device.type == "cuda" else 8
+    compared = [
+        *compare_many(lm, prompts[:few], methods, CHUNK, 24, True, together),
+        *compare_many(lm, prompts[few:], methods, CHUNK, 24, False, together),
+    ]
+    by_spec: dict[str, Any] = {}
+    for spec in SPECS:
+        pairs = zip(asked, compared, strict=True)
+        right = [int(answers.exact_match(each[spec].text, sample.answers)) for sample, each in pairs]
+        density = [each[spec].measures()["density"] for each in compared[:few]]
+        by_spec[spec] = {"right": "".join(map(str, right)), "density": density}
+    return {"settings": by_spec, "tokens": [len(prompt) for prompt in prompts], "device": device_name(lm.model.device)}
+
+
+def joined(units: Mapping[Unit, Mapping[str, Any]], samples: int) -> dict[str, Any]:
+    """Join units into the content of the file: of the questions from the first on that all seeds have answered."""
+    ends = {}
+    for seed in SEEDS:
+        there = sorted((start, count) for of, start, count in units if of == seed)
+        ends[seed] = 0
+        for start, count in there:
+            ends[seed] += count if start == ends[seed] else 0
+    n = min(samples, *ends.values())
+    settings: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(lambda: {"right": "", "of": []}))
+    tokens: list[int] = []
+    for (seed, start, _), unit in sorted(units.items()):
+        if start < ends[seed]:
+            tokens += unit["tokens"]
+            for spec, found in unit["settings"].items():
+                settings[spec][str(seed)]["right"] += found["right"]
+                settings[spec][str(seed)]["of"] += found["density"]
+    about = {"model": MODEL, "data": DATA, "seed": SEED, "samples": n, "passages": PASSAGES, "chunk": CHUNK}
+    about |= {"tokens": fmean(tokens), "device": next(iter(units.values()))["device"], "versions": versions()}
+    kept = {
+        spec: {
+            seed: {"right": each["right"][:n], "density": fmean(each["of"]), "prompts": len(each["of"])}
+            for seed, each in by_seed.items()
+        }
+        for spec, by_seed in settings.items()
+    }
+    return about | {"settings": {spec: kept[spec] for spec in SPECS}}
+
+
+def main() -> None:
+    """Measure what is not there yet, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=500)
+    parser.add_argument("--measured", type=int, default=48, help="prompts of a seed whose density is taken")
+    parser.add_argument("--size", type=int, default=8, help="questions of a unit of work")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=600, help="begin no unit after so many")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the trainings")
+    parser.add_argument("--out", type=Path, default=Path("runs/sparse-seeds"), help="folder of finished units")
+    parser.add_argument("--file", type=Path, default=FILE)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    end = time.time() + 60 * args.minutes
+    folders = {seed: str(args.runs / f"{MODEL}-{seed}" / "model") for seed in SEEDS} | {SHIPPED: MODEL}
+    starts = range(0, args.samples, args.size)
+    units: list[Unit] = [(seed, start, min(args.size, args.samples - start)) for start in starts for seed in SEEDS]
+    paths = {unit: args.out / "{}-{:05}-{}.json".format(*unit) for unit in units}
+    todo = [unit for unit in units if not paths[unit].is_file()]
+    given = (args.device, args.samples, args.measured, end)
+    print(f"{len(todo)} of {len(units)} units to do, {len(SPECS)} settings", flush=True)
+    with ProcessPoolExecutor(args.processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        running = {pool.submit(run, unit, folders[unit[0]], *given): unit for unit in todo}
+        for future in as_completed(running):
+            if (found := future.result()) is not None:
+                results.write_json(paths[running[future]], found)
+                print("{}-{:05}-{}".format(*running[future]), flush=True)
+    made = {unit: json.loads(path.read_text()) for unit, path in paths.items() if path.is_file()}
+    content = joined(made, args.samples)
+    results.write_json(args.file, content)
+    print(sparse_seeds.summary(content))
+
+
+if __name__ == "__main__":
+    main()
