@@ -3,9 +3,9 @@
     RUNS="mixed-1 mixed-2" bash data/benchmarks/lab_block.sh
     python data/benchmarks/block_seeds.py --device cuda --processes 4
 
-writes block-seeds.json: by method and training seed a digit a question ("1": right), in the order of the questions, with
-the minutes that a training took. A model is runs/lab-block-KIND-SEED/model, KIND is mixed, naive or full; mixed-0 is
-lab-block, which ships. What the file holds for as many questions is not measured again; it is written after each model.
+writes block-seeds.json: by method and training seed a digit a question ("1": right), in the order of the questions,
+and the minutes that a training took. A model is runs/lab-block-KIND-SEED/model, KIND is mixed, naive or full; mixed-0
+is lab-block, which ships. What the file holds for as many questions is not measured again.
 """
 
 import argparse

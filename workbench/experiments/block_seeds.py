@@ -1,4 +1,7 @@
-"""Block fine-tuning over training seeds, as data/benchmarks/block_seeds.py leaves it."""
+"""Block fine-tuning over training seeds, as data/benchmarks/block_seeds.py leaves it.
+
+Methods that were measured of one training only stand in block-attention.json, on the same questions: their seed is 0.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,42 +12,54 @@ from workbench.experiments import results
 from workbench.metrics.seeds import OverSeeds, crossed
 
 Methods = Mapping[str, Mapping[str, str]]  # method → training seed → a digit a question
-UNTRAINED = ("full attention", "block, not fine-tuned")  # of the one model that all trainings begin with
+BASE = "lab-full"  # the model that all trainings begin with: its methods are the same beside every seed
 
 
 def kept() -> dict[str, Any]:
-    """Read the results; BadInput where they are missing."""
-    return results.read("block-seeds")
+    """Read the results, those of one training among them: {samples, device, methods, untrained}.
+
+    untrained   methods of the model before fine-tuning
+    """
+    one = results.read("block-attention")
+    name = "block-seeds"
+    over: dict[str, Any] = results.read("block-seeds") if name in results.names() else {"methods": {}}
+    about = ("samples", "seed")
+    methods = {name: {"0": entry["right"]} for name, entry in one["methods"].items()}
+    if all(over.get(key) == one[key] for key in about):
+        methods |= over["methods"]
+    device = {"device": over["device"]} if "device" in over else {}
+    untrained = [name for name, entry in one["methods"].items() if entry["record"]["trial"]["model"] == BASE]
+    return {**{key: one[key] for key in about}, **device, "methods": methods, "untrained": untrained}
 
 
-def seeds(methods: Methods, name: str) -> list[str]:
+def seeds(content: Mapping[str, Any], name: str) -> list[str]:
     """Return the training seeds of a method; none where it was not measured."""
-    return sorted(methods.get(name, {}), key=int)
+    return sorted(content["methods"].get(name, {}), key=int)
 
 
-def digits(methods: Methods, name: str, seed: str) -> list[float]:
+def digits(content: Mapping[str, Any], name: str, seed: str) -> list[float]:
     """Return 1 a question that a method answers right; of the model before fine-tuning whatever the seed."""
-    right = methods[name]["0" if name in UNTRAINED else seed]
+    right = content["methods"][name]["0" if name in content["untrained"] else seed]
     return [float(digit) for digit in right]
 
 
-def share(methods: Methods, name: str) -> OverSeeds:
+def share(content: Mapping[str, Any], name: str) -> OverSeeds:
     """Return the share of right answers of a method over the seeds that it has."""
-    return crossed([digits(methods, name, seed) for seed in seeds(methods, name)])
+    return crossed([digits(content, name, seed) for seed in seeds(content, name)])
 
 
-def gap(methods: Methods, one: str, other: str) -> OverSeeds:
+def gap(content: Mapping[str, Any], one: str, other: str) -> OverSeeds:
     """Compare two methods over the seeds that both have; seeds and questions are resampled crosswise."""
-    both = [seeds(methods, name) for name in (one, other) if name not in UNTRAINED] or [["0"]]
-    shared = sorted(set.intersection(*map(set, both)), key=int)
-    pairs = [(digits(methods, one, seed), digits(methods, other, seed)) for seed in shared]
+    both = [set(seeds(content, name)) for name in (one, other) if name not in content["untrained"]] or [{"0"}]
+    shared = sorted(set.intersection(*both), key=int)
+    pairs = [(digits(content, one, seed), digits(content, other, seed)) for seed in shared]
     return crossed([np.subtract(*pair).tolist() for pair in pairs])
 
 
 def summary(methods: Methods) -> str:
-    """Return exact match with its interval over seeds and questions, a line a method."""
+    """Return the share of right answers of each method and training seed, a line a method."""
     lines = []
-    for name in methods:
-        got = share(methods, name)
-        lines.append(f"{name}: {got.mean:.3f} [{got.low:.3f}, {got.high:.3f}], {got.seeds} seeds, n = {got.n:,}")
+    for name, by_seed in methods.items():
+        shares = [f"{seed}: {right.count('1') / len(right):.4f}" for seed, right in sorted(by_seed.items())]
+        lines.append(f"{name}  {', '.join(shares)}")
     return "\n".join(lines)

@@ -44,6 +44,12 @@ def specs(content: Kept, beginning: str = "") -> list[str]:
     return sorted(chosen, key=lambda spec: density(content, spec))
 
 
+def best(content: Kept, beginning: str, most: float) -> str:
+    """Return the setting that answers most right of those that keep at most a share; "" where none does."""
+    chosen = [spec for spec in specs(content, beginning) if density(content, spec) <= most]
+    return max(chosen, key=lambda spec: np.mean(digits(content, spec)), default="")
+
+
 def summary(content: Kept) -> str:
     """Return density and exact match with its interval over seeds and questions, a line a setting."""
     lines = []

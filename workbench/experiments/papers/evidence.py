@@ -11,11 +11,12 @@ import pandas as pd
 
 from workbench.core.renamed import spec
 from workbench.data.assets import ROOT
-from workbench.experiments import deviation_results, results
+from workbench.experiments import block_seeds, deviation_results, results, sparse_seeds
 from workbench.experiments.papers.verdicts import Finding, Findings, Side
 from workbench.metrics.answers import normalised
 from workbench.metrics.latency import ratio
 from workbench.metrics.paired import bits_explained, difference
+from workbench.metrics.seeds import OverSeeds
 
 Method = tuple[str, str, float | None]  # preparation, selector, ratio of a trial of `fusion`
 FULL: Method = ("full", "", None)
@@ -48,14 +49,20 @@ def gap(what: str, one: Sequence[float], other: Sequence[float], side: Side, bar
     return Finding(what, found.mean, found.low, found.high, found.n, label, side, bar, "points")
 
 
-# Lab questions in the modes of Block-Attention: block-attention.json
+def over_seeds(what: str, got: OverSeeds, side: Side, bar: float) -> Finding:
+    """Return a difference over training seeds as a finding."""
+    seeds = f"{got.seeds} training {'seed' if got.seeds == 1 else 'seeds'}"
+    return Finding(f"{what}, {seeds}", got.mean, got.low, got.high, got.n, "lab", side, bar, "points")
+
+
+# Lab questions in the modes of Block-Attention: block-seeds.json, and block-attention.json of one training
 
 
 def block_gap(what: str, one: str, other: str, side: Side, bar: float) -> Finding:
-    """Compare two methods of Block-Attention's table on the lab questions: exact match."""
-    methods = results.read("block-attention")["methods"]
-    ours, theirs = ([float(digit) for digit in methods[name]["right"]] for name in (one, other))
-    return gap(what, ours, theirs, side, bar, "lab")
+    """Compare two methods of Block-Attention's table on the lab questions, over the trainings that both have."""
+    content = block_seeds.kept()
+    found = over_seeds(what, block_seeds.gap(content, one, other), side, bar)
+    return replace(found, what=what) if {one, other} <= set(content["untrained"]) else found
 
 
 def scored_gap(
@@ -125,6 +132,16 @@ def sparse_specs(beginning: str) -> pd.DataFrame:
     rows = table("sparse")
     chosen = rows[(rows.data == "lab") & (rows.kind == "all") & rows.spec.str.startswith(beginning)]
     return chosen.sort_values("density")
+
+
+def sparse_over_seeds(what: str, beginning: str, most: float, side: Side, bar: float) -> Findings:
+    """Compare the best setting of a method that keeps at most a share with dense attention, over training seeds."""
+    content = sparse_seeds.kept() if has("sparse-seeds", "json") else {}
+    best = sparse_seeds.best(content, beginning, most) if content else ""
+    if not best:
+        return []
+    kept = f"{sparse_seeds.density(content, best):.0%} of the pairs, {content['model']}"
+    return [over_seeds(f"{what}, {kept}", sparse_seeds.gap(content, best), side, bar)]
 
 
 # A real model on real questions: real-questions.parquet

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from workbench.experiments import answered_at_ratio, preparation_results, results
-from workbench.experiments.papers.evidence import gap, has
+from workbench.experiments.papers.evidence import gap, has, over_seeds
 from workbench.experiments.papers.verdicts import Finding, Findings, Side, leading
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.metrics.seeds import OverSeeds
@@ -19,12 +19,6 @@ def smaller_model() -> Findings:
         what = f"{name} at 15% on the larger model against the smaller in full"
         found.append(over_seeds(what, answered_at_ratio.against_smaller(name), "below", LEVEL))
     return found
-
-
-def over_seeds(what: str, got: OverSeeds, side: Side, bar: float) -> Finding:
-    """Return a difference over training seeds as a finding."""
-    seeds = f"{got.seeds} training {'seed' if got.seeds == 1 else 'seeds'}"
-    return Finding(f"{what}, {seeds}", got.mean, got.low, got.high, got.n, "lab", side, bar, "points")
 
 
 def on_harder_lab(score: str, what: str) -> Findings:

@@ -1,0 +1,108 @@
+"""Headline comparisons over training seeds: readers, sentences by their sign, the joining of units."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.test_sparse_benchmark import loaded_script
+from workbench.experiments import block_seeds, results, sparse_seeds
+from workbench.experiments.papers.evidence import block_gap, sparse_over_seeds
+from workbench.plots import training_seeds
+from workbench.plots.block_finetuning import FULL, REUSED, TUNED, TUNED_FULL, VANILLA
+
+N = 200
+
+
+def answered(share: float, shift: int = 0) -> str:
+    """Digits of N questions of which a share is right, begun `shift` questions later."""
+    right = "1" * round(share * N) + "0" * (N - round(share * N))
+    return right[shift:] + right[:shift]
+
+
+def tuned(block: float, full: float = 0.98) -> dict:
+    """Results over three trainings; the model before them answers 98% in full mode and 75% over blocks."""
+    over = {str(seed): seed for seed in range(3)}
+    methods = {FULL: {"0": answered(0.98)}, REUSED: {"0": answered(0.75)}, VANILLA: {"0": answered(0.9)}}
+    methods |= {TUNED: {seed: answered(block, at) for seed, at in over.items()}}
+    methods |= {TUNED_FULL: {seed: answered(full, at) for seed, at in over.items()}}
+    return {"samples": N, "seed": 1, "methods": methods, "untrained": [FULL, REUSED]}
+
+
+def swept(bfla: float, drawn: float) -> dict:
+    """Results of sparse methods over two trainings."""
+    shares = {sparse_seeds.DENSE: (0.9, 1.0), "bfla(mass=0.9)": (bfla, 0.25), "random(share=0.1)": (drawn, 0.24)}
+    settings = {
+        spec: {str(seed): {"right": answered(em, seed), "density": kept, "prompts": 4} for seed in (1, 2)}
+        for spec, (em, kept) in shares.items()
+    }
+    about = {"model": "lab-hard-small", "data": "lab-hard", "seed": 1, "samples": N, "passages": 2, "chunk": 64}
+    return about | {"tokens": 100.0, "settings": settings}
+
+
+def test_a_gap_over_trainings_takes_the_untrained_model_beside_every_seed():
+    content = tuned(0.9)
+    got = block_seeds.gap(content, TUNED, FULL)
+    assert (got.seeds, got.n) == (3, N) and got.mean == pytest.approx(-0.08) and got.low <= got.mean <= got.high
+    assert block_seeds.gap(content, REUSED, FULL).seeds == 1
+    assert block_seeds.gap(content, TUNED, VANILLA).seeds == 1  # of the training that both have
+
+
+@pytest.mark.parametrize(("block", "words"), [(1.0, "confirmed"), (0.6, "contradicted"), (0.955, "left open")])
+def test_the_sentence_on_block_tuning_branches_on_the_interval(block, words):
+    said = training_seeds.said_of_tuning(tuned(block))
+    assert words in said and "Over 3 trainings" in said
+    side = "above" if block == 1.0 else "below"
+    assert block == 0.955 or f"{side} full attention" in said
+
+
+def test_the_sentence_on_sparse_methods_branches_on_the_sign():
+    below, above = (training_seeds.said_of_sparse(swept(bfla, drawn)) for bfla, drawn in ((0.5, 0.2), (1.0, 1.0)))
+    assert "points below dense" in below and "random tiles (24%) 30.0 points below BFLA (25%)" in below.lower().replace(
+        "bfla", "BFLA"
+    )
+    assert "points above dense" in above and "level with" in above
+
+
+def test_the_best_setting_of_a_method_keeps_at_most_the_share():
+    content = swept(0.5, 0.2)
+    assert sparse_seeds.best(content, "bfla(", 0.3) == "bfla(mass=0.9)" and not sparse_seeds.best(content, "bfla(", 0.2)
+
+
+def test_a_missing_file_leaves_one_training(monkeypatch, tmp_path):
+    for name in ("block-attention",):
+        (tmp_path / f"{name}.json").write_text(json.dumps(results.read(name)))
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert training_seeds.block_tuning() is None and training_seeds.sparse_methods() is None
+    finding = block_gap("fine-tuned against full attention", TUNED, FULL, "above", -0.01)
+    assert finding.n == 2000 and "1 training seed" in finding.what
+    assert sparse_over_seeds("best", "bfla(", 0.3, "above", 0.0) == []
+
+
+def test_results_on_other_questions_are_not_joined(monkeypatch, tmp_path):
+    one = results.read("block-attention")
+    (tmp_path / "block-attention.json").write_text(json.dumps(one))
+    other = {"samples": 3, "seed": one["seed"], "device": "a", "methods": {TUNED: {"1": "111"}}}
+    (tmp_path / "block-seeds.json").write_text(json.dumps(other))
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert block_seeds.seeds(block_seeds.kept(), TUNED) == ["0"]
+
+
+def test_units_are_joined_up_to_the_first_question_that_a_seed_lacks():
+    script = loaded_script("sparse_seeds")
+
+    def unit(digit: str, count: int) -> dict:
+        settings = {spec: {"right": digit * count, "density": [0.5]} for spec in script.SPECS}
+        return {"settings": settings, "tokens": [10] * count, "device": "cpu"}
+
+    units = {(seed, start, 2): unit(str(seed % 2), 2) for seed in (1, 2, 3) for start in (0, 2)}
+    units[3, 6, 2] = unit("1", 2)  # a gap before it
+    del units[2, 2, 2]
+    made = script.joined(units, 8)
+    assert made["samples"] == 2
+    assert {seed: one["right"] for seed, one in made["settings"][script.SPECS[0]].items()} == {
+        "1": "11",
+        "2": "00",
+        "3": "11",
+    }
+    assert np.isclose(sparse_seeds.density(made, script.SPECS[0]), 0.5)

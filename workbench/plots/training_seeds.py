@@ -1,0 +1,137 @@
+"""Headline comparisons over training seeds: block fine-tuning of lab-full, and sparse methods on the harder lab."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import plotly.graph_objects as go
+
+from workbench.experiments import block_seeds, results, sparse_seeds
+from workbench.metrics.published_numbers import TABLE_2
+from workbench.metrics.seeds import OverSeeds
+from workbench.plots.answered_at_ratio import CROSSED
+from workbench.plots.block_finetuning import FULL, REUSED, TUNED, TUNED_FULL, VANILLA
+from workbench.plots.findings import compared, joined, judged, sentence
+from workbench.plots.looks import SPARSE_METHODS
+from workbench.plots.table import table
+
+Content = Mapping[str, Any]
+NO_BLOCK = "Not measured over training seeds yet: python data/benchmarks/block_seeds.py"
+NO_SPARSE = "Not measured over training seeds yet: python data/benchmarks/sparse_seeds.py"
+KEPT = 0.3  # of the pairs: the settings of which sentences speak
+DRAWN = "random("
+
+
+def block_tuning() -> go.Figure | None:
+    """Tabulate every method of Block-Attention's table over training seeds; None where one training was measured."""
+    content = block_seeds.kept()
+    if len(block_seeds.seeds(content, TUNED)) < 2:
+        return None
+    rows = []
+    for name in content["methods"]:
+        shares = [block_seeds.digits(content, name, seed) for seed in block_seeds.seeds(content, name)]
+        one_by_one = ", ".join(f"{sum(each) / len(each):.1%}" for each in shares)
+        gap = "" if name == FULL else points(block_seeds.gap(content, name, FULL))
+        count = "not tuned" if name in content["untrained"] else f"{len(shares)}"
+        rows.append([name, count, scored(block_seeds.share(content, name)), gap, one_by_one])
+    return table(
+        ["method", "trainings", "exact match", "points to full attention", "by training"],
+        rows,
+        widths=[2.8, 0.9, 1.6, 1.7, 1.9],
+        title="Block fine-tuning over training seeds (Block-Attention, table 2)",
+        notice=said_of_tuning(content),
+        caption=f"lab-full tuned again from other seeds by data/benchmarks/lab_block.sh, by one recipe; n = "
+        f"{content['samples']:,} questions each, seed {content['seed']:,}, 10 passages; {CROSSED}. "
+        "data/benchmarks/block_seeds.py.",
+    )
+
+
+def said_of_tuning(content: Content) -> str:
+    """Say how block mode after fine-tuning compares with full attention, with itself in full mode and with none."""
+    against = block_seeds.gap(content, TUNED, FULL)
+    parts = [
+        beside("block fine-tuned", FULL, against),
+        beside("its block mode", "its own full mode", block_seeds.gap(content, TUNED, TUNED_FULL)),
+        beside("its full mode", "full attention before", block_seeds.gap(content, TUNED_FULL, FULL)),
+        beside("block fine-tuned", "block mode not fine-tuned", block_seeds.gap(content, TUNED, REUSED)),
+    ]
+    if VANILLA in content["methods"]:
+        control = block_seeds.gap(content, TUNED, VANILLA)
+        parts.append(f"{beside('block fine-tuned', VANILLA, control)}, {trainings(control.seeds)} of both")
+    widest = max(full - ours for full, ours in zip(TABLE_2["accuracy"][FULL], TABLE_2["accuracy"][TUNED], strict=True))
+    bar = -widest / 100
+    holds = True if against.low > bar else False if against.high < bar else None
+    claim = f"block fine-tuning loses at most {widest:.1f} points to full attention"
+    return f"Over {trainings(against.seeds)}: {'; '.join(parts)}. {judged('Block-Attention', claim, holds)}"
+
+
+def sparse_methods() -> go.Figure | None:
+    """Tabulate sparse methods over training seeds, the sparsest first; None where they were not measured."""
+    if "sparse-seeds" not in results.names():
+        return None
+    content = sparse_seeds.kept()
+    rows = []
+    for spec in sparse_seeds.specs(content):
+        shares = [sum(each) / len(each) for each in sparse_seeds.digits(content, spec)]
+        gap = "" if spec == sparse_seeds.DENSE else points(sparse_seeds.gap(content, spec))
+        kept = f"{sparse_seeds.density(content, spec):.0%}"
+        one_by_one = ", ".join(f"{share:.0%}" for share in shares)
+        rows.append([spec.replace(", ", " "), kept, scored(sparse_seeds.share(content, spec)), gap, one_by_one])
+    return table(
+        ["setting", "density", "exact match", "points to dense", "by training"],
+        rows,
+        widths=[4, 0.8, 1.7, 1.8, 1.5],
+        title="Sparse methods over training seeds",
+        notice=said_of_sparse(content),
+        caption=f"{content['model']} of {trainings(len(shares))}, weights in 8 bits, on {content['data']}, "
+        f"{content['passages']} passages ({content['tokens']:,.0f} tokens), chunks of {content['chunk']}, n = "
+        f"{content['samples']:,} questions each, seed {content['seed']:,}; {CROSSED}; densities of the first "
+        f"{content['settings'][sparse_seeds.DENSE]['1']['prompts']} prompts. data/benchmarks/sparse_seeds.py.",
+    )
+
+
+def said_of_sparse(content: Content) -> str:
+    """Say how the best setting of every method of at most KEPT compares with dense, and random tiles with BFLA."""
+    names = dict.fromkeys(spec.split("(")[0] for spec in sparse_seeds.specs(content) if spec != sparse_seeds.DENSE)
+    parts, seeds = [], 0
+    for name in names:
+        if best := sparse_seeds.best(content, f"{name}(", KEPT):
+            gap = sparse_seeds.gap(content, best)
+            seeds = gap.seeds
+            kept = f"{SPARSE_METHODS.name_of(best)} ({sparse_seeds.density(content, best):.0%})"
+            parts.append((gap.mean, beside(kept, "dense", gap)))
+    order = [text for _, text in sorted(parts, reverse=True)]
+    sparsest = f"Of at most {KEPT:.0%} of the pairs, {trainings(seeds)}: {'; '.join(order)}. " if order else ""
+    return sparsest + said_of_random(content)
+
+
+def said_of_random(content: Content) -> str:
+    """Say how tiles drawn at random compare with the setting of BFLA whose density is nearest."""
+    texts = []
+    for drawn in sparse_seeds.specs(content, DRAWN):
+        at = sparse_seeds.density(content, drawn)
+        others = sparse_seeds.specs(content, "bfla(")
+        if others:
+            near = min(others, key=lambda spec: abs(sparse_seeds.density(content, spec) - at))
+            kept = f"BFLA ({sparse_seeds.density(content, near):.0%})"
+            texts.append(beside(f"random tiles ({at:.0%})", kept, sparse_seeds.gap(content, drawn, near)))
+    return sentence(joined(texts)) if texts else ""
+
+
+def beside(one: str, other: str, gap: OverSeeds) -> str:
+    """Say a difference over training seeds by its sign and interval."""
+    return compared(one, other, gap.mean, (gap.low, gap.high))
+
+
+def trainings(count: int) -> str:
+    """Return "1 training" or "3 trainings"."""
+    return f"{count} training{'' if count == 1 else 's'}"
+
+
+def scored(share: OverSeeds) -> str:
+    """Return a share with its interval, as a cell of a table."""
+    return f"{share.mean:.1%} ({share.low:.0%}–{share.high:.0%})"
+
+
+def points(gap: OverSeeds) -> str:
+    """Return a difference in points with its interval, as a cell of a table."""
+    return f"{100 * gap.mean:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
