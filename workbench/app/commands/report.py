@@ -27,7 +27,8 @@ def command(
     real: Annotated[bool | None, typer.Option(help=REAL)] = None,
 ) -> None:
     """Run the notebooks and write a website of figures, metrics and tables."""
-    from workbench.app.report import real_pages, run  # papermill and plotly: not for `--help`
+    from workbench.app import real_pages  # papermill and plotly: not for `--help`
+    from workbench.app.report import run
 
     try:
         chosen = notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
