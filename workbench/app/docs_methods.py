@@ -157,7 +157,10 @@ def _published(root: Path) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _words(made: ast.expr) -> list[str]:
-    """The fields of a trial that a published method chooses: of a dict, or of `_block(…)` and `_after_system(…)`."""
+    """Return the fields of a trial that a published method chooses.
+
+    They stand in a dict, or in `_block(…)` and `_after_system(…)`.
+    """
     if isinstance(made, ast.Dict):
         return [f"{ast.literal_eval(k)}={ast.unparse(v)}" for k, v in zip(made.keys, made.values, strict=True) if k]
     assert isinstance(made, ast.Call)

@@ -79,7 +79,7 @@ MODULES = (
 
 
 def now(name: str) -> str | None:
-    """The name today of module `name` of an earlier version; None where there was none of that name."""
+    """Return the name today of module `name` of an earlier version; None where there was none of that name."""
     parent, child = name, ""
     while parent and parent not in MODULES:
         parent, _, last = parent.rpartition(".")

@@ -12,8 +12,11 @@ from workbench.core.tile_grid import Grid, folded, means
 
 
 def bfla(queries: Tensor, keys: Tensor, block: int, flat: int) -> Tensor:
-    """[Hq, Lq, Lkv] fp32 logits: the largest product of any vector of a block with one of another (arXiv:2605.12193,
-    eq. 3-8). A vector is `flat` neighbouring tokens, the last block is padded with zeros; scale 1/sqrt(D)."""
+    """Return [Hq, Lq, Lkv] fp32 logits: the largest product of any vector of a block with one of another.
+
+    A vector is `flat` neighbouring tokens, the last block is padded with zeros; scale 1/sqrt(D) (arXiv:2605.12193, eq.
+    3-8).
+    """
     ours, theirs = (folded(x, block).flatten(1, 2).unflatten(1, (-1, flat)).flatten(2) for x in (queries, keys))
     groups, group = block // flat, len(queries) // len(keys)
     step, found = max(1, grids.ELEMENTS // (group * groups * theirs.shape[1])) * groups, []
@@ -47,8 +50,10 @@ def in_float8(x: Tensor) -> Tensor:
 
 
 def xattention(queries: Tensor, keys: Tensor, rows: Tensor, block: int, stride: int) -> Tensor:
-    """Return [Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block
-    (arXiv:2503.16428): a softmax over antidiagonals of stride × stride squares, scale 1/(sqrt(D) stride)."""
+    """Return [Hq, I, J] fp32: estimated attention of every block, summed over the squares of the query block.
+
+    A softmax over antidiagonals of stride × stride squares, scale 1/(sqrt(D) stride) (arXiv:2503.16428).
+    """
     group, per, grid = len(queries) // len(keys), block // stride, Grid(rows, keys.shape[1], block)
     squares = Grid(rows, keys.shape[1], stride)
     wide, last, found = folded(keys, stride).flatten(2), squares.last, []

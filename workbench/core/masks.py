@@ -73,14 +73,14 @@ def _block(blocks: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
 
 
 def window(size: int) -> MaskRule:
-    """The last `size` positions, the row itself included."""
+    """Show the last `size` positions, the row itself included."""
     if size < 1:
         raise BadInput(f"window size {size}: a window holds at least the row itself, 1")
     return MaskRule(lambda row, col: (col <= row) & (row - col < size), f"window({size})")
 
 
 def sink(count: int) -> MaskRule:
-    """The first `count` positions of the prompt, never ahead of the row (StreamingLLM, arXiv:2309.17453)."""
+    """Show the first `count` positions of the prompt, never ahead of the row (StreamingLLM, arXiv:2309.17453)."""
     if count < 0:
         raise BadInput(f"sink count {count}: it is 0 or more")
     return MaskRule(lambda row, col: (col <= row) & (col < count), f"sink({count})")

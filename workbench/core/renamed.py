@@ -70,6 +70,9 @@ EARLIER = {today: earlier for earlier, today in POLICIES.items()}
 
 
 def spec(text: str, names: Mapping[str, str] = POLICIES) -> str:
-    """The spec of a policy by its name today: `similar(n=4)` is `with_neighbours(n=4)`; by EARLIER the other way."""
+    """Return the spec of a policy by its name today: `similar(n=4)` is `with_neighbours(n=4)`.
+
+    By EARLIER the other way.
+    """
     name, bracket, options = text.strip().partition("(")
     return f"{names[name]}{bracket}{options}" if name in names else text

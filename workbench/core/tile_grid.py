@@ -27,7 +27,7 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(I, J)"""
+        """Numbers of query tiles and key tiles, (I, J)."""
         return -(-len(self.rows) // self.size), -(-self.length // self.size)
 
     @cached_property

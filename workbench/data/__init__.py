@@ -40,8 +40,10 @@ def load(
     passages: int | None = None,
     answered: bool = True,
 ) -> list[Sample]:
-    """Samples of a generated corpus (`lab`, `lab-hard(chain=2)`, `needles`, …), of `manuals`, of a shipped file or of a
-    file in one of the layouts of `files`. The kind of a needle question is its task.
+    """Return samples of a generated corpus, of `manuals`, of a shipped file or of a file of one's own.
+
+    Generated corpora are `lab`, `lab-hard(chain=2)`, `needles`, …; the layouts of files are those of `files`. The kind
+    of a needle question is its task.
 
     A file gives its samples in its own order; with fewer `samples` than it holds, a draw by `seed`. `passages` makes
     every context that size: passages are cut, or filled in from other questions of the file (`contexts.sized`). With
@@ -76,8 +78,11 @@ def load(
 def corpus(
     name_or_path: str | Path, samples: int | None = None, seed: int = 0, passages: int | None = None
 ) -> list[Sample]:
-    """The samples whose passages make the corpus that `load` draws from: all of a file and of `manuals`, of a generated
-    corpus those drawn; of a file of passages without questions (`passage_files`), one sample with all of them."""
+    """Return the samples whose passages make the corpus that `load` draws from.
+
+    All of a file and of `manuals`, of a generated corpus those drawn; of a file of passages without questions
+    (`passage_files`), one sample with all of them.
+    """
     if str(name_or_path) in manuals.PARTS:
         return [manuals.whole(str(name_or_path))]
     if (whole := passage_files.read(name_or_path)) is not None:

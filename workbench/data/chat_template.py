@@ -39,7 +39,9 @@ def said(role: str, content: str) -> Message:
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], answer: bool = True) -> str:
-    """The text of a conversation by the tokenizer's chat template; with the generation prompt where `answer` is next.
+    """Return the text of a conversation by the tokenizer's chat template.
+
+    The generation prompt stands behind it where `answer` is next.
 
     Reasoning is switched off where a template can do that, and today is always `DATE`. Raises BadInput with the
     template's own words where it refuses the conversation.
@@ -101,7 +103,9 @@ def _prompt(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _answered(tokenizer: PreTrainedTokenizerBase, after: str) -> tuple[str, str, str, str]:
-    """What comes after the question's `after`: (rest of the question block, answer template, end of a turn, next turn).
+    """Return what comes after the question's `after`.
+
+    (rest of the question block, answer template, end of a turn, next turn).
 
     The rest is empty but for templates that know no generation prompt. The next turn is what stands between the end of
     an answer and the words of the user's next turn.

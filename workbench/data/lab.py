@@ -81,7 +81,9 @@ def _size(passages: int) -> int:
 
 
 def centred(context: Sequence[Entity], titles: Sequence[str]) -> list[Entity]:
-    """The documents of a context with those of `titles` in the middle: as many passages before them as behind, nearly.
+    """Return the documents of a context with those of `titles` in the middle.
+
+    As many passages stand before them as behind, nearly.
 
     All others keep their order.
     """

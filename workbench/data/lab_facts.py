@@ -40,7 +40,10 @@ def statements(ctxs: Sequence[Passage]) -> list[Statement]:
 
 
 def _told(text: str) -> Iterator[tuple[Statement, bool]]:
-    """What each sentence says of its own subject, a name or a pronoun, and whether that is another than its text's."""
+    """Return what each sentence says of its own subject, and whether that is another than its text's.
+
+    The subject is a name or a pronoun.
+    """
     for sentence in re.split(r"(?<=\.)\s+", text):
         rest = _CONTRAST.sub("", sentence)
         told = next(((relation, match) for relation, rule in _SAYS if (match := rule.fullmatch(rest))), None)
@@ -80,7 +83,10 @@ def supported(sample: Sample) -> tuple[str, ...]:
 
 
 def asked(question: str) -> str:
-    """The relation that a question asks for, "" for one about places in the context or about which came first."""
+    """Return the relation that a question asks for.
+
+    "" for one about places in the context or about which came first.
+    """
     return next((relation for relation, _ in _asked(question)), "")
 
 

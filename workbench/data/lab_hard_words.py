@@ -1,5 +1,7 @@
-"""More words of the lab world, for what makes it harder: other sentences for its relations, titles of documents,
-answers of several words, and what is said of others. None of them occurs in the plain lab corpus (`lab_style`).
+"""More words of the lab world, for what makes it harder.
+
+Other sentences for its relations, titles of documents, answers of several words, and what is said of others. None of
+them occurs in the plain lab corpus (`lab_style`).
 """
 
 from random import Random

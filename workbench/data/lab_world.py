@@ -99,7 +99,7 @@ class World:
         return Fact(relation, rng.choice(words.PLACES))
 
     def _find(self, entity: Entity) -> str:
-        """What is true of an entity, spread over its passages; returns how its later passages may call it."""
+        """Write down what is true of an entity, spread over its passages; return how its later passages may call it."""
         rng, style, count = self.rng, self.style, len(entity.facts)
         relations = list(self._order[entity.kind])
         if not self._only:

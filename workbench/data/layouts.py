@@ -124,7 +124,10 @@ def _encoded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, lead: str
 
 
 def _lead(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A line break where the tokenizer writes a blank before a text that stands alone (SentencePiece), else nothing."""
+    """Return a line break where the tokenizer writes a blank before a text that stands alone (SentencePiece).
+
+    Elsewhere nothing.
+    """
     alone = tokenizer.convert_ids_to_tokens(tokenizer("a", add_special_tokens=False)["input_ids"])
     return "\n" if alone and alone[0].startswith("▁") else ""
 

@@ -1,4 +1,6 @@
-"""Questions that one entry of a docstring answers, and only one. Their kinds:
+"""Questions that one entry of a docstring answers, and only one.
+
+Their kinds:
 
 default    the default of a parameter
 type       the type of a parameter or of an attribute: "ndarray of shape (n_samples,)"

@@ -32,7 +32,10 @@ class Reading:
 
 
 def of_text(text: str, question: str, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Reading:
-    """The reader's own text, cut at the separators of Block-Attention (blank lines first), and a question behind it."""
+    """Return the reader's own text, cut at the separators of Block-Attention, and a question behind it.
+
+    Blank lines come first among the separators.
+    """
     if not text.strip():
         raise BadInput("text is empty: give at least one passage before the question")
     if not question.strip():

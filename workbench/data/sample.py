@@ -20,8 +20,10 @@ class Passage:
 
 
 def continues(passage: Passage, before: Passage) -> bool:
-    """Whether a passage goes on in the document of the passage right before it: both have one title, or its own is
-    "Continued", as in the lab corpus."""
+    """Return whether a passage goes on in the document of the passage right before it.
+
+    Both have one title, or its own is "Continued", as in the lab corpus.
+    """
     return bool(passage.title) and (passage.title == before.title or passage.title.startswith(CONTINUED))
 
 

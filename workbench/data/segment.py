@@ -121,7 +121,7 @@ def _is_code(whole: str) -> bool:
 
 
 def _join(pieces: list[str], most: int) -> list[str]:
-    """Joins the shortest piece to its shorter neighbour until `most` are left; O(n log n)."""
+    """Join the shortest piece to its shorter neighbour until `most` are left; O(n log n)."""
     owner: dict[int, str] = dict(enumerate(pieces))
     left, right = {i: i - 1 for i in owner}, {i: i + 1 for i in owner}
     heap = [(len(piece), i) for i, piece in owner.items()]

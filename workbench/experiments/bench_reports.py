@@ -27,8 +27,10 @@ Report = Mapping[str, Any]
 
 
 def reports(folder: str | Path | None = None) -> dict[str, Report]:
-    """Read the reports in a folder (None: those that ship) by name; BadInput for no folder, and for half a JSON
-    file."""
+    """Read the reports in a folder (None: those that ship) by name.
+
+    BadInput for no folder, and for half a JSON file.
+    """
     place = Path(FOLDER if folder is None else folder)
     if not place.is_dir():
         raise BadInput(f"{place} is no folder of reports: `workbench bench OP --out FOLDER` fills one")
@@ -44,8 +46,10 @@ def reports(folder: str | Path | None = None) -> dict[str, Report]:
 
 
 def split(folder: str | Path | None = None) -> dict[str, Any]:
-    """Read what `data/benchmarks/stages.py` wrote: {model, device, length, rows: [{way, density, seconds by stage}]};
-    empty where it was not run."""
+    """Read what `data/benchmarks/stages.py` wrote: {model, device, length, rows: [{way, density, seconds by stage}]}.
+
+    Empty where it was not run.
+    """
     path = Path(FOLDER if folder is None else folder) / "stages.json"
     return dict(read_json(path)) if path.exists() else {}
 
@@ -85,17 +89,18 @@ def gpus(reports: Mapping[str, Report]) -> list[str]:
 
 
 def ceilings(reports: Mapping[str, Report], gpu: str) -> tuple[float, float]:
-    """Return medians of what the reports of a GPU measured: bytes a second of a copy, operations a second of a
-    product."""
+    """Return medians of the reports of a GPU: bytes a second of a copy, operations a second of a product."""
     of_gpu = pd.DataFrame([report for report in reports.values() if report["card"] == gpu])
     return float(of_gpu.copy_tbps.median()) * 1e12, float(of_gpu.product_tflops.median()) * 1e12
 
 
 @renamed.arguments(whos="names")
 def against(rows: pd.DataFrame, report: str, by: str, names: Sequence[str] = ()) -> Records:
-    """Return lines of one report over a number of its shapes, each candidate a line: {name, at, mean, low, high, work}
-    in milliseconds, `low` and `high` as of `metrics.latency.spread`, the mean where it is not known; `names`: these
-    candidates alone."""
+    """Return lines of one report over a number of its shapes, each candidate a line.
+
+    {name, at, mean, low, high, work} in milliseconds; `low` and `high` as of `metrics.latency.spread`, the mean where
+    it is not known. `names`: these candidates alone.
+    """
     timed = rows[(rows.report == report) & rows.ms.notna()]
     lines = timed.assign(at=[shape.get(by) for shape in timed["shape"]]).dropna(subset=["at"]).sort_values("at")
     lines = lines[lines.who.isin(names)] if names else lines
@@ -107,9 +112,11 @@ def against(rows: pd.DataFrame, report: str, by: str, names: Sequence[str] = ())
 
 
 def by_context(rows: pd.DataFrame) -> Records:
-    """Return times to the first token in the reports on whole models, by the methods of `experiments.ttft`: records
-    {length, way, p50, p5, p95, least, most (milliseconds), n, who}. Recomputed rows count where choosing them is in
-    the time."""
+    """Return times to the first token in the reports on whole models, by the methods of `experiments.ttft`.
+
+    Records {length, way, p50, p5, p95, least, most (milliseconds), n, who}. Recomputed rows count where choosing them
+    is in the time.
+    """
     methods = {
         ("question", "ours"): "block",
         ("recompute", "ours"): "recompute",
@@ -172,8 +179,10 @@ def workload_name(report: str, work: str) -> str:
 
 @renamed.arguments(peers="against")
 def here(names: Sequence[str], against: Sequence[str]) -> dict[str, Report]:
-    """Measure kernels and whole-model benchmarks now, on this GPU, and return their reports. BadInput where there is
-    none."""
+    """Measure kernels and whole-model benchmarks now, on this GPU, and return their reports.
+
+    BadInput where there is none.
+    """
     measured: dict[str, Report] = {}
     for name in map(bench.today, names):
         if name not in (*bench.names(), *MODELS):

@@ -77,8 +77,10 @@ def hits(setting: Setting, seed: int = 0) -> dict[str, Floats]:
 
 
 def rows(setting: Setting, model: TtftModel, found: dict[str, Floats], seed: int = 0) -> Records:
-    """Return a row a method: {the fields of `setting`, seed, method, hit_rate, ttft_ms, ttft_p95}; `found` as of
-    `hits`, which the question's length does not change."""
+    """Return a row a method: {the fields of `setting`, seed, method, hit_rate, ttft_ms, ttft_p95}.
+
+    `found` as of `hits`, which the question's length does not change.
+    """
     about, tokens = asdict(setting) | {"seed": seed}, setting.passages * setting.block
     listed = []
     for method in METHODS:
@@ -103,8 +105,10 @@ def grid(
     repeats: Sequence[float],
     seeds: Sequence[int],
 ) -> pd.DataFrame:
-    """Measure every combination of exponent, order, pool and question without repeats, and every share of repeats of
-    the `Setting` by default at all exponents."""
+    """Measure every combination of exponent, order, pool and question without repeats.
+
+    And every share of repeats of the `Setting` by default, at all exponents.
+    """
     settings = [Setting(z, order, pool) for z in zipfs for order in orders for pool in pools]
     settings += [Setting(z, repeats=share) for z in zipfs for share in repeats if share]
     listed: Records = []
@@ -146,8 +150,10 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def crossing(frame: pd.DataFrame, one: str, other: str, by: str = "zipf", value: str = "ttft_ms") -> float | None:
-    """Return from which `by` on `one` takes no longer than `other`, to the largest there is, between two points by
-    linear interpolation; None where it takes longer at the largest."""
+    """Return from which `by` on `one` takes no longer than `other`, to the largest there is.
+
+    Between two points by linear interpolation; None where it takes longer at the largest.
+    """
     means = frame.pivot_table(index=by, columns="method", values=value)
     gaps = (means[one] - means[other]).sort_index()
     if gaps.iloc[-1] > 0:

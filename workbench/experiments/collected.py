@@ -77,8 +77,10 @@ def gather(folder: Path) -> list[Group]:
 
 
 def complete(groups: Iterable[Group]) -> tuple[list[Group], list[str]]:
-    """Part the groups whose methods have the questions that were asked, `ENOUGH` of them at least, from the others; a
-    line says how many each has that lacks some."""
+    """Part the groups whose methods have the questions that were asked, `ENOUGH` of them at least, from the others.
+
+    A line says how many each has that lacks some.
+    """
     whole, lines = [], []
     for group in groups:
         if group.n >= ENOUGH * group.head["n"]:
@@ -111,8 +113,10 @@ def methods(groups: Sequence[Group], configs: Mapping[str, MethodConfig], seed: 
 
 
 def questions(groups: Sequence[Group]) -> pd.DataFrame:
-    """Return the scores of every question and method, float32, without any text: {model, data, passages, trial, id,
-    kind, `SCORES`}, and of full attention its answers' own scores."""
+    """Return the scores of every question and method, float32, without any text.
+
+    {model, data, passages, trial, id, kind, `SCORES`}, and of full attention its answers' own scores.
+    """
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
         model, data, passages = group.questions

@@ -72,8 +72,10 @@ def share_below(summary: Mapping[str, Any]) -> float:
 
 
 def ties(listed: Sequence[Mapping[str, Any]], bound: float) -> int:
-    """Count the differences of two tokens that fp32 holds no further apart than `bound`, and that pages, where they
-    were asked, move no further."""
+    """Count the differences of two tokens that fp32 holds no further apart than `bound`.
+
+    And that pages, where they were asked, move no further.
+    """
     return sum(row["exact_gap"] <= bound and row.get("paged_moved", 0.0) <= bound for row in listed)
 
 

@@ -124,8 +124,10 @@ def _difference(
     said: Sequence[int],
     other: Sequence[int],
 ) -> dict[str, Any]:
-    """Tell by how much the first two tokens that differ do: {at, gap, steps, kind}, with `exact` {exact_gap, rounding,
-    moved, paged_moved}: by how much the contiguous engine, and pages, move the fp32 gap.
+    """Tell by how much the first two tokens that differ do: {at, gap, steps, kind}.
+
+    With `exact` also {exact_gap, rounding, moved, paged_moved}: by how much the contiguous engine, and pages, move the
+    fp32 gap.
 
     An end token is none of an answer: it stands for the likeliest token that the other path did not take.
     """

@@ -59,8 +59,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, tuple[float, 
 
 
 def variations(rows: Sequence[dict[str, Any]], default: dict[str, Any]) -> dict[tuple[str, str], Records]:
-    """Return (field, its value as text) → rows, of every setting that differs from `default` in one field; the default
-    itself under ("", "")."""
+    """Return (field, its value as text) → rows, of every setting that differs from `default` in one field.
+
+    The default itself under ("", "").
+    """
     found: dict[tuple[str, str], Records] = {}
     for row in rows:
         apart = [name for name, value in default.items() if row[name] != value]

@@ -94,8 +94,10 @@ class Arm:
 
 
 def arms(loaded: Loaded, victims: Sequence[Victim], neighbours: Sequence[int], search: str = "exact") -> list[Arm]:
-    """Return both kinds of key, and preparation with each number of neighbours: of the attacker's text, and of a
-    harmless one."""
+    """Return both kinds of key, and preparation with each number of neighbours.
+
+    Of the attacker's text, and of a harmless one.
+    """
     alone = AfterSystem()
     clean: Side = (alone, MemoryStore(UNLIMITED))
     keyed: dict[str, Store] = {TOKENS: TokenKeyStore(), CHAINS: MemoryStore(UNLIMITED)}
@@ -123,8 +125,9 @@ def measured(
     neighbours: Sequence[int] = (1, 10),
     progress: Progress | None = None,
 ) -> Records:
-    """Return a row an arm and ratio of recomputed tokens (query-guided): {arm, ratio, n, reached, kl, toward,
-    changed, right, hijacked, …_low, …_high, right_clean}.
+    """Return a row an arm and ratio of recomputed tokens (query-guided).
+
+    {arm, ratio, n, reached, kl, toward, changed, right, hijacked, …_low, …_high, right_clean}.
 
     kl         KL(clean ‖ poisoned) at the tokens of the right answer, nats a token, mean over questions
     toward     by how much the attacker's target gains on the right answer, in nats of their odds at the first token in

@@ -21,8 +21,11 @@ def report() -> Mapping[str, Any]:
 
 
 def by_share() -> Records:
-    """Return rows {way, name, at (share), ms, against, mean, low, high, runs, choice_ms, loaded_gb}: how many times as
-    fast as stock transformers over the whole prompt. Reports of earlier versions drew the rows of "ours"."""
+    """Return how many times as fast each share is as stock transformers over the whole prompt.
+
+    Rows {way, name, at (share), ms, against, mean, low, high, runs, choice_ms, loaded_gb}. Reports of earlier versions
+    drew the rows of "ours".
+    """
     rows = []
     for work in report()["workloads"]:
         candidates, shape = timed(work), work["shape"]

@@ -109,8 +109,10 @@ def rows(methods: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any], seed: int = 0) -> tuple[float, Interval]:
-    """Return how many more questions `one` answers right than `other`, as a share, with a paired bootstrap 95%
-    interval."""
+    """Return how many more questions `one` answers right than `other`, as a share.
+
+    With a paired bootstrap 95% interval.
+    """
     first, second = (np.array([int(digit) for digit in entry["right"]]) for entry in (one, other))
     if len(first) != len(second):
         raise BadInput(f"{len(first)} and {len(second)} questions: only the same questions can be compared")

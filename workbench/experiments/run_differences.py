@@ -73,8 +73,10 @@ class RunComparison:
 
 
 def compared(runs: Sequence[Run], base: str | None = None, scores: Sequence[str] = (), seed: int = 0) -> RunComparison:
-    """Compare runs with one of them: `base` by name or number from 1, else the first. `scores` as they are called in
-    records; without them, those of SCORES that all runs have, or all common numbers of notebooks.
+    """Compare runs with one of them: `base` by name or number from 1, else the first.
+
+    `scores` as they are called in records; without them, those of SCORES that all runs have, or all common numbers of
+    notebooks.
 
     Raises BadInput for fewer than two runs, an unknown base, and a score that a run lacks.
     """

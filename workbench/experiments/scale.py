@@ -75,7 +75,10 @@ def point(scene: Scene, axis: str, x: int, runs: int) -> dict[str, Any]:
 
 
 def _filled(scene: Scene, context: int, block: int, own: int) -> tuple[Pool, list[Cached], float]:
-    """A pool of cached blocks, in another order than they were encoded, and the milliseconds that encoding took."""
+    """Return a pool of cached blocks, and the milliseconds that encoding took.
+
+    The blocks stand in another order than they were encoded.
+    """
     ids = scene.ids(context).split(block)
     pool = Pool(scene.model, 2 + sum(-(-len(run) // PAGE) for run in ids) + -(-own // PAGE), PAGE)
     cached: list[Cached] = []

@@ -33,7 +33,7 @@ def follow(
     full_every: int = 1,
     progress: Progress | None = None,
 ) -> Records:
-    """Send the prompts of a session through one store, in order, and return a flat record for each:
+    """Send the prompts of a session through one store, in order, and return a flat record for each.
 
     step, kind, label           of the prompt
     tokens, question, computed  tokens of the prompt, of its question, and tokens that went through the model

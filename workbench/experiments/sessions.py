@@ -30,7 +30,8 @@ class SessionPrompt:
 def of_game(frames: Sequence[Frame], layout: Layout) -> list[SessionPrompt]:
     """Make prompts of the rules, one block a leaf group of the state, and the question.
 
-    In a chat the rules stand behind the system prompt, inside the user's turn."""
+    In a chat the rules stand behind the system prompt, inside the user's turn.
+    """
     rules = (layout.system if layout.turn else "") + RULES
     pieces = [(rules, *frame.pieces(), layout.question.format(question=frame.question)) for frame in frames]
     return [SessionPrompt(text, f.answers, f.kind, f.event) for text, f in zip(pieces, frames, strict=True)]
@@ -42,10 +43,12 @@ def of_frames(states: Sequence[Sample], layout: Layout) -> list[SessionPrompt]:
 
 
 def of_chat(turns: Sequence[Sample], layout: Layout, memory: int = 8) -> list[SessionPrompt]:
-    """Make prompts of the system block, the last `memory` turns with their (right) replies, one block each, and the
-    question.
+    """Make prompts of the system block, the last turns and the question.
 
-    A turn's block ends with the text that opens the user's next turn, so it is the same wherever it stands."""
+    The last `memory` turns stand there with their (right) replies, one block each.
+
+    A turn's block ends with the text that opens the user's next turn, so it is the same wherever it stands.
+    """
     if memory < 1:
         raise BadInput(f"memory is {memory}; at least 1 turn is remembered")
     system = {"role": "system", "content": layout.system or "\n"}

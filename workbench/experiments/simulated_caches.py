@@ -99,8 +99,10 @@ class ReorderedPrefixCache(PrefixCache):
 
 
 class BlockCache:
-    """Finds a passage wherever it stands: one copy, encoded behind the system prompt. What Alternative Path finds with
-    the encoding `after_system`, without asking for paths."""
+    """Finds a passage wherever it stands: one copy, encoded behind the system prompt.
+
+    What Alternative Path finds with the encoding `after_system`, without asking for paths.
+    """
 
     def __init__(self, budget: int | None = None):
         self.budget, self._kept = budget, OrderedDict[int, None]()
@@ -171,7 +173,10 @@ def counted(served: Iterable[Found], kept: int, prepared: Iterable[int] = ()) ->
 
 
 def beside_prefix(row: dict[str, Any], prefix: dict[str, Any]) -> dict[str, Any]:
-    """Return the shares that a cache saves of a prefix cache's: {storage_saved, redundant_removed, computation_saved},
-    of what is kept, of what is computed again, and of all that is computed."""
+    """Return the shares that a cache saves of a prefix cache's.
+
+    {storage_saved, redundant_removed, computation_saved}: of what is kept, of what is computed again, and of all that
+    is computed.
+    """
     names = {"storage_saved": "kept", "redundant_removed": "recomputed", "computation_saved": "computed"}
     return {name: 1 - row[of] / prefix[of] if prefix[of] else 0.0 for name, of in names.items()}

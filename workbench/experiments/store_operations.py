@@ -27,8 +27,10 @@ Part = Callable[[int, int], Count]  # (first sequence, how many)
 
 
 def operations(folder: Path, steps: int, seed: int = 0, keys: int = 12) -> Count:
-    """Carry out random operations on a folder by two stores and beside a model in memory: put, get, damage, delete,
-    open anew, collect garbage."""
+    """Carry out random operations on a folder by two stores and beside a model in memory.
+
+    Put, get, damage, delete, open anew, collect garbage.
+    """
     draw, count = random.Random(seed), Count("random operations", steps)
     FolderStore(folder, new=True)
     stores = [FolderStore(folder, durable=False, mapped=bool(i)) for i in range(2)]

@@ -74,8 +74,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What happened: events on the simulated clock, requests in the order of their arrival, and what the tiers hold at
-    the end; `held` are the bytes of every tier after every step of the scheduler, [(seconds, {tier: bytes})]."""
+    """What happened in a replay.
+
+    events    on the simulated clock
+    tickets   requests in the order of their arrival
+    tiers     what the tiers hold at the end
+    held      bytes of every tier after every step of the scheduler, [(seconds, {tier: bytes})]
+    """
 
     mode: Mode
     machine: Machine

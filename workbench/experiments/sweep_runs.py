@@ -117,8 +117,11 @@ class Runs:
         return problem
 
     def _order(self, case: Case) -> tuple[Any, ...]:
-        """Sort trials so that a model is loaded once, full attention is at hand for all others of it (`references`),
-        and blocks that are kept are used while they are there."""
+        """Sort trials so that each finds what it needs there.
+
+        A model is loaded once, full attention is at hand for all others of it (`references`), and blocks that are kept
+        are used while they are there.
+        """
         trial = case.trial
         return *map(str, _loads(trial)), trial.mode != "full", self.keep_gib and trial.prepare
 

@@ -51,8 +51,10 @@ ceilings = roof  # bytes and operations a second that this device reaches
 def prompt_of_length(
     length: int, samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase, layout: Layout, question: int = QUESTION
 ) -> Prompt:
-    """Return a prompt of exactly `length` tokens: passages of `samples` as blocks, the last one cut, and `question`
-    tokens behind them."""
+    """Return a prompt of exactly `length` tokens.
+
+    Passages of `samples` as blocks, the last one cut, and `question` tokens behind them.
+    """
     if length <= question:
         raise BadInput(f"length {length}: a prompt needs more than its {question} tokens of question")
     pieces = list(chain.from_iterable(layout.pieces(sample)[1 if layout.system else 0 : -1] for sample in samples))
@@ -79,8 +81,10 @@ def interleaved(jobs: Mapping[Key, Job], device: torch.device, repeats: int, war
 
 
 def stock_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the same model with transformers' own attention: a copy that shares every weight, but for those that do
-    not lie in memory as transformers loads them."""
+    """Return the same model with transformers' own attention.
+
+    A copy that shares every weight, but for those that do not lie in memory as transformers loads them.
+    """
     kept = {id(x): as_loaded(x) for x in chain(model.parameters(), model.buffers())}
     stock = deepcopy(model, kept)
     stock.set_attn_implementation("sdpa")
@@ -179,8 +183,10 @@ def by_cached_share(model: PreTrainedModel, prompt: Prompt, shares: Sequence[flo
 
 
 def by_ratio(model: PreTrainedModel, prompt: Prompt, ratios: Sequence[float], repeats: int, select: Select) -> Records:
-    """Measure reuse with a share of the document tokens recomputed; ratio 0 chooses nothing. Records {ratio, p5, p50,
-    p95 (seconds), n, flops, bytes, rows}."""
+    """Measure reuse with a share of the document tokens recomputed.
+
+    Ratio 0 chooses nothing. Records {ratio, p5, p50, p95 (seconds), n, flops, bytes, rows}.
+    """
     store = filled(model, prompt.context)
     methods = {ratio: Reuse(select=select if ratio else None, ratio=ratio) for ratio in ratios}
     jobs = {ratio: partial(first_token, model, prompt, method, store) for ratio, method in methods.items()}

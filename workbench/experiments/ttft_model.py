@@ -54,15 +54,20 @@ class TtftModel:
         return np.where(rows > 0, self.start + self.row * rows + self.pair * pairs, 0.0)
 
     def prefix(self, cached: ArrayLike, missing: ArrayLike, question: int) -> Floats:
-        """Return the times behind a prefix cache: `missing` tokens and the question in one pass behind the `cached`
-        ones."""
+        """Return the times behind a prefix cache, in milliseconds.
+
+        The `missing` tokens and the question are computed in one pass behind the `cached` ones.
+        """
         cached, rows = np.asarray(cached, float), np.asarray(missing, float) + question
         return self.passed(rows, rows * cached + rows**2 / 2)
 
     def blocks(self, cached: ArrayLike, missing: ArrayLike, question: int, ratio: float, block: int) -> Floats:
-        """Return the times of block reuse: missing blocks of `block` tokens are encoded, each by itself, in a pass of
-        their own; then the question is computed, with `ratio` of the other tokens. Choosing these costs one more pass
-        of the question, which is charged."""
+        """Return the times of block reuse, in milliseconds.
+
+        Missing blocks of `block` tokens are encoded, each by itself, in a pass of their own; then the question is
+        computed, with `ratio` of the other tokens. Choosing these costs one more pass of the question, which is
+        charged.
+        """
         missing = np.asarray(missing, float)
         context = np.asarray(cached, float) + missing
         asked = question * context + question**2 / 2

@@ -152,8 +152,10 @@ class Pages:
             yield
 
     def of(self, model: PreTrainedModel, needed: int) -> tuple[Runner, BlockPages]:
-        """Return runner and blocks, of a pool of `needed` pages at least; it is made again where it was smaller, or
-        where the weights of the model lie elsewhere now."""
+        """Return runner and blocks, of a pool of `needed` pages at least.
+
+        It is made again where it was smaller, or where the weights of the model lie elsewhere now.
+        """
         self.sweep()
         state = self._where(model)
         there = 0 if self._runner is None else self._runner.pool.pages - 1

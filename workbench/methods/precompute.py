@@ -169,7 +169,10 @@ def again(place: Where, progress: Progress | None = None) -> list[Prepared]:
 
 
 def kind_of(model: PreTrainedModel, policy: Prepare, tokenizer: Any = None) -> dict[str, Any]:
-    """What the blocks of a store have in common: `FolderStore(folder, kind_of(model, policy))` refuses other ones."""
+    """Return what the blocks of a store have in common.
+
+    A folder opened with it, `FolderStore(folder, kind_of(model, policy))`, refuses other ones.
+    """
     corpus = getattr(policy, "corpus", None)
     words = {} if tokenizer is None else {TOKENIZER: vocabulary(tokenizer)}
     return words | {

@@ -29,7 +29,9 @@ def names(package: str) -> list[str]:
 
 
 def made(package: str, spec: str, **given: Any) -> Any:
-    """The policy that `spec` describes; of `given`, values that a spec cannot say, it takes those it has fields for.
+    """Return the policy that `spec` describes.
+
+    Of `given`, values that a spec cannot say, it takes those it has fields for.
 
     Raises BadInput for a name that is no file of the package, an option the policy does not have, and one it refuses.
     """

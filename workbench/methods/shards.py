@@ -157,8 +157,9 @@ def processes(
 def cluster(
     address: str, workers: int, device: str, named: Named, system: tuple[Block, ...], model: str
 ) -> Iterator[Make]:
-    """Yield a function that prepares a stage on a Dask cluster (`core.dask_cluster`); of one that is begun here, on
-    `workers` processes.
+    """Yield a function that prepares a stage on a Dask cluster (`core.dask_cluster`).
+
+    A cluster that is begun here has `workers` processes.
 
     A worker that dies is replaced, and its shard prepared by another. `model` is the fingerprint that every worker's
     model must have. Raises BadInput without Dask, and for a cluster that does not answer.

@@ -135,8 +135,10 @@ def attention_share(
 def crossover(
     model: CrossoverModel, method: Sparse, floor: Floor, chosen: float, gain: float = 0.0, chunk: int | None = None
 ) -> int | None:
-    """Return the least of LENGTHS from which on the method saves more than the share `gain` of a dense prefill, or
-    None. Raises BadInput for `chosen` or `gain` that is no share."""
+    """Return the least of LENGTHS from which on the method saves more than the share `gain` of a dense prefill.
+
+    None where there is none. Raises BadInput for `chosen` or `gain` that is no share.
+    """
     if not 0 <= chosen <= 1 or not 0 <= gain < 1:
         raise BadInput(f"chosen {chosen} and gain {gain} are shares, from 0 to 1")
     least = None

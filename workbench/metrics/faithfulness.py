@@ -29,8 +29,10 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Mean over `n` answers of the share of their claims that is supported (0 where there are none: silence is not
-    faithful), with a bootstrap 95% interval."""
+    """The share of claims that is supported, mean over `n` answers, with a bootstrap 95% interval.
+
+    It is 0 for an answer without claims: silence is not faithful.
+    """
 
     n: int
     claims: int

@@ -68,8 +68,10 @@ def squared(cached: KV, exact: KV) -> Tensor:
 
 
 def concentration(gaps: Tensor, points: int = 101) -> Tensor:
-    """[points, L] share of the deviation `gaps` [T, L] that the most deviating tokens hold, in even steps from none to
-    all (FusionRAG, figure 3a); nan in a layer without any deviation."""
+    """Return [points, L]: the share of the deviation `gaps` [T, L] that the most deviating tokens hold.
+
+    In even steps from no token to all (FusionRAG, figure 3a); nan in a layer without any deviation.
+    """
     worst = gaps.double().sort(0, descending=True).values.cumsum(0)
     held = torch.cat((torch.zeros_like(worst[:1]), worst))
     return held[torch.linspace(0, len(gaps), points).round().long()] / worst[-1]
@@ -136,8 +138,10 @@ class Repair:
 
 
 def repair(model: PreTrainedModel, prompt: Prompt, kv: KV, choices: Sequence[Tensor], truth: KV) -> list[Repair]:
-    """Recompute each choice of rows [R] (no question) in a copy of the assembled `kv`: one `Repair` a choice. `truth`
-    is the KV of the whole prompt under full attention."""
+    """Recompute each choice of rows [R] (no question) in a copy of the assembled `kv`: one `Repair` a choice.
+
+    `truth` is the KV of the whole prompt under full attention.
+    """
     plans = [Plan(torch.cat((rows, prompt.question)), num_layers=len(kv.keys)) for rows in (choices[0][:0], *choices)]
     requests = [PrefillRequest(prompt.tokens, plan, kv.clone()) for plan in plans]
     prefill_many(model, requests)

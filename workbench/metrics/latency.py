@@ -55,8 +55,10 @@ def quantiles(seconds: Sequence[float]) -> Quantiles:
 
 
 def spread(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the ends to draw and say of a record {p5, p95, n or runs, least, most}: percentiles of ENOUGH measurements
-    or more, else the range; None where only percentiles of fewer were kept."""
+    """Return the ends to draw and say of a record {p5, p95, n or runs, least, most}.
+
+    Percentiles of ENOUGH measurements or more, else the range; None where only percentiles of fewer were kept.
+    """
     count = record.get("n", record.get("runs"))
     names = ("p5", "p95") if count is not None and count >= ENOUGH else ("least", "most")
     ends = [float(end) for name in names if (end := record.get(name)) is not None and not math.isnan(end)]
@@ -79,8 +81,10 @@ def spread_words(count: int) -> str:
 
 
 def measure(jobs: Iterable[Callable[[], object]], device: torch.device, warm_up: int = WARM_UP) -> Quantiles:
-    """Measure the wall time of every job on an idle device, until its work on the device is done; `warm_up` runs of the
-    first job before are not counted."""
+    """Measure the wall time of every job on an idle device, until its work on the device is done.
+
+    `warm_up` runs of the first job before are not counted.
+    """
     seconds: list[float] = []
     for i, job in enumerate(jobs):
         for _ in range(warm_up if i == 0 else 0):
@@ -108,8 +112,9 @@ class Stages:
 
 
 def stages(model: PreTrainedModel, prompt: Prompt, method: Full | Reuse, store: Store, repeats: int = 5) -> Stages:
-    """Measure every stage of STAGES up to the first token: medians of `repeats` after one to warm up; `store` holds
-    blocks.
+    """Measure every stage of STAGES up to the first token: medians of `repeats` after one to warm up.
+
+    `store` holds blocks.
 
     On a GPU the host waits at the border of every stage, so the sum is more than the time to first token.
     """

@@ -43,8 +43,10 @@ def chosen(rows: Tensor, prompt: Prompt) -> Tensor:
 
 
 def by_offset(values: Sequence[Tensor], prompts: Sequence[Prompt], bins: int = 10, system: int = 1) -> np.ndarray:
-    """[P, bins] mean of `values` [T of the context] over document tokens of P prompts, by place in the block, start to
-    end.
+    """Return [P, bins]: the mean of `values` [T of the context] by place in the block, start to end.
+
+    Over document tokens of P prompts; nan where no token stands. The first `system` blocks of a prompt are no
+    documents.
 
     nan where no token stands. The first `system` blocks of a prompt are no documents.
     """
@@ -70,7 +72,10 @@ def _means(
 
 
 def summary(means: np.ndarray, name: str, at: Sequence[float], seed: int = 0) -> list[dict[str, Any]]:
-    """Records {name, at, mean, low, high, n} per column of `means` [P, K]: mean over prompts, bootstrap interval."""
+    """Return a record for every column of `means` [P, K]: {name, at, mean, low, high, n}.
+
+    Means over prompts, with bootstrap intervals.
+    """
     records = []
     for x, column in zip(at, means.T, strict=True):
         present = column[~np.isnan(column)]

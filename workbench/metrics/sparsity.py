@@ -23,8 +23,10 @@ MEASURES = ("density", "union", "tiles", "mass", "recall", "error")  # of a `Hea
 
 @dataclass(frozen=True)
 class Sparsity:
-    """A method on prompts: for each, how the next tokens at the question's rows differ from those under dense
-    attention."""
+    """What a method does to the next tokens of prompts.
+
+    For each prompt, how the tokens at the question's rows differ from those under dense attention.
+    """
 
     heads: tuple[Head, ...]
     kl: tuple[float, ...]  # divergence in nats, mean over the question's rows
@@ -92,7 +94,10 @@ def compared(ours: PrefillOutput, dense: PrefillOutput, rows: int) -> tuple[floa
 
 
 def scaled(model: PreTrainedModel, layer: int, step: PrefillOutput) -> Tensor:
-    """Returned queries [Hq, R, D], so that logits are queries · keys / sqrt(D) whatever the model's own scale."""
+    """Return the returned queries [Hq, R, D], scaled.
+
+    Logits are queries · keys / sqrt(D) then, whatever the model's own scale.
+    """
     queries = step.queries[layer]
     own = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None)
     return queries if own is None else queries * (own * queries.shape[-1] ** 0.5)

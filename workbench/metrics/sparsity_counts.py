@@ -143,8 +143,10 @@ def _pairs(tiles: Tiles, grid: Grid, pairs: Tensor) -> Tensor:
 def _outcomes(
     queries: Tensor, keys: Tensor, values: Tensor, grid: Grid, choices: Sequence[Tiles], kept: Tensor
 ) -> dict[str, Tensor]:
-    """Compute wanted, mass, gap, norm and lowest of `Counts` [M, Hq] for M choices, with dense attention only once;
-    `kept` [M, Hq, I, J]: causal tiles of each choice in pages."""
+    """Compute wanted, mass, gap, norm and lowest of `Counts` [M, Hq] for M choices, with dense attention only once.
+
+    `kept` [M, Hq, I, J]: causal tiles of each choice in pages.
+    """
     sums = torch.zeros(4, *kept.shape[:2], dtype=torch.float64, device=queries.device)
     lowest = torch.ones(kept.shape[:2], dtype=torch.float64, device=queries.device)
     wide = values.float().repeat_interleave(len(queries) // len(keys), 0)

@@ -30,7 +30,7 @@ class Chosen:
 
     @property
     def kept(self) -> Tensor:
-        """[Hq, I, J] bool"""
+        """[Hq, I, J] bool: kept tiles that a row may see."""
         return self.tiles.kept & self.grid.causal
 
     @property

@@ -16,8 +16,10 @@ from workbench.metrics.sparsity import scaled
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Queries and keys of a prompt under dense attention, by layer in which a sparse method may choose; logits are
-    queries · keys / sqrt(D)."""
+    """Queries and keys of a prompt under dense attention, by layer in which a sparse method may choose.
+
+    Logits are queries · keys / sqrt(D).
+    """
 
     queries: dict[int, Tensor]  # [Hq, T, D]
     keys: dict[int, Tensor]  # [H, T, D]
@@ -62,8 +64,10 @@ class States:
 
 
 def dense_states(model: PreTrainedModel, tokens: Tensor) -> States:
-    """Run one dense pass over token ids [T]. Layers with a sliding window narrower than the prompt are left out;
-    BadInput where no layer is left."""
+    """Run one dense pass over token ids [T].
+
+    Layers with a sliding window narrower than the prompt are left out; BadInput where no layer is left.
+    """
     layers = tuple(whole_layers(model, len(tokens)))
     if not layers:
         raise BadInput(f"every layer has a sliding window narrower than the {len(tokens)} tokens: nothing to choose")

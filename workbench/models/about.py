@@ -107,7 +107,9 @@ def tokenizer_of(path: Path) -> PreTrainedTokenizerBase:
 
 
 def note_of(name_or_path: str | Path) -> str:
-    """What a model folder says of itself in `workbench.json` ({"note": "…"}), shown wherever its numbers are; "" else.
+    """Return what a model folder says of itself in `workbench.json` ({"note": "…"}), "" where it says nothing.
+
+    It is shown wherever the model's numbers are.
 
     "" also for a model that is in memory only.
     """

@@ -29,7 +29,10 @@ def names() -> list[str]:
 
 
 def folder(name_or_path: str | Path) -> Path:
-    """The folder of a path, of a shipped or fetched model or of an `owner/name` in the local Hugging Face cache."""
+    """Return the folder of a path or of a model's name.
+
+    The model is shipped, fetched, or an `owner/name` in the local Hugging Face cache.
+    """
     if not isinstance(name_or_path, str | Path):
         raise BadInput(f"model is {shown(name_or_path)}: a name or a folder is needed")
     if is_dir(path := Path(name_or_path)):
@@ -52,7 +55,7 @@ def folder(name_or_path: str | Path) -> Path:
 
 
 def check(path: Path) -> None:
-    """Raises BadInput, naming the file, unless `path` holds a whole checkpoint: config, tokenizer and all weights.
+    """Raise BadInput, naming the file, unless `path` holds a whole checkpoint: config, tokenizer and all weights.
 
     Weights are safetensors, in one file or in shards; the header of each is read and compared with the file's length.
     An adapter is whole where its base model is, and is the one that it was trained on.
@@ -75,7 +78,9 @@ def check(path: Path) -> None:
 
 
 def base_folder(path: Path) -> Path:
-    """The folder with config, tokenizer and whole weights: `path` itself, or of an adapter that of its base model.
+    """Return the folder with config, tokenizer and whole weights.
+
+    `path` itself, or of an adapter that of its base model.
 
     Raises BadInput, naming the command that fetches it, for a base model that is not there.
     """

@@ -32,7 +32,10 @@ def pack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights that `pack` rounded, in fp32: no number of a matrix is further off than half the scale of its row."""
+    """Return the weights that `pack` rounded, in fp32.
+
+    No number of a matrix is further off than half the scale of its row.
+    """
     names = [name for name in packed if not name.endswith(SCALE)]
     exact = {name: packed[name].float() for name in names}
     return {name: x * packed[name + SCALE] if name + SCALE in packed else x for name, x in exact.items()}
@@ -54,7 +57,9 @@ def load(folder: Path, dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
 
 
 def filled(folder: Path, weights: dict[str, Tensor], dtype: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A folder's model with these weights and, as `from_pretrained` reports it, which are missing or of a wrong shape.
+    """Return a folder's model with these weights, and what is missing.
+
+    As `from_pretrained` reports it: which weights are missing or of a wrong shape.
 
     `dtype` "auto" is the config's own.
     """

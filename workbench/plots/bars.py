@@ -13,8 +13,10 @@ from workbench.plots.theme import INK, PAPER, Texts, finish
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars of one colour, one in each of N rows. `hover` is what a bar says, with `data` as plotly's customdata; `more`
-    are further settings of plotly's bars."""
+    """Bars of one colour, one in each of N rows.
+
+    `hover` is what a bar says, with `data` as plotly's customdata; `more` are further settings of plotly's bars.
+    """
 
     name: str
     colour: str

@@ -112,8 +112,10 @@ def tuning_scores(tuning: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def tuning_curve(tuning: Mapping[str, Any], name: str) -> go.Figure:
-    """Draw the scores of both modes while the model `name` was tuned, from its `tuning.json`: exact match, or KL and
-    likelihood where its teacher was its own full attention."""
+    """Draw the scores of both modes while the model `name` was tuned, from its `tuning.json`.
+
+    Exact match, or KL and likelihood where its teacher was its own full attention.
+    """
     scores, recipe = tuning["scores"], tuning["recipe"]
     if recipe.get("teacher") == "self":
         return held_out({"block": tuning})

@@ -91,8 +91,10 @@ def coloured(
 
 
 def width_of(token: str) -> int:
-    """Return how many columns a token takes: two a letter that is twice as wide (Chinese, Japanese, Korean), none a
-    letter that is joined to the one before."""
+    """Return how many columns a token takes.
+
+    Two a letter that is twice as wide (Chinese, Japanese, Korean), none a letter that is joined to the one before.
+    """
     return sum((east_asian_width(x) in "WF") + (combining(x) == 0) for x in token)
 
 

@@ -142,8 +142,10 @@ def _search_look(name: str) -> Look:
 
 
 def grown(rows: Rows) -> list[dict[str, Any]]:
-    """Return {name, at, mean, low, high, runs} of every method at the longest prompt: its choices summed over chunks
-    over its choice in one pass."""
+    """Return {name, at, mean, low, high, runs} of every method at the longest prompt.
+
+    Its choices summed over chunks over its choice in one pass.
+    """
     longest, found = max(row["at"] for row in rows), []
     of = {(row["name"], row["way"]): row for row in rows if row["at"] == longest}
     for (name, way), chunks in of.items():

@@ -19,8 +19,11 @@ def layer_slider(layers: int | Sequence[int], active: int) -> dict[str, Any]:
 def frame_slider(
     labels: Sequence[str], active: int, prefix: str = "", *, spoken: bool = False, pad: int = 42, **more: Any
 ) -> dict[str, Any]:
-    """Return a slider whose steps are frames. A frame is named by its label, or, where labels are sentences (`spoken`,
-    only that of the current frame is shown), by its number."""
+    """Return a slider whose steps are frames.
+
+    A frame is named by its label, or, where labels are sentences (`spoken`, only that of the current frame is shown),
+    by its number.
+    """
     play = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
     steps = [
         {"label": label, "method": "animate", "args": [[str(at) if spoken else label], play]}

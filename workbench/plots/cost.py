@@ -27,8 +27,11 @@ def cost_series(
     dots: bool = False,
     thick: float = 2,
 ) -> Series:
-    """Make a line with the look of `mode`; `low` and `high` are the ends of the spread, `dots` draws rings only
-    (published numbers), `thick` is the width of the line in px."""
+    """Make a line with the look of `mode`.
+
+    `low` and `high` are the ends of the spread, `dots` draws rings only (published numbers), `thick` is the width of
+    the line in px.
+    """
     look = MODES[mode]
     form: dict[str, Any] = {"size": 5 + thick / 2, "edge": 0, "look": look}
     if dots:
@@ -40,8 +43,10 @@ def cost_series(
 
 
 def cost_panel(label: str, series: Sequence[Series], unit: str) -> Panel:
-    """Make a log-log panel of `cost_series`; `label` says measured, computed or published, `unit` is an axis title
-    that ends in the unit in brackets."""
+    """Make a log-log panel of `cost_series`.
+
+    `label` says measured, computed or published, `unit` is an axis title that ends in the unit in brackets.
+    """
     short = unit.split("(")[-1].rstrip(")")
     lines = [replace(line, hover=f"%{{x:,}} tokens: %{{y:.3s}} {short}{line.hover}") for line in series]
     values = [v for line in series for v in (*line.y, *line.low)]

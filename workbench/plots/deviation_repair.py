@@ -44,8 +44,10 @@ def what_causes_it(records: Sequence[dict[str, Any]], *, about: str) -> go.Figur
 
 
 def repair_records(repairs: Mapping[str, Sequence[Repair]]) -> list[dict[str, Any]]:
-    """Return the share of the deviation that is left, mean over prompts: records {name, at (layer from 1), mean, low,
-    high, n, selector, part}."""
+    """Return the share of the deviation that is left, mean over prompts.
+
+    Records {name, at (layer from 1), mean, low, high, n, selector, part}.
+    """
     records = []
     for spec, measured in repairs.items():
         for part in PARTS:

@@ -91,8 +91,11 @@ def dots(
 
 
 def _axis_titles(titles: Sequence[str], wide: int) -> tuple[Collection[int], int]:
-    """Return the numbers of the panels, from 1, whose axis has its title, and the size that suits panels of `wide` px:
-    one title stands for all that are the same, in the middle, where it is wider than a panel."""
+    """Return the numbers of the panels, from 1, whose axis has its title, and the size of the titles.
+
+    It suits panels of `wide` px: one title stands for all that are the same, in the middle, where it is wider than a
+    panel.
+    """
     longest = max(map(len, titles)) * LETTER
     if len(set(titles)) == 1 and 12 * longest > wide:
         return [(len(titles) + 1) // 2], 12

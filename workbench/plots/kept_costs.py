@@ -1,5 +1,7 @@
-"""Costs that scripts of data/benchmarks measured once, from their files to figures: requests on a CPU, the memory of a
-training step, and the choice of a sparse method alone."""
+"""Costs that scripts of data/benchmarks measured once, from their files to figures.
+
+Requests on a CPU, the memory of a training step, and the choice of a sparse method alone.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -23,8 +23,10 @@ ByValue = Mapping[float, Stages]  # value of the threshold of a sparse method â†
 
 
 def _beside_full(records: Records, by: str, full: Row) -> list[dict[str, Any]]:
-    """Return milliseconds of records {<by>, p50 (seconds), and what `spread` takes} with bands, and full attention as a
-    level line."""
+    """Return milliseconds of records with bands, and full attention as a level line.
+
+    Records are {<by>, p50 (seconds), and what `spread` takes}.
+    """
     level = [{**full, by: at} for at in (0, 1)]
     return [
         {"name": name, "at": r[by], "mean": r["p50"] * 1e3, "low": low * 1e3, "high": high * 1e3}

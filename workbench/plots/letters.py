@@ -39,8 +39,10 @@ def _em(letter: str) -> float:
 
 
 def broken(text: str, room: float, size: int = 12, bold: bool = False) -> list[str]:
-    """Break a text into lines of at most `room` px: between words as plotly's tables do, and inside a word that is
-    wider. An empty text is one line."""
+    """Break a text into lines of at most `room` px.
+
+    Between words as plotly's tables do, and inside a word that is wider. An empty text is one line.
+    """
     lines: list[str] = []
     line: list[str] = []
     taken = 0.0

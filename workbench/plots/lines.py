@@ -15,8 +15,11 @@ from workbench.plots.theme import BLUE, INK, MUTED, Texts, clear, finish, legend
 
 @dataclass(frozen=True)
 class Series:
-    """A line through N points. `hover` is what a point says beside the name of the line, with `data` as plotly's
-    customdata; `low` and `high` are the ends of the intervals."""
+    """A line through N points.
+
+    `hover` is what a point says beside the name of the line, with `data` as plotly's customdata; `low` and `high` are
+    the ends of the intervals.
+    """
 
     name: str
     x: Sequence[float]
@@ -117,8 +120,10 @@ def _recoloured(panels: Iterable[Panel], look: Callable[[str], Look]) -> list[Pa
 
 
 def series_of(records: Sequence[Mapping[str, Any]], x: str, y: str, hover: str, **more: Any) -> list[Series]:
-    """Make a line for every name of `records` {name, <x>, <y>} with, where there are intervals, {low, high}. Points
-    whose y is nan are left out."""
+    """Make a line for every name of `records` {name, <x>, <y>} with, where there are intervals, {low, high}.
+
+    Points whose y is nan are left out.
+    """
     lines = []
     for name in dict.fromkeys(r["name"] for r in records):
         taken = [r for r in records if r["name"] == name and r[y] == r[y]]
@@ -159,8 +164,11 @@ def profiles(
     zero: bool = True,
     **more: Any,
 ) -> go.Figure:
-    """Draw panels of `profile` with bands. `share`: all panels have one vertical range; `zero`: linear vertical axes
-    begin at 0; `more` as in `line_chart`: height, lines, mark and the texts."""
+    """Draw panels of `profile` with bands.
+
+    `share`: all panels have one vertical range; `zero`: linear vertical axes begin at 0; `more` as in `line_chart`:
+    height, lines, mark and the texts.
+    """
     if zero:
         panels = [p if "type" in p.y else replace(p, y={**p.y, "rangemode": "tozero"}) for p in panels]
     marks, strokes = symbols or {}, dashes or {}
@@ -196,7 +204,9 @@ def plane(
 
 def points(table: pd.DataFrame, x: str, y: str) -> list[dict[str, Any]]:
     """Return records for `plane` of a table of settings, a line a sparse method: columns `x`, `y`, `y`_low, `y`_high.
-    Settings without `x` or `y` are left out."""
+
+    Settings without `x` or `y` are left out.
+    """
     known = table[table[x].notna() & table[y].notna()]
     columns = {"x": known[x], "y": known[y], "low": known[f"{y}_low"], "high": known[f"{y}_high"]}
     names = known.spec.map(SPARSE_METHODS.name_of)

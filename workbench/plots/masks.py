@@ -21,8 +21,11 @@ COLUMNS, GAP = 3, 0.05
 
 @dataclass(frozen=True)
 class MaskPanel:
-    """One mask. `shares` uint8 [N, N]: how much of each cell is visible (0 to 255). `cached` bool [N]: rows whose keys
-    and values are read from a cache instead of being computed for this request."""
+    """One mask.
+
+    `shares` uint8 [N, N]: how much of each cell is visible (0 to 255). `cached` bool [N]: rows whose keys and values
+    are read from a cache instead of being computed for this request.
+    """
 
     name: str
     shares: np.ndarray

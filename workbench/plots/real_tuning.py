@@ -18,8 +18,10 @@ CURVES = {  # of the held-out scores: name → run, mode, colour, symbol
 
 
 def held_out(runs: Mapping[str, Mapping[str, Any]]) -> go.Figure:
-    """Draw KL and likelihood lost of both modes on held-out questions while the model is tuned, with re-encoded
-    positions (run "block") and, where it is given, without (run "naive")."""
+    """Draw KL and likelihood lost of both modes on held-out questions while the model is tuned.
+
+    With re-encoded positions (run "block") and, where it is given, without (run "naive").
+    """
     drawn = {name: look for name, look in CURVES.items() if look[0] in runs}
     panels = []
     for measure, title in (("kl", "KL from full attention before"), ("nll_gap", "likelihood lost")):

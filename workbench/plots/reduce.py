@@ -43,8 +43,10 @@ def visible_pairs(rule: MaskRule, length: int, rows: torch.Tensor | None = None)
 
 
 def blocks(x: np.ndarray, cells: int, how: str = "max", across: str | None = None) -> np.ndarray:
-    """Reduce [I, J] to at most [cells, cells]: each cell the "max", "mean" or "sum" (`how`) of its entries; `across` is
-    `how` for the columns, where it differs."""
+    """Reduce [I, J] to at most [cells, cells]: each cell the "max", "mean" or "sum" (`how`) of its entries.
+
+    `across` is `how` for the columns, where it differs.
+    """
     for axis, each in ((0, how), (1, across or how)):
         starts = firsts(x.shape[axis], cells)
         if len(starts) == x.shape[axis]:

@@ -17,8 +17,11 @@ from workbench.plots.theme import INK, MUTED, PAPER, RULE, Texts, finish, panel_
 
 @dataclass(frozen=True)
 class Roofs:
-    """One device: bytes and operations a second that it reaches, and `points`: {kind, name (who made it), who, work,
-    intensity (operations a byte), flops (operations a second), ms, share of the roof}."""
+    """One device: bytes and operations a second that it reaches, and what was measured on it.
+
+    `points`: {kind, name (who made it), who, work, intensity (operations a byte), flops (operations a second), ms,
+    share of the roof}.
+    """
 
     name: str
     copy: float

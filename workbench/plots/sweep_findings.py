@@ -47,8 +47,10 @@ def found_antecedents(found: Mapping[int, tuple[int, int]]) -> str:
 
 
 def first_costs(drawn: Records) -> str:
-    """Say where curves over cost begin: `drawn` {name, at (share of full attention), mean}, a selector's points in
-    order, reuse alone first."""
+    """Say where curves over cost begin.
+
+    `drawn` {name, at (share of full attention), mean}: a selector's points in order, reuse alone first.
+    """
     reuse = min(r["at"] for r in drawn)
     starts: dict[str, float] = {}
     for r in drawn:

@@ -33,9 +33,11 @@ def levels(swept: pd.DataFrame, metric: str = "em") -> dict[tuple[str, str], flo
 
 
 def own_shares(block: pd.DataFrame) -> pd.DataFrame:
-    """Return trials of one preparation and kind with the share of the tokens that Cache-Craft and others without a
-    ratio recompute by themselves as `ratio`; `own` marks them. The trials hold one that computes nothing again, and one
-    that computes everything."""
+    """Return trials of one preparation and kind, with the share of the tokens that a selector recomputes by itself.
+
+    Of Cache-Craft and others without a ratio it stands as `ratio`, and `own` marks them. The trials hold one that
+    computes nothing again, and one that computes everything.
+    """
     own = block.ratio.isna() & ~block["select"].isin([NOTHING, EVERYTHING])
     ends = [block.loc[block["select"] == name] for name in (NOTHING, EVERYTHING)]
     if not own.any() or not all(map(len, ends)):

@@ -59,7 +59,9 @@ def zoomed(
     z: np.ndarray, span: Span, detail: Cells, window: Span, *, names: Sequence[str], **texts: Unpack[Texts]
 ) -> go.Figure:
     """Draw one head of one choice: the overview (`reduced`), and beside it the tiles of `window` over true attention.
-    `names` of the two panels."""
+
+    `names` of the two panels.
+    """
     fig = make_subplots(1, 2, subplot_titles=list(names), horizontal_spacing=0.09)
     fig.add_trace(_heatmap(z, span), row=1, col=1)
     fig.add_trace(heatmap(detail, window), row=1, col=2)

@@ -34,8 +34,10 @@ HOVER = "rows near %{y:,d}, keys near %{x:,d}<br><b>%{customdata}%</b> of the ro
 
 @dataclass(frozen=True)
 class Cells:
-    """A picture: `z` uint8 [n, m] is what became of a cell and, by shade, how much attention it gets; `percent` uint8
-    of that attention."""
+    """A picture: `z` uint8 [n, m] is what became of a cell and, by shade, how much attention it gets.
+
+    `percent` uint8 of that attention.
+    """
 
     z: np.ndarray
     percent: np.ndarray

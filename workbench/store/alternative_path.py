@@ -72,8 +72,10 @@ class AlternativePath:
         self._paths: dict[str, str] = {}  # key → content: the table of a prefix cache
 
     def find(self, chunks: Sequence[Block]) -> list[Match | None]:
-        """Look up every chunk of a prompt in reading order, without the system prompt; None: not known. Nothing is
-        kept."""
+        """Look up every chunk of a prompt in reading order, without the system prompt.
+
+        None: not known. Nothing is kept.
+        """
         return [self._walk(chunks, at) for at in range(len(chunks))]
 
     def serve(self, chunks: Sequence[Block]) -> list[Match]:
@@ -118,6 +120,8 @@ class AlternativePath:
 
 
 def chain_keys(fingerprint: str, dtype: torch.dtype, system: Sequence[Block] = ()) -> KeyOf:
-    """Return the keys of `store.keys` for chunks behind a system prompt: of the copy's weights, dtype, tokens and of
-    everything that it was computed behind."""
+    """Return the keys of `store.keys` for chunks behind a system prompt.
+
+    Of the copy's weights, dtype, tokens and of everything that it was computed behind.
+    """
     return lambda chunk, path: key_of(fingerprint, dtype, chunk, [*system, *path])

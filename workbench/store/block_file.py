@@ -80,8 +80,10 @@ def _of_run(tensors: Sequence[Tensor]) -> int:
 
 
 def _write(path: Path, entries: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file under the very name that is given: `save_file` writes to another name first, which it
-    leaves behind where the process is killed."""
+    """Write a safetensors file under the very name that is given.
+
+    `save_file` writes to another name first, which it leaves behind where the process is killed.
+    """
     places: dict[str, Any] = {}
     end = 0
     widest_first = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so all are aligned

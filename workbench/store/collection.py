@@ -23,8 +23,9 @@ class Collected:
 
 
 def collect_garbage(folder: Path, budget: int) -> Collected:
-    """Delete what was set aside and half-written, then the files that were read longest ago, until `budget` bytes are
-    left.
+    """Delete files until `budget` bytes are left, those that were read longest ago first.
+
+    What was set aside and half-written goes before them.
 
     A file goes with all its blocks, which later are misses that say so: when a file was read is known, of its blocks it
     is not, and to write a file without some costs as much as it saves. Where blocks shall go one by one, they lie in a

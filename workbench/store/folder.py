@@ -83,7 +83,7 @@ class FolderStore(aside.Repairing):
             self._register(path)
 
     def get(self, key: str) -> KV | None:
-        """The KV under `key`, read from disk, or None."""
+        """Return the KV under `key`, read from disk, or None."""
         path = self._files.get(key) or self._found(key)
         kv = None if path is None else self._read(path, key)
         self._counts["hits" if kv is not None else "misses"] += 1
@@ -217,7 +217,7 @@ class FolderStore(aside.Repairing):
             os.utime(opened.fileno(), ns=(time.time_ns(), state[1]))
 
     def _found(self, key: str) -> Path | None:
-        """The file of a key that another process has put, or put right, since this one looked."""
+        """Return the file of a key that another process has put, or put right, since this one looked."""
         path = self._absent.blocks[key][0] if key in self._absent.blocks else self.folder / f"{key}{SUFFIX}"
         if not NAME.fullmatch(key) or not path.is_file():
             return None

@@ -109,8 +109,10 @@ def vocabulary(tokenizer: Any) -> str:
 
 
 def _states(module: torch.nn.Module) -> Iterator[tuple[Any, ...]]:
-    """Of every weight and saved buffer: where it lies, and how often it was written. Asked by every request, so without
-    names (`state_dict` takes several times as long)."""
+    """Of every weight and saved buffer: where it lies, and how often it was written.
+
+    Asked by every request, so without names (`state_dict` takes several times as long).
+    """
     waiting = [module]
     while waiting:
         module = waiting.pop()

@@ -34,7 +34,7 @@ class MemoryStore:
         self._hits = self._misses = self._evictions = self._rejected = self._bytes = 0
 
     def get(self, key: str) -> KV | None:
-        """The KV under `key` (read-only: `assemble` copies it), or None."""
+        """Return the KV under `key` (read-only: `assemble` copies it), or None."""
         with self._lock:
             kv = self._entries.get(key)
             if kv is not None:

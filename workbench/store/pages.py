@@ -43,8 +43,9 @@ class PageTier(Books):
         self._stream = self.copies.stream
 
     def reserve(self, blocks: Mapping[str, int], own: int) -> list[str]:
-        """Take room for blocks {key: tokens}, and promise `own` pages; return the keys that the caller must `fill`, or
-        settle by `missed`.
+        """Take room for blocks {key: tokens}, and promise `own` pages.
+
+        Return the keys that the caller must `fill`, or settle by `missed`.
 
         Raises NoRoom where that must wait for other requests, BadInput where it never fits; nothing is taken then.
         """

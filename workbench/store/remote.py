@@ -60,7 +60,7 @@ class RemoteStore(aside.Repairing):
         self.kind = self._opened(kind, new)
 
     def get(self, key: str) -> KV | None:
-        """The KV under `key`, fetched and verified, or None."""
+        """Return the KV under `key`, fetched and verified, or None."""
         begin, missed = time.monotonic(), None
         try:
             kv = self._fetched(key)

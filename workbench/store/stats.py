@@ -24,7 +24,7 @@ class Stats:
         return self.hits / (self.hits + self.misses) if self.hits + self.misses else 0.0
 
     def since(self, before: "Stats") -> "Stats":
-        """What was counted after `before`; bytes and entries as they are now."""
+        """Return what was counted after `before`; bytes and entries as they are now."""
         counts = ("hits", "misses", "evictions", "rejected", "unchecked", "repaired")
         more = {reason: count - before.reasons.get(reason, 0) for reason, count in self.reasons.items()}
         reasons = {reason: count for reason, count in more.items() if count}

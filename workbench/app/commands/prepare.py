@@ -41,6 +41,7 @@ def prepare(
 
 
 def report(prepared: "Prepared") -> str:
+    """Return what was prepared as lines of rich's markup: passages, tokens, bytes, and how fast."""
     speed = f", {prepared.passages_per_second:.1f} passages per second" if prepared.made else ""
     size = f"{prepared.passages} passages, {prepared.tokens} tokens, {prepared.bytes / 1e6:.1f} MB"
     made = f"{prepared.made} made in {prepared.seconds:.1f} s{speed}; {prepared.passages - prepared.made} were there"

@@ -52,8 +52,10 @@ def critical_explorer(loaded: Loaded, samples: Sequence[Sample], prepare: Prepar
 
 
 def answers(loaded: Loaded, prompt: Prompt, kv: KV, choices: Sequence[torch.Tensor], max_new_tokens: int) -> list[str]:
-    """Return what the model answers with each of `choices` [R] recomputed over the assembled cache `kv`, which stays as
-    it is; all of them packed together."""
+    """Return what the model answers with each of `choices` [R] recomputed over the assembled cache `kv`.
+
+    The cache stays as it is; all choices are packed together.
+    """
     model, tokenizer, layout = loaded
     check_length(max_new_tokens, loaded.spec.context)
     kvs = [kv.clone(max_new_tokens) for _ in choices]

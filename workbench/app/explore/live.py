@@ -18,8 +18,9 @@ STYLE_TAG = f"<style>{STYLE}</style>"  # figures follow the theme of the page
 
 
 class Live:
-    """A FigureWidget that shows one figure after another. Batch controls (frames, sliders, menus) are left out:
-    widgets drive it.
+    """A FigureWidget that shows one figure after another.
+
+    Batch controls (frames, sliders, menus) are left out: widgets drive it.
 
     With a `selection`, the token that is selected is marked, and a click on a token selects it.
     """

@@ -42,8 +42,9 @@ def masks(model: Model, prompt: Given, question: str = "", rule: str = "causal &
 
 
 def deviation(model: Model, prompt: Given, question: str = "", prepare: str = "after_system") -> VBox:
-    """Explore how far cached keys and values are from full attention, token by token and layer, and what recomputing
-    some of them leaves of it.
+    """Explore how far cached keys and values are from full attention, token by token and layer.
+
+    Also what recomputing some of the tokens leaves of it.
 
     `prepare` is a preparation without a corpus. Raises BadInput for an unknown one.
     """

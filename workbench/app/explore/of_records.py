@@ -76,8 +76,10 @@ def runs_of(records: Records) -> list[Run]:
 
 
 def store(what: Any) -> VBox:
-    """Explore a store of cached blocks, by its folder or URL: what it holds; or the requests of records that were run
-    with receipts (`workbench trial --receipt --out FILE`): what each reused, recomputed and missed.
+    """Explore a store of cached blocks, by its folder or URL: what it holds.
+
+    Of records that were run with receipts (`workbench trial --receipt --out FILE`), explore the requests: what each
+    reused, recomputed and missed.
 
     Raises BadInput for a place that is neither.
     """

@@ -7,7 +7,10 @@ from workbench.app.explore.live_latency import request_explorer
 
 
 def latency(model: Model, prompt: Given, question: str = "", repeats: int = 3) -> VBox:
-    """Explore the time to the first token of a prompt by stage: full attention, its blocks cached in part or in whole,
-    and some of its tokens recomputed. Measured now, on the device of the model."""
+    """Explore the time to the first token of a prompt by stage.
+
+    Under full attention, with its blocks cached in part or in whole, and with some of its tokens recomputed. Measured
+    now, on the device of the model.
+    """
     loaded = loaded_of(model)
     return request_explorer(loaded, reading_of(loaded, prompt, question).prompt, repeats)

@@ -29,8 +29,10 @@ SECOND = {"union to pages": "union", "which rule keeps a tile (BFLA)": "rules"}
 
 
 def others(specs: Sequence[str], tile: int, model: PreTrainedModel) -> list[str]:
-    """Return specs of the methods that `specs` leave out, in tiles of `tile` tokens; those that have nothing fitted to
-    the model are left out too."""
+    """Return specs of the methods that `specs` leave out, in tiles of `tile` tokens.
+
+    Those that have nothing fitted to the model are left out too.
+    """
     given, left = {spec.partition("(")[0] for spec in specs}, []
     for name in sparse.names():
         spec = small(name, tile)
@@ -91,8 +93,11 @@ def tiles_explorer(
     selection: Selection | None = None,
     name_of: Callable[[int], str] | None = None,
 ) -> VBox:
-    """Explore `states` of one prompt; `layer` and `head` are their places in the lists and begin. Below the tiles: the
-    union of one chunk, or the rules of BFLA."""
+    """Explore `states` of one prompt.
+
+    `layer` and `head` are their places in the lists and begin. Below the tiles: the union of one chunk, or the rules of
+    BFLA.
+    """
     length = len(states)
 
     @lru_cache(maxsize=8)

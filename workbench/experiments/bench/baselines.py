@@ -43,8 +43,10 @@ def torchs(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> 
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Call:
-    """PyTorch's memory-efficient attention, the mask `position of the key <= rows[i]` made beforehand; it knows no
-    shared heads, so keys and values are repeated beforehand too."""
+    """PyTorch's memory-efficient attention, the mask `position of the key <= rows[i]` made beforehand.
+
+    It knows no shared heads, so keys and values are repeated beforehand too.
+    """
     group = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(group, 1) for x in (k, v))
     seen = torch.arange(k.shape[2], device=q.device) <= rows[:, None]
@@ -104,7 +106,8 @@ def flashinfer_dense(q: Tensor, k: Tensor, v: Tensor) -> Call:
 def flashinfer_pages(q: Tensor, k: Tensor, v: Tensor, indptr: Tensor, indices: Tensor, size: int) -> Call:
     """FlashInfer's FlashAttention 3 over page lists, one for each (request, KV head), as CompactAttention runs it.
 
-    k, v [B, H, L, D] are read in place as [B · H · L / size, size, 1, D]; q [B, Hq, R, D]."""
+    k, v [B, H, L, D] are read in place as [B · H · L / size, size, 1, D]; q [B, Hq, R, D].
+    """
     library = import_module("flashinfer")
     (batch, q_heads, count, width), heads = q.shape, k.shape[1]
     group, lists = q_heads // heads, batch * heads

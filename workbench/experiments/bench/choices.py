@@ -143,8 +143,11 @@ def xattention(against: list[str], tried: Sequence[Variant], unit: int = 1024) -
 
 
 def flash_prefill(against: list[str], tried: Sequence[Variant], unit: int = 1024) -> Iterator[Workload]:
-    """A chunk of 1024, batch 8, 16/4 heads, 128K tokens in pages of 128 (CompactAttention): choice, union over the
-    chunk and the GQA group, page table. Mean keys of earlier chunks are kept, as the engine does (`core.derived`)."""
+    """A chunk of 1024, batch 8, 16/4 heads, 128K tokens in pages of 128 (CompactAttention).
+
+    Choice, union over the chunk and the GQA group, page table. Mean keys of earlier chunks are kept, as the engine does
+    (`core.derived`).
+    """
     (batch, heads, kv_heads), tokens, size = workloads.CHUNK, LENGTHS[-1] * unit, unit // 8
     rows = torch.arange(tokens - unit, tokens, device=DEVICE).expand(batch, -1).contiguous()
     keys, values = (numbers(batch, kv_heads, tokens, workloads.WIDTH) for _ in range(2))

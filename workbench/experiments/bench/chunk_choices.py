@@ -103,8 +103,10 @@ def quoka(q: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
 
 
 def gathered(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
-    """Attend to the tokens `at` [B, H, K] in a copy of their keys and values; the chunk sees itself in whole, as dense
-    baselines of a chunk do here."""
+    """Attend to the tokens `at` [B, H, K] in a copy of their keys and values.
+
+    The chunk sees itself in whole, as dense baselines of a chunk do here.
+    """
     k, v = (x.gather(2, at[..., None].expand(-1, -1, -1, x.shape[-1])) for x in (keys, values))
     return scaled_dot_product_attention(q, k, v, enable_gqa=True)
 

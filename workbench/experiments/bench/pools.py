@@ -12,8 +12,10 @@ BLOCK = 512  # tokens of a cached block
 
 
 def filled(scene: Scene, context: int, own: int, candidate: Candidate) -> tuple[Pool, list[Any]]:
-    """Make a pool with a context of blocks of BLOCK tokens, in another order than they were encoded, and a reserve of
-    `own` tokens."""
+    """Make a pool with a context of blocks of BLOCK tokens, and a reserve of `own` tokens.
+
+    The blocks stand in another order than they were encoded.
+    """
     size = min(BLOCK, scene.unit)
     ids = scene.ids(context).split(size)
     pool = Pool(scene.model, 2 + sum(-(-len(run) // 64) for run in ids) + -(-own // 64))

@@ -18,8 +18,10 @@ from workbench.store import fingerprint, key_of
 
 @dataclass
 class PrefixEngine(ContiguousEngine):
-    """Computes what stands behind the longest prefix of blocks in `store`, exactly, and keeps the KV of every block
-    under the chain of blocks before it, as vLLM's and SGLang's prefix caches do."""
+    """Computes what stands behind the longest prefix of blocks in `store`, exactly.
+
+    It keeps the KV of every block under the chain of blocks before it, as vLLM's and SGLang's prefix caches do.
+    """
 
     method: Method | str = field(default_factory=Full)
 

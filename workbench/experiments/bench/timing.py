@@ -84,8 +84,10 @@ def _milliseconds(events: Sequence[Events]) -> list[float]:
 
 @dataclass(frozen=True)
 class Roof:
-    """What a device reaches: bytes a second of a large copy (read and written), operations a second of a matrix
-    product."""
+    """What a device reaches.
+
+    Bytes a second of a large copy (read and written), operations a second of a matrix product.
+    """
 
     copy: float
     product: float

@@ -25,7 +25,8 @@ LAB_TILES = "lab prompts have 1,900 tokens, LongBench's many more: fewer tiles l
 def lengths(speedup: tuple[float, ...]) -> Findings:
     """Compare prefill under BFLA with our own dense prefill at every printed length that was measured.
 
-    A printed difference below SMALL is shown only: it is smaller than what single runs of ours differ by."""
+    A printed difference below SMALL is shown only: it is smaller than what single runs of ours differ by.
+    """
     found = []
     for length, printed in zip(LENGTHS, speedup, strict=True):
         side: Side = "above" if printed > 1 else "below"

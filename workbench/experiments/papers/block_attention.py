@@ -82,7 +82,8 @@ def in_context() -> Findings:
 def game() -> Findings:
     """Compare what of a state is encoded anew, and answers about states where full attention answers enough.
 
-    States are those of the card game, and of a lab world in which one fact changes at a time."""
+    States are those of the card game, and of a lab world in which one fact changes at a time.
+    """
     found = structure.game(GAME["block"] / GAME["full"])
     for task, what in (("game", "about states of a game"), ("frames", "about states of a lab world")):
         found += [_both_modes(one, task, what, -0.01) for one in _telling(task)]

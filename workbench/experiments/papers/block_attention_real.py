@@ -21,8 +21,10 @@ Losses = Mapping[tuple[str, str], list[float]]  # (model, method) → losses, a 
 
 
 def quality(printed: float) -> Findings:
-    """Compare block mode before and after fine-tuning with full attention; `printed`: the share of the loss that the
-    paper's fine-tuning wins back, which is shown."""
+    """Compare block mode before and after fine-tuning with full attention.
+
+    `printed`: the share of the loss that the paper's fine-tuning wins back, which is shown.
+    """
     found: Findings = []
     for data, nll in _losses("nll"):
         plain, healed, full = nll[BASE, BLOCK], nll[TUNED, BLOCK], nll[BASE, FULL]

@@ -121,8 +121,10 @@ def sparse_right(name: str, data: str = "lab", kind: str = "") -> Sequence[float
 
 
 def needles_right(name: str, task: str) -> Sequence[float]:
-    """Return 1 a question of a needle task that a sparse method answers right: of data/benchmarks/needles.py, which
-    asks more of them, where it measured the method."""
+    """Return 1 a question of a needle task that a sparse method answers right.
+
+    Of data/benchmarks/needles.py, which asks more of them, where it measured the method.
+    """
     by_spec = results.read("needles")["tasks"].get(task, {}) if has("needles", "json") else {}
     return [float(digit) for digit in by_spec[name]] if name in by_spec else sparse_right(name, "needles", task)
 
@@ -159,8 +161,10 @@ def real_pairs(one: str, other: str, score: str) -> Iterator[tuple[str, list[flo
 
 
 def tuned_for_blocks(where: str) -> bool:
-    """Whether a model ("smollm2-block on nq") is an adapter, fine-tuned for block mode: papers on models as they are
-    claim nothing of it, so that its results are shown beside those that decide."""
+    """Return whether a model ("smollm2-block on nq") is an adapter, fine-tuned for block mode.
+
+    Papers on models as they are claim nothing of it, so its results are shown beside those that decide.
+    """
     return (ROOT / "models" / where.split(" on ")[0] / "adapter_config.json").is_file()
 
 
@@ -193,8 +197,10 @@ def real_recovered(what: str, method: str, reuse: str, bar: float) -> Findings:
 
 
 def times(report: str, begins: str = "", **shape: Any) -> dict[str, Mapping[str, Any]]:
-    """Return the timed candidates of the first workload of that shape, whose name begins so, by their names; none where
-    it was not measured."""
+    """Return the timed candidates of the first workload of that shape, whose name begins so, by their names.
+
+    Empty where it was not measured.
+    """
     if not has(report, "json"):
         return {}
     for work in results.read(report)["workloads"]:

@@ -61,7 +61,8 @@ def lifted_on_harder_lab(what: str, method: str, plain: str, bar: float) -> Find
 def preparation_alone() -> Findings:
     """Compare preparation behind ten similar passages, and behind the true antecedent, with none: nothing recomputed.
 
-    Of models of several training seeds, and all questions of the harder lab."""
+    Of models of several training seeds, and all questions of the harder lab.
+    """
     found = []
     for one in preparation_results.kept():
         rows = [row for row in preparation_results.gains(one) if row["kind"] == "all" and row["data"] == "lab-hard"]

@@ -98,8 +98,10 @@ def deviation() -> Findings:
 
 
 def similarity() -> Findings:
-    """Measure what preparation changes, and on real questions whether passages that are alike are retrieved together;
-    lab passages are drawn, so theirs is shown only."""
+    """Measure what preparation changes, and on real questions whether passages that are alike are retrieved together.
+
+    Lab passages are drawn, so theirs is shown only.
+    """
     drawn = []
     for n, bar in FUSION_RAG["retrieved_together"].items():
         what = f"another passage of the question among {n} neighbours"

@@ -53,5 +53,8 @@ def shaped(prompts: Sequence[Prompt], kvs: Sequence[KV]) -> list[list[KV]]:
 
 
 def before(prompts: Sequence[Prompt], system: int) -> list[tuple[Block, ...]]:
-    """What every context block sees after isolation: a passage the first `system` blocks, those only one another."""
+    """Return what every context block sees after isolation.
+
+    A passage sees the first `system` blocks, those only one another.
+    """
     return [prompt.blocks[: min(i, system)] for prompt in prompts for i in range(len(prompt.context))]

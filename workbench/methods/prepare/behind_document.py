@@ -21,8 +21,10 @@ from workbench.store import Store, fetch
 
 @dataclass(frozen=True)
 class BehindDocument:
-    r"""Each passage is encoded after the first `system` blocks of its prompt and up to `n` passages of its own
-    document, the last ones before it; all of them see one another as they do in a prompt.
+    r"""Each passage is encoded after the system prompt and the passages before it in its own document.
+
+    These are the first `system` blocks of its prompt and up to `n` passages, the last ones before it; all of them see
+    one another as they do in a prompt.
 
     `corpus` says which passages these are (`Corpus.ahead`); the first of a document is cached as by `after_system`.
     Raises BadInput for a passage that is not in the corpus, and for a document that is longer than the model's context.

@@ -29,8 +29,10 @@ TOKENS = 32768  # most tokens, neighbours included, that are in work at one time
 
 @dataclass(frozen=True)
 class WithNeighbours:
-    r"""The system blocks and the `n` passages of `corpus` most like a passage, each cached `after_system`, are put one
-    behind the other, the most alike first; then the passage is computed over them, and its own KV is kept.
+    r"""Each passage is computed over the `n` passages of `corpus` that are most like it, and its own KV is kept.
+
+    The system blocks and these neighbours, each cached `after_system`, are put one behind the other, the most alike
+    first.
 
     It is kept as computed, at its position behind them (`KV.start`), and rerotated once, when a prompt is assembled.
     Neighbours come from the whole corpus, never from the passages of the question at hand, and a passage is no

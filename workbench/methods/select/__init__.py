@@ -181,8 +181,10 @@ def context_pass(prompt: Prompt, num_layers: int) -> tuple[Pass]:
 
 
 def gap(kv: KV, truth: KV, layer: int, part: str = "kv") -> Tensor:
-    """[T of `truth`] squared distance of keys and values ("kv"), keys or values in one layer, summed over heads and
-    channels (FusionRAG, equation 7)."""
+    """Return the squared distance of keys and values in one layer, summed over heads and channels, [T of `truth`].
+
+    Of keys and values ("kv"), of keys or of values (FusionRAG, equation 7).
+    """
     pairs = {"k": (kv.keys, truth.keys), "v": (kv.values, truth.values)}
     compared = [(ours[layer][:, : len(truth)], theirs[layer]) for ours, theirs in (pairs[name] for name in part)]
     return torch.stack([(ours.float() - theirs.float()).square().sum((0, 2)) for ours, theirs in compared]).sum(0)

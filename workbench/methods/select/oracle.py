@@ -13,8 +13,9 @@ from workbench.methods.select import KV, Pass, Prompt, Select, context_pass, exa
 
 @dataclass(frozen=True)
 class OracleTokens(Select):
-    r"""Squared distance from the KV of full attention, summed over heads, channels and `layers` (FusionRAG, figure 3a:
-    "the most critical tokens, identified by a postmortem oracle").
+    r"""Squared distance from the KV of full attention, summed over heads, channels and `layers`.
+
+    "The most critical tokens, identified by a postmortem oracle" (FusionRAG, figure 3a).
 
     layers  "all", "last" or layer numbers
     part    "kv", "v" or "k", as for `kv_deviation`

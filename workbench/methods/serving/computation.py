@@ -22,8 +22,10 @@ class Computation:
         self._stalls: list[tuple[float, float]] = []  # of the present prefill
 
     def choose(self) -> tuple[list[Ticket], Waits]:
-        """Take all that are ready, as far as they find a place; where nothing else can be computed, those whose first
-        layer has come."""
+        """Take all that are ready, as far as they find a place.
+
+        Where nothing else can be computed, those whose first layer has come.
+        """
         queues, waits = self.queues, dict[str, Wait]()
         room = max(0, self.batch - len(queues.running))
         chosen = queues.ready[:room]

@@ -93,8 +93,11 @@ class Sparse(ABC):
 
     @property
     def rows_together(self) -> int:
-        """Rows whose choice depends on none but themselves, counted from the first: with fewer of the rows in front,
-        a multiple of so many, the others keep the same. 0: it depends on all of them."""
+        """Return how many rows, counted from the first, share a choice that depends on none but themselves.
+
+        With fewer of the rows in front, a multiple of so many, the others keep the same. 0: the choice depends on all
+        of them.
+        """
         return 0
 
     @abstractmethod

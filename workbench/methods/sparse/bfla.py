@@ -148,7 +148,10 @@ class Bfla(Sparse):
 
 
 def _from_the_chunk(found: Tensor, unit: Grid, rule: TileRule) -> dict[str, Tensor]:
-    """The causes that the released code counts from the first row of the chunk, in its tiles or blocks `unit`."""
+    """Return the causes that the released code counts from the first row of the chunk.
+
+    It counts in tiles or blocks, `unit`.
+    """
     chunk = Grid(torch.arange(len(unit.rows), device=unit.rows.device), unit.length, unit.size)
     hashed = tile_selection.causes(found, chunk, rule)
     begin = unit.first[:, None] // unit.size

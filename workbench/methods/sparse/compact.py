@@ -12,8 +12,9 @@ from workbench.methods.sparse import HERE, Grid, Site, Sparse, Tiles, count, nam
 
 @dataclass(frozen=True)
 class Compact(Sparse):
-    r"""What any query block of the chunk and any head of the execution group selects is read by all of them (section
-    3.2); the chunk itself is kept in whole. It only ever adds.
+    r"""What any query block of the chunk and any head of the execution group selects is read by all of them.
+
+    The chunk itself is kept in whole; the union only ever adds (section 3.2).
 
     over    the method, or its spec: `compact(over=bfla(mass=0.95))`. It decides per query block and head, first; tokens
             that it selects count as the page they are in
@@ -83,8 +84,10 @@ class Compact(Sparse):
 
 
 def united(kept: Tensor, heads: int, grid: Grid) -> Tensor:
-    """[…, Hq, I, J] bool: what any row tile and any of `heads` neighbouring heads keeps, and the tiles of the rows
-    themselves, as far as a row tile can see them."""
+    """Return [..., Hq, I, J] bool: what any row tile and any of `heads` neighbouring heads keeps.
+
+    And the tiles of the rows themselves, as far as a row tile can see them.
+    """
     groups = kept.unflatten(-3, (-1, heads))
     union = groups.flatten(-3, -2).any(-2)[..., None, None, :] | grid.held  # […, G, 1, 1, J]
     return (union & grid.causal).expand_as(groups).flatten(-4, -3)

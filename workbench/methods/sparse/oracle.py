@@ -11,8 +11,9 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 @dataclass(frozen=True)
 class OracleTiles(Sparse):
-    r"""Fewest tiles that hold `mass` of the attention of a query tile, for each head apart; a row's own tile is counted
-    first. `block` tokens a tile.
+    r"""Fewest tiles that hold `mass` of the attention of a query tile, for each head apart.
+
+    A row's own tile is counted first. `block` tokens a tile.
 
     With $a$ the attention of the rows of a query tile: fewest $j$ for which
 

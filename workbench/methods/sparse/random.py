@@ -10,8 +10,11 @@ from workbench.methods.sparse import Grid, Site, Sparse, Tiles, count, fraction
 
 @dataclass(frozen=True)
 class RandomTiles(Sparse):
-    """Every tile with probability `share`, for each head apart, drawn by `seed` and the tile's place in the prompt: the
-    same tiles whatever the chunks. `sink` tiles at the front and `local` tiles before a row's own are kept besides."""
+    """Every tile with probability `share`, for each head apart.
+
+    Drawn by `seed` and the tile's place in the prompt: the same tiles whatever the chunks. `sink` tiles at the front
+    and `local` tiles before a row's own are kept besides.
+    """
 
     THRESHOLD = "share"
     STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.9)

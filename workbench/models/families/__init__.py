@@ -44,7 +44,7 @@ def unsupported(config: PreTrainedConfig, reason: str) -> Unsupported:
 
 
 def check_modules(model: PreTrainedModel) -> None:
-    """What only the modules tell: no language-model head, learned attention sinks, no rotary table."""
+    """Return what only the modules tell: no language-model head, learned attention sinks, no rotary table."""
     if model.get_output_embeddings() is None:
         raise unsupported(model.config, "it has no language-model head (load it with AutoModelForCausalLM)")
     if any(name.endswith((".sinks", ".sink")) for name, _ in model.named_parameters()):

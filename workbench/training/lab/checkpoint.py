@@ -50,8 +50,10 @@ def _thin(curve: list[dict[str, Any]], points: int = 200) -> list[dict[str, Any]
 
 
 def write_card(folder: Path, name: str | None = None) -> None:
-    """Write the model card from `training.json`, and `scores.json` and `choice.json` where they are there: no number is
-    typed by hand."""
+    """Write the model card from `training.json`, `scores.json` and `choice.json`.
+
+    The last two where they are there: no number is typed by hand.
+    """
     training, model = (json.loads((folder / file).read_text()) for file in (TRAINING, "config.json"))
     recipe = training["recipe"]
     about = (
@@ -101,8 +103,9 @@ def _loading(folder: Path) -> str:
 
 
 def choice_of(seeds: dict[int, dict[str, Any]], held_out: dict[str, dict[str, Any]], chosen: int) -> dict[str, Any]:
-    """Return the contents of `choice.json`: which of several training seeds became the model, and how it scores on
-    questions that had no part in choosing it.
+    """Return the contents of `choice.json`.
+
+    Which of several training seeds became the model, and how it scores on questions that had no part in choosing it.
 
     seeds     scores of every training seed, as of `evaluate`, all on the same questions
     held_out  attention and context → a `Record` as JSON

@@ -56,7 +56,10 @@ def _dense(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
 
 
 def _parts(packed: PackedExamples, window: int | None) -> tuple[MaskBlock, ...]:
-    """A mask for every context block, and one for the questions over a context: they see it and, each, itself."""
+    """Return a mask for every context block, and one for the questions over a context.
+
+    A question sees the context and itself.
+    """
     owner = torch.where(packed.in_question, -1 - packed.examples, packed.blocks)
     owners, lengths = torch.unique_consecutive(owner, return_counts=True)
     masks, example, context, begin = [], None, 0, 0
