@@ -28,6 +28,9 @@ docs: $(READY) ## build the documentation, for file:// and without a network: ru
 	$(BIN)/python -m workbench.app.docs_site
 
 lab: $(READY) ## open the notebooks in JupyterLab, on this machine alone: it asks no server for news or updates
+	@mkdir -p $(VENV)/share/jupyter/lab/settings
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
+	  > $(VENV)/share/jupyter/lab/settings/overrides.json
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.ip=127.0.0.1 \
 	  --ServerApp.allow_remote_access=False --LabApp.news_url= \
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate notebooks
