@@ -83,6 +83,14 @@ def test_an_entry_tells_figures_parameters_data_and_what_was_found(tmp_path):
     assert all(word in entry["searched"] for word in ("first words", "who sees whom", "n 7", "reuse costs", "em"))
 
 
+def test_an_entry_is_found_by_the_names_of_its_lines_and_categories(tmp_path):
+    drawn = figure()
+    drawn["application/vnd.plotly.v1+json"]["data"] = [{"name": "<b>QUOKA</b>", "x": [1, 2], "y": ["EPIC", "BFLA"]}]
+    path = executed(tmp_path / "01_a", drawn)
+    entry = report_index.card(path.parent, "Title", "ok", 1.0, "", {})
+    assert all(word in entry["searched"].split() for word in ("quoka", "epic", "bfla"))
+
+
 def test_names_with_signs_are_addresses_that_lead_to_their_files(tmp_path):
     entry = card(tmp_path, name="01_a#b?c%20 <x>")
     assert entry["page"] == "01_a%23b%3Fc%2520%20%3Cx%3E/01_a%23b%3Fc%2520%20%3Cx%3E.html"

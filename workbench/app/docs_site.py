@@ -20,7 +20,15 @@ from workbench.core.files import write_text
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "runs" / "docs"
 NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml", "griffe")
-READ = ("docs/**/*.md", "docs/*.py", "docs/*.json", "workbench/**/*.py", "kernels/*.py", "data/benchmarks/*.parquet")
+READ = (
+    "docs/**/*.md",
+    "docs/**/*.css",
+    "docs/*.py",
+    "docs/*.json",
+    "workbench/**/*.py",
+    "kernels/*.py",
+    "data/benchmarks/*.parquet",
+)
 OTHER = ("__pycache__", "*.png", "*.json", "picture.py", "measured.py")  # in docs/, and no pages
 STAMP = ".built_from"
 LIMIT_S = 120  # a report waits no longer for it

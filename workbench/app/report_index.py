@@ -24,6 +24,7 @@ KINDS = {".html": "page", ".ipynb": "notebook"}
 DATA = (".json", ".parquet")
 PLOTLY_FILE = "plotly.min.js"
 MARKUP = re.compile(r"<[^>]*>")
+MOST_CATEGORIES = 100  # of a line, among the words that are searched
 SHOWN_METRICS = 8
 
 # Colours of the figures on a dark page, each for one of the theme's.
@@ -66,6 +67,7 @@ def card(
     numbers = [(name, _short(value)) for name, value in metrics.items() if isinstance(value, int | float)]
     drawn = folder / thumbnail.FILE
     words = [title, found, message, _prose(cells), *(text for _, text in titled)]
+    words += _drawn(cells)
     words += [*metrics, *(f"{name} {value}" for name, value, _ in parameters), *(file.name for file in files)]
     return {
         "page": _address(shown if shown.exists() else executed),
@@ -88,6 +90,17 @@ def _figures(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         for number, output in enumerate(cell.get("outputs", [])):
             if (figure := output.get("data", {}).get(PLOTLY)) and (title := figure_title(figure)):
                 yield f"figure-{index}-{number}", title
+
+
+def _drawn(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the words that figures draw beside their titles: names of lines and of categories, each once."""
+    words: dict[str, None] = {}
+    for output in (output for cell in cells for output in cell.get("outputs", [])):
+        for trace in output.get("data", {}).get(PLOTLY, {}).get("data", []):
+            listed = [value for axis in ("x", "y") if isinstance(trace.get(axis), list) for value in trace[axis]]
+            named = [trace.get("name"), *listed[:MOST_CATEGORIES]]
+            words |= dict.fromkeys(MARKUP.sub("", text) for text in named if isinstance(text, str))
+    return list(words)
 
 
 def figure_title(figure: Mapping[str, Any]) -> str:

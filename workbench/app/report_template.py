@@ -21,6 +21,7 @@ section { padding: 12px 16px 16px; } h2 { font-size: 18px; margin: 0 0 2px; } h2
 .found { margin: 8px 0; } .soft { color: var(--soft); }
 table { border-collapse: collapse; width: 100%; margin: 6px 0; font-size: 14px; }
 td { border-top: 1px solid var(--line); padding: 3px 0; overflow-wrap: anywhere; vertical-align: top; }
+td:first-child { overflow-wrap: normal; }
 td + td { text-align: right; font-variant-numeric: tabular-nums; padding-left: 12px; }
 section pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; color: var(--failed); margin: 10px 0; }
 details { font-size: 14px; margin: 4px 0; } summary { cursor: pointer; color: var(--soft); }
@@ -128,7 +129,7 @@ search.addEventListener("input", () => {
   }
   for (const group of document.querySelectorAll(".together"))
     group.hidden = !group.querySelector("article:not([hidden])") && words.length > 0;
-  count.textContent = words.length ? `${shown} of ${document.querySelectorAll("article").length}` : "";
+  count.textContent = words.length ? `${shown || "none"} of ${document.querySelectorAll("article").length}` : "";
 });
 </script></body></html>
 """

@@ -30,12 +30,16 @@ METHODS = {
     "block": Published("Block-Attention", "arXiv:2409.15355, section 2", _block()),
     "prompt-cache": Published("PromptCache", "arXiv:2311.04934", _block(positions="naive")),
     "superposition": Published("Superposition", "arXiv:2404.06910", {"mode": "superposition"}),
-    "full-reuse": Published("Full Reuse", "FusionRAG, section 2.2.1", _after_system()),
+    "full-reuse": Published(
+        "Full Reuse", "FusionRAG (Wang et al., From Prefix Cache to Fusion RAG Cache), section 2.2.1", _after_system()
+    ),
     "cacheblend": Published("CacheBlend", "arXiv:2405.16444", _after_system(select="kv_deviation", ratio=0.15)),
     "cache-craft": Published("Cache-Craft", "arXiv:2502.15734", _after_system(select="cache_craft", ratio=None)),
     "epic": Published("EPIC", "arXiv:2410.15332", _block(select="first_k", ratio=0.15)),
     "fusionrag": Published(
-        "FusionRAG", "section 3", _block(prepare="with_neighbours", select="query_guided", ratio=0.15)
+        "FusionRAG",
+        "Wang et al., From Prefix Cache to Fusion RAG Cache, section 3",
+        _block(prepare="with_neighbours", select="query_guided", ratio=0.15),
     ),
 }
 
