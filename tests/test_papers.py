@@ -68,6 +68,14 @@ def test_every_numbered_table_and_figure_is_listed_once():
     assert len(keys) == 46 and sorted(keys) == sorted(wanted)
 
 
+def test_a_reason_tells_an_interval_that_holds_the_bar_from_a_measurement_of_less():
+    held = Finding("narrow", 0.0, -1.0, 1.0, 20, "lab", "above", 0.0)
+    shorter = Finding("64K", 1.4, 1.3, 1.5, 2, "shape", "above", 1.96, reached=False)
+    item = verdicts.Item("compact-fig-5", "It gets faster.", missing="128K: not timed")
+    parts = ("the interval holds the bar: narrow", "measured of less than the paper prints: 64K", "128K: not timed")
+    assert papers.Answer(item, [held, shorter], []).reason == ". ".join(parts)
+
+
 def test_an_item_has_a_cell_or_is_out_of_reach_with_a_reason(judged):
     for answer in judged:
         if answer.verdict == UNREACHABLE:

@@ -50,9 +50,11 @@ class Answer:
     @property
     def reason(self) -> str:
         """Why nothing, or not everything, could be decided."""
-        open_ = [x.what for x in self.findings if x.decides and x.verdict == UNREACHABLE]
-        undecided = f"the interval holds the bar: {'; '.join(open_)}" if open_ else ""
-        return ". ".join(part for part in (undecided, self.item.lacking) if part)
+        open_ = [one for one in self.findings if one.decides and one.verdict == UNREACHABLE]
+        undecided, smaller = ([one.what for one in open_ if one.reached == reached] for reached in (True, False))
+        parts = [f"the interval holds the bar: {'; '.join(undecided)}" if undecided else ""]
+        parts += [f"measured of less than the paper prints: {'; '.join(smaller)}" if smaller else ""]
+        return ". ".join(part for part in (*parts, self.item.lacking) if part)
 
 
 def items() -> list[Item]:
