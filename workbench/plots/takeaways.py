@@ -64,8 +64,10 @@ def block_finetuning(found: Metrics) -> str:
     """Tell how near full attention a fine-tuned model comes, and how far it was."""
     ends = found["gap_low"] / 100, found["gap_high"] / 100
     gap = compared("Block mode stands", "full attention", found["gap_points"] / 100, ends)
+    count = found.get("trainings", 1)
+    trainings = f" over {count} trainings" if count > 1 else ""
     return (
-        f"{gap} after block fine-tuning, on {found['measured_samples']:,} questions; without it reuse loses "
+        f"{gap} after block fine-tuning{trainings}, on {found['measured_samples']:,} questions; without it reuse loses "
         f"{found['lost_points']:.1f} points."
     )
 
