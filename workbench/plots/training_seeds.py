@@ -17,7 +17,7 @@ from workbench.plots.table import table
 Content = Mapping[str, Any]
 NO_BLOCK = "Not measured over training seeds yet: python data/benchmarks/block_seeds.py"
 NO_SPARSE = "Not measured over training seeds yet: python data/benchmarks/sparse_seeds.py"
-KEPT = 0.3  # of the pairs: the settings of which sentences speak
+KEPT = 0.33  # of the pairs: the settings of which sentences speak
 DRAWN = "random("
 
 
