@@ -7,7 +7,7 @@ import pytest
 from workbench.experiments import chunk_reports, results
 from workbench.experiments.papers import compact_attention
 from workbench.experiments.papers.verdicts import CONTRADICTED, UNREACHABLE
-from workbench.plots import bfla_lengths, chunks
+from workbench.plots import bfla_lengths, chunk_findings, chunks
 
 ENDS = ((16384, 0.8), (65536, 1.3))
 
@@ -86,7 +86,7 @@ def test_equal_sparsity_is_compared_with_the_fastest_dense_baseline(folder, chun
 @pytest.mark.parametrize(("factor", "words"), [(3, "as the paper prints"), (0.9, "against the paper")])
 def test_choices_summed_over_chunks_stand_beside_one_pass(folder, factor, words):
     searches(folder, factor)
-    rows = chunks.grown(chunk_reports.searches())
+    rows = chunk_findings.grown(chunk_reports.searches())
     assert {row["name"]: round(row["mean"], 3) for row in rows} == dict.fromkeys(
         ("flash_prefill", "xattention", "seer_attention"), factor
     )
@@ -105,11 +105,11 @@ def test_speedups_stand_beside_the_published_ones(folder, rises, words):
 
 def test_a_shorter_prompt_is_not_held_to_the_printed_speedup():
     rows = [{"name": compact_attention.UNION, "at": at, "mean": m, "low": m, "high": m, "runs": 2} for at, m in ENDS]
-    said = chunks.said_of_growth("whole", rows, 1.96)
+    said = chunk_findings.said_of_growth("whole", rows, 1.96)
     assert "128K not timed, of which 1.96 is printed" in said and "below" not in said and "above" not in said
     assert compact_attention.by_length(rows, "whole", 1.96)[0].verdict == UNREACHABLE
     rows[-1]["at"] = chunk_reports.PRINTED_AT
-    assert "below the printed 1.96" in chunks.said_of_growth("whole", rows, 1.96)
+    assert "below the printed 1.96" in chunk_findings.said_of_growth("whole", rows, 1.96)
     assert compact_attention.by_length(rows, "whole", 1.96)[0].verdict == CONTRADICTED
 
 
@@ -117,8 +117,8 @@ def test_a_shorter_prompt_is_not_held_to_the_printed_speedup():
 def test_a_union_is_compared_with_the_tiles_that_it_unites(mean, words):
     rows = [{"at": 8, "mean": m, "low": m - 0.2, "high": m + 0.2} for m in (3.0, mean)]
     named = [{**row, "name": n} for row, n in zip(rows, ("compact(over=flash_prefill)", "flash_prefill"), strict=True)]
-    assert f"over FlashPrefill {words} its tiles" in chunks.beside_tiles(named)
-    assert chunks.beside_tiles(named[:1]) == ""
+    assert f"over FlashPrefill {words} its tiles" in chunk_findings.beside_tiles(named)
+    assert chunk_findings.beside_tiles(named[:1]) == ""
 
 
 def test_bfla_says_where_it_is_slower_than_dense_attention(folder):
@@ -132,20 +132,20 @@ def test_bfla_says_where_it_is_slower_than_dense_attention(folder):
 def test_a_method_is_said_to_be_slower_than_dense_where_it_is():
     row = {"at": 16384, "mean": 0.5, "low": 0.4, "high": 0.6}
     level, fast = {**row, "at": 65536, "high": 1.2}, {**row, "at": 131072, "low": 1.1, "high": 1.2}
-    assert chunks.beside_dense([row, {**row, "at": 32768}, level, fast]) == (
+    assert chunk_findings.beside_dense([row, {**row, "at": 32768}, level, fast]) == (
         "It is slower than dense at 16K and 32K, level with dense at 64K and faster than dense at 128K."
     )
-    assert chunks.beside_dense([fast]) == "It is faster than dense at 128K."
+    assert chunk_findings.beside_dense([fast]) == "It is faster than dense at 128K."
 
 
 def test_methods_whose_whole_prefill_is_not_timed_are_named(monkeypatch):
     rows = {"attention": ["flash_prefill", "quoka"], "whole_prefill": ["flash_prefill"]}
     for name, methods in rows.items():
         monkeypatch.setattr(chunk_reports, name, lambda methods=methods: [{"name": one} for one in methods])
-    assert chunk_reports.untimed() == ["quoka"] and "not timed: QUOKA." in chunks.not_timed()
+    assert chunk_reports.untimed() == ["quoka"] and "not timed: QUOKA." in chunk_findings.not_timed()
     assert "under quoka: not timed" in compact_attention.not_whole()
     monkeypatch.setattr(chunk_reports, "whole_prefill", list)
-    assert chunk_reports.untimed() == [] and chunks.not_timed() == "" == compact_attention.not_whole()
+    assert chunk_reports.untimed() == [] and chunk_findings.not_timed() == "" == compact_attention.not_whole()
 
 
 def test_a_method_whose_time_a_chunk_does_not_grow_waits_for_the_host(monkeypatch):
@@ -156,9 +156,9 @@ def test_a_method_whose_time_a_chunk_does_not_grow_waits_for_the_host(monkeypatc
     of = [work(65536, ours=4.1, quoka=9.0, ours_dense=9.0), work(16384, ours=1.0, quoka=2.0, ours_dense=1.0)]
     monkeypatch.setattr(chunk_reports, "works", lambda name: of)
     assert chunk_reports.flat() == ["compact(over=flash_prefill)"]
-    assert "as long at any length under CompactAttention over FlashPrefill" in chunks.flat_words()
+    assert "as long at any length under CompactAttention over FlashPrefill" in chunk_findings.flat_words()
     monkeypatch.setattr(chunk_reports, "works", lambda name: of[:1])
-    assert chunks.flat_words() == "", "one length says nothing"
+    assert chunk_findings.flat_words() == "", "one length says nothing"
 
 
 def test_means_that_are_kept_are_no_method_of_their_own_over_a_whole_prompt(monkeypatch):

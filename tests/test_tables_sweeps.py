@@ -9,6 +9,7 @@ from workbench.experiments import results, session_replay
 from workbench.plots import session_replay as session_figures
 from workbench.plots import (
     sweep_curves,
+    sweep_tables,
 )
 
 ANSWERED = [
@@ -79,7 +80,7 @@ def test_quality_of_a_sweep_is_quoted_at_its_ratio(swept):
 
 
 def test_kinds_at_a_ratio_begin_with_full_attention_and_full_reuse(swept):
-    fig = sweep_curves.kinds_at(swept, ["query_guided"])
+    fig = sweep_tables.kinds_at(swept, ["query_guided"])
     full = swept[(swept["mode"] == "full") & (swept.kind == "order")].iloc[0]
     column = [head.removeprefix("<b>").split(" (")[0] for head in fig.data[0].header["values"]].index("order")
     assert [row[0] for row in rows(fig)] == ["full attention", "Full Reuse", "question-guided (FusionRAG)"]
@@ -89,7 +90,7 @@ def test_kinds_at_a_ratio_begin_with_full_attention_and_full_reuse(swept):
 def test_selectors_and_preparations_stand_with_signed_differences(swept):
     low_high = {"normalised_low": 0.1, "normalised_high": 0.9, "difference_low": -0.02, "difference_high": 0.01}
     pair = {"select": "first_k", "em": 0.5, "normalised": 0.4, "difference": -0.01, **low_high}
-    fig = sweep_curves.selectors_at(swept, [pair])
+    fig = sweep_tables.selectors_at(swept, [pair])
     first = ("first tokens (EPIC)", "50.0%", "0.40", "0.10 to 0.90", "-1.0 points", "-2.0 to +1.0")
     assert rows(fig) == [first] and "recovers 40%" in texts(fig)
     sides = {f"{side}{end}": 0.5 for side in ("one", "other") for end in ("", "_low", "_high")}
@@ -97,7 +98,7 @@ def test_selectors_and_preparations_stand_with_signed_differences(swept):
         {"select": spec, "gain": gain, "gain_low": 0.0, "gain_high": 0.1, **sides}
         for spec, gain in (("none", 0.05), ("query_guided", -0.01))
     ]
-    fig = sweep_curves.preparations(swept, pairs, neighbours=10)
+    fig = sweep_tables.preparations(swept, pairs, neighbours=10)
     assert rows(fig)[0] == ("nothing recomputed", "50.0% (50%–50%)", "50.0% (50%–50%)", "+5.0 points", "+0.0 to +10.0")
     assert "nothing recomputed +5.0 and question-guided (FusionRAG) -1.0" in texts(fig)
 
@@ -106,7 +107,7 @@ def test_neighbours_antecedents_and_operations_of_the_shipped_sweep(swept):
     points = sweep_curves.by_neighbours(swept, ["none"])
     fig = sweep_curves.number_of_neighbours(swept, ["none"])
     assert f"Nothing recomputed {points[0]['mean']:.1%} at 0" in texts(fig)
-    fig = sweep_curves.antecedents_table({1: (3, 12)}, passages=4000, seed=7)
+    fig = sweep_tables.antecedents_table({1: (3, 12)}, passages=4000, seed=7)
     assert rows(fig) == [("1", "12", "3 (25%)")] and "4,000 passages" in texts(fig)
     fig = sweep_curves.quality_by_operations(swept, ["query_guided"])
     line = next(trace for trace in fig.data if trace.mode == "lines+markers")
@@ -123,5 +124,5 @@ def test_a_local_sweep_is_drawn_against_time_and_by_component(swept):
     similar = "with_neighbours(n=10, search=exact)"
     parts = timed[timed.prepare.isin(["after_system", similar]) & timed["select"].isin(["none", "query_guided"])]
     parts = parts[(parts["select"] == "none") | (parts.ratio == 0.15)]
-    fig = sweep_curves.components(parts, similar, about="tiny")
+    fig = sweep_tables.components(parts, similar, about="tiny")
     assert [row[0] for row in rows(fig)][::3] == ["Full Reuse", "+ both (FusionRAG)"] and rows(fig)[0][-1] == "20.0"

@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 
 from workbench.experiments import chunk_reports
 from workbench.metrics.published_numbers import BFLA_TABLE_1, BFLA_TABLE_2
-from workbench.plots.chunks import FASTER, length_axis, thousands
+from workbench.plots.chunk_findings import thousands
+from workbench.plots.chunks import FASTER, length_axis
 from workbench.plots.findings import joined
 from workbench.plots.lines import Panel, Series, line_chart
 from workbench.plots.looks import SYMBOLS, Look
