@@ -11,7 +11,8 @@ from workbench.core.errors import BadInput
 from workbench.experiments import results, served_here, tier_ttft, ttft
 from workbench.experiments.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE
 from workbench.experiments.papers import fusion_rag_store as store
-from workbench.experiments.store_replay import GB, Machine, bytes_of, replay, requests_of, summary
+from workbench.experiments.simulated_machine import GB, Machine, kv_bytes
+from workbench.experiments.store_replay import replay, requests_of, summary
 from workbench.experiments.ttft_model import TtftModel, fitted
 from workbench.plots import poisoned, serving, serving_results, workload
 from workbench.store.events import SPANS, busy
@@ -56,11 +57,11 @@ def test_only_loaders_load_while_the_engine_runs(runs):
 
 
 def test_bytes_are_those_of_the_shape_and_budgets_hold(runs):
-    assert bytes_of(1) == 131_072, "2 x 32 layers x 8 heads x 128 x 2 bytes"
+    assert kv_bytes(1) == 131_072, "2 x 32 layers x 8 heads x 128 x 2 bytes"
     for run in runs:
         for _, held in run.held:
             assert all(size <= MACHINE.budgets[tier] for tier, size in held.items())
-        assert all(event.bytes == bytes_of(512) for event in run.events if event.what == "hit")
+        assert all(event.bytes == kv_bytes(512) for event in run.events if event.what == "hit")
 
 
 def test_faster_tiers_and_less_work_bring_the_first_token_sooner():

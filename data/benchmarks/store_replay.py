@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.experiments import results
-from workbench.experiments.store_replay import GB, Machine, replay, requests_of, summary
+from workbench.experiments.simulated_machine import GB, Machine
+from workbench.experiments.store_replay import replay, requests_of, summary
 from workbench.methods.serving.scheduler import Mode
 from workbench.metrics.published_numbers import FUSION_RAG
 

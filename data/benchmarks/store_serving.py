@@ -20,7 +20,8 @@ import torch
 from workbench import models
 from workbench.experiments.bench import whole_model
 from workbench.experiments.bench.serving import runs
-from workbench.experiments.bench.stored_corpus import GPU, Load, StoredCorpus
+from workbench.experiments.bench.serving_load import GPU, Load
+from workbench.experiments.bench.stored_corpus import StoredCorpus
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.results import write_json
 

@@ -6,7 +6,8 @@ import plotly.graph_objects as go
 from ipywidgets import VBox
 
 from workbench.app.explore.live import explorer, menu, slider
-from workbench.experiments.store_replay import GB, Machine, replay
+from workbench.experiments.simulated_machine import GB, Machine
+from workbench.experiments.store_replay import replay
 from workbench.experiments.ttft_model import fitted
 from workbench.methods.serving.scheduler import Mode
 from workbench.plots import serving as figures

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from workbench.core.blocks import Prompt
-from workbench.experiments.bench.stored_corpus import Load, State, StoredCorpus
+from workbench.experiments.bench.serving_load import Load, State
+from workbench.experiments.bench.stored_corpus import StoredCorpus
 from workbench.methods.serving import MODES, Engine, Scheduler
 from workbench.methods.serving.scheduler import Mode
 from workbench.store.events import Events, idle_share

@@ -14,7 +14,8 @@ from workbench.experiments.paper_workload import PATH, summary, variations
 from workbench.experiments.papers import structure
 from workbench.experiments.papers.evidence import counted, has
 from workbench.experiments.papers.verdicts import Finding, Findings, leading
-from workbench.experiments.store_replay import GB, Machine, Replayed, replay, requests_of
+from workbench.experiments.simulated_machine import GB, Machine
+from workbench.experiments.store_replay import Replayed, replay, requests_of
 from workbench.metrics.published_numbers import FUSION_RAG
 
 MACHINE = Machine({"GPU": 1.4 * GB, "host": 1.4 * GB, "disk": 4 * GB}, per_second=20.0)
