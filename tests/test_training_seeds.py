@@ -106,3 +106,15 @@ def test_units_are_joined_up_to_the_first_question_that_a_seed_lacks():
         "3": "11",
     }
     assert np.isclose(sparse_seeds.density(made, script.SPECS[0]), 0.5)
+
+
+def test_files_of_several_runs_are_joined_by_method_and_seed(tmp_path):
+    script = loaded_script("block_seeds")
+    paths = []
+    for seed in ("1", "0"):
+        content = {"samples": 2, "seed": 5, "device": f"GPU {seed}", "methods": {TUNED: {seed: "01"}}, "minutes": {}}
+        paths.append(tmp_path / f"{seed}.json")
+        paths[-1].write_text(json.dumps(content))
+    (tmp_path / "other.json").write_text(json.dumps({"samples": 3, "methods": {TUNED: {"2": "010"}}, "minutes": {}}))
+    held = script.ordered(script.together([*paths, tmp_path / "other.json", tmp_path / "absent.json"], 2))
+    assert list(held["methods"][TUNED]) == ["0", "1"] and held["device"] == "GPU 0"

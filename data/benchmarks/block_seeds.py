@@ -5,7 +5,8 @@
 
 writes block-seeds.json: by method and training seed a digit a question ("1": right), in the order of the questions,
 and the minutes that a training took. A model is runs/lab-block-KIND-SEED/model, KIND is mixed, naive or full; mixed-0
-is lab-block, which ships. What the file holds for as many questions is not measured again.
+is lab-block, which ships. What the file holds for as many questions is not measured again; `--join` takes in files of
+other runs of this script, on the same questions, before.
 """
 
 import argparse
@@ -58,6 +59,28 @@ def answer(name: str, seed: str, trial: Trial) -> tuple[str, str, str, float, st
     return name, seed, results.entry(record, rows)["right"], minutes, record.device, record.versions
 
 
+def together(files: list[Path], samples: int) -> dict[str, Any]:
+    """Read files that are there and of so many questions as one; the last says the device."""
+    held: dict[str, Any] = {"methods": {}, "minutes": {}}
+    for one in (results.read_json(path) for path in files if path.is_file()):
+        if one["samples"] == samples:
+            for part in ("methods", "minutes"):
+                for name, by_seed in one[part].items():
+                    held[part].setdefault(name, {}).update(by_seed)
+            held |= {key: value for key, value in one.items() if key not in ("methods", "minutes")}
+    return held
+
+
+def ordered(held: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of the file: what is said of all first, methods as METHODS has them, seeds by number."""
+    names = [name for methods in METHODS.values() for name in methods]
+    parts = {
+        part: {name: dict(sorted(held[part][name].items())) for name in names if name in held[part]}
+        for part in ("methods", "minutes")
+    }
+    return {key: value for key, value in held.items() if key not in parts} | parts
+
+
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -66,21 +89,22 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the trainings")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--join", type=Path, nargs="*", default=[], help="files of other runs, taken in before")
     args = parser.parse_args()
     common = {"samples": args.samples, "seed": SEED, "passages": PASSAGES, "batch": 64, "timed": 1}
-    before = results.read_json(args.out) if args.out.is_file() else {}
-    held: dict[str, Any] = before if before.get("samples") == args.samples else {"methods": {}, "minutes": {}}
+    held = together([*args.join, args.out], args.samples)
     todo = list(jobs(trained(args.runs), held["methods"], {**common, "device": args.device}))
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
         for future in as_completed([pool.submit(answer, *job) for job in todo]):
             name, seed, right, minutes, device, versions = future.result()
             held["methods"].setdefault(name, {})[seed] = right
             held["minutes"].setdefault(name, {})[seed] = minutes
-            about = {"samples": args.samples, "seed": SEED, "passages": PASSAGES, "device": device}
-            results.write_json(
-                args.out, {**about, "versions": versions, **{k: held[k] for k in ("methods", "minutes")}}
-            )
+            about = {"samples": args.samples, "seed": SEED, "passages": PASSAGES}
+            held |= {**about, "device": device, "versions": versions}
+            results.write_json(args.out, ordered(held))
             print(name, seed, f"{right.count('1') / len(right):.4f}", flush=True)
+    if args.join:
+        results.write_json(args.out, ordered(held))
     print(block_seeds.summary(held["methods"]))
 
 
