@@ -96,15 +96,7 @@ def run(
     What is finished when this process ends, however it does, is not run again. Raises BadInput, before the first trial,
     for what could not run.
     """
-    check("jobs", jobs, int)
-    check("retries", retries, int)
-    if jobs < 1:
-        raise BadInput(f"jobs is {jobs}: at least 1 process is needed")
-    if retries < 0:
-        raise BadInput(f"retries is {retries}: at least 0 is needed")
-    if out.is_file() or (out / MANIFEST).is_file():
-        held = "a file" if out.is_file() else "a folder of cached blocks"
-        raise BadInput(f"{out} is {held}: results need a folder of their own")
+    _check(out, jobs, retries)
     folder = out / "trials"
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
     preflight.check([case.trial for case in todo], loaded, here=cluster in (None, dask_cluster.LOCAL))
@@ -131,11 +123,28 @@ def run(
             if problem:
                 failures[case.name] = problem
     outcome = SweepResult(*_tables(cases, folder), failures)
+    _write(outcome, out)
+    return outcome
+
+
+def _check(out: Path, jobs: int, retries: int) -> None:
+    check("jobs", jobs, int)
+    check("retries", retries, int)
+    if jobs < 1:
+        raise BadInput(f"jobs is {jobs}: at least 1 process is needed")
+    if retries < 0:
+        raise BadInput(f"retries is {retries}: at least 0 is needed")
+    if out.is_file() or (out / MANIFEST).is_file():
+        held = "a file" if out.is_file() else "a folder of cached blocks"
+        raise BadInput(f"{out} is {held}: results need a folder of their own")
+
+
+def _write(outcome: SweepResult, out: Path) -> None:
+    """Write the tables, and that they are complete where nothing failed."""
     for name, table in (("trials", outcome.table), ("answers", outcome.answers)):
         write_atomically(out / f"{name}.parquet", table.to_parquet)
-    if not failures:
+    if not outcome.failures:
         write_text(out / SUCCESS, "")
-    return outcome
 
 
 def difference(

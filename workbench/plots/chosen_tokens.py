@@ -70,13 +70,7 @@ def coloured(
     # after the boxes of all tokens, so that none covers letters
     fig.add_scatter(**letters, mode="text", textposition="middle right", hoverinfo="skip", showlegend=False)
     fig.update_traces(cliponaxis=False)
-    buttons = []
-    for name, look in looks.items():
-        marker, edge = look["marker"], look["marker"]["line"]
-        changed = {"marker.color": [marker["color"]], "customdata": [look["customdata"]]}
-        changed |= {f"marker.line.{key}": [edge[key]] for key in ("color", "width")}
-        buttons.append({"label": name, "method": "restyle", "args": [changed, [0]]})
-    choice_of = menu(buttons, height, 8, active=0, font={"size": 12, "color": MUTED})
+    choice_of = menu([_button(*each) for each in looks.items()], height, 8, active=0, font={"size": 12, "color": MUTED})
     fig.update_layout(bargap=0, barmode="overlay", updatemenus=[choice_of])
     fig.update_xaxes(visible=False, range=[-0.6, COLUMNS])
     names_of = {b: "question" if b == last else f"{b}{'★' if b in marked else ''}" for b in heads}
@@ -88,6 +82,14 @@ def coloured(
         texts["notice"] += f" Shown: tokens {part.start:,} to {part.start + len(words) - 1:,} of {len(tokens):,}."
     counts_tokens(fig, TokenAxes(len(tokens), len(tokens), text=True, first=part.start))
     return finish(fig, height=height, above=46, below=12, right=16, **texts)
+
+
+def _button(name: str, look: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the button that shows a choice."""
+    marker, edge = look["marker"], look["marker"]["line"]
+    changed = {"marker.color": [marker["color"]], "customdata": [look["customdata"]]}
+    changed |= {f"marker.line.{key}": [edge[key]] for key in ("color", "width")}
+    return {"label": name, "method": "restyle", "args": [changed, [0]]}
 
 
 def width_of(token: str) -> int:

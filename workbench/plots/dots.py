@@ -48,39 +48,10 @@ def dots(
     left = 30 + round(6.1 * max(map(len, names)))
     wide = round((WIDTH - left - 24) * (1 - 0.03 * (len(columns) - 1)) / len(columns))  # px, of a panel
     titled, size = _axis_titles([column.axis for column in columns], wide)
-    listed: set[str] = set()
     for col, column in enumerate(columns, 1):
-        form = ".1%" if column.percent else ".3f"
-        for index, (series, look) in enumerate(looks.items()):
-            rows = [r for r in column.rows if r["series"] == series]
-            if not rows:
-                continue
-            shift = (index - (len(looks) - 1) / 2) * 0.72 / len(looks) if spread else 0
-            values, low, high = ([r[key] for r in rows] for key in ("mean", "low", "high"))
-            ends = f"95% interval %{{customdata[1]:{form}}} to %{{customdata[2]:{form}}}"
-            fig.add_scatter(
-                x=values,
-                y=[names.index(r["name"]) + shift for r in rows],
-                error_x={**interval(values, low, high, 1.3, 2), "color": clear(look.colour, 0.6)},
-                mode="markers",
-                name=look.name,
-                legendgroup=series,
-                showlegend=series not in listed,
-                marker={"size": 8, "color": look.colour, "symbol": look.symbol},
-                customdata=[[r["name"], *ends] for r, *ends in zip(rows, low, high, strict=True)],
-                hovertemplate=f"<b>%{{customdata[0]}}</b><br>{column.axis}: %{{x:{form}}}<br>{ends}"
-                f"<extra>{look.name}</extra>",
-                row=1,
-                col=col,
-            )
-            listed.add(series)
-        shown: dict[str, Any] = {"nticks": max(2, min(6, wide // 45)), "tickangle": 0}
-        shown |= {"tickformat": ".0%"} if column.percent else {}
-        shown |= {"type": "log", **log_ticks(r["mean"] for r in column.rows)} if column.log else {}
-        title = column.axis if col in titled else ""
-        fig.update_xaxes(title={"text": title, "font": {"size": size}}, gridcolor=FAINT, **shown, row=1, col=col)
-        if column.level is not None and not column.log:
-            fig.add_vline(column.level, line={"color": INK, "width": 1, "dash": "dot"}, row=1, col=col)
+        _marks(fig, col, column, names, looks, spread)
+        _axis(fig, col, column, wide, {"text": column.axis if col in titled else "", "font": {"size": size}})
+    _name_once(fig)
     ticks = {"tickvals": list(range(len(names))), "ticktext": names, "ticks": ""}
     fig.update_yaxes(**ticks, range=[len(names) - 0.4, -0.6], showgrid=True, gridcolor=FAINT)
     panel_titles(fig, across=WIDTH - left - 24)
@@ -88,6 +59,52 @@ def dots(
     heads = 16 * max(title.count("<br>") for title in titles)  # px of further lines
     above = {"above": 46 + 20 * lines + heads, "legend": 26 + heads}
     return finish(fig, height=tall * len(names) + 12, below=56, left=left, **above, **texts)
+
+
+def _marks(
+    fig: go.Figure, col: int, column: Column, names: Sequence[str], looks: Mapping[str, Look], spread: bool
+) -> None:
+    """Add the marks of a panel, one trace a series."""
+    form = ".1%" if column.percent else ".3f"
+    for index, (series, look) in enumerate(looks.items()):
+        rows = [r for r in column.rows if r["series"] == series]
+        if not rows:
+            continue
+        shift = (index - (len(looks) - 1) / 2) * 0.72 / len(looks) if spread else 0
+        values, low, high = ([r[key] for r in rows] for key in ("mean", "low", "high"))
+        ends = f"95% interval %{{customdata[1]:{form}}} to %{{customdata[2]:{form}}}"
+        fig.add_scatter(
+            x=values,
+            y=[names.index(r["name"]) + shift for r in rows],
+            error_x={**interval(values, low, high, 1.3, 2), "color": clear(look.colour, 0.6)},
+            mode="markers",
+            name=look.name,
+            legendgroup=series,
+            marker={"size": 8, "color": look.colour, "symbol": look.symbol},
+            customdata=[[r["name"], *ends] for r, *ends in zip(rows, low, high, strict=True)],
+            hovertemplate=f"<b>%{{customdata[0]}}</b><br>{column.axis}: %{{x:{form}}}<br>{ends}"
+            f"<extra>{look.name}</extra>",
+            row=1,
+            col=col,
+        )
+
+
+def _axis(fig: go.Figure, col: int, column: Column, wide: int, title: dict[str, Any]) -> None:
+    """Set the horizontal axis of a panel of `wide` px, and its level."""
+    shown: dict[str, Any] = {"nticks": max(2, min(6, wide // 45)), "tickangle": 0}
+    shown |= {"tickformat": ".0%"} if column.percent else {}
+    shown |= {"type": "log", **log_ticks(r["mean"] for r in column.rows)} if column.log else {}
+    fig.update_xaxes(title=title, gridcolor=FAINT, **shown, row=1, col=col)
+    if column.level is not None and not column.log:
+        fig.add_vline(column.level, line={"color": INK, "width": 1, "dash": "dot"}, row=1, col=col)
+
+
+def _name_once(fig: go.Figure) -> None:
+    """Let the legend name a series by its first trace alone."""
+    named: set[str] = set()
+    for trace in fig.data:
+        trace.showlegend = trace.legendgroup not in named
+        named.add(trace.legendgroup)
 
 
 def _axis_titles(titles: Sequence[str], wide: int) -> tuple[Collection[int], int]:
