@@ -45,10 +45,10 @@ def fits_gpu(q: Tensor, pools: Sequence[Tensor]) -> bool:
     """Whether this is a Hopper GPU, and these are tensors [B, H, T, D] that its copy engine can fetch tiles of."""
     if GluonDescriptor is None or q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         return False
-    return q.dtype in DTYPES and all(_aligned(x) for x in pools)
+    return q.dtype in DTYPES and all(aligned(x) for x in pools)
 
 
-def _aligned(x: Tensor) -> bool:
+def aligned(x: Tensor) -> bool:
     """What the copy engine needs: rows of 16 bytes, a multiple of that from row to row and from head to head."""
     return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])
 
@@ -84,6 +84,21 @@ def count_upto(bounds, begin, end, limit, CHUNK: gl.constexpr):
         below = (gl.load(bounds + i, mask=i < end, other=INVALID_POS) <= limit) & (i < end)
         count += gl.sum(below.to(gl.int32), 0)
     return count
+
+
+@gluon_jit
+def count_both(bounds, begin, end, low, high, CHUNK: gl.constexpr):
+    """(`count_upto` of low, of high), in one pass."""
+    layout: gl.constexpr = gl.BlockedLayout([CHUNK // 128], [32], [4], [0])
+    below, within = 0, 0
+    for at in range(begin, end, CHUNK):
+        i = at + gl.arange(0, CHUNK, layout=layout)
+        bound = gl.load(bounds + i, mask=i < end, other=INVALID_POS)
+        found = ((bound <= low) & (i < end)).to(gl.int32) + ((bound <= high) & (i < end)).to(gl.int32) * 65536
+        both = gl.sum(found, 0)
+        below += both % 65536
+        within += both // 65536
+    return below, within
 
 
 @gluon_jit

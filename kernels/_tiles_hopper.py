@@ -12,6 +12,7 @@ next while they write, gave the same numbers and was slower on an H200: dense at
     tile_list  (entries that a row sees, where the list lies, the number of the KV head's first tile)
 """
 
+import torch
 from torch import Tensor
 
 import workbench.kernels._hopper as pipe
@@ -19,6 +20,7 @@ import workbench.kernels._tiles_hopper_lists as walk
 from workbench.kernels._common import LOG2E, together
 from workbench.kernels._tiles_pairs import launch as merge_pairs
 from workbench.kernels._triton import (
+    async_load,
     fence_async_shared,
     gl,
     gluon_jit,
@@ -48,7 +50,7 @@ def _produce(
     keys, values, rings, place, steps, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr
 ):
     """Fetch the tiles of all steps."""
-    _, k_ring, v_ring, _ = rings
+    _, _, k_ring, v_ring, _ = rings
     N: gl.constexpr = k_ring[0].type.shape[-2]
     SUB: gl.constexpr = SIZE // N if SIZE > N else 1  # steps of an entry
     AHEAD: gl.constexpr = N <= 2 * SIZE  # entries are read a step ahead: they take as long to come as a tile
@@ -103,22 +105,20 @@ def _consume(
     consumer, tensors, rings, bounds, tile_list, LISTED: gl.constexpr, PAIRED: gl.constexpr, SIZE: gl.constexpr
 ):
     """Compute 64 rows."""
-    q, out, rows, q_token, out_token = tensors
-    q_tiles, k_ring, v_ring, clean = rings
+    out, rows, out_token = tensors
+    q_tiles, q_full, k_ring, v_ring, clean = rings
     first, count, steps, masked, highest, scale = bounds
     N: gl.constexpr = k_ring[0].type.shape[-2]
     D: gl.constexpr = k_ring[0].type.shape[-1]
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    q_tile = q_tiles.index(consumer)
+    q_tile = q_tiles.index(consumer).reshape([64, D])
     row = first + consumer * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, FLAT))
     col = gl.arange(0, D, layout=gl.SliceLayout(0, FLAT))
-    x = gl.load(q + row.to(gl.int64)[:, None] * q_token + col[None, :], mask=(row < count)[:, None], other=0.0)
-    q_tile.store(x)
-    fence_async_shared()
     m = first + consumer * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LOGITS))
     at_row = gl.load(rows + m, mask=m < count, other=-1).to(gl.int32)
+    mbarrier.wait(q_full, 0)
     s = pipe.first_logits(q_tile, k_ring)
     s = walk.masked_logits(s, steps - 1, consumer, at_row, tile_list, LISTED, PAIRED, SIZE)
     acc = gl.zeros([64, D], gl.float32, RESULT)
@@ -139,11 +139,11 @@ def _consume(
     last = pipe.slot_of(v_ring, steps - 1)
     pipe.wait_full(v_ring, last)
     acc = pipe.rescale(acc, alpha)
-    p = pipe.operand(weights, acc, x.dtype)
+    p = pipe.operand(weights, acc, v_ring[0].dtype)
     acc = warpgroup_mma(p, pipe.tile_of(v_ring, last), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     result, _ = pipe.normalize(acc, at_row, l_i)
-    q_tile.store(result.to(x.dtype))
+    q_tile.store(result.to(v_ring[0].dtype))
     result = q_tile.load(FLAT)
     gl.store(out + row.to(gl.int64)[:, None] * out_token + col[None, :], result, mask=(row < count)[:, None])
 
@@ -151,7 +151,7 @@ def _consume(
 @gluon_jit
 def _attend(
     q, keys, values, out, rows, indptr, indices, scale, count, capacity,
-    q_batch, q_head, q_token, out_batch, out_head, out_token, row_tiles, together, lists, queries,
+    out_batch, out_head, out_token, row_tiles, together, lists, queries,
     GROUP: gl.constexpr, HEADS: gl.constexpr, LISTED: gl.constexpr, SHARED: gl.constexpr, STRIDED: gl.constexpr,
     PAIRED: gl.constexpr, SIZE: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -162,6 +162,17 @@ def _attend(
     request = gl.program_id(1)
     kv_head = head // GROUP
     first = tile_m * 128
+    # the queries come while rows and list are read
+    q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, 64, D], q.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_full, count=1)
+    mbarrier.expect(q_full, 2 * q.block_type.nbytes)
+    for part in gl.static_range(2):
+        async_load(q, (request, head, first + part * 64, 0), q_full, q_tiles.index(part))
+    begin, end = 0, 0
+    if LISTED:
+        n = (request * (HEADS // SHARED) + head // SHARED) * lists + (first // queries) % lists
+        begin, end = gl.load(indptr + n), gl.load(indptr + n + 1)
     m = first + gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
     rows += request.to(gl.int64) * count
     highest, lowest = pipe.row_range(rows, m, count, 1)
@@ -169,30 +180,25 @@ def _attend(
     tile_base = 0
     list_at = indices
     if LISTED:
-        n = (request * (HEADS // SHARED) + head // SHARED) * lists + (first // queries) % lists
-        begin, end = gl.load(indptr + n), gl.load(indptr + n + 1)
         if STRIDED:
             tile_base = (request * (HEADS // GROUP) + kv_head) * capacity
         # tile j is seen in whole where (j + 1) * SIZE - 1 <= lowest, and at all where j * SIZE <= highest
         whole = (lowest + 1) // SIZE - 1 + tile_base
         some = tile_base + gl.where(highest < 0, -1, highest // SIZE)
-        clear = pipe.count_upto(indices, begin, end, whole * 4 + 3 if PAIRED else whole, 256)
-        entries = pipe.count_upto(indices, begin, end, some * 4 + 3 if PAIRED else some, 256)
+        if PAIRED:
+            whole, some = whole * 4 + 3, some * 4 + 3
+        clear, entries = pipe.count_both(indices, begin, end, whole, some, 256)
         list_at = indices + begin
     else:
         clear = (lowest + 1) // SIZE
         entries = (highest + SIZE) // SIZE
     steps = gl.maximum((entries * SIZE + N - 1) // N, 1)
     masked = gl.maximum(steps - clear * SIZE // N, 1)
-    q_tiles = gl.allocate_shared_memory(
-        keys.dtype, [2, 64, D], gl.NVMMASharedLayout.get_default_for([64, D], keys.dtype)
-    )
     k_ring, v_ring, clean = pipe.make_rings(keys, values, N, STAGES)
-    q += request.to(gl.int64) * q_batch + head.to(gl.int64) * q_head
     out += request.to(gl.int64) * out_batch + head.to(gl.int64) * out_head
     tile_list = (entries, list_at, tile_base)
-    tensors = (q, out, rows, q_token, out_token)
-    rings = (q_tiles, k_ring, v_ring, clean)
+    tensors = (out, rows, out_token)
+    rings = (q_tiles, q_full, k_ring, v_ring, clean)
     bounds = (first, count, steps, masked, highest, scale)
     # registers of a thread: what 64 rows of acc and logits need, and the fewest for the producer
     gl.warp_specialize(
@@ -222,7 +228,7 @@ def launch(
     """Compute `_tiles_reference.reference` on a Hopper GPU, for arguments that `fits` approves."""
     batch, q_heads, count, width = q.shape
     heads, length = keys.shape[1:3]
-    q = q if q.stride(3) == 1 else q.contiguous()
+    q = q if pipe.aligned(q) and 0 not in q.stride() else q.clone(memory_format=torch.contiguous_format)
     out = q.new_empty(batch, count, q_heads, width).transpose(1, 2)  # rows first, as models want it
     step = keys_of(width)
     tile = step if indptr is None else size
@@ -234,10 +240,10 @@ def launch(
         indptr, indices = merge_pairs(indptr, indices, lists, -(-length // size))
         lists, queries = -(-lists // 2), pipe.ROWS
     _attend[(tiles * q_heads, batch)](
-        q, *(pipe.descriptor(x, min(step, tile)) for x in (keys, values)),
+        pipe.descriptor(q, pipe.ROWS // 2), *(pipe.descriptor(x, min(step, tile)) for x in (keys, values)),
         out, rows.contiguous(), rows if indptr is None else indptr, rows if indices is None else indices,
         (width**-0.5 if scale is None else scale) * LOG2E, count, length // size,
-        *q.stride()[:3], *out.stride()[:3], tiles, together(keys, q_heads // heads), lists, queries,
+        *out.stride()[:3], tiles, together(keys, q_heads // heads), lists, queries,
         GROUP=q_heads // heads, HEADS=q_heads, LISTED=indptr is not None,
         SHARED=q_heads // groups, STRIDED=strided, PAIRED=paired,
         SIZE=tile, N=step, STAGES=buffers, num_warps=4, maxnreg=168,

@@ -72,6 +72,8 @@ def main() -> None:
         ("few rows, overlapped", _pages_hopper, types("bf16", [1, 64, 128], "fp32"), few | {"PAGE": 64}),
         ("part of the width rotates", _pages_hopper, types("bf16", [1, 128, 128], "fp32"), moved | {"HALF": 32}),
     ):
+        if kernel is _tiles_hopper:
+            known["q"] = tile(dtype := "bf16" if "bf16" in known["q"] else "fp16", [1, 1, 64, constants.get("D", 128)])
         found = build(kernel._attend, known, constants)
         report(name, found)
     known = types("bf16", [1, 1, 64, 128], "bf16") | dict.fromkeys(["width", "channels", "rows"], "i32")
