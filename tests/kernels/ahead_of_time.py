@@ -80,10 +80,10 @@ def main() -> None:
     known |= dict.fromkeys(["x", "weight"], tile("bf16", [64, 128]))
     shape = {"BOX": 64, "BOXES": 2, "K": 128, "ROWS": 64, "STAGES": 4, "GATED": True, "PDL": True}
     report("gated products", build(_linear_hopper._linear, known, shape))
-    counts = "count row_squares blocks row_tiles key_tiles heads first_head band".split()
+    counts = "count row_squares blocks most heads first_head".split()
     shape = {"GROUP": 4, "STRIDE": 8, "PER": 16, "D": 128, "N": 256, "STAGES": 4}
     for name, dtype, channels in (("squares", "bf16", 64), ("squares, float8", "fp8e4nv", 128)):
-        known = {"sums": "*fp32", "rows": "*i64", "scale": "fp32"} | dict.fromkeys(counts, "i32")
+        known = {"sums": "*fp32", "rows": "*i64", "order": "*i32", "scale": "fp32"} | dict.fromkeys(counts, "i32")
         known |= {name: tile(dtype, [1, 1, 1, n, channels]) for name, n in (("q", 64), ("keys", 256))}
         report(name, build(_choose_hopper._squares, known, shape, 168))
 
