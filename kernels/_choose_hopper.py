@@ -241,13 +241,29 @@ def squares(
     row_tiles, key_tiles = triton.cdiv(row_squares, pipe.ROWS), triton.cdiv(columns, wide)
     programs = min(processors(q.device), row_tiles * key_tiles * len(heads))
     order = torch.empty(batch, 1 + row_tiles * key_tiles, dtype=torch.int32, device=q.device)
-    _number[(row_tiles, batch)](
-        rows, order, count, row_squares, row_tiles, key_tiles, STRIDE=stride, M=pipe.ROWS, N=wide, BAND=band,
-        ROWS=triton.next_power_of_2(row_tiles), KEYS=triton.next_power_of_2(key_tiles), num_warps=4,
-    )  # fmt: skip
+    number(rows, order, count, row_squares, row_tiles, key_tiles, stride, pipe.ROWS, wide, band)
     _squares[(programs, batch)](
         descriptor(q, stride, 64), descriptor(keys, stride, wide), sums, rows, order, count, row_squares, blocks,
         scale, row_tiles * key_tiles, len(heads), heads.start,
         GROUP=q_heads // keys.shape[1], STRIDE=stride, PER=block // stride, D=q.shape[3], N=wide,
         STAGES=stages, num_warps=4, maxnreg=168,
+    )  # fmt: skip
+
+
+def number(
+    rows: Tensor,
+    order: Tensor,
+    count: int,
+    row_squares: int,
+    row_tiles: int,
+    key_tiles: int,
+    stride: int,
+    high: int,
+    wide: int,
+    band: int,
+) -> None:
+    """Write `order` [B, 1 + row_tiles * key_tiles] int32 of tiles of `high` by `wide` squares, for rows [B, R]."""
+    _number[(row_tiles, len(rows))](
+        rows, order, count, row_squares, row_tiles, key_tiles, STRIDE=stride, M=high, N=wide, BAND=band,
+        ROWS=triton.next_power_of_2(row_tiles), KEYS=triton.next_power_of_2(key_tiles), num_warps=4,
     )  # fmt: skip

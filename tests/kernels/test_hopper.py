@@ -7,9 +7,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
+from workbench.kernels import _choose_hopper
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHARED = 227 << 10  # bytes of shared memory that a program may have on a Hopper GPU
 
 
@@ -29,3 +33,26 @@ def test_they_compile_for_hopper_and_fit_its_shared_memory(request):
     assert [one["kernel"] for one in found] == names + plain, done.stderr[-2000:]
     assert all(one["products"] >= (4 if one["kernel"] in plain else 16) for one in found)
     assert all(one["shared"] <= SHARED for one in found)
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "start", "band"), [(512, 512, 0, 2), (320, 512, 192, 4), (400, 3600, None, 8), (148, 148, 0, 4)]
+)
+def test_tiles_of_squares_have_numbers_where_a_row_sees_them(count, length, start, band):
+    stride, high, wide = 4, 16, 32
+    rows = torch.randperm(length, generator=torch.Generator().manual_seed(count))[:count].sort().values
+    rows = (rows if start is None else torch.arange(start, start + count)).to(DEVICE)
+    squares = count // stride
+    row_tiles, key_tiles = -(-squares // high), -(-length // stride // wide)
+    order = torch.empty(1, 1 + row_tiles * key_tiles, dtype=torch.int32, device=DEVICE)
+    _choose_hopper.number(rows[None], order, count, squares, row_tiles, key_tiles, stride, high, wide, band)
+    ends = [int(rows[min((tile + 1) * high, squares) * stride - 1]) for tile in range(row_tiles)]
+    seen = [end // (wide * stride) + 1 for end in ends]
+    expected = [
+        tile * 65536 + key_tile
+        for first in range(0, row_tiles, band)
+        for key_tile in range(key_tiles)
+        for tile in range(first, min(first + band, row_tiles))
+        if key_tile < seen[tile]
+    ]
+    assert order[0, : 1 + len(expected)].tolist() == [len(expected), *expected]
