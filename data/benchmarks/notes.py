@@ -40,7 +40,6 @@ class Bar:
 
 
 FULL_PREFILL, PREFIX = "transformers, full prefill", "transformers, ready prefix cache"
-KEPT = "ours, means kept from chunk to chunk"  # as the engine does; later reports call it OURS
 BARS = (
     Bar("q_sparse_attention", "15% of 32K rows + 50", "flex", 1.15, 1.4),
     Bar("q_sparse_attention", "15% of 32K rows + 50", "flashinfer", 4.5, 5.5),
@@ -52,7 +51,6 @@ BARS = (
     Bar("tile_attention", "15% of tiles, 128K", "flex", 1.1, 1.4),
     Bar("choose_flash_prefill", "choice and attention, chunk of 1024, 25% of 128K pages", "cudnn", 2.8, 3.3),
     Bar("choose_flash_prefill", "choice and attention, chunk of 1024, 10% of 128K pages", "cudnn", 7.5, 8.5),
-    Bar("choose_flash_prefill", "choice and attention, chunk of 1024, 10% of 128K pages", "cudnn", 7.5, 8.5, KEPT),
     Bar("choose_xattention", "32K, stride 16", bench_reports.FEEDS, 5, 8.3, "ours, float8"),
     Bar("choose_xattention", "128K, stride 16", bench_reports.FEEDS, 5, 8.3, "ours, float8"),
     Bar("question", "50-token question over 32K cached", FULL_PREFILL, 115, 175),
