@@ -25,7 +25,7 @@ from workbench.core.errors import BadInput, brief, shown
 CHUNK = 1 << 20  # bytes read at once
 HOST = sha256(platform.node().encode()).hexdigest()[:8]  # processes are known by their number on one host only
 PARTIAL = re.compile(r"\..+\.(?:(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}|(?P<earlier>\d+))")
-FORGOTTEN = 24 * 3600  # seconds after which a half-written file is nobody's
+FORGOTTEN = 24 * 3600  # seconds after which a half-written file belongs to no running process
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], durable: bool = False) -> None:

@@ -205,7 +205,7 @@ class KV:
         return KV.within(copied(self.keys), copied(self.values), len(self), self.start)
 
     def _capacity(self) -> int:
-        """Return the tokens that fit without a copy; none beyond the length where somebody has put other tensors in."""
+        """Return the tokens that fit without a copy; none beyond the length where other tensors were put in."""
         if self._backing is None:
             return 0
         same = all(

@@ -25,7 +25,7 @@ class Statement:
 def statements(ctxs: Sequence[Passage]) -> list[Statement]:
     """Return all that the passages state, of their subjects and, in contrast, of others.
 
-    A passage is about whom it names first, or, if it names nobody, about its title. One that continues the passage
+    A passage is about whom it names first, or, if it names no one, about its title. One that continues the passage
     before it (`sample.continues`) goes on about the subject of that. A company's other name is stated as the relation
     "alias".
     """

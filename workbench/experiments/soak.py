@@ -141,7 +141,7 @@ class Soak:
                 self.counts[kind] += found[kind]
 
     def _check(self, answers: PagedAnswers, sums: dict[int, tuple[Cached, int]], random: Random) -> None:
-        """Count pages that nobody knows, blocks that are still pinned, and checksums that have changed."""
+        """Count pages without an owner, blocks that are still pinned, and checksums that have changed."""
         pool, blocks = answers.pool, answers.blocks
         there = list(blocks)
         self.counts["pages lost"] += pool.pages - 1 - pool.free - sum(len(cached.pages) for cached in there)

@@ -150,7 +150,7 @@ class Trial(TrialFields, MethodConfig):
         return None if tiles is None else measure_sparsity(model, prompts, tiles.ready(model), self.chunk).record()
 
     def _judged(self, samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, Any] | None:
-        """Return how far passages support the answers; None where nobody is to judge that."""
+        """Return how far passages support the answers; None where no judge is named."""
         if self.faithfulness is None:
             return None
         return asdict(

@@ -173,7 +173,7 @@ class Pages:
         return self._runner, self._blocks
 
     def sweep(self) -> None:
-        """Give back the pages of requests that nobody can read any more."""
+        """Give back the pages of requests that cannot be read any more."""
         while self.abandoned:
             release, requests = self.abandoned.popleft()
             for request in requests:
@@ -194,7 +194,7 @@ class Holder(Protocol):
 
 
 class Unread:
-    """Requests that have ended and whose KV lies in pages, until it is read or nobody can read it any more."""
+    """Requests that have ended and whose KV lies in pages, until it is read or cannot be any more."""
 
     def __init__(self, pages: Pages, holder: Holder, requests: Sequence[Any]):
         self.pages, self.holder, self.requests = pages, holder, requests

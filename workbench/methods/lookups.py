@@ -99,7 +99,7 @@ class Asked:
         self.keys: dict[str, None] = {}
 
     def get(self, key: str) -> KV:
-        """Note the key, and return KV that nobody reads."""
+        """Note the key, and return KV that is not read."""
         self.keys[key] = None
         return self.kv
 

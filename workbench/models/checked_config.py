@@ -29,7 +29,7 @@ def config_of(path: Path, declared: Mapping[str, Any]) -> PreTrainedConfig:
     """Return the configuration of a checkpoint folder, whose config.json holds `declared`.
 
     Raises BadInput for a field of a wrong type, a size under 1, rotary parameters that are empty or no numbers, a
-    quantisation that transformers does not know, an attention of somebody else's and a type that needs remote code.
+    quantisation that transformers does not know, a foreign attention and a type that needs remote code.
     """
     file = path / "config.json"
     _words(file, declared)
@@ -103,7 +103,7 @@ def reason(problem: BaseException) -> str:
 
 
 def _words(file: Path, declared: Mapping[str, Any]) -> None:
-    """Refuse an attention of somebody else's, and a number format that weights cannot be computed in."""
+    """Refuse a foreign attention, and a number format that weights cannot be computed in."""
     named = dict.fromkeys(("attn_implementation", "_attn_implementation"), OWN_ATTENTION)
     for name, allowed in (named | dict.fromkeys(("dtype", "torch_dtype"), DTYPES)).items():
         value = declared.get(name)

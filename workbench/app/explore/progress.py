@@ -8,7 +8,7 @@ from workbench.app import notebook
 
 
 def progress(label: str) -> Callable[[int, int], None] | None:
-    """Return a callback (done, of how many) that moves a bar; None when nobody watches."""
+    """Return a callback (done, of how many) that moves a bar; None outside a notebook or terminal."""
     if not notebook.is_live():
         return None
     bar = tqdm(desc=label, leave=False)

@@ -115,7 +115,7 @@ class PromptWidget(anywidget.AnyWidget):
             problem = str(error)
         except Superseded:
             raise
-        except Exception as error:  # in a thread nobody would see it
+        except Exception as error:  # in a thread it would not be seen
             problem = f"{type(error).__name__}: {error}"
         self._show(busy="", problem=problem)
 

@@ -155,7 +155,7 @@ def bfla_rules() -> Findings:
 
 
 def block_union() -> Findings:
-    """CompactAttention, figure 3: the page table covers the mask, and holds nothing that nobody selected."""
+    """CompactAttention, figure 3: the page table covers the mask, and holds only what was selected."""
     queries, keys, rows = states()
     over = RandomTiles(block=16, share=0.2)
     before, after = (method(queries, keys, rows) for method in (over, Compact(over)))

@@ -51,7 +51,7 @@ class LoadedStore(WatchedStore):
         return self.loaded.get(key)
 
     def get(self, key: str) -> KV | None:
-        """Return a block that was loaded, or one that somebody has put since."""
+        """Return a block that was loaded, or one that was put since."""
         if (kv := self.loaded.get(key)) is not None:
             return kv
         missed = [lookup for lookup in self.lookups if lookup.key == key]

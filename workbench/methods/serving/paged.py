@@ -235,7 +235,7 @@ class PagedEngine:
 
     @contextmanager
     def _alone(self, shape: Hashable, wait: Wait | None = None) -> Iterator[None]:
-        """Let nobody copy while a step of this shape may be captured, which is once; steps that wait are not."""
+        """Hold copies back while a step of this shape may be captured, which is once; steps that wait are not."""
         new = self.runner.graphs and wait is None and shape not in self._seen
         self._seen.add(shape)
         with self.pages.copies.lock if new else nullcontext():

@@ -65,7 +65,7 @@ class Queues:
 
     def put_back(self, ticket: Ticket, problem: NoRoom) -> None:
         """Let a request wait until another ends; where there is none, it never finds room."""
-        if not self.active and self._seen.get(ticket.name) == self.ends:  # nobody has ended since it was tried
+        if not self.active and self._seen.get(ticket.name) == self.ends:  # no request has ended since it was tried
             self.end(ticket, "fail", BadInput(f"request {ticket.name} finds no room: {problem}"))
             return
         self.full = self.active

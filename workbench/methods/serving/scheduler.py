@@ -27,7 +27,7 @@ class Busy(BadInput):
 
 
 class Scheduler:
-    """Serves requests by one engine, which is used by nobody else.
+    """Serves requests by one engine, which has no other user.
 
     mode      "sync", "request" or "layer" (see `workbench.methods.serving`)
     loaders   threads that load, or an object that stands for them

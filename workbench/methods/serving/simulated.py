@@ -88,7 +88,7 @@ class SimulatedLoaders:
             self.clock.until(min(moments))
 
     def wake(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: no thread waits."""
 
     def close(self) -> None:
         """Do nothing."""
