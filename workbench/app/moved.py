@@ -34,14 +34,14 @@ _MERGED = {
     "places=selection antecedents=selection turning=position_encoding rounding=position_encoding "
     "exactness=position_encoding counts=sparsity_counts stages=latency published=published_numbers "
     "misses=tile_recall states=tile_states mass=attention_mass",
-    "experiments": "lengths=ttft",
+    "experiments": "lengths=ttft answered_at_ratio=faithful_results",
     "plots": "selectors=looks sparse_methods=looks contestants=looks fates=looks length=cost profiles=lines "
     "planes=lines steps=lines turnover=block_history rounding=lines savings=mask_savings strip=prompt_strip "
     "reuse=token_sources breakdown=bars "
     "history=block_history forest=intervals quality=intervals peers=intervals attention=attention_mass "
     "blockmass=attention_mass naive=position_drift rotation=position_encoding exactness=position_encoding "
     "coloured=chosen_tokens ratios=ratio_outcomes agreement=chosen_places tiles=tile_recall turning=tile_recall "
-    "overview=tile_overview rescues=bfla_rules",
+    "overview=tile_overview rescues=bfla_rules answered_at_ratio=faithful_answers",
 }
 FUNCTIONS = ("latency", "masks", "store", "tradeoff")  # explorers today, and modules of earlier versions
 MODULES = (

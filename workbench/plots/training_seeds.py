@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 from workbench.experiments import block_seeds, results, sparse_seeds
 from workbench.metrics.published_numbers import TABLE_2
 from workbench.metrics.seeds import OverSeeds
-from workbench.plots.answered_at_ratio import CROSSED
 from workbench.plots.block_finetuning import FULL, REUSED, TUNED, TUNED_FULL, VANILLA
+from workbench.plots.faithful_answers import CROSSED
 from workbench.plots.findings import compared, joined, judged, sentence
 from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.table import table

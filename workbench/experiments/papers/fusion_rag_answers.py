@@ -2,22 +2,22 @@
 
 from dataclasses import replace
 
-from workbench.experiments import answered_at_ratio, preparation_results, results
+from workbench.experiments import faithful_results, preparation_results, results
 from workbench.experiments.papers.evidence import gap, has, over_seeds
 from workbench.experiments.papers.verdicts import Finding, Findings, Side, leading
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.metrics.seeds import OverSeeds
 
-BASELINES = answered_at_ratio.BASELINES
+BASELINES = faithful_results.BASELINES
 LEVEL = 0.05  # above a smaller model, as high as figure 2 lets the baselines stand
 
 
 def smaller_model() -> Findings:
     """Compare the baselines on the larger lab model with full attention on the smaller, over training seeds."""
     found = []
-    for name in BASELINES if answered_at_ratio.two_sizes() else ():
+    for name in BASELINES if faithful_results.two_sizes() else ():
         what = f"{name} at 15% on the larger model against the smaller in full"
-        found.append(over_seeds(what, answered_at_ratio.against_smaller(name), "below", LEVEL))
+        found.append(over_seeds(what, faithful_results.against_smaller(name), "below", LEVEL))
     return found
 
 
@@ -32,18 +32,18 @@ def compared_on_harder_lab(
 ) -> Findings:
     """Compare two methods of data/benchmarks/faithful.py over training seeds; a finding a size that has both."""
     return [
-        over_seeds(f"{what} ({size})", answered_at_ratio.gap(models, one, other, score), side, bar)
-        for size in answered_at_ratio.sizes()
-        if (models := answered_at_ratio.having(size, one, other))
+        over_seeds(f"{what} ({size})", faithful_results.gap(models, one, other, score), side, bar)
+        for size in faithful_results.sizes()
+        if (models := faithful_results.having(size, one, other))
     ]
 
 
 def won_back_on_harder_lab(what: str, method: str, bar: float) -> Findings:
     """Return the share of what reuse loses that a method wins back, by right answers, over training seeds."""
     found = []
-    for size in answered_at_ratio.sizes():
-        models = answered_at_ratio.having(size, method)
-        if models and (got := answered_at_ratio.won_back(models, method)):
+    for size in faithful_results.sizes():
+        models = faithful_results.having(size, method)
+        if models and (got := faithful_results.won_back(models, method)):
             found.append(replace(over_seeds(f"{what} ({size})", got, "above", bar), form=".0%"))
     return found
 
@@ -51,9 +51,9 @@ def won_back_on_harder_lab(what: str, method: str, bar: float) -> Findings:
 def lifted_on_harder_lab(what: str, method: str, plain: str, bar: float) -> Findings:
     """Return how much more a method answers right than another, relatively, as the paper prints it."""
     found = []
-    for size in answered_at_ratio.sizes():
-        if models := answered_at_ratio.having(size, method, plain):
-            got = answered_at_ratio.lifted(models, method, plain)
+    for size in faithful_results.sizes():
+        if models := faithful_results.having(size, method, plain):
+            got = faithful_results.lifted(models, method, plain)
             found.append(replace(over_seeds(f"{what} ({size})", got, "above", bar), form="+.0%"))
     return found
 
@@ -74,11 +74,11 @@ def preparation_alone() -> Findings:
 
 def faithfulness() -> Findings:
     """Compare faithful answers to lab questions, whose facts can be read back; the harder lab decides, if measured."""
-    one = answered_at_ratio.kept().get("lab-full")
+    one = faithful_results.kept().get("lab-full")
     harder = on_harder_lab("faithful", "faithful")
     if one is None:
         return harder
-    ours, *others = (answered_at_ratio.digits(one, name, "faithful") for name in ("FusionRAG", *BASELINES))
+    ours, *others = (faithful_results.digits(one, name, "faithful") for name in ("FusionRAG", *BASELINES))
     names = zip(BASELINES, others, strict=True)
     plain = [
         gap(f"FusionRAG against {name}, 15%: faithful", ours, theirs, "above", 0.0, "lab") for name, theirs in names

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.experiments import answered_at_ratio as kept
+from workbench.experiments import faithful_results as kept
 from workbench.metrics.paired import difference
 from workbench.metrics.published_numbers import FUSION_RAG_TABLE_2
 from workbench.metrics.seeds import crossed

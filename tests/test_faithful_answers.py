@@ -5,11 +5,11 @@ import json
 import pytest
 
 from workbench.core.errors import BadInput
-from workbench.experiments import answered_at_ratio, results
+from workbench.experiments import faithful_results, results
 from workbench.experiments.papers import fusion_rag_answers
 from workbench.experiments.papers.verdicts import CONFIRMED, CONTRADICTED, judge
 from workbench.metrics.seeds import crossed_share
-from workbench.plots import answered_at_ratio as figures
+from workbench.plots import faithful_answers as figures
 from workbench.plots import fusion_components
 
 METHODS = ("full attention", "Full Reuse", "CacheBlend", "Cache-Craft", "FusionRAG")
@@ -36,7 +36,7 @@ def notice(fig):
 
 def test_without_results_nothing_is_drawn(folder):
     assert figures.faithfulness() is None is figures.smaller_model()
-    assert answered_at_ratio.kept() == {} and figures.NO_FILE.count("\n") == 0
+    assert faithful_results.kept() == {} and figures.NO_FILE.count("\n") == 0
 
 
 @pytest.mark.parametrize(("ours", "words"), [(90, "confirmed here"), (20, "contradicted here"), (50, "left open here")])
@@ -53,7 +53,7 @@ def test_a_model_of_which_methods_are_missing_is_left_out(folder):
     content = json.loads(path.read_text())
     del content["methods"]["FusionRAG"]
     path.write_text(json.dumps(content))
-    assert answered_at_ratio.kept() == {} and figures.faithfulness() is None
+    assert faithful_results.kept() == {} and figures.faithfulness() is None
 
 
 def test_the_level_of_a_smaller_model_needs_the_baselines_alone(folder):
@@ -63,7 +63,7 @@ def test_the_level_of_a_smaller_model_needs_the_baselines_alone(folder):
     content = json.loads(path.read_text())
     del content["methods"]["FusionRAG"]
     path.write_text(json.dumps(content))
-    assert answered_at_ratio.sizes() == ["lab-hard-small"], "what lacks a method is not ranked"
+    assert faithful_results.sizes() == ["lab-hard-small"], "what lacks a method is not ranked"
     (drawn,) = figures.smaller_model().data
     assert list(drawn.y) == ["full attention", "Full Reuse", "CacheBlend", "Cache-Craft"] and drawn.x[
         2
