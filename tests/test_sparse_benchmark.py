@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from workbench.core.errors import BadInput
-from workbench.experiments.papers import compact_attention, evidence
+from workbench.experiments.papers import compact_attention, evidence, sparse_evidence
 from workbench.experiments.sparse_results import replaced
 
 FOLDER = Path(__file__).parents[1] / "data" / "benchmarks"
@@ -98,7 +98,7 @@ def test_needles_are_those_of_the_sparse_methods_and_decide_where_they_are_measu
     ]
     measured = set(evidence.table("sparse").spec)
     assert set(more.SPECS) <= measured and set(more.TASKS) == set(compact_attention.TASKS)
-    before = evidence.sparse_right(more.SPECS[1], "needles", "common")
+    before = sparse_evidence.sparse_right(more.SPECS[1], "needles", "common")
     (tmp_path / "needles.json").write_text(json.dumps({"tasks": {"common": {more.SPECS[1]: "0110"}}}))
     monkeypatch.setattr(evidence.results, "FOLDER", tmp_path)
-    assert evidence.needles_right(more.SPECS[1], "common") == [0, 1, 1, 0] and len(before) == 100
+    assert sparse_evidence.needles_right(more.SPECS[1], "common") == [0, 1, 1, 0] and len(before) == 100

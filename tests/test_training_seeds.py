@@ -7,7 +7,8 @@ import pytest
 
 from tests.test_sparse_benchmark import loaded_script
 from workbench.experiments import block_seeds, results, sparse_seeds
-from workbench.experiments.papers.evidence import block_gap, sparse_over_seeds
+from workbench.experiments.papers.evidence import block_gap
+from workbench.experiments.papers.sparse_evidence import sparse_over_seeds
 from workbench.plots import training_seeds
 from workbench.plots.block_finetuning import FULL, REUSED, TUNED, TUNED_FULL, VANILLA
 
@@ -33,7 +34,9 @@ def swept(bfla: float, drawn: float) -> dict:
     """Results of sparse methods over two trainings."""
     shares = {sparse_seeds.DENSE: (0.9, 1.0), "bfla(mass=0.9)": (bfla, 0.25), "random(share=0.1)": (drawn, 0.24)}
     settings = {
-        spec: {str(seed): {"right": answered(em, seed), "density": kept, "prompts": 4} for seed in (1, 2)}
+        spec: {
+            str(seed): {"right": answered(em, seed), "density": kept, "union": kept, "prompts": 4} for seed in (1, 2)
+        }
         for spec, (em, kept) in shares.items()
     }
     about = {"model": "lab-hard-small", "data": "lab-hard", "seed": 1, "samples": N, "passages": 2, "chunk": 64}
@@ -92,7 +95,7 @@ def test_units_are_joined_up_to_the_first_question_that_a_seed_lacks():
     script = loaded_script("sparse_seeds")
 
     def unit(digit: str, count: int) -> dict:
-        settings = {spec: {"right": digit * count, "density": [0.5]} for spec in script.SPECS}
+        settings = {spec: {"right": digit * count, "density": [0.5], "union": [0.7]} for spec in script.SPECS}
         return {"settings": settings, "tokens": [10] * count, "device": "cpu"}
 
     units = {(seed, start, 2): unit(str(seed % 2), 2) for seed in (1, 2, 3) for start in (0, 2)}
@@ -105,7 +108,9 @@ def test_units_are_joined_up_to_the_first_question_that_a_seed_lacks():
         "2": "00",
         "3": "11",
     }
-    assert np.isclose(sparse_seeds.density(made, script.SPECS[0]), 0.5)
+    dense, union = script.SPECS[0], next(spec for spec in script.SPECS if spec.startswith("compact("))
+    shares = [sparse_seeds.density(made, dense), sparse_seeds.attended(made, dense), sparse_seeds.attended(made, union)]
+    assert np.allclose(shares, [0.5, 0.5, 0.7])
 
 
 def test_files_of_several_runs_are_joined_by_method_and_seed(tmp_path):

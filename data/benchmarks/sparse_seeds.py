@@ -2,11 +2,12 @@
 
     python data/benchmarks/sparse_seeds.py --device cuda --processes 14
 
-leaves sparse-seeds.json: by setting and training seed a digit a question ("1": right) and the density, a mean over the
-first prompts. Settings are some of sparse.py, prompts of 40 passages are prefilled in chunks of 512 rows, the worlds
-neither trained nor chose a model. Models are RUNS/lab-hard-small-SEED/model, as data/benchmarks/lab_hard.sh leaves
-them, in 8 bits, as the best ships; that one, of seed 3, is the shipped one. What OUT holds is not computed again;
-`--minutes` begins nothing new after that, and the file is written of the questions that all seeds have answered.
+leaves sparse-seeds.json: by setting and training seed a digit a question ("1": right), the density and that after
+CompactAttention's union, means over the first prompts. Settings are some of sparse.py, prompts of 40 passages are
+prefilled in chunks of 512 rows, the worlds neither trained nor chose a model. Models: RUNS/lab-hard-small-SEED/model,
+as data/benchmarks/lab_hard.sh leaves them, in 8 bits (`workbench lab ship --storage int8`); that of seed 3 is the
+shipped one. What OUT holds is not computed again; `--minutes` begins nothing new after that, and the file is written of
+the questions that all seeds have answered.
 """
 
 import argparse
@@ -49,6 +50,7 @@ SPECS = (  # of sparse.py: each method near a third of the pairs, and random til
     "random(share=0.1)",
     "random(share=0.25)",
 )
+SHARES = ("density", "union")  # of causal pairs: what a method chooses, and what CompactAttention makes of it
 Unit = tuple[int, int, int]  # training seed, first question, number of questions
 
 
@@ -84,8 +86,9 @@ def run(unit: Unit, folder: str, device: str, samples: int, measured: int, end: 
     for spec in SPECS:
         pairs = zip(asked, compared, strict=True)
         right = [int(answers.exact_match(each[spec].text, sample.answers)) for sample, each in pairs]
-        density = [each[spec].measures()["density"] for each in compared[:few]]
-        by_spec[spec] = {"right": "".join(map(str, right)), "density": density}
+        measured_of = [each[spec].measures() for each in compared[:few]]
+        shares = {name: [measures[name] for measures in measured_of] for name in SHARES}
+        by_spec[spec] = {"right": "".join(map(str, right)), **shares}
     return {"settings": by_spec, "tokens": [len(prompt) for prompt in prompts], "device": device_name(lm.model.device)}
 
 
@@ -98,19 +101,26 @@ def joined(units: Mapping[Unit, Mapping[str, Any]], samples: int) -> dict[str, A
         for start, count in there:
             ends[seed] += count if start == ends[seed] else 0
     n = min(samples, *ends.values())
-    settings: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(lambda: {"right": "", "of": []}))
+    settings: dict[str, dict[str, dict[str, Any]]] = defaultdict(
+        lambda: defaultdict(lambda: {"right": "", **{name: [] for name in SHARES}})
+    )
     tokens: list[int] = []
     for (seed, start, _), unit in sorted(units.items()):
         if start < ends[seed]:
             tokens += unit["tokens"]
             for spec, found in unit["settings"].items():
                 settings[spec][str(seed)]["right"] += found["right"]
-                settings[spec][str(seed)]["of"] += found["density"]
+                for name in SHARES:
+                    settings[spec][str(seed)][name] += found[name]
     about = {"model": MODEL, "data": DATA, "seed": SEED, "samples": n, "passages": PASSAGES, "chunk": CHUNK}
     about |= {"tokens": fmean(tokens), "device": next(iter(units.values()))["device"], "versions": versions()}
     kept = {
         spec: {
-            seed: {"right": each["right"][:n], "density": fmean(each["of"]), "prompts": len(each["of"])}
+            seed: {
+                "right": each["right"][:n],
+                **{name: fmean(each[name]) for name in SHARES},
+                "prompts": len(each[SHARES[0]]),
+            }
             for seed, each in by_seed.items()
         }
         for spec, by_seed in settings.items()

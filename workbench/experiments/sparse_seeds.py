@@ -28,6 +28,12 @@ def density(content: Kept, spec: str) -> float:
     return fmean(one["density"] for one in content["settings"][spec].values())
 
 
+def attended(content: Kept, spec: str) -> float:
+    """Return the share of causal pairs that are attended to: for CompactAttention those of the union of its choices."""
+    name = "union" if spec.startswith("compact(") else "density"
+    return fmean(one.get(name, one["density"]) for one in content["settings"][spec].values())
+
+
 def share(content: Kept, spec: str) -> OverSeeds:
     """Return the share of right answers over training seeds."""
     return crossed(digits(content, spec))
@@ -39,9 +45,9 @@ def gap(content: Kept, one: str, other: str = DENSE) -> OverSeeds:
 
 
 def specs(content: Kept, beginning: str = "") -> list[str]:
-    """List the settings whose spec begins so, by their density."""
+    """List the settings whose spec begins so, by the share that is attended to."""
     chosen = [spec for spec in content["settings"] if spec.startswith(beginning)]
-    return sorted(chosen, key=lambda spec: density(content, spec))
+    return sorted(chosen, key=lambda spec: attended(content, spec))
 
 
 def best(content: Kept, beginning: str, most: float) -> str:

@@ -73,18 +73,19 @@ def sparse_methods() -> go.Figure | None:
     for spec in sparse_seeds.specs(content):
         shares = [sum(each) / len(each) for each in sparse_seeds.digits(content, spec)]
         gap = "" if spec == sparse_seeds.DENSE else points(sparse_seeds.gap(content, spec))
-        kept = f"{sparse_seeds.density(content, spec):.0%}"
+        kept = [f"{share(content, spec):.0%}" for share in (sparse_seeds.density, sparse_seeds.attended)]
         one_by_one = ", ".join(f"{share:.0%}" for share in shares)
-        rows.append([spec.replace(", ", " "), kept, scored(sparse_seeds.share(content, spec)), gap, one_by_one])
+        rows.append([spec.replace(", ", " "), *kept, scored(sparse_seeds.share(content, spec)), gap, one_by_one])
     return table(
-        ["setting", "density", "exact match", "points to dense", "by training"],
+        ["setting", "density", "attended", "exact match", "points to dense", "by training"],
         rows,
-        widths=[4, 0.8, 1.7, 1.8, 1.5],
+        widths=[3.6, 0.8, 0.9, 1.7, 1.8, 1.5],
         title="Sparse methods over training seeds",
         notice=said_of_sparse(content),
         caption=f"{content['model']} of {trainings(len(shares))}, weights in 8 bits, on {content['data']}, "
         f"{content['passages']} passages ({content['tokens']:,.0f} tokens), chunks of {content['chunk']}, n = "
-        f"{content['samples']:,} questions each, seed {content['seed']:,}; {CROSSED}; densities of the first "
+        f"{content['samples']:,} questions each, seed {content['seed']:,}; {CROSSED}; attended: by "
+        "CompactAttention the union of what a chunk's queries and a group's heads choose; densities of the first "
         f"{content['settings'][sparse_seeds.DENSE]['1']['prompts']} prompts. data/benchmarks/sparse_seeds.py.",
     )
 
@@ -97,10 +98,12 @@ def said_of_sparse(content: Content) -> str:
         if best := sparse_seeds.best(content, f"{name}(", KEPT):
             gap = sparse_seeds.gap(content, best)
             seeds = gap.seeds
-            kept = f"{SPARSE_METHODS.name_of(best)} ({sparse_seeds.density(content, best):.0%})"
+            chosen, read = (share(content, best) for share in (sparse_seeds.density, sparse_seeds.attended))
+            union = f", {read:.0%} attended" if read > chosen else ""
+            kept = f"{SPARSE_METHODS.name_of(best)} ({chosen:.0%}{union})"
             parts.append((gap.mean, beside(kept, "dense", gap)))
     order = [text for _, text in sorted(parts, reverse=True)]
-    sparsest = f"Of at most {KEPT:.0%} of the pairs, {trainings(seeds)}: {'; '.join(order)}. " if order else ""
+    sparsest = f"Choosing at most {KEPT:.0%} of the pairs, {trainings(seeds)}: {'; '.join(order)}. " if order else ""
     return sparsest + said_of_random(content)
 
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 from functools import partial
 
 from workbench.experiments.papers import structure
-from workbench.experiments.papers.evidence import faster, gap, sparse_over_seeds, sparse_right, sparse_specs, times
+from workbench.experiments.papers.evidence import faster, gap, times
+from workbench.experiments.papers.sparse_evidence import sparse_over_seeds, sparse_right, sparse_specs
 from workbench.experiments.papers.verdicts import UNREACHABLE, Finding, Findings, Item, Side
 from workbench.metrics.latency import ratio
 from workbench.metrics.published_numbers import (

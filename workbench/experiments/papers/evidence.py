@@ -11,7 +11,7 @@ import pandas as pd
 
 from workbench.core.renamed import spec
 from workbench.data.assets import ROOT
-from workbench.experiments import block_seeds, deviation_results, results, sparse_seeds
+from workbench.experiments import block_seeds, deviation_results, results
 from workbench.experiments.papers.verdicts import Finding, Findings, Side
 from workbench.metrics.answers import normalised
 from workbench.metrics.latency import ratio
@@ -108,42 +108,6 @@ def recovered(what: str, method: Method, reuse: Method, side: Side, bar: float) 
     scores, plain, full = (answers(each, "f1") for each in (method, reuse, FULL))
     ours = normalised(scores, plain, full)
     return Finding(what, *ours, len(answers(FULL)), "lab", side, bar, ".0%")
-
-
-# Lab questions under sparse prefill: sparse.parquet
-
-
-def sparse_right(name: str, data: str = "lab", kind: str = "") -> Sequence[float]:
-    """Return 1 a question that a sparse method, by its spec, answers right; `kind`: of that task of the needles."""
-    rows = table("sparse-answers")
-    chosen = rows[(rows.data == data) & rows.id.str.startswith(kind)]
-    return list(chosen[f"em {name}"].astype(float))
-
-
-def needles_right(name: str, task: str) -> Sequence[float]:
-    """Return 1 a question of a needle task that a sparse method answers right.
-
-    Of data/benchmarks/needles.py, which asks more of them, where it measured the method.
-    """
-    by_spec = results.read("needles")["tasks"].get(task, {}) if has("needles", "json") else {}
-    return [float(digit) for digit in by_spec[name]] if name in by_spec else sparse_right(name, "needles", task)
-
-
-def sparse_specs(beginning: str) -> pd.DataFrame:
-    """Return the settings on the lab questions whose spec begins so, by their density."""
-    rows = table("sparse")
-    chosen = rows[(rows.data == "lab") & (rows.kind == "all") & rows.spec.str.startswith(beginning)]
-    return chosen.sort_values("density")
-
-
-def sparse_over_seeds(what: str, beginning: str, most: float, side: Side, bar: float) -> Findings:
-    """Compare the best setting of a method that keeps at most a share with dense attention, over training seeds."""
-    content = sparse_seeds.kept() if has("sparse-seeds", "json") else {}
-    best = sparse_seeds.best(content, beginning, most) if content else ""
-    if not best:
-        return []
-    kept = f"{sparse_seeds.density(content, best):.0%} of the pairs, {content['model']}"
-    return [over_seeds(f"{what}, {kept}", sparse_seeds.gap(content, best), side, bar)]
 
 
 # A real model on real questions: real-questions.parquet
