@@ -82,6 +82,18 @@ def test_a_missing_file_leaves_one_training(monkeypatch, tmp_path):
     assert sparse_over_seeds("best", "bfla(", 0.3, "above", 0.0) == []
 
 
+def test_a_training_of_either_file_counts(monkeypatch, tmp_path):
+    one = results.read("block-attention")
+    (tmp_path / "block-attention.json").write_text(json.dumps(one))
+    digits = {"1": "0" * one["samples"]}
+    over = {"samples": one["samples"], "seed": one["seed"], "device": "a", "methods": {VANILLA: digits}}
+    (tmp_path / "block-seeds.json").write_text(json.dumps(over))
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    content = block_seeds.kept()
+    assert block_seeds.seeds(content, VANILLA) == ["0", "1"] and block_seeds.seeds(content, TUNED) == ["0"]
+    assert block_seeds.gap(content, VANILLA, TUNED).seeds == 1
+
+
 def test_results_on_other_questions_are_not_joined(monkeypatch, tmp_path):
     one = results.read("block-attention")
     (tmp_path / "block-attention.json").write_text(json.dumps(one))

@@ -26,7 +26,7 @@ def kept() -> dict[str, Any]:
     about = ("samples", "seed")
     methods = {name: {"0": entry["right"]} for name, entry in one["methods"].items()}
     if all(over.get(key) == one[key] for key in about):
-        methods |= over["methods"]
+        methods = {name: methods.get(name, {}) | over["methods"].get(name, {}) for name in methods | over["methods"]}
     device = {"device": over["device"]} if "device" in over else {}
     untrained = [name for name, entry in one["methods"].items() if entry["record"]["trial"]["model"] == BASE]
     return {**{key: one[key] for key in about}, **device, "methods": methods, "untrained": untrained}
