@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from workbench.experiments import recompute_reports
-from workbench.experiments.papers.evidence import chooser, faster, times
+from workbench.experiments import recompute_reports, results
+from workbench.experiments.papers.evidence import chooser, faster, has, times
 from workbench.experiments.papers.verdicts import Finding, Findings
 from workbench.metrics.published_numbers import FUSION_RAG
 
@@ -24,6 +24,13 @@ def recomputation(bar: float) -> Findings:
     rows = f"{chooser('recompute')} rows" if chooser("recompute") else "rows drawn at random"
     what = f"15% of 27K recomputed ({rows}) against stock full prefill"
     return faster(what, times("recompute"), "transformers", bar)
+
+
+def other_lengths() -> str:
+    """Say at which lengths the share of figure 19 was timed, where it is one alone; "" for several."""
+    works = results.read("recompute")["workloads"] if has("recompute", "json") else []
+    at = sorted({work["shape"]["context"] for work in works if work["shape"].get("recomputed") == RATIO})
+    return f"{RATIO:.0%} recomputed was timed at {at[0] / 1024:.0f}K tokens alone" if len(at) == 1 else ""
 
 
 def latency() -> Findings:
