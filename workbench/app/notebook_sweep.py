@@ -83,10 +83,7 @@ def run(
 
     Raises BadInput, before the first run, for what a notebook's own validation refuses.
     """
-    if jobs < 1:
-        raise BadInput(f"jobs is {jobs}: at least 1 process is needed")
-    if retries < 0:
-        raise BadInput(f"retries is {retries}: at least 0 is needed")
+    dask_cluster.check_jobs(jobs, retries)
     asked = tasks(notebooks, out, lists, cell_timeout_s)
     todo = [task for task in asked if not (out / task.name / notebook.SUCCESS).is_file()]
     with ExitStack() as stack:

@@ -17,6 +17,7 @@ from traceback import format_exception
 from typing import Any
 from zlib import crc32
 
+from workbench.core.annotations import check
 from workbench.core.errors import BadInput
 
 LOCAL, SSH = "local", "ssh:"
@@ -36,6 +37,16 @@ class Outcome:
     result: Any = None
     problem: str = ""
     trace: str = ""
+
+
+def check_jobs(jobs: int, retries: int) -> None:
+    """Raise BadInput for a number of processes under 1, or of retries under 0."""
+    check("jobs", jobs, int)
+    check("retries", retries, int)
+    if jobs < 1:
+        raise BadInput(f"jobs is {jobs}: at least 1 process is needed")
+    if retries < 0:
+        raise BadInput(f"retries is {retries}: at least 0 is needed")
 
 
 @contextmanager

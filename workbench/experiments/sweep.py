@@ -20,7 +20,6 @@ from typing import Any
 import pandas as pd
 
 from workbench.core import dask_cluster
-from workbench.core.annotations import check
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically, write_text
 from workbench.experiments import preflight, sweep_runs
@@ -128,12 +127,7 @@ def run(
 
 
 def _check(out: Path, jobs: int, retries: int) -> None:
-    check("jobs", jobs, int)
-    check("retries", retries, int)
-    if jobs < 1:
-        raise BadInput(f"jobs is {jobs}: at least 1 process is needed")
-    if retries < 0:
-        raise BadInput(f"retries is {retries}: at least 0 is needed")
+    dask_cluster.check_jobs(jobs, retries)
     if out.is_file() or (out / MANIFEST).is_file():
         held = "a file" if out.is_file() else "a folder of cached blocks"
         raise BadInput(f"{out} is {held}: results need a folder of their own")

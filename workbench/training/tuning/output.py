@@ -1,6 +1,7 @@
 """The tuned model as a folder in Hugging Face format, with its prompt layout, its origin and its card."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,27 +108,6 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
     recipe, base, data = tuning["recipe"], tuning["base"], tuning["data"]
     taught = recipe.get("teacher") == "self"
     batch = recipe["batch"] * recipe["accumulate"] * tuning["processes"]
-    lora = f", LoRA of rank {recipe['lora_rank']}" if recipe["lora_rank"] else ""
-    if lora:
-        lora += f", merged (adapter in `{ADAPTER}/`)" if merged else f", alpha {2 * recipe['lora_rank']}"
-    loss = "loss on answers only"
-    if taught:
-        loss = (
-            "loss: KL divergence from the base model's own full attention (no labels), on answer tokens and, weighted "
-            f"{recipe['question_weight']}, on question tokens"
-        )
-    loads = (
-        "Loads with plain `AutoModelForCausalLM.from_pretrained`; block mode is carried out by `workbench`."
-        if merged
-        else f"`workbench.models.load` merges it into `{base['name']}` (weights {base.get('weights', '')[:16]}); with "
-        "`peft` it loads as any adapter."
-    )
-    if (folder / DIFFERENCE).is_file():
-        loads = (
-            f"Weights kept as the exact difference from `{base['name']}` (`{DIFFERENCE}`): loads with "
-            "`workbench.models.load`, every bit as it was trained. `workbench models ordinary` writes it as one "
-            "that plain transformers loads."
-        )
     about = (
         f"`{base['name']}` after block fine-tuning (Block-Attention, arXiv:2409.15355): it answers from passages whose "
         "keys and values were cached apart, and under full attention. Made with the cached-block attention workbench."
@@ -139,16 +119,11 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
         f"Positions of context blocks in block mode: {recipe['positions']}",
         f"Recipe: {recipe['optimizer']}, learning rate {recipe['lr']} (linear: {recipe['warmup']} warm-up steps, "
         f"then down to 0), weight decay {recipe['weight_decay']}, clip {recipe['clip']}, at most "
-        f"{recipe['max_length']} tokens a sample{lora}; {loss}",
-        f"Prompt: the layout in `workbench.json`. {loads}",
+        f"{recipe['max_length']} tokens a sample{_adapter_words(recipe, merged)}; {_loss_words(recipe)}",
+        f"Prompt: the layout in `workbench.json`. {_loading_words(folder, base, merged)}",
     ]
     if overlap := tuning.get("overlap"):
-        facts.append(
-            f"Text it is scored on: {overlap['scored_passages']:,} passages of {len(overlap['scored'])} files; "
-            f"{overlap['left_out']:,} training samples were left out, {overlap['shared_questions']} questions and "
-            f"{overlap['shared_passages']} passages are shared ({overlap['rule']}: "
-            f"{overlap['passages_sharing_a_run']} of {overlap['passages']:,} training passages)"
-        )
+        facts.append(_overlap_words(overlap))
     nearness, columns = [], {"step": "step", "loss": "loss", "full attention": "full", "block attention": "block"}
     if taught:
         nearness = _nearness_table(tuning["scores"])
@@ -156,6 +131,47 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
     right = "whose every token is the teacher's first choice" if taught else "wholly right"
     curve = curve_table(f"Share of answers {right} (teacher-forced, training stream).", tuning["curve"], columns)
     checkpoint.write_card(folder, name, about, facts, (nearness if taught else _score_table(tuning["scores"])) + curve)
+
+
+def _adapter_words(recipe: Mapping[str, Any], merged: bool) -> str:
+    if not recipe["lora_rank"]:
+        return ""
+    how = f", merged (adapter in `{ADAPTER}/`)" if merged else f", alpha {2 * recipe['lora_rank']}"
+    return f", LoRA of rank {recipe['lora_rank']}{how}"
+
+
+def _loss_words(recipe: Mapping[str, Any]) -> str:
+    if recipe.get("teacher") != "self":
+        return "loss on answers only"
+    return (
+        "loss: KL divergence from the base model's own full attention (no labels), on answer tokens and, weighted "
+        f"{recipe['question_weight']}, on question tokens"
+    )
+
+
+def _loading_words(folder: Path, base: Mapping[str, Any], merged: bool) -> str:
+    """Say how the folder is loaded."""
+    if (folder / DIFFERENCE).is_file():
+        return (
+            f"Weights kept as the exact difference from `{base['name']}` (`{DIFFERENCE}`): loads with "
+            "`workbench.models.load`, every bit as it was trained. `workbench models ordinary` writes it as one "
+            "that plain transformers loads."
+        )
+    if merged:
+        return "Loads with plain `AutoModelForCausalLM.from_pretrained`; block mode is carried out by `workbench`."
+    return (
+        f"`workbench.models.load` merges it into `{base['name']}` (weights {base.get('weights', '')[:16]}); with "
+        "`peft` it loads as any adapter."
+    )
+
+
+def _overlap_words(overlap: Mapping[str, Any]) -> str:
+    return (
+        f"Text it is scored on: {overlap['scored_passages']:,} passages of {len(overlap['scored'])} files; "
+        f"{overlap['left_out']:,} training samples were left out, {overlap['shared_questions']} questions and "
+        f"{overlap['shared_passages']} passages are shared ({overlap['rule']}: "
+        f"{overlap['passages_sharing_a_run']} of {overlap['passages']:,} training passages)"
+    )
 
 
 def _nearness_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -51,26 +51,17 @@ def start(
     check_run_folder(out)
     if config.lora_rank and not find_spec("peft"):
         raise BadInput("lora_rank needs the package peft: pip install 'cached-block-workbench[lora]'")
-    if (attention := more.get("attention", "auto")) not in ATTENTION:
+    attention = more.get("attention", "auto")
+    if attention not in ATTENTION:
         raise not_allowed("attention", attention, ATTENTION)
     accelerator = _accelerator(device, config, evaluation)
     if attention == "tiles" and accelerator.device.type == "cpu":
         raise BadInput("attention 'tiles' (FlexAttention) trains on a GPU only: use auto or parts")
     more["say"] = say = more.get("say", _quiet) if accelerator.is_main_process else _quiet
     set_seed(config.seed)
-    fsdp = accelerator.distributed_type == DistributedType.FSDP
-    low = config.lora_rank and config.precision != "fp32" and accelerator.device.type == "cuda"
-    place, number = "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32"
     with phase(say, "model"):
-        loaded = models.load(model, place, number, layout)
+        loaded = _loaded(model, accelerator, config, layout)
     bare, spec = loaded.model, loaded.spec
-    if spec.context and config.max_length > spec.context:
-        raise BadInput(f"max_length is {config.max_length}: the model's context is {spec.context} tokens")
-    if dropout := getattr(bare.config, "attention_dropout", 0.0):
-        raise BadInput(f"the model has attention_dropout {dropout}: set it to 0 in its config.json")
-    width = min(min(heads * channels for heads, channels in spec.shapes), decoder_config(bare.config).hidden_size)
-    if config.lora_rank > width:
-        raise BadInput(f"lora_rank is {config.lora_rank}: at most {width}, the width of the model's narrowest matrix")
     limits = Limits(config.max_length, spec.window if "block" in config.copies else None)
     source, held_out = _sources(config, data, loaded, limits, evaluation, say)
     identity = {
@@ -96,6 +87,23 @@ def start(
     windows = tuple(spec.windows)
     common = (accelerator, prepared, optims, config, identity, out, loaded, windows, tally)
     return TuneRun(*common, teacher, held_out, divergences, **more), source
+
+
+def _loaded(model: str, accelerator: Accelerator, config: TuneConfig, layout: str | None) -> Loaded:
+    """Load the model where it is trained. Raises BadInput for one that does not fit the recipe."""
+    fsdp = accelerator.distributed_type == DistributedType.FSDP
+    low = config.lora_rank and config.precision != "fp32" and accelerator.device.type == "cuda"
+    place, number = "cpu" if fsdp else str(accelerator.device), "bfloat16" if low else "float32"
+    loaded = models.load(model, place, number, layout)
+    bare, spec = loaded.model, loaded.spec
+    if spec.context and config.max_length > spec.context:
+        raise BadInput(f"max_length is {config.max_length}: the model's context is {spec.context} tokens")
+    if dropout := getattr(bare.config, "attention_dropout", 0.0):
+        raise BadInput(f"the model has attention_dropout {dropout}: set it to 0 in its config.json")
+    width = min(min(heads * channels for heads, channels in spec.shapes), decoder_config(bare.config).hidden_size)
+    if config.lora_rank > width:
+        raise BadInput(f"lora_rank is {config.lora_rank}: at most {width}, the width of the model's narrowest matrix")
+    return loaded
 
 
 def _quiet(text: str) -> None:
