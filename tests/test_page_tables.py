@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.core.page_table import INVALID_POS
-from workbench.engine.page_tables import table_of
+from workbench.engine.page_tables import context_of, joined_pages, table_of
 
 SIZE = 16
 
@@ -27,7 +27,7 @@ def test_every_token_of_a_prompt_is_found_where_its_block_was_cached(blocks, row
         page += len(numbers)
     places = np.arange(len(slots), len(slots) + rows, dtype=np.int32)
     own = np.arange(page, page - (-rows // SIZE), dtype=np.int32)
-    table = table_of(context, own, places, SIZE, run=run)
+    table = table_of(context_of(joined_pages(context, SIZE), SIZE, run=run), own, places, SIZE)
     positions = table.every_position()
     seen = positions != INVALID_POS
     there = (table.numbers[:, None] * SIZE + np.arange(SIZE))[seen]

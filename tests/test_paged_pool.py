@@ -18,7 +18,7 @@ from workbench.engine.cuda_graphs import Runner
 from workbench.engine.decoding import decode
 from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
-from workbench.engine.page_tables import table_of
+from workbench.engine.page_tables import PageTable, context_of, joined_pages, table_of
 from workbench.engine.paged_pool import Pool
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -277,19 +277,49 @@ def test_pages_in_order_are_made_as_the_kernels_make_them():
             assert torch.equal(getattr(pages, field), getattr(same, field)), (which, field)
 
 
+def _table(cached, begin, **how) -> PageTable:
+    return table_of(context_of(joined_pages(cached, 16), 16, **how), OWN, PLACES + begin, 16)
+
+
+def test_the_table_of_a_context_is_kept_until_pages_are_given_back():
+    """Prompts over the same blocks share what is worked out of them; blocks that are gone are refused none the less."""
+    pool = Pool(MODEL, 40, 16)
+    one, two, three = (pool.cached(n) for n in (19, 16, 33))
+    first, again = (pool.open([one, two], 7) for _ in range(2))
+    other = pool.open([two, one], 7)
+    count = len(first.table) - len(first.owned)
+    for name in ("numbers", "first", "slots", "shifts", "page_max", "last"):
+        assert (getattr(first.table, name)[:count] == getattr(again.table, name)[:count]).all(), name
+    assert (other.table.numbers[:count] != first.table.numbers[:count]).any()
+    assert pool.open([one, two], 7, positions="naive").table.shifts is None
+    pool.give(three)
+    assert pool.open([one, two], 7).table.first.tolist() == first.table.first.tolist()
+    pool.give(two)
+    with pytest.raises(BadInput, match="given back"):
+        pool.open([one, two], 7)
+
+
+def test_no_more_than_some_tables_of_contexts_are_kept():
+    pool = Pool(MODEL, 400, 16)
+    blocks = [pool.cached(16) for _ in range(20)]
+    for block in blocks:
+        pool.close(pool.open([block], 1))
+    assert len(pool._contexts) == pools.CONTEXTS < len(blocks)
+
+
 def test_blocks_of_odd_pages_are_followed_by_an_empty_one_where_pages_are_rerotated_in_pairs():
     """Every second page begins a step, whose keys are rerotated alike; what rows see is the same."""
     pool = Pool(MODEL, 80, 16)
     pool.run = 2
     cached = [pools.Cached(torch.tensor(pool.take(n)), n) for n in (33, *[128] * 5, 16)]
-    plain, paired = (table_of(cached, OWN, PLACES + 689, 16, run=run) for run in (1, 2))
+    plain, paired = (_table(cached, 689, run=run) for run in (1, 2))
     assert (plain.run, paired.run, len(paired)) == (1, 2, len(plain) + 2)
     pairs = paired.shifts[: len(paired) // 2 * 2].reshape(-1, 2)
     assert (pairs[:, 0] == pairs[:, 1]).all() and (np.diff(paired.first) >= 0).all()
     for name in ("numbers", "first", "slots", "shifts"):
         assert (getattr(paired, name)[paired.slots > 0] == getattr(plain, name)).all(), name
-    assert table_of([cached[0], cached[-1]], OWN, PLACES + 49, 16, run=2).run == 1, "too many would be empty"
-    assert table_of(cached, OWN, PLACES + 689, 16, naive=True, run=2).shifts is None
+    assert _table([cached[0], cached[-1]], 49, run=2).run == 1, "too many would be empty"
+    assert _table(cached, 689, naive=True, run=2).shifts is None
 
 
 def test_pages_in_pairs_compute_what_single_pages_do():

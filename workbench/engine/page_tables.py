@@ -66,17 +66,15 @@ class PageTable:
         """[P] largest position of a page; INVALID_POS where a slot is hidden."""
         if self.positions is not None:
             return self.positions.max(1)
-        return np.where(self.slots == self.size, self.first + (self.size - 1), np.int32(INVALID_POS))
+        return _largest(self.first, self.slots, self.size, self.partial_pages)[0]
 
     @cached_property
     def last(self) -> Ints:
         """[P] largest position of a page and all before it, as `Paged` has it."""
-        if self.positions is not None:
-            seen = np.where(self.positions == INVALID_POS, -1, self.positions).max(1)
-            seen = np.where(self.first == INVALID_POS, INVALID_POS, seen)
-        else:
-            seen = self.first + self.slots - 1 if self.partial_pages else self.page_max
-        return np.maximum.accumulate(seen)
+        if self.positions is None:
+            return _largest(self.first, self.slots, self.size, self.partial_pages)[1]
+        seen = np.where(self.positions == INVALID_POS, -1, self.positions).max(1)
+        return np.maximum.accumulate(np.where(self.first == INVALID_POS, INVALID_POS, seen))
 
     def every_position(self) -> Ints:
         """[P, size] of every slot; INVALID_POS where no row may see it."""
@@ -101,33 +99,39 @@ def pages_of(block: CachedBlock, size: int) -> Ints:
     return np.stack((block.numbers, slots, block.start + place * np.int32(size), place))
 
 
-def table_of(
-    context: Sequence[CachedBlock],
-    own: Ints,
-    places: Ints,
-    size: int,
-    naive: bool = False,
-    run: int = 1,
-    joined: Ints | None = None,
-) -> PageTable:
-    """Make the table of a prompt: the pages of its blocks, then pages `own` that hold positions `places` [R].
+@dataclass(frozen=True, eq=False)
+class ContextTable:
+    """The pages that a context of blocks takes in a table: the same for every prompt over these blocks.
 
-    Positions below the length of the context are recomputed tokens: their cached entries are hidden. `naive` leaves
-    keys as they were cached. `run`: pages that should be rerotated alike; empty pages are put between blocks for it
-    where they are few. `joined`: `pages_of` all blocks, side by side, where they are joined already.
+    Fields are those of `PageTable`; `length`: its tokens.
     """
-    if joined is None:
-        joined = np.concatenate([np.empty((4, 0), np.int32), *[pages_of(block, size) for block in context]], 1)
+
+    length: int
+    numbers: Ints
+    first: Ints
+    slots: Ints
+    shifts: Ints | None
+    page_max: Ints
+    last: Ints
+    partial_pages: bool
+    run: int
+
+
+def context_of(joined: Ints, size: int, naive: bool = False, run: int = 1) -> ContextTable:
+    """Make the table of a context whose blocks' `pages_of` are `joined` side by side [4, P].
+
+    `naive` leaves keys as they were cached. `run`: pages that should be rerotated alike; empty pages are put between
+    blocks for it where they are few.
+    """
     numbers, slots, cached, place = joined
     ends = slots.cumsum(dtype=np.int32)
     first = ends - slots  # a block begins where the one before it ends
     length, pages = int(ends[-1]) if len(ends) else 0, len(numbers)
-    recomputed = int(places.searchsorted(length)) if len(places) and places[0] < length else 0
     shift = first - cached
     shifted = not naive and bool(shift.any())
     partial = bool((slots[:-1] != size).any())
     runs = 1
-    if run > 1 and shifted and not recomputed:
+    if run > 1 and shifted:
         begins = np.flatnonzero(place == 0)
         counts = np.diff(begins, append=pages)
         width = -counts % run
@@ -138,14 +142,45 @@ def table_of(
             numbers, slots, first = (_spread(x, at, pages + added) for x in (numbers, slots, first))
             first = np.maximum.accumulate(first)  # an empty page stands where the one before it does
             shift = shift[begins].repeat(counts + width)
-    held = np.minimum(len(places) - np.arange(len(own), dtype=np.int32) * size, size)
-    parts = [(numbers, own), (first, places[::size]), (slots, held)]
-    numbers, first, slots = map(np.concatenate, parts)
-    shifts = np.concatenate((shift, np.zeros(len(own), np.int32))) if shifted else None
+    page_max, last = _largest(first, slots, size, partial)
+    return ContextTable(length, numbers, first, slots, shift if shifted else None, page_max, last, partial, runs)
+
+
+def joined_pages(context: Sequence[CachedBlock], size: int) -> Ints:
+    """[4, P] `pages_of` all blocks, side by side."""
+    return np.concatenate([np.empty((4, 0), np.int32), *[pages_of(block, size) for block in context]], 1)
+
+
+def table_of(context: ContextTable, own: Ints, places: Ints, size: int) -> PageTable:
+    """Make the table of a prompt: the pages of its context, then pages `own` that hold positions `places` [R].
+
+    Positions below the length of the context are recomputed tokens: their cached entries are hidden. The context is
+    then one without runs.
+    """
+    part, pages = context, len(context.numbers)
+    begins, held = places[::size], np.full(len(own), size, np.int32)
+    held[-1:] = len(places) - (len(own) - 1) * size
+    numbers = np.concatenate((part.numbers, own))
+    shifts = None if part.shifts is None else np.concatenate((part.shifts, np.zeros(len(own), np.int32)))
+    recomputed = int(places.searchsorted(part.length)) if len(places) and places[0] < part.length else 0
     if recomputed:
-        hidden = PageTable(size, numbers[:pages], first[:pages], slots[:pages]).every_position()
-        return _hidden(hidden, numbers, places, recomputed, length, shifts)
-    return PageTable(size, numbers, first, slots, shifts, None, partial, runs)
+        hidden = PageTable(size, numbers[:pages], part.first, part.slots).every_position()
+        return _hidden(hidden, numbers, places, recomputed, part.length, shifts)
+    first, slots = np.concatenate((part.first, begins)), np.concatenate((part.slots, held))
+    table = PageTable(size, numbers, first, slots, shifts, None, part.partial_pages, part.run)
+    page_max = begins + np.int32(size - 1)
+    page_max[held != size] = INVALID_POS
+    last = begins + held - 1 if part.partial_pages else page_max  # they rise
+    if pages:
+        last = np.maximum(last, part.last[-1])
+    vars(table).update(page_max=np.concatenate((part.page_max, page_max)), last=np.concatenate((part.last, last)))
+    return table
+
+
+def _largest(first: Ints, slots: Ints, size: int, partial: bool) -> tuple[Ints, Ints]:
+    """`PageTable.page_max` and `last` of pages whose visible slots are at the front."""
+    page_max = np.where(slots == size, first + (size - 1), np.int32(INVALID_POS))
+    return page_max, np.maximum.accumulate(first + slots - 1 if partial else page_max)
 
 
 def common_pages(tables: Sequence[PageTable]) -> int:

@@ -7,6 +7,7 @@ all that is computed for it: recomputed tokens of blocks, the question, the answ
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from weakref import ref
 
 import numpy as np
@@ -21,9 +22,12 @@ from workbench.core.kv import KV
 from workbench.engine.assembly import Positions, check_positions
 from workbench.engine.page_owners import NoPages, PageOwners, Taken
 from workbench.engine.page_storage import PageStorage
-from workbench.engine.page_tables import Ints, table_of
+from workbench.engine.page_tables import ContextTable, Ints, context_of, joined_pages, table_of
 from workbench.engine.paged_prompt import Cached, PagedPrompt
 from workbench.models.spec import attach
+
+CONTEXTS = 16  # contexts whose tables are kept
+_SERIAL_OF = attrgetter("serial")
 
 
 class Pool(PageStorage):
@@ -33,6 +37,7 @@ class Pool(PageStorage):
         super().__init__(model, pages, size, kernels)
         self.owners = PageOwners(pages)
         self._model = ref(model)
+        self._contexts: dict[tuple[int, ...] | None, tuple[int, ContextTable]] = {}
 
     @property
     def free(self) -> int:
@@ -173,41 +178,53 @@ class Pool(PageStorage):
             )
         check_positions(positions)
         given = self.owners.given
-        joined = self.check_blocks(context)
-        length = sum([block.length for block in context])
+        recomputes = recompute is not None and len(recompute) > 0
+        table = self._context(context, positions == "naive", 1 if recomputes else self.run, given)
+        length = table.length
         places = np.arange(length, length + reserve, dtype=np.int32)
-        if recompute is not None and len(recompute):
+        if recompute is not None and recomputes:
             recomputed = recompute.cpu().numpy().astype(np.int32)
             _check_recompute(recomputed, length)
             places = np.concatenate((recomputed, places))
-        return self._prompt(context, places, positions, wait, length, joined, given)
+        return self._prompt(context, places, table, wait, given)
 
     def blank(self, reserve: int) -> PagedPrompt:
         """Make the page table of a prompt that reuses nothing, with pages for `reserve` tokens."""
         if reserve < 1:
             raise BadInput(f"room for {reserve} tokens: a prompt has one at least")
-        return self._prompt((), np.arange(reserve, dtype=np.int32))
+        return self._prompt((), np.arange(reserve, dtype=np.int32), context_of(joined_pages((), self.size), self.size))
+
+    def _context(self, context: Sequence[Cached], naive: bool, run: int, given: int) -> ContextTable:
+        """Return the table of a context whose blocks are in order; those of the last contexts are kept.
+
+        `given`: how often pages had been given back before this; blocks that were in order then are so still.
+        """
+        key = (naive, run, *map(_SERIAL_OF, context)) if {*map(type, context)} == {Cached} else None
+        known = self._contexts.get(key)
+        if known is not None and known[0] == given:
+            return known[1]
+        joined = self.check_blocks(context)
+        if joined is None or key is None:
+            return context_of(joined_pages(context, self.size), self.size, naive, run)
+        table = known[1] if known is not None else context_of(joined, self.size, naive, run)
+        self._contexts[key] = given, table
+        for old in list(self._contexts)[:-CONTEXTS]:
+            self._contexts.pop(old, None)
+        return table
 
     def _prompt(
-        self,
-        context: Sequence[Cached],
-        places: Ints,
-        positions: Positions = "re-encoded",
-        wait: float = 0.0,
-        length: int = 0,
-        joined: Ints | None = None,
-        given: int = -1,
+        self, context: Sequence[Cached], places: Ints, table: ContextTable, wait: float = 0.0, given: int = -1
     ) -> PagedPrompt:
         owned = self.take(len(places), wait)
         try:
             mine = owned.numbers
-            table = table_of(context, mine, places, self.size, positions == "naive", self.run, joined)
+            pages = table_of(table, mine, places, self.size)
         except BaseException:
             self.give(owned)
             raise
         offsets = np.arange(self.size, dtype=np.int32)
         own: Ints = (mine[:, None] * np.int32(self.size) + offsets).ravel()[: len(places)]
-        return PagedPrompt(length, table, own, places, owned, self, tuple(context), checked=given)
+        return PagedPrompt(table.length, pages, own, places, owned, self, tuple(context), checked=given)
 
     @renamed.arguments(room="reserve")
     def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:

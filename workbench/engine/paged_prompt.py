@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from workbench.core.page_table import Paged
 from workbench.engine.page_owners import Taken
 from workbench.engine.page_tables import Ints, PageTable, pages_of
+
+_SERIAL = count()
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +27,7 @@ class Cached:
     start: int = 0
     pool: object = field(default=None, repr=False)
     generations: Ints | None = field(default=None, repr=False)
+    serial: int = field(default_factory=_SERIAL.__next__, init=False, repr=False)  # no other block's
 
     def __len__(self) -> int:
         return self.length
