@@ -1,6 +1,8 @@
-"""Products of vectors that lie across tokens: `tokens` neighbours of [B, H, T, D] side by side are one vector of
-tokens · D channels, the last one padded with zeros. BFLA's flattened groups and XAttention's antidiagonals (queries in
-reverse) are such products; they are read where the tokens lie, and a tile of them never leaves the registers whole.
+"""Products of vectors that lie across tokens.
+
+`tokens` neighbours of [B, H, T, D] side by side are one vector of tokens · D channels, the last one padded with zeros.
+BFLA's flattened groups and XAttention's antidiagonals (queries in reverse) are such products; they are read where the
+tokens lie, and a tile of them never leaves the registers whole.
 """
 
 from torch import Tensor

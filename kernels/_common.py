@@ -28,8 +28,10 @@ SECTION_BYTES = 24 << 20  # heads whose keys and values fit this much of the L2 
 
 @dataclass(frozen=True)
 class Config:
-    """Rows and keys of a tile, warps of a program, depth of the software pipeline; `descriptors`: keys and values come
-    through tensor descriptors (Hopper's copy engine) where their strides allow it."""
+    """Rows and keys of a tile, warps of a program, depth of the software pipeline.
+
+    `descriptors`: keys and values come through tensor descriptors (Hopper's copy engine) where their strides allow it.
+    """
 
     rows: int
     keys: int
@@ -62,7 +64,9 @@ def rows_first(x: Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float | None = None) -> Tensor:
     """Plain attention in the dtype of its arguments: q [Hq, R, D], k and v [H, T, D], seen [R, T] or [Hq, R, T] bool.
-    A row that sees nothing is 0."""
+
+    A row that sees nothing is 0.
+    """
     k, v = (x.repeat_interleave(len(q) // len(k), 0) for x in (k, v))
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)

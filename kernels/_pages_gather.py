@@ -1,5 +1,8 @@
-"""Pages copied out of a pool into the order of their positions, keys rotated on the way: with thousands of rows to
-attend, one pass over the keys costs a fiftieth of the attention, and then nothing has to be looked up any more."""
+"""Pages copied out of a pool into the order of their positions, keys rotated on the way.
+
+With thousands of rows to attend, one pass over the keys costs a fiftieth of the attention, and then nothing has to be
+looked up any more.
+"""
 
 import torch
 from torch import Tensor

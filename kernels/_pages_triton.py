@@ -1,5 +1,6 @@
-"""Rows that attend to pages of keys and values, wherever the pages lie: the common part of `question_attention` (few
-rows, the keys split among programs) and `q_sparse_attention` (many rows).
+"""Rows that attend to pages of keys and values, wherever the pages lie.
+
+The common part of `question_attention` (few rows, the keys split among programs) and `q_sparse_attention` (many rows).
 
 A request is a list of pages of a pool (`core.page_table.Paged`), shared with other requests or its own, and the
 position of every slot of them. A slot that no row may see (the tail of a block, a stale entry that the request
@@ -262,8 +263,10 @@ def launch_parts(
 
 
 def parts_for(config: Config, q: Tensor, heads: int, pages: Paged, resident: int) -> int:
-    """How many programs share the keys of one row tile, so that each multiprocessor has `resident` of them to run and
-    every one has at least four tiles of keys."""
+    """Return how many programs share the keys of one row tile.
+
+    So many that each multiprocessor has `resident` of them to run and every one has at least four tiles of keys.
+    """
     tiles = -(-q.shape[2] * (q.shape[1] // heads) // config.rows) * heads * len(q)
     most = pages.positions[0].numel() // (4 * config.keys)
     return max(1, min(resident * processors(q.device) // tiles, most, 128))

@@ -1,6 +1,7 @@
-"""Lists of two neighbouring query tiles as one, so that a program computes both and fetches a tile of keys for both at
-once. An entry is 4 · tile + 1 where the first keeps the tile, + 2 where the second does; entries rise as tiles do. Made
-on the device: nothing waits for it.
+"""Lists of two neighbouring query tiles as one, so that a program computes both.
+
+It fetches a tile of keys for both at once. An entry is 4 · tile + 1 where the first keeps the tile, + 2 where the
+second does; entries rise as tiles do. Made on the device: nothing waits for it.
 """
 
 import torch

@@ -1,5 +1,7 @@
-"""Rows that attend to chosen tiles of keys lying in place: the common part of `tile_attention` (tiles are chosen for
-each query tile and head) and `page_list_attention` (pages are chosen for a whole chunk and a group of heads).
+"""Rows that attend to chosen tiles of keys lying in place.
+
+The common part of `tile_attention` (tiles are chosen for each query tile and head) and `page_list_attention` (pages are
+chosen for a whole chunk and a group of heads).
 
 A choice is one rising list of key tiles for each (request, group of heads, query tile). The lists are compacted, so the
 loop over keys has no branch. Its front part, tiles that every row of the program sees in whole, needs no mask; where
@@ -36,8 +38,10 @@ def configure(width: int, dtype: torch.dtype) -> Config:
 
 
 def lists(kept: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., J] bool as rising lists (indptr [N + 1], indices), int32, on their device and without waiting for it:
-    `indices` has room for everything and is unwritten behind indptr[N]."""
+    """Return [..., J] bool as rising lists (indptr [N + 1], indices), int32, on their device.
+
+    Nothing waits for it: `indices` has room for everything and is unwritten behind indptr[N].
+    """
     flat = kept.flatten(0, -2)
     indptr = torch.zeros(len(flat) + 1, dtype=torch.int32, device=kept.device)
     indptr[1:].copy_(flat.sum(1).cumsum(0))

@@ -67,8 +67,11 @@ def _score(
 
 
 def takes(q: Tensor, keys: Tensor, rule: TileRule, flat: int) -> bool:
-    """Whether `launch` carries it out: head widths in sixteens, blocks of 1, 2, 4 … 32 vectors, tiles that halve a
-    block some times, up to 8,192 blocks in the row of a group's heads. Elsewhere `reference` does."""
+    """Return whether `launch` carries it out; elsewhere `reference` does.
+
+    It takes head widths in sixteens, blocks of 1, 2, 4 … 32 vectors, tiles that halve a block some times, up to 8,192
+    blocks in the row of a group's heads.
+    """
     groups, group = rule.block // flat, q.shape[1] // keys.shape[1]
     return groups <= 32 and groups & groups - 1 == 0 and fits(q, keys, rule, group)
 

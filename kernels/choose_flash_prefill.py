@@ -111,8 +111,10 @@ def _score(
 
 
 def takes(q: Tensor, keys: Tensor, rule: TileRule) -> bool:
-    """Whether `launch` carries it out: blocks of up to 256 tokens, head widths in sixteens up to 256, up to 8,192
-    blocks. Elsewhere `reference` does."""
+    """Return whether `launch` carries it out; elsewhere `reference` does.
+
+    It takes blocks of up to 256 tokens, head widths in sixteens up to 256, up to 8,192 blocks.
+    """
     return rule.block <= MOST and q.shape[-1] <= 256 and fits(q, keys, rule, 1)
 
 
@@ -145,8 +147,11 @@ def _logits(config: Config, q: Tensor, shape: torch.Size, rows: Tensor, means: M
 
 
 def pooled(keys: Tensor, block: int, means: Means | None = None, first: int = 0, capacity: int = 0) -> Means:
-    """Mean keys of [B, H, T, D], with room for a cache of `capacity` tokens; `means` of an earlier chunk are completed
-    in place from the block of token `first` on, and nothing before it is read."""
+    """Mean keys of [B, H, T, D], with room for a cache of `capacity` tokens.
+
+    `means` of an earlier chunk are completed in place from the block of token `first` on, and nothing before it is
+    read.
+    """
     need_triton("choose_flash_prefill")
     keys = rows_first(keys)
     batch, heads, length, width = keys.shape

@@ -67,8 +67,11 @@ class PlannedRequest:
         self._pieces: dict[tuple[int | None, torch.device], list[Piece]] = {}
 
     def place(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Return where fresh keys and values of a layer lie in the KV, [H, R, D] each, if they may be written there
-        before `attend` is called: the rows are a run without gaps, and nothing of the cache is still on its way."""
+        """Return where fresh keys and values of a layer lie in the KV, [H, R, D] each.
+
+        None where they may not be written there before `attend` is called: they may where the rows are a run without
+        gaps, and nothing of the cache is still on its way.
+        """
         if self.wait is not None or not self._whole:
             return None
         keys, values = (x[layer][:, self._first : self._end] for x in (self.kv.keys, self.kv.values))
@@ -225,9 +228,11 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: Piece, scale: float 
 
 
 def _kernels(q: Tensor, bias: Tensor | None) -> AbstractContextManager[None]:
-    """A mask for each head, on a GPU, is left to torch's own products: the logits are no more than the mask, which is
-    there already. By torch's own choice such a call took 12 ms (H200, torch 2.11, ever new shapes), perhaps because
-    cuDNN plans each shape."""
+    """Leave a mask for each head, on a GPU, to torch's own products.
+
+    The logits are no more than the mask, which is there already. By torch's own choice such a call took 12 ms (H200,
+    torch 2.11, ever new shapes), perhaps because cuDNN plans each shape.
+    """
     if bias is None or bias.ndim != 4 or not q.is_cuda:
         return nullcontext()
     return sdpa_kernel([SDPBackend.MATH])

@@ -29,8 +29,10 @@ def check_layers(layers: Layers, words: tuple[str, ...]) -> None:
 
 
 def layers_of(model: PreTrainedModel, layers: Layers) -> list[int]:
-    """Layer numbers of "all", of "last" (the last layer that sees the whole prompt: without a sliding window, where the
-    model has one) or of a list, which may count from the end."""
+    """Return the layer numbers of "all", of "last" or of a list, which may count from the end.
+
+    "last" is the last layer that sees the whole prompt: without a sliding window, where the model has one.
+    """
     count = decoder_config(model.config).num_hidden_layers
     if layers == "all":
         return list(range(count))

@@ -101,8 +101,11 @@ class QuestionAttention(_Kernel):
 
 @dataclass(frozen=True)
 class TileAttention(_Kernel):
-    """Many rows, dense or over kept tiles. A choice that is `alike` for all query tiles (CompactAttention) is one list
-    for each group of heads, as `page_list_attention` reads it for a batch of caches of whole pages."""
+    """Many rows, dense or over kept tiles.
+
+    A choice that is `alike` for all query tiles (CompactAttention) is one list for each group of heads, as
+    `page_list_attention` reads it for a batch of caches of whole pages.
+    """
 
     name = "tile_attention"
 
@@ -178,8 +181,10 @@ def backend_for(problem: AttentionProblem) -> Torch | QuestionAttention | TileAt
 
 
 def few_programs(rows: int, heads: int, device: torch.device) -> bool:
-    """Whether so many rows of query heads are too few programs of `tile_attention`, which does not split the keys, to
-    fill a GPU twice: then `question_attention` is faster, which splits them."""
+    """Return whether so many rows of query heads are too few programs of `tile_attention` to fill a GPU twice.
+
+    It does not split the keys: then `question_attention` is faster, which splits them.
+    """
     return on_gpu(device) and -(-rows // ROWS) * heads < 2 * _processors(device)
 
 

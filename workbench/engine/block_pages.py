@@ -43,8 +43,10 @@ class BlockPages:
         return self.pool.free + self._idle
 
     def make_room(self, pages: int, what: str = "the request") -> None:
-        """Drop blocks that nobody reads until so many pages are free; those whose KV is gone first. Raises NoPages,
-        dropping nothing, if they are not enough."""
+        """Drop blocks that nobody reads until so many pages are free.
+
+        Those whose KV is gone first. Raises NoPages, dropping nothing, if they are not enough.
+        """
         if pages > self.room:
             raise NoPages(pages, self.room, what)
         if self.pool.free >= pages:

@@ -13,8 +13,10 @@ from workbench.core.tiles import Tiles
 
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, rows: Tensor, tiles: Tiles, scale: float | None) -> Tensor:
-    """q [Hq, R, D] at positions `rows` [R] over keys and values [H, T, D] -> [Hq, R, Dv]: causal, within kept tiles and
-    columns. A row that sees nothing gets 0."""
+    """Return the attention of q [Hq, R, D] at positions `rows` [R] over keys and values [H, T, D]: [Hq, R, Dv].
+
+    Causal, within kept tiles and columns. A row that sees nothing gets 0.
+    """
     heads, kv_heads, length = len(q), len(keys), keys.shape[1]
     whole = tiles.columns is None
     size = tiles.size if whole else 1  # keys that an entry of a list stands for

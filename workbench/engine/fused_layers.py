@@ -42,8 +42,10 @@ class FusedLayer:
 
 
 class FusedLayers:
-    """The layers of a model over one pool. `kernels`: Triton's; else their torch references. `products`: how rows are
-    multiplied."""
+    """The layers of a model over one pool.
+
+    `kernels`: Triton's; else their torch references. `products`: how rows are multiplied.
+    """
 
     def __init__(self, model: PreTrainedModel, kernels: bool, products: Products | None = None):
         self.kernels, self.products = kernels, products or Products()

@@ -228,8 +228,11 @@ class StaticBatch:
 
 
 class DecodeBatch(StaticBatch):
-    """A step of decoding: one row a request. It takes the likeliest token itself and makes the next step's inputs, so a
-    step needs nothing from the host. `tokens` [reserve, B]: the token chosen by each step."""
+    """A step of decoding: one row a request.
+
+    It takes the likeliest token itself and makes the next step's inputs, so a step needs nothing from the host.
+    `tokens` [reserve, B]: the token chosen by each step.
+    """
 
     def __init__(self, model: PreTrainedModel, pool: Pool, bucket: Bucket, layers: FusedLayers | None = None):
         super().__init__(model, pool, bucket, layers)
