@@ -17,7 +17,8 @@ from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
 from workbench.engine import backends
 from workbench.engine.assembly import assemble, empty
-from workbench.engine.backends import AttentionProblem, backend_for, named
+from workbench.engine.attention_problem import AttentionProblem
+from workbench.engine.backends import backend_for, named
 from workbench.engine.buckets import Bucket
 from workbench.engine.chunked import prefill_chunked
 from workbench.engine.encoding import encode_many

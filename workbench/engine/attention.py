@@ -20,6 +20,7 @@ from workbench.core.masks import MaskRule, causal, visible, window
 from workbench.core.plan import Plan, Site
 from workbench.core.tiles import Tiles
 from workbench.engine import backends, block_sparse, few_rows
+from workbench.engine.attention_problem import problem_of
 from workbench.models.seam import LayerInput
 
 # A mask is built in chunks of rows of at most this many elements, and kept from layer to layer below it.
@@ -102,7 +103,7 @@ class PlannedRequest:
         end = self._end if sees is causal else len(self.kv)
         keys, values = self.kv.keys[x.layer][:, :end], self.kv.values[x.layer][:, :end]
         tiles = self._tiles(x, keys, rows)
-        problem = backends.problem_of(x.q, keys, sees, x.window, self._whole and not self._first, tiles)
+        problem = problem_of(x.q, keys, sees, x.window, self._whole and not self._first, tiles)
         backend: Any = self.plan.backend or backends.backend_for(problem)
         self.backends[x.layer] = backends.name_of(backend)
         if backend is not backends.TORCH:

@@ -24,11 +24,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from workbench.core.errors import BadInput, shown
-from workbench.core.masks import Sees, causal
+from workbench.core.masks import Sees
 from workbench.core.page_table import INVALID_POS, Paged
 from workbench.core.rope import Pairing
 from workbench.core.tiles import Tiles
 from workbench.engine import measured_backends
+from workbench.engine.attention_problem import AttentionProblem
 
 WIDTHS = (16, 256)  # head widths
 TILES = (16, 32, 64, 128, 256)  # tokens of a tile
@@ -36,23 +37,6 @@ ROWS = 128  # rows of a program of tile_attention
 PAGE = 128  # tokens of a page of the identity table that question_attention is given
 SHORT = 1024  # a whole prompt below it is torch's: one launch is all it takes
 Scale = float | None  # of the logits; None: 1/sqrt(D)
-
-
-@dataclass(frozen=True)
-class AttentionProblem:
-    """The attention of one layer: all that a choice depends on. `rows` are computed over `length` keys."""
-
-    rows: int
-    length: int
-    heads: tuple[int, int]  # query heads, KV heads
-    width: int
-    dtype: torch.dtype
-    device: torch.device
-    causal: bool = True  # the rule is plain causality
-    windowed: bool = False  # a sliding window hides some keys
-    whole: bool = False  # the rows are a prompt from its start
-    tile: int | None = None  # tokens of a tile, where tiles are chosen
-    columns: bool = False  # single keys are chosen besides
 
 
 @dataclass(frozen=True)
@@ -210,26 +194,6 @@ def check(backend: Any, problem: AttentionProblem) -> None:
 def name_of(backend: Any) -> str:
     """Return the name of a backend, or of any callable in its place."""
     return str(getattr(backend, "name", None) or getattr(backend, "__name__", type(backend).__name__))
-
-
-def problem_of(
-    q: Tensor, keys: Tensor, sees: Sees, window: int | None, whole: bool, tiles: Tiles | None = None
-) -> AttentionProblem:
-    """Describe q [Hq, R, D] over keys [H, T, D] under a rule, a sliding window and a choice of tiles."""
-    length = keys.shape[1]
-    return AttentionProblem(
-        q.shape[1],
-        length,
-        (q.shape[0], keys.shape[0]),
-        q.shape[2],
-        q.dtype,
-        q.device,
-        sees is causal,
-        bool(window and window < length),
-        whole,
-        None if tiles is None else tiles.size,
-        tiles is not None and tiles.columns is not None,
-    )
 
 
 def rerotate(keys: Tensor, distance: Tensor, inv_freq: Tensor, pairing: Pairing, out: Tensor, kernels: bool) -> None:

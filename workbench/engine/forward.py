@@ -16,6 +16,7 @@ from workbench.core.plan import Plan
 from workbench.engine import backends
 from workbench.engine.assembly import empty
 from workbench.engine.attention import PlannedRequest
+from workbench.engine.attention_problem import AttentionProblem
 from workbench.engine.cpu_layers import cpu_layers
 from workbench.engine.fused_layers import packed_layers
 from workbench.models.seam import PackedRequest, StopForward
@@ -146,4 +147,4 @@ def _check(spec: ModelSpec, request: PrefillRequest) -> None:
     for (heads, width), window in {*zip(spec.shapes, spec.windows, strict=True)} if plan.backend else ():
         tile = getattr(plan.sparse, "size", None)  # of a function it is known in the layer only
         shape = (len(plan.rows), last + 1, (heads, heads), width, spec.dtype, spec.device, plan.sees is causal)
-        backends.check(plan.backend, backends.AttentionProblem(*shape, bool(window and window <= last), tile=tile))
+        backends.check(plan.backend, AttentionProblem(*shape, bool(window and window <= last), tile=tile))

@@ -14,7 +14,8 @@ from workbench.core.blocks import Block
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, side_by_side
 from workbench.engine.assembly import Positions, check_positions
-from workbench.engine.backends import AttentionProblem, named, rerotate
+from workbench.engine.attention_problem import AttentionProblem
+from workbench.engine.backends import named, rerotate
 from workbench.engine.encoding import index_copy, packed_pass, packs
 from workbench.engine.paged_prompt import Cached, PagedPrompt
 from workbench.models.spec import attach

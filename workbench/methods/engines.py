@@ -21,7 +21,8 @@ from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput, not_allowed
 from workbench.core.masks import Sees, causal, visible
 from workbench.core.plan import Plan
-from workbench.engine.backends import AttentionProblem, named, on_gpu
+from workbench.engine.attention_problem import AttentionProblem
+from workbench.engine.backends import named, on_gpu
 from workbench.engine.block_pages import BlockPages
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.page_owners import NoPages
