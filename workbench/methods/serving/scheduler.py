@@ -1,10 +1,7 @@
 """Which request is loaded and which is computed: one round after the other, by one thread."""
 
-import gc
-import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import count
 from threading import Condition
 from typing import Literal, get_args
@@ -14,12 +11,12 @@ from workbench.core.errors import BadInput
 from workbench.methods.serving.computation import Computation
 from workbench.methods.serving.loaders import Loaders, ThreadLoaders
 from workbench.methods.serving.queues import Queues
+from workbench.methods.serving.steady import steady
 from workbench.methods.serving.tickets import Engine, NoRoom, Ticket
 from workbench.store.events import Events, What
 
 Mode = Literal["sync", "request", "layer"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-TURN = 2e-4  # seconds for which a loader's Python may keep the engine's thread waiting; Python's own are 5e-3
 
 
 class Busy(BadInput):
@@ -104,7 +101,7 @@ class Scheduler:
     def run(self, prompts: Iterable[Prompt] = (), max_new_tokens: int = 64) -> list[Ticket]:
         """Submit prompts, and compute until nothing is left to do; return their tickets."""
         tickets = []
-        with _steady():
+        with steady():
             for prompt in prompts:
                 while not self._has_place():
                     self.step()
@@ -115,7 +112,7 @@ class Scheduler:
 
     def serve(self) -> None:
         """Compute until `close` is called: what a thread of its own is for."""
-        with _steady():
+        with steady():
             while not self._closed or self._left():
                 self.step(idle=True)
 
@@ -156,25 +153,30 @@ class Scheduler:
         return self.queues.ends > before
 
     def _collect(self) -> bool:
-        queues, reports = self.queues, self.loaders.poll()
+        """Take what loaders report; return whether there was something."""
+        reports = self.loaders.poll()
         for report in reports:
-            ticket = report.ticket
             if report.what == "begun":
-                if ticket in queues.loading and not ticket.done.is_set():
-                    queues.begun.append(ticket)
-                continue
-            queues.drop(ticket, queues.loading, queues.begun)
-            if ticket.done.is_set():  # it ended meanwhile
-                self.engine.release(ticket)
-            elif ticket.state == "running":  # layer by layer, it was computed as they came
-                continue
-            elif isinstance(report.problem, NoRoom):
-                queues.put_back(ticket, report.problem)
-            elif report.problem is not None:
-                queues.end(ticket, "fail", report.problem)
+                if report.ticket in self.queues.loading and not report.ticket.done.is_set():
+                    self.queues.begun.append(report.ticket)
             else:
-                queues.arrived(ticket)
+                self._loaded(report.ticket, report.problem)
         return bool(reports)
+
+    def _loaded(self, ticket: Ticket, problem: BaseException | None) -> None:
+        """Take a request on whose loading has ended, or end or put back one whose loading failed."""
+        queues = self.queues
+        queues.drop(ticket, queues.loading, queues.begun)
+        if ticket.done.is_set():  # it ended meanwhile
+            self.engine.release(ticket)
+        elif ticket.state == "running":
+            return  # layer by layer, it was computed as they came
+        elif isinstance(problem, NoRoom):
+            queues.put_back(ticket, problem)
+        elif problem is not None:
+            queues.end(ticket, "fail", problem)
+        else:
+            queues.arrived(ticket)
 
     def _sweep(self) -> bool:
         """End what is cancelled or too late."""
@@ -253,19 +255,3 @@ class Scheduler:
         if self.computation.until is not None:
             moments.append(self.computation.until)
         return min(moments, default=None)
-
-
-@contextmanager
-def _steady() -> Iterator[None]:
-    """Let threads take turns sooner: the engine's own waits for the device, and then for a loader.
-
-    What is there already is no garbage: Python does not look through it again and again.
-    """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(TURN, before))
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        sys.setswitchinterval(before)
