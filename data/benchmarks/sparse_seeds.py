@@ -54,6 +54,11 @@ SHARES = ("density", "union")  # of causal pairs: what a method chooses, and wha
 Unit = tuple[int, int, int]  # training seed, first question, number of questions
 
 
+def folders(runs: Path) -> dict[int, str]:
+    """Return name or folder of the model of every training seed."""
+    return {seed: str(runs / f"{MODEL}-{seed}" / "model") for seed in SEEDS} | {SHIPPED: MODEL}
+
+
 @lru_cache(maxsize=1)
 def loaded(folder: str, device: str) -> models.Loaded:
     """Load a model once a process."""
@@ -143,7 +148,7 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     end = time.time() + 60 * args.minutes
-    folders = {seed: str(args.runs / f"{MODEL}-{seed}" / "model") for seed in SEEDS} | {SHIPPED: MODEL}
+    given_models = folders(args.runs)
     starts = range(0, args.samples, args.size)
     units: list[Unit] = [(seed, start, min(args.size, args.samples - start)) for start in starts for seed in SEEDS]
     paths = {unit: args.out / "{}-{:05}-{}.json".format(*unit) for unit in units}
@@ -151,7 +156,7 @@ def main() -> None:
     given = (args.device, args.samples, args.measured, end)
     print(f"{len(todo)} of {len(units)} units to do, {len(SPECS)} settings", flush=True)
     with ProcessPoolExecutor(args.processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        running = {pool.submit(run, unit, folders[unit[0]], *given): unit for unit in todo}
+        running = {pool.submit(run, unit, given_models[unit[0]], *given): unit for unit in todo}
         for future in as_completed(running):
             if (found := future.result()) is not None:
                 results.write_json(paths[running[future]], found)
