@@ -8,7 +8,7 @@ import pytest
 from tests.test_sparse_benchmark import loaded_script
 from workbench.experiments import block_seeds, results, sparse_seeds
 from workbench.experiments.papers.evidence import block_gap
-from workbench.experiments.papers.sparse_evidence import sparse_over_seeds
+from workbench.experiments.papers.sparse_evidence import needles_over_seeds, sparse_over_seeds
 from workbench.plots import training_seeds
 from workbench.plots.block_finetuning import FULL, REUSED, TUNED, TUNED_FULL, VANILLA
 
@@ -135,3 +135,18 @@ def test_files_of_several_runs_are_joined_by_method_and_seed(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({"samples": 3, "methods": {TUNED: {"2": "010"}}, "minutes": {}}))
     held = script.ordered(script.together([*paths, tmp_path / "other.json", tmp_path / "absent.json"], 2))
     assert list(held["methods"][TUNED]) == ["0", "1"] and held["device"] == "GPU 0"
+
+
+def test_needles_over_trainings_are_told_by_their_sign(monkeypatch, tmp_path):
+    script = loaded_script("needles")
+    dense, quoka, union = script.SPECS
+    shares = {dense: 0.8, quoka: 0.5, union: 0.8}
+    by_spec = {spec: {str(seed): answered(share, seed) for seed in (1, 2)} for spec, share in shares.items()}
+    content = {"model": "lab-hard-small", "seed": 1, "samples": N, "passages": 40, "chunk": 512}
+    (tmp_path / "needles-seeds.json").write_text(json.dumps(content | {"tasks": {"common": by_spec}}))
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    said = training_seeds.needles().to_json()
+    assert "QUOKA 30.0 points below dense" in said and "CompactAttention" in said
+    (one,) = needles_over_seeds("QUOKA against dense, common words", "common", quoka, "below", 0.0)
+    assert one.verdict == "confirmed" and "2 training seeds" in one.what
+    assert needles_over_seeds("QUOKA", "multi-key", quoka, "below", 0.0) == []

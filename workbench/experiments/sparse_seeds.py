@@ -20,7 +20,12 @@ def kept() -> dict[str, Any]:
 
 def digits(content: Kept, spec: str) -> list[list[float]]:
     """Return 1 a training seed and question that a setting answers right."""
-    return [[float(digit) for digit in one["right"]] for one in content["settings"][spec].values()]
+    return rights({seed: one["right"] for seed, one in content["settings"][spec].items()})
+
+
+def rights(by_seed: Mapping[str, str]) -> list[list[float]]:
+    """Return strings of digits, one a training seed, as numbers."""
+    return [[float(digit) for digit in right] for right in by_seed.values()]
 
 
 def density(content: Kept, spec: str) -> float:

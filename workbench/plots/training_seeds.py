@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from workbench.experiments import block_seeds, results, sparse_seeds
 from workbench.metrics.published_numbers import TABLE_2
-from workbench.metrics.seeds import OverSeeds
+from workbench.metrics.seeds import OverSeeds, crossed
 from workbench.plots.block_finetuning import FULL, REUSED, TUNED, TUNED_FULL, VANILLA
 from workbench.plots.faithful_answers import CROSSED
 from workbench.plots.findings import compared, joined, judged, sentence
@@ -16,6 +17,7 @@ from workbench.plots.table import table
 
 Content = Mapping[str, Any]
 NO_BLOCK = "Not measured over training seeds yet: python data/benchmarks/block_seeds.py"
+NO_NEEDLES = "Not measured over training seeds yet: python data/benchmarks/needles_seeds.py"
 NO_SPARSE = "Not measured over training seeds yet: python data/benchmarks/sparse_seeds.py"
 KEPT = 0.33  # of the pairs: the settings of which sentences speak
 DRAWN = "random("
@@ -105,6 +107,36 @@ def said_of_sparse(content: Content) -> str:
     order = [text for _, text in sorted(parts, reverse=True)]
     sparsest = f"Choosing at most {KEPT:.0%} of the pairs, {trainings(seeds)}: {'; '.join(order)}. " if order else ""
     return sparsest + said_of_random(content)
+
+
+def needles() -> go.Figure | None:
+    """Tabulate needle tasks over training seeds, by method; None where they were not measured."""
+    if "needles-seeds" not in results.names():
+        return None
+    content = results.read("needles-seeds")
+    rows, texts, count = [], [], 0
+    for task, by_spec in content["tasks"].items():
+        dense = sparse_seeds.rights(by_spec[sparse_seeds.DENSE])
+        for spec, by_seed in by_spec.items():
+            digits = sparse_seeds.rights(by_seed)
+            gap, count = crossed(np.subtract(digits, dense).tolist()), len(digits)
+            name = SPARSE_METHODS.name_of(spec)
+            one_by_one = ", ".join(f"{np.mean(each):.0%}" for each in digits)
+            against = "" if spec == sparse_seeds.DENSE else points(gap)
+            rows.append([name, task, scored(crossed(digits)), against, one_by_one])
+            if against:
+                texts.append(f"{task}: {beside(name, 'dense', gap)}")
+    return table(
+        ["method", "task", "exact match", "points to dense", "by training"],
+        rows,
+        words=2,
+        widths=[2.8, 1.2, 1.7, 1.8, 1.5],
+        title="Needles over training seeds (CompactAttention, figure 2)",
+        notice=f"{trainings(count)}. {'; '.join(texts)}.",
+        caption=f"{content['model']}, weights in 8 bits, {content['passages']} passages, chunks of {content['chunk']}, "
+        f"n = {content['samples']:,} questions each, seed {content['seed']:,}; {CROSSED}. "
+        f"{', '.join(spec for spec in by_spec)}. data/benchmarks/needles_seeds.py.",
+    )
 
 
 def said_of_random(content: Content) -> str:

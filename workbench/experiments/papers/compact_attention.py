@@ -13,6 +13,7 @@ from workbench.experiments.papers import structure
 from workbench.experiments.papers.evidence import faster, gap, measured, times
 from workbench.experiments.papers.sparse_evidence import (
     chosen_and_read,
+    needles_over_seeds,
     needles_right,
     sparse_over_seeds,
     sparse_right,
@@ -126,6 +127,8 @@ def coverage() -> Findings:
         theirs, by_quoka, by_union = (needles_right(spec, task) for spec in (dense, quoka, union))
         found.append(gap(f"QUOKA against dense, {name}", by_quoka, theirs, "below", 0.0, "lab"))
         found.append(gap(f"union against dense, {name}", by_union, theirs, "above", -0.05, "lab"))
+        found += needles_over_seeds(f"QUOKA against dense, {name}", task, quoka, "below", 0.0)
+        found += needles_over_seeds(f"union against dense, {name}", task, union, "above", -0.05)
     return found
 
 

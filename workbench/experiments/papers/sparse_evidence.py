@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from workbench.experiments import results, sparse_seeds
 from workbench.experiments.papers.evidence import has, over_seeds, table
 from workbench.experiments.papers.verdicts import Findings, Side
+from workbench.metrics.seeds import crossed
 
 
 def sparse_right(name: str, data: str = "lab", kind: str = "") -> Sequence[float]:
@@ -46,3 +48,16 @@ def sparse_over_seeds(what: str, beginning: str, most: float, side: Side, bar: f
     chosen, read = (share(content, best) for share in (sparse_seeds.density, sparse_seeds.attended))
     kept = f"{chosen_and_read(chosen, read)}, {content['model']}"
     return [over_seeds(f"{what}, {kept}", sparse_seeds.gap(content, best), side, bar)]
+
+
+def needles_over_seeds(what: str, task: str, spec: str, side: Side, bar: float) -> Findings:
+    """Compare a method with dense attention on a needle task over training seeds; none where it was not measured."""
+    if not has("needles-seeds", "json"):
+        return []
+    content = results.read("needles-seeds")
+    by_spec = content["tasks"].get(task, {})
+    if not {spec, sparse_seeds.DENSE} <= set(by_spec):
+        return []
+    ours, dense = (sparse_seeds.rights(by_spec[name]) for name in (spec, sparse_seeds.DENSE))
+    got = crossed(np.subtract(ours, dense).tolist())
+    return [over_seeds(f"{what} ({content['model']})", got, side, bar)]
