@@ -264,3 +264,10 @@ def test_where_no_person_watches_a_line_a_minute_says_how_long_the_rest_takes():
         "sweeping: 140 of 200 after 1 h 2 min, 37 min left",
     ]
     assert [text.duration(seconds) for seconds in (45, 720, 12_000)] == ["45 s", "12 min", "3 h 20 min"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode_is_told_all_it_can_show(encoding):
+    command = [sys.executable, "-m", "workbench", "data", "lab", "--samples", "1"]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, cwd=ROOT)
+    assert done.returncode == 0 and done.stderr == b"" and b"lab-0-0" in done.stdout

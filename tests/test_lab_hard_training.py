@@ -15,7 +15,7 @@ from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data import lab_hard_words
 from workbench.data.lab_style import HARD, PLAIN, Style
-from workbench.training.lab import checkpoint, commands, evaluate
+from workbench.training.lab import checkpoint, evaluate
 from workbench.training.lab.config import RECIPES, PretrainConfig, recipe
 from workbench.training.lab.curriculum import ANSWER, HARD_STAGES, STAGES, STAGES_OF, Stage, draw
 from workbench.training.lab.ship import ship
@@ -100,7 +100,9 @@ def test_what_cannot_be_shipped_or_trained_is_refused_and_nothing_written(finish
         ship(finished, tmp_path / "out", "int4")
     with pytest.raises(BadInput, match="only models of `workbench lab train` are shipped"):
         ship(tmp_path, tmp_path / "out", "int8")
-    monkeypatch.setattr(commands, "tokenizer_for", lambda corpus: pytest.fail("work before the refusal"))
+    monkeypatch.setattr(
+        "workbench.training.lab.tokenizer.tokenizer_for", lambda corpus: pytest.fail("work before the refusal")
+    )
     for given, message in (
         ("--recipe lab-harder", "unknown recipe 'lab-harder'"),
         ("--set corpus=x", "unknown corpus 'x'"),
@@ -133,7 +135,7 @@ def test_a_recipe_is_trained_from_the_command_line_on_the_stages_of_its_corpus(t
     easy = Style(facts=1, continued=0.0, asides=0.0)
     stages = tuple(Stage((2, 2), easy, {"single-hop": 1.0}, 4, 2, most=20, others=(HARD,)) for _ in range(2))
     monkeypatch.setitem(STAGES_OF, "lab-hard", stages)
-    monkeypatch.setattr(commands, "tokenizer_for", lambda corpus: tokenizer)
+    monkeypatch.setattr("workbench.training.lab.tokenizer.tokenizer_for", lambda corpus: tokenizer)
     settings = {"hidden": 32, "intermediate": 48, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "last": 20}
     given = " ".join(f"--set {name}={value}" for name, value in settings.items())
     command = f"lab train --recipe lab-hard-large --seed 3 --workers 0 --out {tmp_path / 'run'} {given}"

@@ -19,7 +19,7 @@ from workbench.core.errors import BadInput
 from workbench.data.lab_world import Style
 from workbench.experiments import results
 from workbench.training.common import watched
-from workbench.training.lab import checkpoint, commands
+from workbench.training.lab import checkpoint
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
 from workbench.training.lab.evaluate import recompute_all
@@ -213,7 +213,8 @@ def test_a_shipped_model_of_the_harder_lab_answers_by_name(name):
 def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(arguments, tmp_path, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.setattr(
-        commands, "tokenizer_for", lambda corpus: pytest.fail("a tokenizer was trained before the refusal")
+        "workbench.training.lab.tokenizer.tokenizer_for",
+        lambda corpus: pytest.fail("a tokenizer was trained before the refusal"),
     )
     result = CliRunner().invoke(app, ["lab", *(str(out) if a == "OUT" else a for a in arguments)])
     assert result.exit_code == 2 and "error: " in result.output
@@ -222,7 +223,8 @@ def test_bad_arguments_end_with_code_2_before_any_work_and_nothing_written(argum
 
 def test_a_folder_of_another_recipe_is_refused_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        commands, "tokenizer_for", lambda corpus: pytest.fail("a tokenizer was trained before the refusal")
+        "workbench.training.lab.tokenizer.tokenizer_for",
+        lambda corpus: pytest.fail("a tokenizer was trained before the refusal"),
     )
     state = tmp_path / "run" / "state"
     state.mkdir(parents=True)
@@ -245,10 +247,10 @@ def test_the_corpus_command_writes_records_that_are_read_back(tmp_path):
 def test_one_of_many_processes_writes_the_model(main, whole, tokenizer, tmp_path, monkeypatch):
     out = tmp_path / "run"
     (out / "state").mkdir(parents=True)
-    monkeypatch.setattr(commands, "tokenizer_for", lambda corpus: tokenizer)
-    monkeypatch.setattr(commands, "train", lambda *_, **__: deepcopy(whole))
-    monkeypatch.setattr(commands, "finished", lambda *_: True)
-    monkeypatch.setattr(commands, "PartialState", lambda: SimpleNamespace(is_main_process=main))
+    monkeypatch.setattr("workbench.training.lab.tokenizer.tokenizer_for", lambda corpus: tokenizer)
+    monkeypatch.setattr("workbench.training.lab.train.train", lambda *_, **__: deepcopy(whole))
+    monkeypatch.setattr("workbench.training.lab.train.finished", lambda *_: True)
+    monkeypatch.setattr("accelerate.PartialState", lambda: SimpleNamespace(is_main_process=main))
     result = CliRunner().invoke(app, ["lab", "train", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in out.iterdir()) == (["model", "seconds", "state"] if main else ["state"])
@@ -262,9 +264,9 @@ def test_a_training_that_is_killed_keeps_the_time_it_took(tokenizer, tmp_path, m
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "seconds").write_text("600.0\n")
-    monkeypatch.setattr(commands, "tokenizer_for", lambda corpus: tokenizer)
-    monkeypatch.setattr(commands, "train", killed)
-    monkeypatch.setattr(commands, "check", lambda *_: None)
+    monkeypatch.setattr("workbench.training.lab.tokenizer.tokenizer_for", lambda corpus: tokenizer)
+    monkeypatch.setattr("workbench.training.lab.train.train", killed)
+    monkeypatch.setattr("workbench.training.lab.train.check", lambda *_: None)
     result = CliRunner().invoke(app, ["lab", "train", "--out", str(tmp_path / "run")])
     assert isinstance(result.exception, RuntimeError)
     assert float((tmp_path / "run" / "seconds").read_text()) > 600

@@ -4,6 +4,7 @@ A subcommand is imported when it is called, so `workbench --help` does not wait 
 """
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -52,6 +53,10 @@ class Commands(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
+        try:
+            os.getcwd()
+        except OSError:
+            raise BadInput("the folder that this command runs in is not there any more: go to another") from None
         if name in COMMANDS:
             command = typer.main.get_command(import_module(COMMANDS[name][0], "workbench.app.commands").app)
             logging = sys.modules.get("transformers.utils.logging")
@@ -87,6 +92,7 @@ def _check_outputs(command: Any) -> None:
 def _refuse_unfit(args: Sequence[str]) -> None:
     """Refuse an output without a name, which typer would take for the folder at hand, and one that is also read."""
     values = [arg.partition("=")[2] if arg.startswith("--") else arg for arg in args]
+    written: list[str] = []
     for option, value in pairwise([*args, "-"]):
         name, equals, given = option.partition("=")
         if not name.startswith("--") or name[2:] not in (*OUTPUTS, *OTHER_OUTPUTS):
@@ -95,6 +101,11 @@ def _refuse_unfit(args: Sequence[str]) -> None:
             raise BadInput(f"{name} '': the name of a file or folder is needed")
         if is_file(place) and sum(is_file(other) and os.path.samefile(place, other) for other in values) > 1:
             raise BadInput(f"{name} {shown(place)} is a file that this command reads or writes otherwise: name another")
+        if place.endswith(os.sep) and name != "--out":
+            raise BadInput(f"{name} {shown(place)} is the name of a folder: a file is needed")
+        written.append(os.path.realpath(place))
+    if twice := [place for place in written if written.count(place) > 1]:
+        raise BadInput(f"{shown(twice[0])} would be written twice: name two files")
 
 
 def _writable(own: Callable[..., Any] | None, ctx: Any, param: Any, value: Any) -> Any:
@@ -118,7 +129,9 @@ def _group() -> None:
 
 
 def main() -> None:
-    """Run the `workbench` command."""
+    """Run the `workbench` command. A character that the terminal's encoding lacks is shown as a question mark."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     app()
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
@@ -31,6 +32,7 @@ from papermill.exceptions import PapermillExecutionError
 from workbench.app import html, notebook, thumbnail
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
+from workbench.models.checkpoints import first_line
 
 HERE = Path(__file__).resolve().parents[2]  # the folder that holds the package
 
@@ -151,6 +153,17 @@ def check(path: Path, parameters: Mapping[str, Any]) -> None:
         return
 
 
+def declared(path: Path) -> dict[str, Any]:
+    """Return the parameters that a notebook declares, as papermill tells them. BadInput for what is no notebook."""
+    if path.suffix != ".ipynb" or not path.is_file():
+        raise BadInput(f"{path} is no notebook file")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return dict(papermill.inspect_notebook(path))
+    except Exception as problem:  # of nbformat, jsonschema and papermill, each with errors of its own
+        raise BadInput(f"{path} is no notebook that can be read: {first_line(problem)}") from None
+
+
 def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, name: str = "") -> Run:
     """Execute one notebook in a folder of its own, and make its page and picture."""
     name = name or path.stem
@@ -158,7 +171,7 @@ def execute(path: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     executed, started = folder / f"{name}.ipynb", time.monotonic()
-    takes_output = "output" in papermill.inspect_notebook(path)
+    takes_output = "output" in declared(path)
     message = ""
     try:
         papermill.execute_notebook(

@@ -17,10 +17,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
-import papermill
 
 from workbench.app import html, notebook
-from workbench.app.notebook_run import Run, Task, Workers
+from workbench.app.notebook_run import Run, Task, Workers, declared
 from workbench.core import dask_cluster
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically, write_text
@@ -41,16 +40,13 @@ def tasks(notebooks: Sequence[Path], out: Path, lists: Mapping[str, Sequence[Any
 
     Raises BadInput for what is no notebook, and for a parameter that none has.
     """
-    for path in notebooks:
-        if path.suffix != ".ipynb" or not path.is_file():
-            raise BadInput(f"{path} is no notebook file")
-    declared = {path: set(papermill.inspect_notebook(path)) - {"output"} for path in notebooks}
-    known = set().union(*declared.values()) if declared else set()
+    taken = {path: declared(path).keys() - {"output"} for path in notebooks}
+    known = set().union(*taken.values()) if taken else set()
     if unknown := [name for name in lists if name not in known]:
         raise BadInput(f"unknown parameter {unknown[0]}: the notebooks take {', '.join(sorted(known)) or 'none'}")
     found: dict[str, Task] = {}
     for path in notebooks:
-        own = {name: values for name, values in lists.items() if name in declared[path]}
+        own = {name: values for name, values in lists.items() if name in taken[path]}
         for values in product(*own.values()):
             given = dict(zip(own, values, strict=True))
             name = f"{path.stem}-{_key(path, given)}"

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import papermill
-
-from workbench.app.notebook_run import Task
+from workbench.app.notebook_run import Task, declared
 from workbench.models import fetched
 
 MODEL = "smollm2"
@@ -34,8 +32,8 @@ def split(notebooks: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 def _own_model(notebook: Path) -> str:
     """Return the model that a notebook takes where none is named; "" if it has none."""
-    declared = papermill.inspect_notebook(notebook).get("model", {"default": ""})
-    return str(declared["default"]).strip("\"'")
+    model = declared(notebook).get("model", {"default": ""})
+    return str(model["default"]).strip("\"'")
 
 
 def task(notebook: Path, out: Path, parameters: Mapping[str, Any], cell_timeout_s: int, is_second: bool) -> Task:

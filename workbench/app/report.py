@@ -20,15 +20,14 @@ from typing import Any
 from workbench.app import quick_jsonschema  # noqa: F401  (before nbformat is imported)
 
 # isort: split
-import papermill
 import typer
 from plotly.offline import get_plotlyjs
 
 from workbench.app import docs_site, real_pages, report_index
 from workbench.app.commands.text import progress
-from workbench.app.notebook_run import Run, Task, Workers
+from workbench.app.notebook_run import Run, Task, Workers, declared
 from workbench.core.errors import BadInput, shown
-from workbench.core.files import write_text
+from workbench.core.files import check_folder, write_text
 
 NAME = re.compile(r"\w[\w .-]*")  # of notebooks: it becomes a folder and an address
 
@@ -67,6 +66,7 @@ def run(
     """
     started, out = time.monotonic(), out.resolve()
     notebooks, real = [path.resolve() for path in notebooks], [path.resolve() for path in real]
+    check_folder("out", out)
     chosen = _parameters(list(dict.fromkeys([*notebooks, *real])), dict(parameters or {}), jobs)
     tasks = [Task(str(path), str(out), chosen[path], cell_timeout_s, path.stem) for path in notebooks]
     real_tasks = [real_pages.task(path, out, chosen[path], cell_timeout_s, path in notebooks) for path in real]
@@ -94,20 +94,18 @@ def _parameters(notebooks: Sequence[Path], given: dict[str, Any], jobs: int) -> 
     if not notebooks:
         raise BadInput("there are no notebooks to run")
     for path in notebooks:
-        if path.suffix != ".ipynb" or not path.is_file():
-            raise BadInput(f"{path} is no notebook file")
         if not NAME.fullmatch(path.stem):
             raise BadInput(
                 f"{shown(path.name)}: the name of a notebook has letters, digits, blanks, '.', '-' and '_' only"
             )
     if len({path.stem for path in notebooks}) < len(notebooks):
         raise BadInput("two notebooks have the same name: their results would share a folder")
-    declared = {path: set(papermill.inspect_notebook(path)) - {"output"} for path in notebooks}
-    known = set().union(*declared.values())
+    taken = {path: declared(path).keys() - {"output"} for path in notebooks}
+    known = set().union(*taken.values())
     for name in given:
         if name not in known:
             raise BadInput(f"unknown parameter {name}: the notebooks take {', '.join(sorted(known)) or 'none'}")
-    return {path: {name: given[name] for name in given if name in declared[path]} for path in notebooks}
+    return {path: {name: given[name] for name in given if name in taken[path]} for path in notebooks}
 
 
 def _watched(runs: Iterable[Run], total: int) -> Iterator[Run]:

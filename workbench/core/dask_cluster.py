@@ -7,6 +7,7 @@
     an address          of a scheduler that runs, tcp://10.0.0.1:8786, or the JSON file that it wrote
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ def connected(address: str, workers: int = 1, gpu: bool = False, retries: int = 
         raise BadInput(f"workers is {workers}: at least 1 is needed")
     if address.endswith(".json") and not Path(address).is_file():
         raise BadInput(f"no Dask scheduler has written {address!r}")
+    if address.endswith(".json") and not _names_scheduler(Path(address)):
+        raise BadInput(f"{address!r} names no address of a Dask scheduler: the file that one has written is needed")
     try:
         import dask
         import distributed
@@ -80,6 +83,15 @@ def connected(address: str, workers: int = 1, gpu: bool = False, retries: int = 
             raise BadInput(f"no Dask scheduler answers at {address!r}: {problem}") from None
         stack.callback(client.close)
         yield client
+
+
+def _names_scheduler(file: Path) -> bool:
+    """Return whether a file says where a scheduler is, as `dask scheduler --scheduler-file` writes it."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(known, dict) and isinstance(known.get("address"), str)
 
 
 def _begun(distributed: Any, address: str, workers: int, slots: dict[str, int] | None) -> Any:

@@ -29,6 +29,6 @@ def not_allowed(what: str, value: Any, allowed: Iterable[Any]) -> BadInput:
 
 
 def brief(text: Any) -> str:
-    """Return a text, or a path, cut where it is long."""
-    text = str(text)
+    """Return a text, or a path, on one line, cut where it is long."""
+    text = str(text).replace("\r", r"\r").replace("\n", r"\n")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -154,7 +154,7 @@ def _reason_against(path: Path) -> str:
     above = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
     if above.is_file() and above == path.absolute():
         above = above.parent
-    if above.is_symlink() or not above.is_dir():
+    if not above.is_dir():
         return "" if above == path.absolute() else f"{brief(above)} is no folder"
     try:
         with tempfile.TemporaryFile(dir=above):  # without a name: it leaves nothing behind

@@ -9,6 +9,7 @@ from workbench.core.files import is_file
 from workbench.data import assets, contexts, files, lab, lab_style, manual_pages, manuals, needles, passage_files
 from workbench.data.sample import Passage, Sample
 
+MOST_SAMPLES = 1_000_000  # of generated questions
 SAMPLES, PASSAGES, HAYSTACK = 200, 10, 20  # defaults; passages of the lab corpus and of a needle task
 
 __all__ = ["Passage", "Sample", "corpus", "is_generated", "load", "names", "versions"]
@@ -56,6 +57,8 @@ def load(
         if number is not None and number < 1:
             raise BadInput(f"{what} is {number}; at least 1 is needed")
     name = str(name_or_path)
+    if (is_generated(name) or name in manuals.PARTS) and (samples or 0) > MOST_SAMPLES:
+        raise BadInput(f"samples is {samples}; at most {MOST_SAMPLES:,} are drawn at once")
     if lab_style.is_lab(name):
         style, called = lab_style.named(name), name.partition("(")[0].strip()
         return list(lab.samples(samples or SAMPLES, seed, passages or PASSAGES, style=style, name=called))

@@ -19,6 +19,7 @@ from workbench.data import chat_template
 from workbench.data.layouts import Layout
 from workbench.data.retrieval_corpus import check_neighbours
 from workbench.data.sample import Sample
+from workbench.engine.decoding import check_length
 from workbench.experiments.trial import Trial
 from workbench.methods import prepare as preparations
 from workbench.methods import registry, seer_gate
@@ -128,7 +129,7 @@ def _check_place(trial: Trial, model: _Model, here: bool) -> None:
             models.device_of(trial.device)
         else:
             _check_device_name(trial.device)
-    _ = model.config
+    check_length(trial.max_new_tokens, getattr(model.config, "max_position_embeddings", None))
     if trial.prepared is not None:
         opened(trial.prepared)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, brief
 from workbench.core.files import write_atomically
 from workbench.experiments.record import Record
 
@@ -128,7 +128,10 @@ def _of_file(path: Path) -> list[Run]:
         raise BadInput(f"{path} is empty: a record is needed")
     beside = path.with_suffix(".parquet")
     if len(runs) == 1 and beside.is_file():
-        return [replace(runs[0], answers=pd.read_parquet(beside).to_dict("records"))]
+        try:
+            return [replace(runs[0], answers=pd.read_parquet(beside).to_dict("records"))]
+        except (OSError, ValueError) as problem:  # pyarrow's own errors are among them
+            raise BadInput(f"{beside}, the questions of {path.name}, cannot be read: {brief(problem)}") from None
     return runs
 
 

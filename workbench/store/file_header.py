@@ -126,11 +126,17 @@ def contents(opened: Opened, state: State | None = None) -> Contents:
 
 
 def quietly(path: Path) -> FileIO:
-    """Open a file without a note that it was read: only hits count as uses."""
+    """Open a file without a note that it was read: only hits count as uses.
+
+    Raises Unusable for a folder, pipe or device, which is not waited for.
+    """
+    if path.exists() and not path.is_file():
+        raise Unusable("it is no file")
     return FileIO(str(path), "rb", opener=_opened_quietly)
 
 
 def _opened_quietly(name: str, flags: int) -> int:
+    flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe that took its place does not hold it up
     try:
         return os.open(name, flags | getattr(os, "O_NOATIME", 0))
     except PermissionError:  # of another owner's file

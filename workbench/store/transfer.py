@@ -89,6 +89,8 @@ def _take_out(archive: Path, folder: Path) -> None:
                 content = tar.extractfile(member) if member.isreg() else None
                 if content is None or not _is_ours(member.name):
                     raise BadInput(f"{archive} holds {member.name!r}, which is no file of cached blocks")
+                if (folder / member.name).exists():
+                    raise BadInput(f"{archive} holds {member.name!r} more than once")
                 _copy(content, folder / member.name)
     except (tarfile.TarError, zstandard.ZstdError, EOFError, ValueError) as problem:
         raise BadInput(f"{archive} is no whole archive of cached blocks: {problem}") from None

@@ -6,6 +6,8 @@ from typing import Annotated
 from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput
 
+MOST_WIDTH = 8192  # channels
+
 
 @dataclass(frozen=True)
 class GateConfig:
@@ -24,5 +26,7 @@ class GateConfig:
         for name in ("steps", "batch", "block"):
             if (value := getattr(self, name)) < 1:
                 raise BadInput(f"{name} is {value}: it is 1 or more")
+        if not 1 <= self.width <= MOST_WIDTH:
+            raise BadInput(f"width is {self.width}: from 1 to {MOST_WIDTH:,} is allowed")
         if not self.lr > 0 or self.warmup < 0:
             raise BadInput(f"lr {self.lr} and warmup {self.warmup}: a rate above 0 and a number of steps")

@@ -54,6 +54,8 @@ def compare(
     for name, path in (("markdown", markdown), ("html", html), ("figure", figure)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise BadInput(f"--{name} {str(path)!r}: a file in a folder that exists is needed")
+        if path is not None and path.absolute() in (Path(text).absolute().with_suffix(".parquet") for text in run):
+            raise BadInput(f"--{name} {str(path)!r} holds the questions of a RUN: name another file")
     named = [text for text in run if is_model(text)]
     _check_asked(ctx, named)
 

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench import models
+from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
-from workbench.data import lab
 from workbench.training.lab.config import HELD_OUT, RECIPES, STORAGES, PretrainConfig
 from workbench.training.lab.config import recipe as recipe_of
 from workbench.training.minutes import check_minutes
@@ -32,9 +31,7 @@ def corpus(
     passages: Annotated[int, typer.Option(help="Passages a question, 1 to 40")] = 10,
 ) -> None:
     """Write questions of the lab corpus to a file."""
-    if samples < 1:
-        raise BadInput(f"samples is {samples}; at least 1 is needed")
-    drawn = [json.dumps(sample.to_json()) for sample in lab.samples(samples, seed, passages)]
+    drawn = [json.dumps(sample.to_json()) for sample in data.load("lab", samples, seed, passages)]
     write_text(out, "\n".join(drawn) + "\n")
     typer.echo(f"{len(drawn)} questions in {out}")
 

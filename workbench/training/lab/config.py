@@ -1,6 +1,7 @@
 """The settings of the training of a lab model."""
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from workbench.core.annotations import check_fields
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig
 
 OPTIMIZERS = ("muon", "adamw")
+MOST_PARAMETERS = 10**9
 INT8 = "int8"
 STORAGES = ("bfloat16", "float16", INT8)  # of weights that are shipped: 2, 2 and 1 bytes a number
 HELD_OUT = 20_000  # seed of the held-out worlds; training draws its worlds from names no seed can spell
@@ -46,17 +48,32 @@ class PretrainConfig:
             if (value := getattr(self, name)) < 1:
                 raise BadInput(f"recipe setting {name} is {value}: at least 1 is needed")
         for name in ("lr", "rope_theta", "clip", "decay"):
-            if not (value := getattr(self, name)) > 0:
-                raise BadInput(f"recipe setting {name} is {value}: more than 0 is needed")
+            if not 0 < (value := getattr(self, name)) < inf:
+                raise BadInput(f"recipe setting {name} is {value}: a number above 0 is needed")
+        for name in ("weight_decay", "rest_weight"):
+            if not 0 <= (value := getattr(self, name)) < inf:
+                raise BadInput(f"recipe setting {name} is {value}: a number of at least 0 is needed")
         if self.decay > 1:
             raise BadInput(f"recipe setting decay is {self.decay}: a share of at most 1 is needed")
         for name, divisor in (("hidden", self.heads), ("heads", self.kv_heads)):
             if (value := getattr(self, name)) % divisor:
                 raise BadInput(f"recipe setting {name} is {value}: a multiple of {divisor} is needed, one part a head")
+        if self.head_dim % 2:
+            raise BadInput(f"recipe setting head_dim is {self.head_dim}: an even number is needed, whose halves rotate")
+        if self.parameters > MOST_PARAMETERS:
+            raise BadInput(
+                f"a model of {self.parameters:.3g} parameters is no lab model: at most {MOST_PARAMETERS:.0e}"
+            )
         if self.optimizer not in OPTIMIZERS:
             raise not_allowed("optimizer", self.optimizer, OPTIMIZERS)
         if self.corpus not in NAMED:
             raise not_allowed("corpus", self.corpus, NAMED)
+
+    @property
+    def parameters(self) -> int:
+        """Return how many parameters the layers have."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     def model_config(self, vocab_size: int) -> "LlamaConfig":
         """Return the model's configuration in Hugging Face format."""

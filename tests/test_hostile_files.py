@@ -1,0 +1,166 @@
+"""Links, pipes, folders and damaged files where a file is expected: one clear sentence, nothing hangs, none is lost."""
+
+import json
+import os
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from store_blocks import key_for, kv_of
+from typer.testing import CliRunner
+
+from workbench.app.cli import app
+from workbench.app.notebook_run import declared
+from workbench.core.errors import BadInput, brief
+from workbench.core.files import check_place
+from workbench.experiments import runs as reading
+from workbench.experiments.preflight import check as preflight
+from workbench.experiments.trial import Trial
+from workbench.store import FolderStore
+from workbench.store.scrub import describe, verify
+from workbench.store.transfer import pack, unpack
+from workbench.training.gate_config import GateConfig
+from workbench.training.lab.config import PretrainConfig
+
+KEY = key_for(1)
+QUICK = {"samples": 2, "passages": 2, "timed": 1, "max_new_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def records(loaded, tmp_path_factory) -> Path:
+    """Records of two trials, their questions beside them."""
+    place = tmp_path_factory.mktemp("records")
+    for mode in ("full", "block"):
+        record, rows = Trial("tiny", mode=mode, **QUICK).run_each(loaded=loaded)
+        (place / f"{mode}.json").write_text(json.dumps(record.to_json()))
+        reading.write_answers(place / f"{mode}.parquet", rows)
+    return place
+
+
+def refused(*command: str | Path) -> str:
+    """Return the one sentence with which a command ends."""
+    done = CliRunner().invoke(app, list(map(str, command)))
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_a_link_to_a_folder_is_a_folder(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    check_place("--out", tmp_path / "link" / "new.json")
+    done = CliRunner().invoke(app, ["data", "lab", "--samples", "1", "--out", str(tmp_path / "link" / "new.jsonl")])
+    assert done.exit_code == 0 and (tmp_path / "real" / "new.jsonl").is_file()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_among_blocks_is_damaged_and_is_not_waited_for(tmp_path, make):
+    FolderStore(tmp_path / "store", new=True).put(KEY, kv_of(1))
+    make(tmp_path / "store" / "b.safetensors")
+    assert [(finding.file, finding.detail) for finding in verify(tmp_path / "store").findings] == [
+        ("b.safetensors", "it is no file")
+    ]
+    assert describe(tmp_path / "store")["set_aside"][0]["detail"] == "it is no file"
+    assert FolderStore(tmp_path / "store").get(KEY) is not None
+    with pytest.raises(BadInput, match="it is no file"):
+        pack(tmp_path / "store", tmp_path / "store.tar")
+    assert not (tmp_path / "store.tar").exists()
+
+
+def test_an_archive_that_holds_a_file_twice_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "twice.tar", "w") as tar:
+        for _ in range(2):
+            tar.addfile(tarfile.TarInfo("manifest.json"), BytesIO(b""))
+    with pytest.raises(BadInput, match=r"twice\.tar holds 'manifest\.json' more than once"):
+        unpack(tmp_path / "twice.tar", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_damaged_questions_beside_a_record_are_named(records, tmp_path):
+    for name in ("full", "other"):
+        (tmp_path / f"{name}.json").write_bytes((records / "full.json").read_bytes())
+    (tmp_path / "other.parquet").write_text("x")
+    said = refused("compare", tmp_path / "full.json", tmp_path / "other.json")
+    assert "other.parquet, the questions of other.json, cannot be read" in said
+
+
+def test_no_output_overwrites_what_is_compared_or_another_output(records, tmp_path):
+    runs = [records / "full.json", records / "block.json"]
+    before = (records / "block.parquet").read_bytes()
+    said = refused("compare", *runs, "--html", records / "block.parquet")
+    assert "holds the questions of a RUN" in said and (records / "block.parquet").read_bytes() == before
+    both = tmp_path / "both"
+    assert "written twice" in refused("compare", *runs, "--html", both, "--markdown", tmp_path / "." / "both")
+    assert "name of a folder" in refused("compare", *runs, "--html", f"{both}/") and not both.exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"address": 5}', "\ufeff"])
+def test_a_file_that_names_no_scheduler_is_refused(tmp_path, text):
+    (tmp_path / "scheduler.json").write_text(text)
+    said = refused("sweep", "--samples", 1, "--out", tmp_path / "out", "--cluster", tmp_path / "scheduler.json")
+    assert "names no address of a Dask scheduler" in said
+
+
+BROKEN = ["", "{", "[]", '{"nbformat": 2, "worksheets": []}', '{"nbformat": 4, "cells": [{"cell_type": "code"}]}']
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_notebook_that_cannot_be_read_is_refused_before_anything_is_written(tmp_path, text):
+    path = tmp_path / "01_broken.ipynb"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"01_broken\.ipynb is no notebook that can be read"):
+        declared(path)
+    if text == BROKEN[0]:
+        for command in ("report", "sweep"):
+            assert "is no notebook that can be read" in refused(command, path, "--out", tmp_path / "out")
+        assert "is no notebook that can be read" in refused("report", path, "--real", "--out", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_report_is_no_file(tmp_path):
+    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}
+    (tmp_path / "01_a.ipynb").write_text(json.dumps(notebook))
+    (tmp_path / "mine").write_text("mine")
+    assert "is a file: a folder is needed" in refused("report", tmp_path / "01_a.ipynb", "--out", tmp_path / "mine")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_sentence_stays_on_its_line_whatever_a_file_is_called():
+    assert brief("a\nb\r\nc") == r"a\nb\r\nc"
+    assert refused("data", "a\nb.json") == r"error: a\nb.json: no such file"
+
+
+@pytest.mark.parametrize("name", ["lab", "lab-hard", "needles", "manuals"])
+def test_more_questions_than_can_be_drawn_are_refused(name, tmp_path):
+    assert "at most 1,000,000 are drawn" in refused("data", name, "--samples", 10**9)
+    assert "at most 1,000,000 are drawn" in refused("lab", "corpus", "--samples", 10**9, "--out", tmp_path / "a.jsonl")
+
+
+def test_a_sweep_says_before_its_first_trial_that_answers_are_too_long(loaded):
+    with pytest.raises(BadInput, match=r"max_new_tokens is 1000000: [\d,]+ is the model's context"):
+        preflight([Trial("lab-full", samples=1), Trial("lab-full", samples=1, max_new_tokens=10**6)], loaded)
+
+
+@pytest.mark.parametrize("sizes", [{"layers": 10**9}, {"hidden": 2**30, "heads": 8}, {"head_dim": 3}])
+def test_a_lab_model_of_absurd_size_is_refused(sizes):
+    with pytest.raises(BadInput, match=r"is no lab model|head_dim is 3: an even number"):
+        PretrainConfig(**sizes)
+    with pytest.raises(BadInput, match="width is 1000000000"):
+        GateConfig(width=10**9)
+
+
+@pytest.mark.parametrize("name", ["lr", "rope_theta", "clip", "weight_decay", "rest_weight"])
+@pytest.mark.parametrize("value", [float("inf"), -1.0])
+def test_rates_of_a_training_are_finite(name, value):
+    with pytest.raises(BadInput, match=f"recipe setting {name} is"):
+        PretrainConfig(**{name: value})
+
+
+def test_a_folder_that_is_gone_is_no_place_to_work_in(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "is not there any more" in refused("data", "lab", "--out", "a.jsonl")
