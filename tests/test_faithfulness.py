@@ -67,7 +67,7 @@ def test_a_right_answer_is_always_supported_and_passages_support_no_other(seed, 
         ("Where does Ada Kelric live?", "Tamby", "in another place"),
     ],
 )
-def test_verdicts(question, answer, expected):
+def test_a_verdict_says_where_an_answer_is_stated(question, answer, expected):
     assert verdict(about(question), answer) == expected
 
 

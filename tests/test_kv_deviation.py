@@ -74,7 +74,7 @@ def test_concentration_rises_to_everything(count, points):
     assert (held.diff(dim=0) >= 0).all()
 
 
-def test_concentration_by_hand():
+def test_concentration_is_the_share_of_the_most_deviating_tokens():
     gaps = torch.tensor([[1.0, 0], [3.0, 0], [0.0, 0], [4.0, 0]])
     assert concentration(gaps, 5)[:, 0].tolist() == pytest.approx([0, 4 / 8, 7 / 8, 1, 1])
     assert concentration(gaps, 5)[:, 1].isnan().all()

@@ -49,13 +49,13 @@ def test_block_attention_is_causal_attention_less_what_is_in_other_blocks(length
 
 
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 15))
-def test_window_and_sink(size, width, first):
+def test_a_window_and_a_sink_show_what_they_say(size, width, first):
     expected = [[c <= r and (r - c < width or c < first) for c in range(size)] for r in range(size)]
     assert dense(window(width) | sink(first), size).tolist() == expected
 
 
 @given(st.integers(1, 10))
-def test_not_and_names(size):
+def test_a_rule_is_negated_and_names_its_parts(size):
     assert torch.equal(dense(~causal, size), ~dense(causal, size))
     assert str(causal & (window(3) | sink(1))) == "(causal & (window(3) | sink(1)))"
 

@@ -19,7 +19,7 @@ from workbench.metrics import answers
         ("U.S.A.", "usa"),
     ],
 )
-def test_normalisation(text, plain):
+def test_case_articles_and_punctuation_do_not_count(text, plain):
     assert answers.normalise(text) == plain
 
 
@@ -89,7 +89,7 @@ def test_a_score_needs_as_many_answers_as_predictions(predictions, aliases):
         answers.score(predictions, aliases)
 
 
-def test_normalised_by_hand():
+def test_a_score_is_normalised_between_reuse_and_full_attention():
     full, reuse, some = [1.0] * 4, [1.0, 0, 0, 0], [1.0, 1, 0, 0]
     value, low, high = answers.normalised(some, reuse, full)
     assert value == pytest.approx(1 / 3) and low <= value <= high

@@ -18,7 +18,7 @@ from workbench.methods import select
 from workbench.metrics.selection import agreement, antecedents, by_block, by_offset, chosen, summary
 
 
-def test_agreement_by_hand():
+def test_selectors_agree_by_the_tokens_that_they_share():
     rows = {"a": [torch.tensor([1, 2, 3]), torch.tensor([1])], "b": [torch.tensor([2, 3, 4, 5]), torch.tensor([2])]}
     rows["none"] = [torch.arange(0)] * 2
     jaccard, smaller = agreement(rows), agreement(rows, "smaller")
@@ -41,7 +41,7 @@ def test_agreement_is_symmetric_and_at_most_one(choices):
         assert all(math.isnan(x) or x == 1 for x in found.diagonal())
 
 
-def test_places_by_hand():
+def test_chosen_tokens_are_counted_by_block_and_by_place_in_it():
     prompts, rows = [prompt_of(2, 4, 8, 3), prompt_of(2, 4, 3)], [torch.tensor([2, 3, 6, 13]), torch.tensor([2])]
     masks = [chosen(choice, prompt) for choice, prompt in zip(rows, prompts, strict=True)]
     np.testing.assert_allclose(by_block(masks, prompts), [[2 / 4, 2 / 8], [1 / 4, np.nan]])

@@ -122,7 +122,7 @@ def test_packed_answers_are_those_of_each_choice_alone(loaded):
     assert all(torch.equal(a, b) for a, b in zip(before, kv.tensors(), strict=True))
 
 
-def test_explorers_redraw(loaded):
+def test_an_explorer_draws_again_what_its_controls_say(loaded):
     model, tokenizer, layout = loaded
     samples = data.load("lab", 2, 0, 3)
     box = critical.critical_explorer(loaded, samples, AfterSystem(), 2)

@@ -256,7 +256,7 @@ def test_vertical_slash_keeps_columns_and_the_tiles_of_diagonals(rows):
 
 
 @every_rows
-def test_static_choices(rows):
+def test_a_window_and_a_stride_keep_the_tiles_that_they_name(rows):
     q, k = states(rows)
 
     def ours(i):
