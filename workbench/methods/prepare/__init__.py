@@ -1,4 +1,7 @@
-"""What a passage saw before its keys and values were kept: one preparation a file, found by `names`."""
+"""What a passage saw before its keys and values were kept: one preparation a file, found by `names`.
+
+A preparation imports its types from here.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +13,8 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.kv import KV
 from workbench.methods import registry
 from workbench.store import Store
+
+__all__ = ["KV", "Block", "Prepare", "Prompt", "before", "contexts", "named", "names", "shaped", "with_system"]
 
 
 class Prepare(Protocol):

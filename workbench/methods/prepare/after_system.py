@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Prompt
-from workbench.core.kv import KV
 from workbench.methods import registry
-from workbench.methods.prepare import before, contexts, shaped
+from workbench.methods.prepare import KV, Prompt, before, contexts, shaped
 from workbench.store import Store, fetch
 
 

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.core.kv import KV
 from workbench.data.retrieval_corpus import Corpus
 from workbench.methods import registry
-from workbench.methods.prepare import contexts, shaped
+from workbench.methods.prepare import KV, Block, Prompt, contexts, shaped
 from workbench.models.spec import attach
 from workbench.store import Store, fetch
 

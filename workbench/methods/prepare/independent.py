@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Prompt
-from workbench.core.kv import KV
-from workbench.methods.prepare import contexts, shaped
+from workbench.methods.prepare import KV, Prompt, contexts, shaped
 from workbench.store import Store, fetch
 
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
-from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.data import embedders
 from workbench.data.retrieval_corpus import Corpus, nearest
@@ -20,7 +18,7 @@ from workbench.engine.assembly import assemble
 from workbench.engine.encoding import packs
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.methods import registry
-from workbench.methods.prepare import before, contexts, shaped
+from workbench.methods.prepare import KV, Block, Prompt, before, contexts, shaped
 from workbench.models.spec import attach
 from workbench.store import Store, collect, fetch, fingerprint, key_of
 
