@@ -39,7 +39,7 @@ test: style ## style, types (tests/test_types.py) and all tests
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 check: style ## style and types only
-	$(BIN)/mypy workbench kernels
+	$(BIN)/mypy workbench kernels data/benchmarks
 
 style: $(READY)
 	$(BIN)/ruff check

@@ -13,6 +13,7 @@ blocks of a passage, its question and its answer. Tasks that the file holds for 
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from workbench.experiments import beyond_rag, results, sessions
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.sessions import SessionPrompt
 from workbench.experiments.trial import batches
-from workbench.methods.generation import Generation, generate
+from workbench.methods.answered import Generation
+from workbench.methods.generation import generate
 from workbench.metrics.answers import exact_match
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
@@ -36,10 +38,10 @@ def generations(loaded: Loaded, steps: Sequence[SessionPrompt], mode: str) -> li
     """Answer all prompts greedily in one mode, blocks kept from prompt to prompt."""
     model, tokenizer, layout = loaded
     prompts, store = sessions.prompts(steps, loaded, TOKENS), MemoryStore(1 << 33)
-    until = {"max_new_tokens": TOKENS, "stop": layout.stop}
+    answered = partial(generate, model, tokenizer, max_new_tokens=TOKENS, stop=layout.stop)
     done: list[Generation] = []
     for group in batches([len(prompt) for prompt in prompts], BATCH):
-        done += generate(model, tokenizer, [prompts[i] for i in group], mode, store, **until)
+        done += answered([prompts[i] for i in group], mode, store)
     return done
 
 

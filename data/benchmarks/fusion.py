@@ -19,7 +19,8 @@ import pandas as pd
 from workbench.core.files import write_atomically
 from workbench.experiments import sweep
 from workbench.experiments.record import Record
-from workbench.experiments.sweep import Case
+from workbench.experiments.sweep_grid import Case
+from workbench.experiments.sweep_grid import cases as cases_of
 from workbench.experiments.trial import Trial
 
 HERE = Path(__file__).parent
@@ -59,7 +60,7 @@ def grids(part: str) -> Iterator[dict[str, list[Any]]]:
 def cases(part: str, samples: int, device: str) -> list[Case]:
     """Return every trial once."""
     base = Trial("lab-full", samples=samples, seed=SEED, passages=10, batch=32, timed=5, device=device)
-    by_trial = {case.trial: case for grid in grids(part) for case in sweep.cases(asdict(base), grid)}
+    by_trial = {case.trial: case for grid in grids(part) for case in cases_of(asdict(base), grid)}
     return list(by_trial.values())
 
 

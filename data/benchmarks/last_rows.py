@@ -42,7 +42,8 @@ def run(spec: str, samples: int, device: str) -> dict[str, Any]:
 
 def others(specs: Sequence[str], samples: int) -> dict[str, Any]:
     """Return the entries of the file that are of other methods, on as many questions; none where all are measured."""
-    there = results.read(OUT.stem) if len(specs) < len(SPECS) else {"samples": samples, "methods": {}}
+    none: dict[str, Any] = {"samples": samples, "methods": {}}
+    there = results.read(OUT.stem) if len(specs) < len(SPECS) else none
     if (there["samples"], there.get("seed", SEED)) != (samples, SEED):
         raise BadInput(f"{OUT.name} is of {there['samples']} samples, not {samples}: measure all methods")
     return {name: entry for name, entry in there["methods"].items() if entry["with"] not in specs}

@@ -14,7 +14,7 @@ import pandas as pd
 from headline import markdown
 
 from workbench.core.files import write_text
-from workbench.experiments import bench_reports, memory_checks
+from workbench.experiments import bench, bench_reports, memory_checks
 from workbench.experiments.results import FOLDER
 from workbench.metrics.latency import STAGES
 
@@ -132,7 +132,7 @@ def predicted(report: str, work: str, who: str) -> str:
 
 def bench_file(report: str) -> Path:
     """Return the file that a report came from; reports under an earlier name keep its file."""
-    return next(path for path in sorted(FOLDER.glob("*.json")) if bench_reports.bench.today(path.stem) == report)
+    return next(path for path in sorted(FOLDER.glob("*.json")) if bench.today(path.stem) == report)
 
 
 def _precedes(line: str, file: Path) -> bool:

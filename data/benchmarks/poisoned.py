@@ -8,6 +8,7 @@ writes poisoned.json: `experiments.poisoned` on questions of the lab, one a set 
 import argparse
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from workbench import data, models
 from workbench.experiments import poisoned, results
@@ -30,9 +31,10 @@ def main() -> None:
     victims = victims_of(loaded, data.load("lab", SAMPLES, SEED, PASSAGES), given.victims)
     reasons = Counter(miss.reason for miss in poisoned.misses(loaded, victims))
     rows = poisoned.measured(loaded, victims, RATIOS, NEIGHBOURS, lambda done, of: print(f"{done} of {of}", flush=True))
-    about = {"model": MODEL, "data": "lab", "seed": SEED, "passages": PASSAGES, "n": len(victims)}
-    about |= {"example": {"question": victims[0].sample.question, "answer": victims[0].sample.answers[0]}}
-    about["example"] |= {"target": victims[0].target, "text": victims[0].poison.text}
+    about: dict[str, Any] = {"model": MODEL, "data": "lab", "seed": SEED, "passages": PASSAGES, "n": len(victims)}
+    example = {"question": victims[0].sample.question, "answer": victims[0].sample.answers[0]}
+    example |= {"target": victims[0].target, "text": victims[0].poison.text}
+    about |= {"example": example}
     about |= {"misses": dict(reasons), "device": device_name(loaded.model.device), "versions": versions()}
     results.write_json(given.out, about | {"rows": rows})
 

@@ -56,7 +56,7 @@ def found(settings: dict[str, Any], loaded: Loaded) -> tuple[int, int] | None:
     drawn = settings["data"], settings["samples"], settings["seed"], settings["passages"]
     samples = data.load(*drawn)
     corpus = Corpus.of(data.corpus(*drawn), loaded.layout, loaded.tokenizer)
-    method = preparations.named(settings["prepare"], corpus=corpus)
+    method: Any = preparations.named(settings["prepare"], corpus=corpus)
     return antecedents(samples, loaded.layout.prompts(samples, loaded.tokenizer), method.neighbours)
 
 

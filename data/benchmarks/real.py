@@ -152,7 +152,7 @@ def batch_of(samples: Sequence[Sample], loaded: Loaded) -> int:
 
 
 def kept(
-    path: Path, loaded: Loaded, samples: Sequence[Sample], configs: Mapping[str, MethodConfig], about: dict
+    path: Path, loaded: Loaded, samples: Sequence[Sample], configs: Mapping[str, MethodConfig], about: dict[str, Any]
 ) -> None:
     """Write what every sparse method keeps and loses on some prompts, a line of JSON a method."""
     prompts = loaded.layout.prompts(samples, loaded.tokenizer)

@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +26,9 @@ from workbench import models
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.results import write_json
 from workbench.models.spec import attach
-from workbench.training.tuning.attention import NAME, TILE, MaskBlock, masks_of
+from workbench.training.tuning.attention import NAME, TILE, MaskBlock, forward, masks_of
 from workbench.training.tuning.examples import Example, QuestionAnswer
 from workbench.training.tuning.packing import PackedExamples, pack
-from workbench.training.tuning.train import forward
 
 SHAPES = {  # random weights; the first has the sizes of Llama-3.2-1B
     "llama-1b": {
@@ -76,7 +76,9 @@ def mask_bytes(mask: BlockMask | tuple[MaskBlock, ...]) -> int:
     return sum(x.numel() * x.element_size() for x in fields if torch.is_tensor(x))
 
 
-def measure(model: PreTrainedModel, windows: list[int | None], batch: PackedExamples, how: str, device: str) -> dict:
+def measure(
+    model: PreTrainedModel, windows: list[int | None], batch: PackedExamples, how: str, device: str
+) -> dict[str, Any]:
     """Measure peak and time of the second step; the first one compiles and makes the optimizer's state."""
     optimizer, on_gpu = torch.optim.AdamW(model.parameters(), lr=1e-4), device != "cpu"
     for _ in range(2):
@@ -103,7 +105,7 @@ def resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def row_of(shape: str, tokens: int, mask: str, device: str) -> dict:
+def row_of(shape: str, tokens: int, mask: str, device: str) -> dict[str, Any]:
     """One row of the file; on a CPU nothing but the size of a mask of "tiles", which trains on GPUs only."""
     model = model_of(shape, device)
     windows = attach(model).windows
@@ -120,7 +122,7 @@ def row_of(shape: str, tokens: int, mask: str, device: str) -> dict:
         return row | {"peak_gib": "out of memory"}
 
 
-def rows_of(shape: str, lengths: list[int], device: str) -> list[dict]:
+def rows_of(shape: str, lengths: list[int], device: str) -> list[dict[str, Any]]:
     """A process for each, so that none is measured in what another left."""
     rows = []
     for tokens in lengths:

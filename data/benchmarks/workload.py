@@ -11,15 +11,16 @@ less than a minute.
 import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from workbench.experiments import break_even, results
 from workbench.experiments.paper_workload import replayed
 from workbench.experiments.ttft_model import fitted
-from workbench.experiments.workload import Workload
+from workbench.experiments.workload import Order, Workload
 
 HERE = Path(__file__).parent
 PAPER = Workload()
-VARIED = {  # what the paper does not say, one after the other
+VARIED: dict[str, Any] = {  # what the paper does not say, one after the other
     "passages": ((5, 5), (10, 10), (20, 20)),
     "knowledge": (250, 500, 2_000, 4_000),
     "uploads": (250, 500, 2_000, 4_000),
@@ -27,7 +28,7 @@ VARIED = {  # what the paper does not say, one after the other
     "order": ("fixed", "shuffled"),
 }
 ZIPFS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
-ORDERS = ("fixed", "relevance", "shuffled")
+ORDERS: tuple[Order, ...] = ("fixed", "relevance", "shuffled")
 POOLS, QUESTIONS, REPEATS = (100, 1_000, 10_000), (20, 50, 200, 1_000), (0.0, 0.25, 0.5, 0.75, 0.9, 0.97)
 
 
