@@ -20,10 +20,11 @@ from workbench.metrics.position_encoding import SCHEMES, key_rotation, shift_err
 from workbench.metrics.published_numbers import TABLE_3
 from workbench.plots import table as tables
 from workbench.plots.attention_mass import attention, block_mass
+from workbench.plots.block_finetuning import steps
 from workbench.plots.cost import against_length, cost_panel, cost_series
 from workbench.plots.intervals import forest, quality
 from workbench.plots.lines import SCHEMES as DRAWN_SCHEMES
-from workbench.plots.lines import rounding, steps
+from workbench.plots.lines import rounding
 from workbench.plots.mask_savings import savings
 from workbench.plots.masks import MaskPanel, masks
 from workbench.plots.position_drift import drift as draw_drift

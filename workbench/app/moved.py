@@ -36,7 +36,7 @@ _MERGED = {
     "misses=tile_recall states=tile_states mass=attention_mass",
     "experiments": "lengths=ttft answered_at_ratio=faithful_results",
     "plots": "selectors=looks sparse_methods=looks contestants=looks fates=looks length=cost profiles=lines "
-    "planes=lines steps=lines turnover=block_history rounding=lines savings=mask_savings strip=prompt_strip "
+    "planes=lines steps=block_finetuning turnover=block_history rounding=lines savings=mask_savings strip=prompt_strip "
     "reuse=token_sources breakdown=bars "
     "history=block_history forest=intervals quality=intervals peers=intervals attention=attention_mass "
     "blockmass=attention_mass naive=position_drift rotation=position_encoding exactness=position_encoding "

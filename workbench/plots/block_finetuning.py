@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
-from typing import Any
+from typing import Any, Unpack
 
 import plotly.graph_objects as go
 
@@ -14,12 +14,13 @@ from workbench.metrics.answers import exact_match
 from workbench.metrics.published_numbers import TABLE_2
 from workbench.plots.findings import compared, joined
 from workbench.plots.intervals import forest
-from workbench.plots.lines import steps
+from workbench.plots.lines import Panel, Series, line_chart
+from workbench.plots.looks import MODES
 from workbench.plots.real_tuning import held_out
 from workbench.plots.reuse_findings import by_kind as gaps_by_kind
 from workbench.plots.reuse_findings import lost, multi_hop
 from workbench.plots.table import scored, table
-from workbench.plots.theme import BLUE, GREEN, INK, RED
+from workbench.plots.theme import BLUE, GREEN, INK, RED, Texts
 
 Answers = Sequence[Generation]
 NEAR = 3  # points that count as near full attention
@@ -107,7 +108,7 @@ def by_kind(measured: Mapping[str, Any]) -> go.Figure:
 
 
 def tuning_scores(tuning: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the scores of both modes while a model was tuned: records of `lines.steps` from its `tuning.json`."""
+    """Return the scores of both modes while a model was tuned: records of `steps` from its `tuning.json`."""
     return [{"mode": mode, "step": row["step"], **row[mode]} for row in tuning["scores"] for mode in ("full", "block")]
 
 
@@ -213,3 +214,18 @@ def paper_agreement(methods: Mapping[str, Any]) -> str:
         f"Within {NEAR} points of full attention or further off: as in the paper for {joined(alike)}" if alike else ""
     )
     return "; ".join(part for part in (said, f"otherwise for {joined(apart)}" if apart else "") if part) + "."
+
+
+def steps(records: Sequence[dict[str, Any]], **texts: Unpack[Texts]) -> go.Figure:
+    """Draw accuracy in training (Block-Attention, figure 4): `records` {mode, step, n, em, em_low, em_high}."""
+    interval_text = "95% interval %{customdata[1]:.1%} to %{customdata[2]:.1%}, n = %{customdata[0]:,}"
+    lines = []
+    for mode in dict.fromkeys(r["mode"] for r in records):
+        rows = sorted((r for r in records if r["mode"] == mode), key=lambda r: r["step"])
+        at, em, low, high, n = ([r[key] for r in rows] for key in ("step", "em", "em_low", "em_high", "n"))
+        hover = f"step %{{x:,}}: %{{y:.1%}}<br>{interval_text}"
+        data = list(zip(n, low, high, strict=True))
+        lines.append(Series(MODES[mode].name, at, em, low, high, hover=hover, data=data, look=MODES[mode]))
+    across = {"title_text": "step of fine-tuning", "rangemode": "tozero"}
+    panel = Panel("", lines, across, {"title_text": "exact match", "tickformat": ".0%", "range": [0, 1.02]})
+    return line_chart([panel], above=22, gap=8, **texts)

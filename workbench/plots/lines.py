@@ -8,8 +8,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.core import renamed
 from workbench.plots.elements import band, interval
-from workbench.plots.looks import MODES, SCHEMES, SPARSE_METHODS, Look
+from workbench.plots.looks import SCHEMES, SPARSE_METHODS, Look
 from workbench.plots.theme import BLUE, INK, MUTED, Texts, clear, finish, legend_lines, log_ticks, panel_titles
 
 
@@ -226,21 +227,6 @@ def _axis(title: str, percent: bool) -> dict[str, Any]:
     return {"title_text": title, **({"tickformat": ".0%"} if percent else {})}
 
 
-def steps(records: Sequence[dict[str, Any]], **texts: Unpack[Texts]) -> go.Figure:
-    """Draw accuracy in training (Block-Attention, figure 4): `records` {mode, step, n, em, em_low, em_high}."""
-    interval_text = "95% interval %{customdata[1]:.1%} to %{customdata[2]:.1%}, n = %{customdata[0]:,}"
-    lines = []
-    for mode in dict.fromkeys(r["mode"] for r in records):
-        rows = sorted((r for r in records if r["mode"] == mode), key=lambda r: r["step"])
-        at, em, low, high, n = ([r[key] for r in rows] for key in ("step", "em", "em_low", "em_high", "n"))
-        hover = f"step %{{x:,}}: %{{y:.1%}}<br>{interval_text}"
-        data = list(zip(n, low, high, strict=True))
-        lines.append(Series(MODES[mode].name, at, em, low, high, hover=hover, data=data, look=MODES[mode]))
-    across = {**_axis("step of fine-tuning", False), "rangemode": "tozero"}
-    panel = Panel("", lines, across, {"title_text": "exact match", "tickformat": ".0%", "range": [0, 1.02]})
-    return line_chart([panel], above=22, gap=8, **texts)
-
-
 def rounding(
     records: Sequence[dict[str, Any]], explained: Mapping[str, str], *, caption: str, notice: str
 ) -> go.Figure:
@@ -258,3 +244,6 @@ def rounding(
     fig.update_layout(legend=side)
     title = "What a move costs in rounding"
     return finish(fig, title=title, notice=notice, caption=caption, height=400, above=22, below=62, right=250)
+
+
+renamed.elsewhere(__name__, steps="workbench.plots.block_finetuning")

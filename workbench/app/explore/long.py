@@ -33,7 +33,6 @@ def long_explorer(
 
     True attention is computed for the rows of the window only.
     """
-
     layer = states.layers[0]
 
     @lru_cache(maxsize=4)
