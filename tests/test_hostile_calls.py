@@ -4,18 +4,19 @@ import pytest
 import tiny
 import torch
 
-from workbench import data, explore, generate, models
+from workbench import Runner, block_attention, data, explore, fetch, generate, models, revise
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.core.tiles import Tiles
 from workbench.engine.decoding import check_length, decode
+from workbench.engine.encoding import encode_many
 from workbench.engine.forward import PrefillRequest, prefill_many
 from workbench.engine.paged_pool import Pool
 from workbench.experiments.sweep import sweep
 from workbench.experiments.trial import Trial
-from workbench.store import FolderStore, MemoryStore
+from workbench.store import FolderStore, MemoryStore, TieredStore
 from workbench.store.transfer import pack
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -282,3 +283,73 @@ def test_more_new_tokens_than_the_context_holds_are_refused_before_any_work(lm, 
             call()
     with pytest.raises(BadInput, match="1,048,576 is the most where the model's context is unknown"):
         check_length(10**9, None)
+
+
+NO_BLOCKS = [None, "ab", [None], [Block((1,)), 5], 5]
+
+
+@pytest.mark.parametrize("value", NO_BLOCKS)
+def test_blocks_are_a_list_of_blocks(lm, value):
+    with pytest.raises(BadInput, match="blocks is"):
+        encode_many(lm.model, value)
+    with pytest.raises(BadInput, match="blocks is"):
+        fetch(lm.model, value, MemoryStore())
+
+
+def test_requests_of_a_prefill_are_requests_with_a_kv_each(lm):
+    for value in (None, [None], "ab", 5):
+        with pytest.raises(BadInput, match="requests is"):
+            prefill_many(lm.model, value)
+    kv, plan = lm.spec.empty(5, 5), Plan(torch.arange(5))
+    requests = [PrefillRequest(torch.arange(3, 8), plan, kv), PrefillRequest(torch.arange(13, 18), plan, kv)]
+    with pytest.raises(BadInput, match="two requests share one KV"):
+        prefill_many(lm.model, requests)
+    assert not any(keys.any() for keys in kv.keys), "nothing was written"
+
+
+def test_draws_with_numbers_next_to_nothing_are_refused_or_greedy(lm):
+    def drawn(**options):
+        return list(decode(lm.model, [lm.spec.empty(5, 4)], [torch.arange(400.0)], 1, **options))
+
+    with pytest.raises(BadInput, match="temperature 1e-300"):
+        drawn(temperature=1e-300)
+    assert drawn(temperature=-0.0) == drawn(temperature=1e-6) == drawn(temperature=1.0, top_p=1e-300) == [[399]]
+
+
+def test_blocks_are_kept_in_a_store(lm):
+    for call in (lambda: fetch(lm.model, [Block((1,))], None), lambda: revise(lm.model, PROMPT, 5)):
+        with pytest.raises(BadInput, match="a store is needed"):
+            call()
+
+
+@pytest.mark.parametrize("budget", [NAN, "1GB", None, True, -1, 0])
+def test_a_budget_is_a_positive_number(budget):
+    with pytest.raises(BadInput, match="budget"):
+        MemoryStore(budget)
+
+
+def test_what_is_no_pool_no_prompt_and_no_place_is_named(lm):
+    with pytest.raises(BadInput, match="pool is None"):
+        Runner(lm.model, None)
+    with pytest.raises(BadInput, match="context is None"):
+        Pool(lm.model, 8, 16).open(None, 1)
+    with pytest.raises(BadInput, match=r"2,147,483,647 pages takes [\d,.]+ GB"):
+        Pool(lm.model, (1 << 31) - 1, 1 << 20)
+    with pytest.raises(BadInput, match="prompt is None"):
+        block_attention(None)
+    with pytest.raises(BadInput, match="nothing can be written there"):
+        FolderStore("a\0b", new=True)
+    with pytest.raises(BadInput, match="tiers is None"):
+        TieredStore(None)
+
+
+def test_half_a_character_is_no_text(lm):
+    with pytest.raises(BadInput, match="half of a character"):
+        explore.prompt(lm, "a\ud800b\n\nWho?")
+
+
+def test_a_page_is_written_to_a_file(lm, tmp_path):
+    grid = {"orders": 1, "selectors": ["none"], "ratios": [0.1], "max_new_tokens": 1}
+    page = explore.prompt_page(lm, "Ada is here.\n\nWho?", **grid)
+    with pytest.raises(BadInput, match="is a folder: a file is needed"):
+        page.write(tmp_path)

@@ -1,6 +1,6 @@
 """Token blocks that can be cached apart, and the prompt that joins them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -65,6 +65,12 @@ def _whole(tokens: Any) -> tuple[int, ...]:
         return tuple(map(index, tokens.tolist() if isinstance(tokens, torch.Tensor) else tokens))
     except TypeError:
         raise BadInput(f"tokens is {shown(tokens)}: a list of token ids is needed, whole numbers") from None
+
+
+def check_blocks(blocks: Any) -> None:
+    """Raise BadInput for what is no list of blocks."""
+    if not isinstance(blocks, Sequence) or not all(isinstance(block, Block) for block in blocks):
+        raise BadInput(f"blocks is {shown(blocks)}: a list of blocks is needed")
 
 
 @dataclass(frozen=True)

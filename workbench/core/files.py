@@ -134,6 +134,13 @@ def check_folder(name: str, path: str | os.PathLike[str]) -> None:
         raise BadInput(f"{name} {shown(str(path))} is a file: a folder is needed")
 
 
+def check_file(name: str, path: str | os.PathLike[str]) -> None:
+    """Refuse, before any work, a place where no file can be made or written to; `name` is the option's."""
+    check_place(name, path)
+    if is_dir(path):
+        raise BadInput(f"{name} {shown(str(path))} is a folder: a file is needed")
+
+
 def check_place(name: str, path: str | os.PathLike[str]) -> None:
     """Refuse, before any work, a place where neither a file nor a folder can be made; `name` is the option's.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workbench.core import annotations
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 
@@ -59,6 +60,7 @@ def same_block(prompt: Prompt) -> MaskRule:
 
 def block_attention(prompt: Prompt) -> MaskRule:
     """Every block sees itself; the question, and what follows it, sees all before it (Block-Attention, fig. 1)."""
+    annotations.check("prompt", prompt, Prompt)
     blocks, last = prompt.block_of, len(prompt.blocks) - 1
 
     def sees(row: torch.Tensor, col: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ never decoded and encoded again. BOS, where a model wants one, belongs to the fi
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
@@ -22,6 +23,7 @@ from workbench.core.files import is_file
 from workbench.data import segment
 from workbench.data.sample import Sample
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 FIELDS = {"passage": ("text", "title"), "question": ("question",), "answer": ("answer",)}  # the first must be there
 
 
@@ -119,6 +121,9 @@ def _encoded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, lead: str
     distinct = list(dict.fromkeys(texts))
     if not distinct:
         return {}
+    for text in distinct:
+        if not text.isascii() and SURROGATE.search(text):
+            raise BadInput(f"the text {shown(text)} holds half of a character (a lone surrogate)")
     skipped, *rest = tokenizer([lead, *(lead + text for text in distinct)], add_special_tokens=False)["input_ids"]
     return {text: tuple(tokens[len(skipped) :]) for text, tokens in zip(distinct, rest, strict=True)}
 

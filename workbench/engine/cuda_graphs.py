@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.errors import BadInput
+from workbench.core.errors import BadInput, shown
 from workbench.engine.buckets import Bucket, common
 from workbench.engine.captured import Captured, capture
 from workbench.engine.compile import fused
@@ -63,6 +63,8 @@ class Runner:
         if self.compile:
             self.layers = "compiled"
         self.compile = self.layers == "compiled"
+        if not isinstance(self.pool, Pool):
+            raise BadInput(f"pool is {shown(self.pool)}: a Pool of this model is needed")
         self.pool.check_model(self.model)
         if self.graphs is None:
             self.graphs = self.pool.device.type == "cuda" and self.pool.kernels

@@ -15,6 +15,8 @@ from workbench.core.plan import Plan
 from workbench.engine.forward import run
 from workbench.models.spec import spec_for
 
+LOWEST_TEMPERATURE = 1e-6  # quotients of logits stay finite
+AMPLE = 4096  # new tokens that may be asked of any model
 MOST_NEW_TOKENS = 1 << 20  # of a model whose context is unknown
 Tokens = list[int | None]  # one entry per request; None: this request has ended
 
@@ -138,7 +140,7 @@ class TokenChoice:
             return int(logits.argmax())
         probability, order = (logits.float().cpu() / self.temperature).softmax(-1).sort(descending=True, stable=True)
         before = probability.cumsum(-1) - probability
-        nucleus = probability.masked_fill(before >= self.top_p, 0)  # the first token always stays
+        nucleus = probability.masked_fill((before >= self.top_p) & (before > 0), 0)  # the first token always stays
         return int(order[torch.multinomial(nucleus, 1, generator=random)])
 
 
@@ -210,8 +212,8 @@ def forward_step(model: PreTrainedModel, requests: list[DecodeRequest], reserve:
 
 
 def check_length(count: int, context: int | None) -> None:
-    """Refuse more new tokens than a model of `context` tokens can ever hold; fewer end at its context by themselves."""
-    if count > (most := context or MOST_NEW_TOKENS):
+    """Refuse more new tokens than a model of `context` tokens can ever hold; up to AMPLE end there by themselves."""
+    if count > max(AMPLE, most := context or MOST_NEW_TOKENS):
         whose = "the model's context, prompt included" if context else "the most where the model's context is unknown"
         raise BadInput(f"max_new_tokens is {shown(count)}: {most:,} is {whose}")
 
@@ -224,8 +226,8 @@ def check_options(count: int, temperature: float, top_p: float, stops: Sequence[
     annotations.check("stop", stops, Sequence[str])
     if count < 1:
         raise BadInput(f"max_new_tokens {count}: it is 1 or more")
-    if not 0 <= temperature < float("inf"):
-        raise BadInput(f"temperature {temperature}: it is 0 (greedy) or a positive number")
+    if temperature != 0 and not LOWEST_TEMPERATURE <= temperature < float("inf"):
+        raise BadInput(f"temperature {temperature}: it is 0 (greedy) or a number of at least {LOWEST_TEMPERATURE}")
     if not 0 < top_p <= 1:
         raise BadInput(f"top_p {top_p}: it is above 0 and at most 1")
     if not all(stops):

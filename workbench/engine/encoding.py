@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Block
+from workbench.core.blocks import Block, check_blocks
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
@@ -33,6 +33,7 @@ def encode(model: PreTrainedModel, block: Block, after: Sequence[Block] = ()) ->
 
 def encode_many(model: PreTrainedModel, blocks: Sequence[Block], after: Sequence[Sequence[Block]] = ()) -> list[KV]:
     """Compute the KV of every block apart, packed into few forward passes; block i may look back at `after[i]`."""
+    check_blocks(blocks)
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")

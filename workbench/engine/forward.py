@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core import renamed
+from workbench.core import annotations, renamed
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.masks import causal
@@ -72,7 +72,10 @@ def prefill_many(
 
     `waits[i](layer)` is called before request i reads its cached keys and values of a layer, which may be on the way.
     """
+    annotations.check("requests", requests, Sequence[PrefillRequest])
     spec = spec_for(model, (request.tokens for request in requests), (request.kv for request in requests))
+    if len({id(request.kv) for request in requests}) < len(requests):
+        raise BadInput("two requests share one KV: each request writes to its own (KV.clone)")
     for request in requests:
         _check(spec, request)
     rows = [request.tokens[request.plan.rows.to(request.tokens.device)] for request in requests]

@@ -53,10 +53,17 @@ class PageStorage:
         hopper = gpu and torch.cuda.get_device_capability(spec.device)[0] == 9
         self.run = max(1, STEP // size) if self.kernels and hopper else 1  # pages that are best rerotated alike
         self.inv_freq = [table.to(spec.device, torch.float32).contiguous() for table in spec.inv_freq]
-        self.keys, self.values = (
-            side_by_side(torch.zeros, spec.shapes, pages * size, dtype=spec.dtype, device=spec.device, joined=True)
-            for _ in range(2)
-        )  # zeros: what a masked slot holds must be a number
+        try:
+            self.keys, self.values = (
+                side_by_side(torch.zeros, spec.shapes, pages * size, dtype=spec.dtype, device=spec.device, joined=True)
+                for _ in range(2)
+            )  # zeros: what a masked slot holds must be a number
+        except torch.OutOfMemoryError:  # of a GPU: others may give back what they hold
+            raise
+        except RuntimeError as problem:
+            room = 2 * sum(heads * width for heads, width in spec.shapes) * pages * size * spec.dtype.itemsize
+            taken = f"a pool of {pages:,} pages takes {room / 1e9:,.1f} GB"
+            raise BadInput(f"{taken}, which {spec.device} has not") from problem
 
     @property
     def device(self) -> torch.device:

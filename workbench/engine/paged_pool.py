@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core import renamed
+from workbench.core import annotations, renamed
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
@@ -172,6 +172,7 @@ class Pool(PageStorage):
 
         BadInput for a block of another pool or one whose pages were given back; NoPages where they are too few.
         """
+        annotations.check("context", context, Sequence[object])
         if reserve < 1 or not context:
             raise BadInput(
                 f"{len(context)} blocks and room for {reserve}: a prompt has a block and a question at least"

@@ -19,6 +19,7 @@ from workbench.engine.assembly import assemble
 from workbench.engine.forward import PrefillRequest
 from workbench.models.spec import spec_for
 from workbench.store import Store, fetch, fingerprint, key_of
+from workbench.store.fetching import checked
 from workbench.store.views import RecordingStore
 
 ReuseStatus = Literal["kept", "moved", "recalled", "encoded"]
@@ -72,7 +73,7 @@ def revise(
     evicted block is encoded once more. `reserve` is capacity for new tokens. Raises BadInput before any work.
     """
     spec_for(model, [prompt.tokens])
-    recording = RecordingStore(store)
+    recording = RecordingStore(checked(store))
     cached = fetch(model, prompt.context, recording)
     kv = assemble(model, prompt, cached, reserve=reserve)
     model_key = fingerprint(model)

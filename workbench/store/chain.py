@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from threading import RLock
 from typing import Any, Literal
 
+from workbench.core import annotations
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.events import Events
@@ -37,6 +38,7 @@ class Chain:
         events: Events | None,
         clock: Callable[[], float] = time.time,
     ):
+        annotations.check("tiers", tiers, Sequence[Any])
         if not tiers or len({tier.name for tier in tiers}) < len(tiers):
             raise BadInput(f"tiers {[tier.name for tier in tiers]}: at least one is needed, each with its own name")
         self.tiers, self.pinned, self.events, self.clock = list(tiers), pinned, events, clock

@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from transformers import PreTrainedModel
 
-from workbench.core.blocks import Block
+from workbench.core.blocks import Block, check_blocks
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.engine.encoding import encode_many
@@ -38,6 +38,8 @@ def fetch(
 
     `after[i]` are the blocks that block i looks back at. A block that is asked for twice is encoded once.
     """
+    check_blocks(blocks)
+    checked(store)
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")

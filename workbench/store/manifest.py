@@ -10,7 +10,7 @@ from zlib import crc32
 
 from workbench.core import renamed
 from workbench.core.errors import BadInput
-from workbench.core.files import sync, write_text, writing
+from workbench.core.files import check_place, sync, write_text, writing
 from workbench.store.block_file import versions
 from workbench.store.keys import FORMAT_VERSION
 
@@ -93,6 +93,7 @@ def text(kind: Mapping[str, Any]) -> str:
 
 
 def _begin(folder: Path, kind: Mapping[str, Any], durable: bool) -> None:
+    check_place("folder", folder)
     if folder.exists() and (not folder.is_dir() or not all(map(_is_leftover, folder.iterdir()))):
         raise BadInput(f"{folder} holds something else: a new or empty folder is needed for cached blocks")
     with writing(folder):

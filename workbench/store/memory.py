@@ -3,6 +3,7 @@
 from collections import Counter, OrderedDict, deque
 from threading import RLock
 
+from workbench.core import annotations
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.store.fetching import Store
@@ -24,6 +25,7 @@ class MemoryStore:
     """
 
     def __init__(self, budget_bytes: int = 1 << 30, behind: Store | None = None):
+        annotations.check("budget_bytes", budget_bytes, float)
         if budget_bytes <= 0:
             raise BadInput(f"budget of {budget_bytes} bytes: a store needs a positive budget")
         self.budget_bytes, self.behind = budget_bytes, behind

@@ -18,7 +18,7 @@ from workbench.app.explore.prompt_choices import FIELDS, LONG, Piece, Wanted, en
 from workbench.app.explore.prompt_html import MIME, page, summary
 from workbench.app.explore.prompt_text import PromptReader, piece_id
 from workbench.core.errors import BadInput, not_allowed
-from workbench.core.files import write_text
+from workbench.core.files import check_file, write_text
 from workbench.engine.decoding import check_length
 from workbench.methods.registry import is_whole
 from workbench.methods.select import check_budget
@@ -105,6 +105,7 @@ class PromptPage:
 
     def write(self, path: str | PathLike[str]) -> Path:
         """Write the page as one HTML file."""
+        check_file("path", path)
         path = Path(path)
         if not path.parent.is_dir():
             raise BadInput(f"{path.parent} is no folder: the page cannot be written there")
