@@ -255,7 +255,9 @@ def test_the_marked_token_is_shared_with_the_explorers_of_the_prompt(loaded, sam
     widget.hovered = 14
     assert selection.token == 14
     selection.token = 5
-    assert widget.token == 5
+    assert widget.token == 5 and selection.token == 5, "what is chosen elsewhere stays, wherever the mouse rested here"
+    selection.token = -1
+    assert widget.token is None and selection.token == -1
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=50), st.booleans())

@@ -127,7 +127,9 @@ class PromptWidget(anywidget.AnyWidget):
         self._selection.observe(self._mark_here, "token")
 
     def _mark_here(self, change: dict[str, Any]) -> None:
+        self.unobserve(self._mark_elsewhere, ["token", "hovered"])  # it comes from there
         self.token = None if change["new"] < 0 else change["new"]
+        self.observe(self._mark_elsewhere, ["token", "hovered"])
 
     def _mark_elsewhere(self, _: Any) -> None:
         marked = self.token if self.hovered is None else self.hovered
