@@ -75,11 +75,10 @@ def _consume(
     count = 0  # shifts after the first
     if ROTATE:
         rotated = _shift(begin, page_list, PAGE, N)
-        own = q_own.index(consumer)
+        given = (q_own.index(consumer), q_given)
         pipe.wait_for_previous(PDL)
-        _first_queries(q_tile, own, queries, first + consumer * 64, rotated, inv_freq, GROUP, HALF, INTERLEAVED)
+        _first_queries(q_tile, given, queries, first + consumer * 64, rotated, inv_freq, GROUP, HALF, INTERLEAVED)
         fence_async_shared()
-        mbarrier.arrive(q_given, count=1)
     else:
         pipe.wait_for_previous(PDL)
         m = first + consumer * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, FLAT))

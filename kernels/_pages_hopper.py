@@ -116,7 +116,7 @@ def _attend(
     positions += request.to(gl.int64) * pages * PAGE
     m = first_row + gl.arange(0, 64 * CONSUMERS, layout=gl.BlockedLayout([1], [32], [4], [0]))
     highest, lowest = pipe.row_range(at_rows, m, rows, GROUP)
-    all_steps = (pipe.count_upto(first, 0, pages, highest, 512) * PAGE + N - 1) // N
+    all_steps = (pipe.count_upto(first, 0, pages, highest, 2048) * PAGE + N - 1) // N
     share = (all_steps + splits - 1) // splits
     begin = gl.minimum(split * share, all_steps)
     steps = gl.minimum(begin + share, all_steps) - begin

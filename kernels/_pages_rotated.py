@@ -91,9 +91,12 @@ def _rotated(x, cos, sin, M: gl.constexpr, D: gl.constexpr):
 
 @gluon_jit
 def _first_queries(
-    q_tile, q_own, queries, first, shift, inv_freq, GROUP: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr,
+    q_tile, given, queries, first, shift, inv_freq, GROUP: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr,
 ):  # fmt: skip
-    """A consumer's queries, rotated back for the first shift; where KEPT, as they are too, for `_rerotate`."""
+    """A consumer's queries, rotated back for the first shift; before it, where KEPT, as they are, for `_rerotate`.
+
+    `given`: where they go, and the barrier that says so.
+    """
     D: gl.constexpr = q_tile.type.shape[1]
     KEPT: gl.constexpr = not INTERLEAVED and 2 * HALF == D
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
@@ -119,7 +122,8 @@ def _first_queries(
         col = gl.arange(0, D, layout=gl.SliceLayout(0, LAYOUT))
         x = gl.load(base + col[None, :], mask=inside, other=0.0)
         cos, sin = _angle(shift, _frequencies(inv_freq, 64, D, LAYOUT))
-        q_own.store(x)
+        given[0].store(x)
+        mbarrier.arrive(given[1], count=1)
         q_tile.store(_rotated(x, cos, sin, 64, D))
     else:
         _put_rotated(q_tile, queries, m, (shift, inv_freq), GROUP, HALF, INTERLEAVED, LAYOUT)
@@ -166,16 +170,18 @@ def _rerotate(
     pipe.wait_for_previous(PDL)
     if KEPT:
         freq = _frequencies(inv_freq, SOME, D, BOTH)
-        mbarrier.wait(q_given, 0)
     for j in range(1, steps):
         shift = _shift(begin + j, page_list, PAGE, N)
         if shift != rotated:
             rotated = shift
             count += 1
             index = count % 2
-            mbarrier.wait(q_empty.index(index), (count // 2 & 1) ^ 1)
+            cos, sin = 0.0, 0.0
             if KEPT:
                 cos, sin = _angle(shift, freq)
+                mbarrier.wait(q_given, 0)
+            mbarrier.wait(q_empty.index(index), (count // 2 & 1) ^ 1)
+            if KEPT:
                 for i in gl.static_range(64 * CONSUMERS // SOME):
                     tile = q_tiles.index(CONSUMERS * index + i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
                     own = q_own.index(i * SOME // 64).slice(i * SOME % 64, SOME, dim=0)
