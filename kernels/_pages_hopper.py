@@ -17,7 +17,7 @@ from torch import Tensor
 import workbench.kernels._hopper as pipe
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
-from workbench.kernels._common import LOG2E, processors
+from workbench.kernels._common import INVALID_POS, LOG2E, processors
 from workbench.kernels._pages_consumer import _consume, _largest
 from workbench.kernels._pages_parts import merge, new_parts
 from workbench.kernels._pages_rotated import _rerotate
@@ -25,6 +25,7 @@ from workbench.kernels._triton import gl, gluon_jit, mbarrier, overlap, triton
 
 WIDTHS = (64, 128)
 PAGES = (64, 128, 256)  # tokens
+COUNTED = gl.constexpr(2048)  # pages that are counted at a time: those of 128K tokens
 SHORT = 768  # slots of a part, at most, for which steps of a page are faster than steps of two
 
 
@@ -115,8 +116,12 @@ def _attend(
     shifts += request * pages
     positions += request.to(gl.int64) * pages * PAGE
     m = first_row + gl.arange(0, 64 * CONSUMERS, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    page = gl.arange(0, COUNTED, layout=gl.BlockedLayout([COUNTED // 128], [32], [4], [0]))
+    bound = gl.load(first + page, mask=page < pages, other=INVALID_POS)  # not after the positions have come
     highest, lowest = pipe.row_range(at_rows, m, rows, GROUP)
-    all_steps = (pipe.count_upto(first, 0, pages, highest, 2048) * PAGE + N - 1) // N
+    seen = gl.sum(((bound <= highest) & (page < pages)).to(gl.int32), 0)
+    seen += pipe.count_upto(first, COUNTED, pages, highest, COUNTED)
+    all_steps = (seen * PAGE + N - 1) // N
     share = (all_steps + splits - 1) // splits
     begin = gl.minimum(split * share, all_steps)
     steps = gl.minimum(begin + share, all_steps) - begin
