@@ -17,9 +17,9 @@ from torch import Tensor
 import workbench.kernels._hopper as pipe
 from workbench.core.page_table import Paged
 from workbench.core.rope import Pairing
-from workbench.kernels._common import INVALID_POS, LOG2E, processors
+from workbench.kernels._common import INVALID_POS, LOG2E
 from workbench.kernels._pages_consumer import _consume, _largest
-from workbench.kernels._pages_parts import merge, new_parts
+from workbench.kernels._pages_parts import consumers_for, merge, new_parts, parts_for
 from workbench.kernels._pages_rotated import _rerotate
 from workbench.kernels._triton import gl, gluon_jit, mbarrier, overlap, triton
 
@@ -32,18 +32,6 @@ SHORT = 768  # slots of a part, at most, for which steps of a page are faster th
 def fits(q: Tensor, keys: Tensor, values: Tensor, page: int) -> bool:
     """Whether this kernel takes arguments of `_pages_triton.launch`: a Hopper GPU, 16-bit numbers, whole tiles."""
     return pipe.fits_gpu(q, (keys[None], values[None])) and q.shape[3] in WIDTHS and page in PAGES
-
-
-def parts_for(q: Tensor, heads: int, slots: int) -> int:
-    """How many programs share the keys of one row tile: one program for each multiprocessor, four steps for each."""
-    rows = q.shape[2] * (q.shape[1] // heads)
-    tiles = -(-rows // (64 * consumers_for(rows))) * heads * len(q)
-    return max(1, min(processors(q.device) // tiles, slots // 512, 128))
-
-
-def consumers_for(rows: int) -> int:
-    """How many groups of 64 rows a program computes, for `rows` rows times heads of a group."""
-    return 1 if rows <= 64 else 2
 
 
 @gluon_jit

@@ -6,9 +6,22 @@ lse is the log2 of the weight of a part. A part without weight may hold anything
 import torch
 from torch import Tensor
 
+from workbench.kernels._common import processors
 from workbench.kernels._triton import after_previous, jit, overlap, padded_width, tl, triton
 
 ONE_WARP = 2048  # numbers that a single warp merges, at most: no sum then crosses warps
+
+
+def parts_for(q: Tensor, heads: int, slots: int) -> int:
+    """How many programs on Hopper share the keys of a row tile: one for each multiprocessor, four steps for each."""
+    rows = q.shape[2] * (q.shape[1] // heads)
+    tiles = -(-rows // (64 * consumers_for(rows))) * heads * len(q)
+    return max(1, min(processors(q.device) // tiles, slots // 512, 128))
+
+
+def consumers_for(rows: int) -> int:
+    """How many groups of 64 rows a program computes, for `rows` rows times heads of a group."""
+    return 1 if rows <= 64 else 2
 
 
 @jit

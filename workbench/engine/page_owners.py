@@ -27,9 +27,9 @@ class NoPages(BadInput):
 class Taken(list[int]):
     """Pages that somebody holds, as `numbers` too, and the generations they were taken with."""
 
-    def __init__(self, pages: Sequence[int], generations: Ints):
+    def __init__(self, pages: Sequence[int], generations: Ints, numbers: Ints | None = None):
         super().__init__(pages)
-        self.numbers: Ints = np.array(self, np.int32)
+        self.numbers: Ints = np.array(self, np.int32) if numbers is None else numbers
         self.generations = generations
 
 
@@ -59,9 +59,10 @@ class PageOwners:
             ):
                 raise NoPages(count, len(self._free), what)
             taken = [self._free.pop() for _ in range(count)]
-            generations: Ints = self.generation[taken] + 1
-            self.generation[taken] = generations
-            return Taken(taken, generations)
+            numbers = np.array(taken, np.int32)
+            generations: Ints = self.generation[numbers] + 1
+            self.generation[numbers] = generations
+            return Taken(taken, generations, numbers)
 
     def give(self, pages: Sequence[int] | Tensor, generations: Ints | None = None, counted: bool = True) -> None:
         """Give pages back. BadInput, giving none, where one of them is not held or was taken by others since.
