@@ -36,7 +36,7 @@ def density(content: Kept, spec: str) -> float:
 def attended(content: Kept, spec: str) -> float:
     """Return the share of causal pairs that are attended to: for CompactAttention those of the union of its choices."""
     name = "union" if spec.startswith("compact(") else "density"
-    return fmean(one.get(name, one["density"]) for one in content["settings"][spec].values())
+    return fmean(one[name] for one in content["settings"][spec].values())
 
 
 def share(content: Kept, spec: str) -> OverSeeds:
