@@ -22,6 +22,7 @@ from workbench.store.scrub import describe, verify
 from workbench.store.transfer import pack, unpack
 from workbench.training.gate_config import GateConfig
 from workbench.training.lab.config import PretrainConfig
+from workbench.training.tuning.config import TuneConfig
 
 KEY = key_for(1)
 QUICK = {"samples": 2, "passages": 2, "timed": 1, "max_new_tokens": 1}
@@ -164,3 +165,17 @@ def test_a_folder_that_is_gone_is_no_place_to_work_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert "is not there any more" in refused("data", "lab", "--out", "a.jsonl")
+
+
+def test_a_batch_is_no_larger_than_a_forward_pass_can_be():
+    for config in (TuneConfig, GateConfig):
+        with pytest.raises(BadInput, match="batch is 1000000000"):
+            config(batch=10**9)
+
+
+@pytest.mark.parametrize("weight", ["nan", "inf", "0", "-1"])
+def test_weights_of_questions_are_positive_numbers(weight, tmp_path):
+    command = ("tune", "--model", "lab-full", "--out", tmp_path / "run", "--kinds", f"order={weight}")
+    done = CliRunner().invoke(app, list(map(str, command)))
+    assert done.exit_code == 2 and "a positive weight for each is needed" in done.stderr
+    assert not (tmp_path / "run").exists()

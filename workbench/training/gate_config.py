@@ -6,7 +6,7 @@ from typing import Annotated
 from workbench.core.annotations import check_fields
 from workbench.core.errors import BadInput
 
-MOST_WIDTH = 8192  # channels
+MOST_WIDTH, MOST_BATCH = 8192, 4096  # channels, prompts a step
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class GateConfig:
         for name in ("steps", "batch", "block"):
             if (value := getattr(self, name)) < 1:
                 raise BadInput(f"{name} is {value}: it is 1 or more")
+        if self.batch > MOST_BATCH:
+            raise BadInput(f"batch is {self.batch}: at most {MOST_BATCH:,} prompts a step")
         if not 1 <= self.width <= MOST_WIDTH:
             raise BadInput(f"width is {self.width}: from 1 to {MOST_WIDTH:,} is allowed")
         if not self.lr > 0 or self.warmup < 0:

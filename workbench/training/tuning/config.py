@@ -17,6 +17,7 @@ ALLOWED = {
 }
 LEAST = {"steps": 1, "batch": 1, "accumulate": 1, "max_length": 2, "warmup": 0, "seed": 0, "lora_rank": 0}
 LEAST |= {"own_tokens": 1}
+MOST_BATCH = 1 << 16  # samples of a forward pass
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class TuneConfig:
         for name, least in LEAST.items():
             if (value := getattr(self, name)) < least:
                 raise BadInput(f"{name} is {value}: at least {least} is needed")
+        if self.batch > MOST_BATCH:
+            raise BadInput(f"batch is {self.batch}: at most {MOST_BATCH:,} samples are packed into one forward pass")
         if not 0 < self.lr < 1:
             raise BadInput(f"lr is {self.lr}: more than 0 and less than 1 is needed")
         if not 0 <= self.weight_decay < 1:

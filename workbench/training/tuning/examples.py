@@ -6,6 +6,7 @@ draw, nor on where a run was interrupted.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from random import Random
 
 from transformers import PreTrainedTokenizerBase
@@ -56,7 +57,7 @@ class Lab:
             raise BadInput(f"questions is {questions}: at least 1 a context is needed")
         if unknown := [kind for kind in kinds if kind not in lab.kinds_of(style)]:
             raise not_allowed("kind of question", unknown[0], lab.kinds_of(style))
-        if not kinds or min(kinds.values()) <= 0:
+        if not kinds or not all(0 < weight < inf for weight in kinds.values()):
             raise BadInput(f"kinds are {dict(kinds)}: a positive weight for each is needed")
         for setting, share in (("continued", continued), ("shuffled", shuffled)):
             if share is not None and not 0 <= share <= 1:
