@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from workbench import data, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
+from workbench.engine.fused_layers import side_by_side
 from workbench.training import common
 from workbench.training.tuning import output
 from workbench.training.tuning import train as loop
@@ -89,6 +90,19 @@ def test_killed_and_resumed_is_not_interrupted(config, uninterrupted, base, ques
     assert same(weights(whole), weights(again))
     assert progress.curve == through.curve and progress.step == 6
     assert json.loads((tmp_path / "cut" / "curve.json").read_text())["train"] == through.curve
+
+
+def test_a_state_saved_after_the_engine_laid_weights_side_by_side_is_resumed(
+    uninterrupted, base, questions, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(common, "READ_EVERY", 2)
+    run, stopped = tuned(CONFIG, base, questions, tmp_path / "out", minutes=0)
+    for layer in run.loaded[0].model.layers:  # as an evaluation does on a GPU
+        attention = layer.self_attn
+        side_by_side([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    run.save(stopped)
+    resumed, progress = tuned(CONFIG, base, questions, tmp_path / "out")
+    assert same(weights(uninterrupted[0]), weights(resumed)) and progress.step == 6
 
 
 def test_a_state_that_an_earlier_version_saved_is_resumed(uninterrupted, base, questions, tmp_path, monkeypatch):

@@ -88,6 +88,7 @@ class Training:
     def save(self, progress: Progress) -> None:
         """Write weights, optimizers, random states and progress to `out`/state, in place of the state before."""
         partial = self.out / "state.new"
+        set_apart(self.model)
         try:
             self.accelerator.save_state(str(partial))
             self.accelerator.wait_for_everyone()
@@ -106,6 +107,17 @@ class Training:
             return begin
         self.accelerator.load_state(str(state_folder(self.out)))
         return type(begin)(**saved["progress"])
+
+
+@torch.no_grad()
+def set_apart(model: torch.nn.Module) -> None:
+    """Give every weight memory of its own: of weights that share some, a state in safetensors keeps one alone.
+
+    The engine lays weights side by side when the model answers, in an evaluation (`engine.fused_layers`).
+    """
+    for weight in model.parameters():
+        if weight.untyped_storage().nbytes() > weight.nbytes:
+            weight.data = weight.data.clone()
 
 
 class Drawn(Dataset[Any]):
