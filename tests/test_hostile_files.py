@@ -179,3 +179,9 @@ def test_weights_of_questions_are_positive_numbers(weight, tmp_path):
     done = CliRunner().invoke(app, list(map(str, command)))
     assert done.exit_code == 2 and "a positive weight for each is needed" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_prompt_that_is_too_long_is_told_once_and_in_our_words(tmp_path):
+    long = {"question": "Who? " * 5000, "answers": ["Ada"], "ctxs": [{"title": "A", "text": "Ada."}]}
+    (tmp_path / "long.jsonl").write_text(json.dumps(long))
+    assert "the model's context is 4096" in refused("trial", "--data", tmp_path / "long.jsonl")

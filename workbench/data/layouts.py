@@ -124,7 +124,9 @@ def _encoded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, lead: str
     for text in distinct:
         if not text.isascii() and SURROGATE.search(text):
             raise BadInput(f"the text {shown(text)} holds half of a character (a lone surrogate)")
-    skipped, *rest = tokenizer([lead, *(lead + text for text in distinct)], add_special_tokens=False)["input_ids"]
+    pieces = [lead, *(lead + text for text in distinct)]
+    quiet = {"add_special_tokens": False, "verbose": False}  # what is too long is said by `check_context`, once
+    skipped, *rest = tokenizer(pieces, **quiet)["input_ids"]
     return {text: tuple(tokens[len(skipped) :]) for text, tokens in zip(distinct, rest, strict=True)}
 
 
