@@ -12,6 +12,7 @@ from workbench.core.tile_selection import TileRule
 from workbench.kernels._triton import jit, tl, triton
 
 INT64_MAX = tl.constexpr(2**63 - 1)
+FIRST_BITS, NEXT_BITS = tl.constexpr(12), tl.constexpr(4)  # found before it is asked whether they tell a weight apart
 PER_WARP = 256  # weights of a row that a warp holds
 COLUMNS = 1 << 13  # most blocks of a row that the kernel takes, times the heads of a group
 
@@ -34,10 +35,21 @@ def _reaching(x, other, target, BITS: tl.constexpr):
     bits = x.to(tl.int32, bitcast=True)
     wide = x.to(tl.float64)
     found = tl.zeros_like(other).to(tl.int32)
-    for i in range(0, BITS):
-        tried = found | (1 << (BITS - 1 - i))
-        held = other + tl.sum(tl.where(bits >= tried[:, None], wide, 0.0), 1)
-        found = tl.where(held >= target, tried, found)
+    alike, alone = bits < 0, other < 0
+    step, more, open = 0, FIRST_BITS, True
+    while open:
+        for _ in range(0, more):
+            tried = found | tl.where(step < BITS, 1 << tl.maximum(BITS - 1 - step, 0), 0)
+            held = other + tl.sum(tl.where(bits >= tried[:, None], wide, 0.0), 1)
+            found = tl.where(held >= target, tried, found)
+            step += 1
+        more = NEXT_BITS
+        # where one weight alone has the bits found so far, it is the one
+        alike = (bits ^ found[:, None]) >> tl.maximum(BITS - step, 0) == 0
+        alone = tl.sum(alike.to(tl.int32), 1) == 1
+        open = (step < BITS) & (tl.min((alone | (other >= target)).to(tl.int32), 0) == 0)
+    one = tl.max(tl.where(alike, bits, 0), 1)
+    found = tl.where(other >= target, 0x7FFFFFFF >> (31 - BITS), tl.where(alone, one, found))
     return found
 
 

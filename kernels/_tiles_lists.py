@@ -6,36 +6,47 @@ from torch import Tensor
 
 from workbench.kernels._triton import jit, tl, triton
 
+TOGETHER = 1024  # tiles that a program of several lists reads at a time
 FEW = 32  # lists that one kernel makes: each of its programs reads those before its own
 
 
 @jit
-def _count(kept, counts, groups, tiles, columns, batch_step, group_step, tile_step, CHUNK: tl.constexpr):
-    n = tl.program_id(0)
-    batch, group, tile = n // (groups * tiles), n // tiles % groups, n % tiles
-    kept += batch.to(tl.int64) * batch_step + group.to(tl.int64) * group_step + tile.to(tl.int64) * tile_step
-    found = tl.zeros([CHUNK], tl.int32)
+def _starts(n, groups, tiles, batch_step, group_step, tile_step):
+    """Where the choices of lists n begin."""
+    n = n.to(tl.int64)
+    return n // (groups * tiles) * batch_step + n // tiles % groups * group_step + n % tiles * tile_step
+
+
+@jit
+def _count(
+    kept, counts, lists, groups, tiles, columns, batch_step, group_step, tile_step,
+    LISTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * LISTS + tl.arange(0, LISTS)
+    kept += _starts(n, groups, tiles, batch_step, group_step, tile_step)[:, None]
+    found = tl.zeros([LISTS, CHUNK], tl.int32)
     for at in range(0, columns, CHUNK):
-        j = at + tl.arange(0, CHUNK)
-        found += tl.load(kept + j, mask=j < columns, other=0).to(tl.int32)
-    tl.store(counts + n + 1, tl.sum(found, 0))
-    if n == 0:
+        j = at + tl.arange(0, CHUNK)[None, :]
+        found += tl.load(kept + j, mask=(n < lists)[:, None] & (j < columns), other=0).to(tl.int32)
+    tl.store(counts + n + 1, tl.sum(found, 1), mask=n < lists)
+    if tl.program_id(0) == 0:
         tl.store(counts, 0)
 
 
 @jit
 def _write(
-    kept, indptr, indices, groups, tiles, columns, batch_step, group_step, tile_step, first, share, CHUNK: tl.constexpr
-):
-    n = tl.program_id(0)
-    batch, group, tile = n // (groups * tiles), n // tiles % groups, n % tiles
-    kept += batch.to(tl.int64) * batch_step + group.to(tl.int64) * group_step + tile.to(tl.int64) * tile_step
-    place, begin = tl.load(indptr + n), n // share * first
+    kept, indptr, indices, lists, groups, tiles, columns, batch_step, group_step, tile_step, first, share,
+    LISTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * LISTS + tl.arange(0, LISTS)
+    kept += _starts(n, groups, tiles, batch_step, group_step, tile_step)[:, None]
+    place, begin = tl.load(indptr + n, mask=n < lists, other=0), n // share * first
     for at in range(0, columns, CHUNK):
-        j = at + tl.arange(0, CHUNK)
-        one = tl.load(kept + j, mask=j < columns, other=0).to(tl.int32)
-        tl.store(indices + (place + tl.cumsum(one, 0) - 1).to(tl.int64), begin + j, mask=one > 0)
-        place += tl.sum(one, 0)
+        j = at + tl.arange(0, CHUNK)[None, :]
+        one = tl.load(kept + j, mask=(n < lists)[:, None] & (j < columns), other=0).to(tl.int32)
+        spot = (place[:, None] + tl.cumsum(one, 1) - 1).to(tl.int64)
+        tl.store(indices + spot, begin[:, None] + j, mask=one > 0)
+        place += tl.sum(one, 1)
 
 
 @jit
@@ -45,8 +56,8 @@ def _few(
 ):  # fmt: skip
     """All of it in one launch: a program counts the lists before its own itself."""
     n, lists = tl.program_id(0), tl.num_programs(0)
-    m = tl.arange(0, LISTS).to(tl.int64)
-    starts = m // (groups * tiles) * batch_step + m // tiles % groups * group_step + m % tiles * tile_step
+    m = tl.arange(0, LISTS)
+    starts = _starts(m, groups, tiles, batch_step, group_step, tile_step)
     before = tl.zeros([LISTS, CHUNK], tl.int32)
     for at in range(0, columns, CHUNK):
         j = at + tl.arange(0, CHUNK)
@@ -84,9 +95,11 @@ def launch(kept: Tensor, first: int = 0, share: int = 1) -> tuple[Tensor, Tensor
         return indptr[: lists + 1], indices
     counts = torch.empty(lists + 1, dtype=torch.int32, device=kept.device)
     chunk = min(1024, max(64, triton.next_power_of_2(columns)))
-    warps = max(1, chunk // 256)
-    _count[(lists,)](raw, counts, groups, tiles, columns, *steps, CHUNK=chunk, num_warps=warps)
+    side = max(1, TOGETHER // chunk)
+    programs, shape = triton.cdiv(lists, side), (groups, tiles, columns, *steps)
+    options = {"LISTS": side, "CHUNK": chunk, "num_warps": max(1, chunk // 256)}
+    _count[(programs,)](raw, counts, lists, *shape, **options)
     indptr = counts.cumsum(0, dtype=torch.int32)
     indices = torch.empty(lists * columns + 1, dtype=torch.int32, device=kept.device)
-    _write[(lists,)](raw, indptr, indices, groups, tiles, columns, *steps, first, share, CHUNK=chunk, num_warps=warps)
+    _write[(programs,)](raw, indptr, indices, lists, *shape, first, share, **options)
     return indptr, indices
