@@ -24,6 +24,7 @@ import workbench.kernels._choose_hopper as on_hopper
 from workbench.core import block_scores
 from workbench.core.tile_selection import TileRule, kept
 from workbench.kernels import _choose_vectors
+from workbench.kernels._choose_float8 import in_8_bits
 from workbench.kernels._choose_keep import carry_out, fits
 from workbench.kernels._choose_vectors import products
 from workbench.kernels._common import LOG2E, Config, rows_first
@@ -33,6 +34,8 @@ __all__ = ["cases", "configure", "launch", "reference", "takes"]
 
 BYTES = 256 << 20  # of sums that are held at a time
 HELD = 2048  # sums that a program holds at a time
+LINE = 32  # sums that lie in a line of memory
+PER_WARP = 1024  # sums that a warp holds
 ROW = 16384  # sums of a row of blocks that are read once and held
 
 
@@ -52,29 +55,6 @@ def reference(q: Tensor, keys: Tensor, rows: Tensor, rule: TileRule, stride: int
         weights = block_scores.xattention(queries, own_keys, at, rule.block, stride)
         choices.append(kept(weights, at, keys.shape[2], rule))
     return torch.stack(choices)
-
-
-@jit
-def _eighths(x, out, count, heads, x_batch, x_head, x_token, TOKENS: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """`block_scores.in_float8`, in 8 bits and without gaps."""
-    head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    token, col = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, DP)
-    inside = (token < count)[:, None] & (col < D)[None, :]
-    at = x + request * x_batch + head.to(tl.int64) * x_head + token.to(tl.int64)[:, None] * x_token + col[None, :]
-    value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    value = tl.minimum(tl.maximum(value, -448.0), 448.0)
-    out += ((request * heads + head) * count + token)[:, None] * D + col[None, :]
-    tl.store(out, value.to(tl.float8e4nv), mask=inside)
-
-
-def _in_8_bits(x: Tensor) -> Tensor:
-    """[B, H, T, D] in float8."""
-    batch, heads, count, width = x.shape
-    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    _eighths[(triton.cdiv(count, 64), heads, batch)](
-        x, out, count, heads, *x.stride()[:3], TOKENS=64, D=width, DP=triton.next_power_of_2(width), num_warps=4
-    )
-    return out
 
 
 @jit
@@ -119,16 +99,19 @@ def _some(sums, j, seen, row, last, row_squares, PER: tl.constexpr, STRIDE: tl.c
 @jit
 def _blocks(
     sums, weights, rows, count, row_squares, blocks, heads, first_head, STRIDE: tl.constexpr, PER: tl.constexpr, CHUNK:
-    tl.constexpr, ONCE: tl.constexpr,
+    tl.constexpr, ONCE: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Softmax over every row of squares, summed over the rows of squares of a block. ONCE: a chunk holds all blocks."""
-    i, one, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = i * PER + tl.arange(0, PER)
+    """Softmax over every row of squares, summed over the rows of squares of a block. ONCE: a chunk holds all blocks,
+    and a program takes TOGETHER blocks of rows, whose sums lie side by side in memory."""
+    one, request = tl.program_id(1), tl.program_id(2)
+    i = tl.program_id(0) * TOGETHER
+    row = i * PER + tl.arange(0, PER * TOGETHER)
     end = tl.minimum((row + 1) * STRIDE, count) - 1
     last = tl.load(rows + request.to(tl.int64) * count + end, mask=row < row_squares, other=-1)
     seen = (tl.max(last, 0) // (PER * STRIDE)).to(tl.int32) + 1  # blocks that the last row sees a part of
     sums += (request * tl.num_programs(1) + one).to(tl.int64) * blocks * row_squares
-    weights += ((request * heads + first_head + one).to(tl.int64) * tl.num_programs(0) + i) * blocks
+    row_blocks = (row_squares + PER - 1) // PER
+    weights += ((request * heads + first_head + one).to(tl.int64) * row_blocks + i) * blocks
     if ONCE:
         j = tl.arange(0, CHUNK)
         x = _some(sums, j, seen, row, last, row_squares, PER, STRIDE)
@@ -136,7 +119,10 @@ def _blocks(
         x = tl.exp2(x - tl.where(m_i == float("-inf"), 0.0, m_i)[:, None])
         l_i = tl.sum(x, 1)
         share = tl.where(l_i > 0, 1.0 / tl.where(l_i > 0, l_i, 1.0), 0.0)  # no such row: it weighs nothing
-        tl.store(weights + j, tl.sum(x * share[:, None], 0), mask=j < seen)
+        x = tl.sum(tl.reshape(x * share[:, None], [TOGETHER, PER, CHUNK]), 1)
+        n = tl.arange(0, TOGETHER)
+        inside = (i + n < row_blocks)[:, None] & (j < seen)[None, :]
+        tl.store(weights + n[:, None] * blocks + j[None, :], x, mask=inside)
     else:
         m_i = tl.full([PER], float("-inf"), tl.float32)
         l_i = tl.zeros([PER], tl.float32)
@@ -183,18 +169,20 @@ def _weights(
     sums = torch.empty(batch * together * squares * blocks, device=q.device)
     weights = torch.empty(batch, heads, -(-count // block), blocks, device=q.device)
     chunk = max(16, HELD // per, min(triton.next_power_of_2(blocks), ROW // per))
+    once = chunk >= blocks
+    side = max(1, min(LINE // per, 2 * ROW // (per * chunk))) if once else 1
     hopper = config is None and on_hopper.fits(q, keys, block, stride, bits == 8)
     if bits == 8:
-        q, keys = (_in_8_bits(x) if hopper else block_scores.in_float8(x) for x in (q, keys))
+        q, keys = (in_8_bits(x) if hopper else block_scores.in_float8(x) for x in (q, keys))
     for first in range(0, heads, together):
         some = range(first, min(heads, first + together))
         if hopper:
             on_hopper.squares(q, keys, sums, rows, scale, some, stride, block)
         else:
             _multiply(config or configure(q.dtype), q, keys, sums, rows, scale, some, stride, block)
-        _blocks[(weights.shape[2], len(some), batch)](
+        _blocks[(triton.cdiv(weights.shape[2], side), len(some), batch)](
             sums, weights, rows, count, squares, blocks, heads, first, STRIDE=stride, PER=per, CHUNK=chunk,
-            ONCE=chunk >= blocks, num_warps=8 if chunk * per > HELD else 4,
+            ONCE=once, TOGETHER=side, num_warps=max(4, min(16, chunk * per * side // PER_WARP)),
         )  # fmt: skip
     return weights
 

@@ -199,6 +199,19 @@ def test_the_fewest_blocks_that_hold_the_mass_ties_and_zeros_included(mass, firs
         assert torch.equal(found[0], tile_selection.kept(weights[0], rows[0], blocks * 4, rule, group))
 
 
+@pytest.mark.parametrize("apart", [0, 1, 17, 5000])
+def test_weights_that_differ_in_their_last_bits_are_told_apart(apart):
+    """0: all are equal, and the first ones are kept."""
+    bits = torch.tensor([0.01]).view(torch.int32) + apart * torch.randperm(
+        40, generator=torch.Generator().manual_seed(1)
+    )
+    weights = bits.to(torch.int32).view(torch.float32)[None, None, None].to(DEVICE)
+    rows, rule = torch.arange(156, 160, device=DEVICE)[None], TileRule(4, 4, 0.37)
+    found = _choose_keep.carry_out(weights, rows, 160, rule, 1, logits=False)
+    assert torch.equal(found[0], tile_selection.kept(weights[0], rows[0], 160, rule))
+    assert 14 <= int(found.sum()) <= 16
+
+
 @pytest.mark.parametrize("view", ["whole", "every second head", "cut"])
 def test_lists_made_on_the_GPU_hold_what_is_kept(view):
     kept = torch.rand(2, 4, 5, 130, generator=torch.Generator().manual_seed(0)).to(DEVICE) < 0.4
