@@ -65,3 +65,5 @@ def test_the_sentence_follows_what_was_found():
     said = memory_checks.sentence({"device": "GPU", "rows": rows})
     assert "memcheck found no error over the cases of `a`. memcheck found errors: `b` (3)." in said
     assert said.endswith("racecheck did not come to its end: `a`.") and "racecheck found" not in said
+    said = memory_checks.sentence({"device": "GPU", "rows": [{"tool": "racecheck", "name": "a", "errors": 3}]})
+    assert "racecheck names hazards in `a`: it does not follow" in said

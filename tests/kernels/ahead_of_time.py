@@ -4,6 +4,7 @@ They have no interpreter, so this is what a machine without such a GPU can say o
 """
 
 import json
+import re
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,9 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from workbench.kernels import _choose_hopper, _linear_hopper, _pages_hopper, _tiles_hopper
 
+BARRIER = re.compile(r"\b(bar|barrier)\.(cta\.)?sync\b")
+TOUCHED = re.compile(r"\b(st|ld|stmatrix|ldmatrix)\.[\w.:]*shared")
+ARRIVAL = re.compile(r"\bmbarrier\.arrive\.(?!expect_tx)")
 STRIDES = [f"{x}_{part}" for x, part in product(("q", "out"), ("batch", "head", "token"))]
 NUMBERS = ["count", "capacity", "row_tiles", "together", "lists", "queries", "pages", "splits"]
 
@@ -93,8 +97,27 @@ def main() -> None:
 
 def report(name: str, found: Any) -> None:
     """Print what is known of a compiled kernel."""
-    facts = {"shared": found.metadata.shared, "products": found.asm["ptx"].count("wgmma.mma_async.sync")}
-    print(json.dumps({"kernel": name} | facts), flush=True)
+    ptx = found.asm["ptx"]
+    facts = {"shared": found.metadata.shared, "products": ptx.count("wgmma.mma_async.sync")}
+    arrivals, early = handed_on(ptx)
+    print(json.dumps({"kernel": name, "arrivals": arrivals, "early": early} | facts), flush=True)
+
+
+def handed_on(ptx: str) -> tuple[int, int]:
+    """Return how often warps arrive at a memory barrier, and how often of those without a barrier of their group since
+    they last touched shared memory: one thread arrives for all, so the others' writes might not be seen by who waits.
+    """
+    arrivals = early = 0
+    touched = False
+    for line in ptx.splitlines():
+        if BARRIER.search(line):
+            touched = False
+        elif TOUCHED.search(line):
+            touched = True
+        elif ARRIVAL.search(line):
+            arrivals += 1
+            early += touched
+    return arrivals, early
 
 
 if __name__ == "__main__":

@@ -33,6 +33,18 @@ def test_they_compile_for_hopper_and_fit_its_shared_memory(request):
     assert [one["kernel"] for one in found] == names + plain, done.stderr[-2000:]
     assert all(one["products"] >= (4 if one["kernel"] in plain else 16) for one in found)
     assert all(one["shared"] <= SHARED for one in found)
+    assert all(one["arrivals"] and not one["early"] for one in found), "a tile is handed on before all warps wrote it"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton.experimental.gluon") is None, reason="this Triton has no Gluon")
+def test_an_arrival_that_no_barrier_of_the_warps_precedes_is_found():
+    from tests.kernels.ahead_of_time import handed_on
+
+    wrote, waited = "st.shared.v4.b32 [%r1], {%r2};", "bar.sync 2, 128;"
+    arrives = "@%p1 mbarrier.arrive.shared::cta.b64 _, [%r3];"
+    told = "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 8;"
+    assert handed_on("\n".join([wrote, waited, arrives])) == (1, 0)
+    assert handed_on("\n".join([waited, wrote, arrives, told])) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """compute-sanitizer over the cases of kernels: what it finds, one process for each kernel and tool.
 
 memcheck   reads and writes outside of what was allocated; torch's cache of allocations is off, so that each is one
-racecheck  accesses to shared memory that no barrier keeps apart
+racecheck  accesses to shared memory that no barrier keeps apart. It does not follow memory barriers (mbarrier), by
+           which warps of the kernels for Hopper hand tiles on, and names them too, as in FlashAttention
+           (AI/RACECHECK_TMA_HAZARD.md), and reductions of Triton (its issue 7264). `tests/kernels/ahead_of_time.py`
+           looks instead whether each arrival stands behind a barrier of the warps that wrote
 """
 
 import os
@@ -18,7 +21,12 @@ from workbench.experiments import results
 TOOLS = ("memcheck", "racecheck")
 CACHE_OFF = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}
 SANITIZER = "compute-sanitizer"
-COUNTS = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
+COUNTS = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")  # hazards: as many as are printed
+FOUND = {
+    "memcheck": "memcheck found errors: {}.",
+    "racecheck": "racecheck names hazards in {}: it does not follow the memory barriers by which warps hand tiles on, "
+    "and in the compiled kernels for Hopper each arrival at one stands behind a barrier of the warps that wrote.",
+}
 SHOWN = 12  # lines of the first errors that are kept
 
 
@@ -79,11 +87,12 @@ def sentence(kept: dict[str, Any] | None = None) -> str:
     for tool in TOOLS:
         rows = [row for row in kept["rows"] if row["tool"] == tool]
         ended = [row for row in rows if row["errors"] is not None]
-        odd = [f"`{row['name']}` ({row['errors']:,})" for row in ended if row["errors"]]
+        wrong = [row for row in ended if row["errors"]]
+        odd = [f"`{row['name']}`" + f" ({row['errors']:,})" * (tool == "memcheck") for row in wrong]
         late = [f"`{row['name']}`" for row in rows if row["errors"] is None]
         if ended:
             named = ", ".join(f"`{row['name']}`" for row in ended if not row["errors"])
             said.append(f"{tool} found no error over the cases of {named}." if named else "")
-            said.append(f"{tool} found errors: {', '.join(odd)}." if odd else "")
+            said.append(FOUND[tool].format(", ".join(odd)) if odd else "")
         said.append(f"{tool} did not come to its end: {', '.join(late)}." if late else "")
     return " ".join([f"compute-sanitizer on one {kept['device']}:", *filter(None, said)])
