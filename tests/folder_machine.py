@@ -19,7 +19,7 @@ class FolderMachine(RuleBasedStateMachine):
     numbers = st.integers(0, 5)
     count = Count("stateful operations")
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.place = tempfile.TemporaryDirectory(dir=in_memory())
         self.folder = Path(self.place.name, "a")
@@ -27,16 +27,16 @@ class FolderMachine(RuleBasedStateMachine):
         self.stores = [FolderStore(self.folder, durable=False, mapped=bool(i)) for i in range(2)]
         self.held: dict[int, bool] = {}
 
-    def path(self, number):
+    def path(self, number: int) -> Path:
         return self.folder / f"{name(number)}.safetensors"
 
     @rule(number=numbers, which=st.integers(0, 1))
-    def put(self, number, which):
+    def put(self, number: int, which: int) -> None:
         self.stores[which].put(name(number), block(number))
         self.held[number] = True
 
     @rule(number=numbers, which=st.integers(0, 1))
-    def get(self, number, which):
+    def get(self, number: int, which: int) -> None:
         kv = self.stores[which].get(name(number))
         self.count.answer(kv, number, must=self.held.get(number, False))
         assert kv is not None or not self.held.get(number)
@@ -46,41 +46,41 @@ class FolderMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(number=numbers, at=st.floats(0, 0.999), bit=st.integers(0, 7), cut=st.booleans())
-    def damage(self, number, at, bit, cut):
+    def damage(self, number: int, at: float, bit: int, cut: bool) -> None:
         if not self.path(number).exists():
             return
         data = bytearray(self.path(number).read_bytes())
-        at = int(len(data) * at)
+        place = int(len(data) * at)
         if data:
-            data[at] ^= 1 << bit
-        self.path(number).write_bytes(data[:at] if cut else data)
+            data[place] ^= 1 << bit
+        self.path(number).write_bytes(data[:place] if cut else data)
         self.held[number] = False
 
     @rule(number=numbers)
-    def delete(self, number):
+    def delete(self, number: int) -> None:
         self.path(number).unlink(missing_ok=True)
         self.held[number] = False
 
     @rule(number=numbers, which=st.integers(0, 1))
-    def remove(self, number, which):
+    def remove(self, number: int, which: int) -> None:
         self.stores[which].remove(name(number))
         self.held[number] = self.held.get(number, False) and self.path(number).exists()
 
     @rule(which=st.integers(0, 1))
-    def reopen(self, which):
+    def reopen(self, which: int) -> None:
         self.stores[which] = FolderStore(self.folder, durable=False, mapped=bool(which))
 
     @rule(budget=st.sampled_from((1, 6000, 1 << 40)))
-    def collect(self, budget):
+    def collect(self, budget: int) -> None:
         collect_garbage(self.folder, budget)
         self.held = {number: whole and self.path(number).exists() for number, whole in self.held.items()}
 
     @invariant()
-    def nothing_half_written_lies_about(self):
+    def nothing_half_written_lies_about(self) -> None:
         self.count.tried += 1
         assert not list(self.folder.glob(".*"))
 
-    def teardown(self):
+    def teardown(self) -> None:
         self.place.cleanup()
 
 

@@ -75,7 +75,7 @@ def test_kv_deviation_prefers_later_blocks_and_starts():
 class Words(Letters):
     bos_token, bos_token_id = "\0", 0
 
-    def __call__(self, texts, add_special_tokens=False):
+    def __call__(self, texts, add_special_tokens=False, verbose=True):
         if isinstance(texts, str):
             return {"input_ids": [ord(letter) for letter in texts]}
         return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
