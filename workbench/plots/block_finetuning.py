@@ -209,7 +209,7 @@ def paper_agreement(methods: Mapping[str, Any]) -> str:
         for name in others
     }
     alike = [name for name in others if (paper[name] >= -NEAR) == (here[name] >= -NEAR)]
-    apart = [f"{name} ({paper[name]:+.1f} there, {here[name]:+.1f} here)" for name in others if name not in alike]
+    apart = [f"{name} ({paper[name]:+z.1f} there, {here[name]:+z.1f} here)" for name in others if name not in alike]
     said = (
         f"Within {NEAR} points of full attention or further off: as in the paper for {joined(alike)}" if alike else ""
     )

@@ -27,7 +27,7 @@ def first_version(measured: Mapping[str, Any]) -> go.Figure:
         rows += [[name, ours.get(name, "–"), *(f"{x:.1f}" for x in values)] for name, values in methods.items()]
         full, without, tuned = (values[-1] for values in methods.values())
         losses[model] = (without - full, tuned - full)
-    said = [f"{name} {before:+.1f} untuned, {after:+.1f} tuned" for name, (before, after) in losses.items()]
+    said = [f"{name} {before:+z.1f} untuned, {after:+z.1f} tuned" for name, (before, after) in losses.items()]
     return table(
         ["method", "lab (ours)", *BLOCK_V1_TABLE_1["data"]],
         rows,
@@ -45,7 +45,7 @@ def own_losses(measured: Mapping[str, Any]) -> str:
     em = {name: 100 * entry["record"]["em"] for name, entry in measured["methods"].items()}
     full, names = em["full attention"], ("block, not fine-tuned", "block fine-tuned")
     before, after = (em[name] - full for name in names)
-    return f"the lab {before:+.1f} untuned, {after:+.1f} tuned"
+    return f"the lab {before:+z.1f} untuned, {after:+z.1f} tuned"
 
 
 def general_tasks() -> go.Figure:

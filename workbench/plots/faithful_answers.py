@@ -109,7 +109,7 @@ def smaller_model() -> go.Figure | None:
     fig.update_xaxes(title_text="points above the smaller model under full attention")
     fig.update_yaxes(autorange="reversed")
     level = [
-        f"{name} {value:+.1f} [{a:+.1f}, {b:+.1f}]"
+        f"{name} {value:+z.1f} [{a:+z.1f}, {b:+z.1f}]"
         for name, value, a, b in zip(methods, middle, low, high, strict=True)
     ]
     return finish(

@@ -16,8 +16,8 @@ def compared(one: str, other: str, gap: float, interval: Interval | None = None)
     `gap` and `interval` are shares, one minus other. An interval that holds 0 is called no difference that shows.
     """
     if interval is not None and interval[0] <= 0 <= interval[1]:
-        low, high = (f"{end * 100:+.1f}" for end in interval)
-        level = "level with" if abs(gap) < NOTHING else f"{gap * 100:+.1f} points to"
+        low, high = (f"{end * 100:+z.1f}" for end in interval)
+        level = "level with" if abs(gap) < NOTHING else f"{gap * 100:+z.1f} points to"
         return f"{one} {level} {other} ({low} to {high}: no difference that shows)"
     if abs(gap) < NOTHING:
         return f"{one} level with {other}"

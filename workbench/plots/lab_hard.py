@@ -131,7 +131,7 @@ def said(rows: Rows) -> str:
 
 
 def _points(found: OverSeeds) -> str:
-    return f"{100 * found.mean:+.1f} points [{100 * found.low:+.1f}, {100 * found.high:+.1f}] to it"
+    return f"{100 * found.mean:+z.1f} points [{100 * found.low:+z.1f}, {100 * found.high:+z.1f}] to it"
 
 
 def said_of_preparations(rows: Rows) -> str:
@@ -143,8 +143,8 @@ def said_of_preparations(rows: Rows) -> str:
             found = gap(rows, size, "name", *names)
             if found:
                 sign = "lifts" if found.low > 0 else "lowers" if found.high < 0 else "leaves open whether it lifts"
-                ends = f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+                ends = f"[{100 * found.low:+z.1f}, {100 * found.high:+z.1f}]"
                 texts.append(
-                    f"{size}, titles {titles}: a passage's own document {sign} reuse, {100 * found.mean:+.1f} {ends}."
+                    f"{size}, titles {titles}: a passage's own document {sign} reuse, {100 * found.mean:+z.1f} {ends}."
                 )
     return " ".join(texts) or "Documents and system prompt were not both measured."

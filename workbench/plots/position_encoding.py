@@ -70,7 +70,7 @@ def rotation(
 
 def _arrow(point: np.ndarray, name: str, colour: str, legend: bool, text: str = "") -> go.Scatter:
     angle = np.degrees(np.arctan2(point[1], point[0]))
-    hover = f"<b>{name}</b><br>angle {angle:+.1f}°{text}<extra></extra>"
+    hover = f"<b>{name}</b><br>angle {angle:+z.1f}°{text}<extra></extra>"
     look = {"line": {"color": colour, "width": 3}, "marker": {"size": [0, 9], "opacity": 1}, "mode": "lines+markers"}
     ends = {"x": [0, point[0]], "y": [0, point[1]]}
     return go.Scatter(**ends, **look, name=name, legendgroup=name, showlegend=legend, hovertemplate=hover)

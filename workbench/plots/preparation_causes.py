@@ -147,4 +147,4 @@ def _sign(row: Mapping[str, Any]) -> int:
 
 def _points(row: Mapping[str, Any]) -> str:
     low, high = (100 * row[key] for key in ("gain_low", "gain_high"))
-    return f"{100 * row['gain']:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{100 * row['gain']:+z.1f} [{low:+z.1f}, {high:+z.1f}]"

@@ -96,7 +96,7 @@ def _share(row: Mapping[str, Any]) -> float:
 
 def _points(row: Mapping[str, Any]) -> str:
     low, high = (100 * row[key] for key in ("gain_low", "gain_high"))
-    return f"{100 * row['gain']:+.1f} points [{low:+.1f}, {high:+.1f}]"
+    return f"{100 * row['gain']:+z.1f} points [{low:+z.1f}, {high:+z.1f}]"
 
 
 def why(rows: Sequence[Mapping[str, Any]]) -> str:

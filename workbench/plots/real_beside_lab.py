@@ -158,7 +158,7 @@ def claims_table(real: Real, lab: Lab) -> go.Figure:
 
 def _points(gap: Difference) -> str:
     """Write a difference in exact match in points: "+1.2 [0.3, 2.1]", above 0 where the first is right more often."""
-    return f"{-gap.mean * 100:+.1f} [{-gap.high * 100:.1f}, {-gap.low * 100:.1f}]"
+    return f"{-gap.mean * 100:+z.1f} [{-gap.high * 100:.1f}, {-gap.low * 100:.1f}]"
 
 
 def claims_sentence(answered: Sequence[Held], model: str) -> str:

@@ -61,7 +61,7 @@ def last_rows_table(measured: Measured, without: Mapping[str, Mapping[str, Any]]
         gap, (low, high) = results.difference(entry, {"right": right})
         densities = f"{lost['sparsity']['density']:.0%} ({had['density']:.0%} with)"
         gaps.append((gap, (low, high)))
-        points_lost = f"{gap * 100:+.1f} ({low * 100:+.1f} to {high * 100:+.1f})"
+        points_lost = f"{gap * 100:+z.1f} ({low * 100:+z.1f} to {high * 100:+z.1f})"
         rows.append([name, densities, scored(had), scored(lost), points_lost])
         instead.append(f"{name} answers {lost['em']:.0%} instead of {had['em']:.0%}")
     target = sum(entry["record"]["sparsity"]["density"] for entry in without.values()) / len(without)

@@ -29,7 +29,7 @@ def by_position(rows: Records, other: str = "query_guided") -> str:
 def preparation(pairs: Records) -> str:
     """Say what preparation gains, selector by selector: `pairs` of `sweep_records.by_preparation`."""
     signs = [sign_of(_ends(r, "gain")) for r in pairs]
-    gains = [f"{SELECTORS.name_of(r['select'])} {r['gain'] * 100:+.1f}" for r in pairs]
+    gains = [f"{SELECTORS.name_of(r['select'])} {r['gain'] * 100:+z.1f}" for r in pairs]
     holds = True if all(s > 0 for s in signs) else False if any(s < 0 for s in signs) else None
     claim = "preparation benefits every selection (section 5.3.1)"
     return f"Gain in points: {joined(gains)}. {judged('FusionRAG', claim, holds)}"

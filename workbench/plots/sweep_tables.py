@@ -23,7 +23,7 @@ from workbench.plots.table import scored, table
 
 def _gained(r: Mapping[str, Any], name: str) -> list[str]:
     """Return a difference in points and its interval, as cells of a table."""
-    return [f"{r[name] * 100:+.1f} points", f"{r[f'{name}_low'] * 100:+.1f} to {r[f'{name}_high'] * 100:+.1f}"]
+    return [f"{r[name] * 100:+z.1f} points", f"{r[f'{name}_low'] * 100:+z.1f} to {r[f'{name}_high'] * 100:+z.1f}"]
 
 
 def selectors_at(swept: pd.DataFrame, rows: Records) -> go.Figure:

@@ -169,4 +169,4 @@ def scored(share: OverSeeds) -> str:
 
 def points(gap: OverSeeds) -> str:
     """Return a difference in points with its interval, as a cell of a table."""
-    return f"{100 * gap.mean:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+    return f"{100 * gap.mean:+z.1f} ({100 * gap.low:+z.1f} to {100 * gap.high:+z.1f})"

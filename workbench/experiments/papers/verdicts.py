@@ -68,7 +68,7 @@ class Finding:
 
     def _form(self, value: float) -> str:
         if self.form == "points":
-            return f"{100 * value:+.1f}"
+            return f"{100 * value:+z.1f}"
         return f"{value:.2f}×" if self.form == "x" else f"{value:{self.form}}"
 
 
