@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from workbench.app import notebook_run
 from workbench.core.errors import BadInput
 from workbench.experiments import papers
-from workbench.experiments.papers import cells, evidence, verdicts
+from workbench.experiments.papers import cells, evidence, sparse_evidence, verdicts
 from workbench.experiments.papers.verdicts import CONFIRMED, CONTRADICTED, UNREACHABLE, Finding, judge
 from workbench.metrics import published_numbers
+from workbench.metrics.seeds import crossed
 from workbench.plots import papers as figures
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -55,6 +56,23 @@ def test_one_contradiction_contradicts_and_everything_that_decides_must_confirm(
     assert judge([yes, either]) == UNREACHABLE == judge([])
     beside = verdicts.leading([yes], [no])
     assert judge(beside) == CONFIRMED and judge(verdicts.leading([], [no])) == CONTRADICTED
+
+
+def test_equal_answers_to_every_question_leave_an_interval():
+    alike = evidence.gap("a against b", [1.0] * 300, [1.0] * 300, "below", 0.0, "lab")
+    assert (alike.low, alike.high) == pytest.approx((-0.01, 0.01)) and alike.verdict == UNREACHABLE
+    over = evidence.over_seeds("a against b", crossed([[0.0] * 300] * 3), "below", 0.0)
+    assert (over.low, over.high) == pytest.approx((-0.01, 0.01)), "3 of as many questions, whatever the seeds"
+
+
+@pytest.mark.parametrize("dense", ["1111", "1101"])
+def test_a_task_that_dense_attention_answers_wholly_decides_nothing(monkeypatch, dense):
+    of_seeds = {"dense(block=64)": {"1": dense, "2": dense}, "quoka(block=64, keep=0.25)": {"1": "1100", "2": "1100"}}
+    content = {"model": "x", "tasks": {"common": of_seeds}}
+    monkeypatch.setattr(sparse_evidence, "has", lambda *of: True)
+    monkeypatch.setattr(sparse_evidence.results, "read", lambda name: content)
+    (found,) = sparse_evidence.needles_over_seeds("QUOKA", "common", "quoka(block=64, keep=0.25)", "below", 0.0)
+    assert found.decides == ("0" in dense)
 
 
 def test_every_numbered_table_and_figure_is_listed_once():

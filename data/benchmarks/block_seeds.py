@@ -71,6 +71,11 @@ def together(files: list[Path], samples: int) -> dict[str, Any]:
     return held
 
 
+def device_names(before: str, device: str) -> str:
+    """Return the names of all devices that answered, each once."""
+    return " and ".join(dict.fromkeys([*before.split(" and "), device])) if before else device
+
+
 def ordered(held: dict[str, Any]) -> dict[str, Any]:
     """Return the content of the file: what is said of all first, methods as METHODS has them, seeds by number."""
     names = [name for methods in METHODS.values() for name in methods]
@@ -100,7 +105,7 @@ def main() -> None:
             held["methods"].setdefault(name, {})[seed] = right
             held["minutes"].setdefault(name, {})[seed] = minutes
             about = {"samples": args.samples, "seed": SEED, "passages": PASSAGES}
-            held |= {**about, "device": device, "versions": versions}
+            held |= {**about, "device": device_names(held.get("device", ""), device), "versions": versions}
             results.write_json(args.out, ordered(held))
             print(name, seed, f"{right.count('1') / len(right):.4f}", flush=True)
     if args.join:

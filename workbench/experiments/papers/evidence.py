@@ -46,13 +46,23 @@ def card(model: str, name: str) -> Any:
 def gap(what: str, one: Sequence[float], other: Sequence[float], side: Side, bar: float, label: str) -> Finding:
     """Compare two methods question by question, as a difference of points."""
     found = difference(one, other)
-    return Finding(what, found.mean, found.low, found.high, found.n, label, side, bar, "points")
+    low, high = _unlike(found.low, found.high, found.n)
+    return Finding(what, found.mean, low, high, found.n, label, side, bar, "points")
 
 
 def over_seeds(what: str, got: OverSeeds, side: Side, bar: float) -> Finding:
     """Return a difference over training seeds as a finding."""
     seeds = f"{got.seeds} training {'seed' if got.seeds == 1 else 'seeds'}"
-    return Finding(f"{what}, {seeds}", got.mean, got.low, got.high, got.n, "lab", side, bar, "points")
+    low, high = _unlike(got.low, got.high, got.n)
+    return Finding(f"{what}, {seeds}", got.mean, low, high, got.n, "lab", side, bar, "points")
+
+
+def _unlike(low: float, high: float, n: int) -> tuple[float, float]:
+    """Return the interval of a difference; 3 / n to each side where every answer was alike.
+
+    Resampling what is all alike gives no width, yet up to 3 in n others may differ (the rule of three, 95%).
+    """
+    return (low - 3 / n, high + 3 / n) if low == high else (low, high)
 
 
 # Lab questions in the modes of Block-Attention: block-seeds.json, and block-attention.json of one training

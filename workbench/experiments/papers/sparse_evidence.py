@@ -1,6 +1,7 @@
 """Readers of committed results of sparse prefill on lab questions: sparse.parquet, needles.json, sparse-seeds.json."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -51,7 +52,10 @@ def sparse_over_seeds(what: str, beginning: str, most: float, side: Side, bar: f
 
 
 def needles_over_seeds(what: str, task: str, spec: str, side: Side, bar: float) -> Findings:
-    """Compare a method with dense attention on a needle task over training seeds; none where it was not measured."""
+    """Compare a method with dense attention on a needle task over training seeds; none where it was not measured.
+
+    Where dense attention answers all of them the task ranks nothing: the comparison is shown and decides nothing.
+    """
     if not has("needles-seeds", "json"):
         return []
     content = results.read("needles-seeds")
@@ -60,4 +64,5 @@ def needles_over_seeds(what: str, task: str, spec: str, side: Side, bar: float) 
         return []
     ours, dense = (sparse_seeds.rights(by_spec[name]) for name in (spec, sparse_seeds.DENSE))
     got = crossed(np.subtract(ours, dense).tolist())
-    return [over_seeds(f"{what} ({content['model']})", got, side, bar)]
+    found = over_seeds(f"{what} ({content['model']})", got, side, bar)
+    return [replace(found, decides=bool(np.min(dense) < 1))]
