@@ -1,6 +1,6 @@
 """Assemble a prompt from cached blocks: their keys re-encoded for where they stand now, its question unwritten."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Literal
 
 import torch
@@ -157,16 +157,17 @@ def _rerotated(spec: ModelSpec, blocks: Sequence[KV], shifts: Tensor, capacity: 
 def _check_cached(spec: ModelSpec, prompt: Prompt, cached: Sequence[KV]) -> None:
     if len(cached) != len(prompt.context):
         raise BadInput(f"{len(cached)} cached KVs for {len(prompt.context)} context blocks: give one for each")
+    alike = set(spec.shapes)
     for i, (block, kv) in enumerate(zip(prompt.context, cached, strict=True)):
-        whole = kv.stacked() if isinstance(kv, KV) else None
-        if whole is None or not _of_model(spec, *whole):
+        whole, count = kv.stacked() if isinstance(kv, KV) else None, len(block)
+        if whole is None or not _of_model(spec, alike, *(part.shape for part in whole)):
             spec.check_shapes(kv)
-        if len(kv) != len(block):
-            raise BadInput(f"cached KV {i} holds {len(kv)} tokens, its block has {len(block)}")
-        spec.check_block(len(block))
+        if len(kv) != count:
+            raise BadInput(f"cached KV {i} holds {len(kv)} tokens, its block has {count}")
+        if spec.window:
+            spec.check_block(count)
 
 
-def _of_model(spec: ModelSpec, keys: Tensor, values: Tensor) -> bool:
-    """Whether keys and values [L, H, T, D] are those of a model whose layers are all alike."""
-    layers, heads, _, width = keys.shape
-    return keys.shape == values.shape and layers == spec.layers and {(heads, width)} == set(spec.shapes)
+def _of_model(spec: ModelSpec, alike: Set[tuple[int, int]], keys: torch.Size, values: torch.Size) -> bool:
+    """Whether shapes [L, H, T, D] of keys and values are those of a model whose layers are all `alike` [(H, D)]."""
+    return keys == values and keys[0] == spec.layers and alike == {(keys[1], keys[3])}

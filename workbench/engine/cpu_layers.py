@@ -6,18 +6,21 @@ read anew in every pass. A model that is hooked, adapted or trained runs as it i
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, linear, silu
 from torch.nn.modules import module as globally
 from transformers import PreTrainedModel
 
 from workbench.engine.fused_layers import reason_against
 from workbench.models.seam import PackedRequest, registered
 from workbench.models.spec import attach
+
+Angles = tuple[Tensor, Tensor, Tensor]  # cosines [R, D] of all rotary channels, sines [R, D/2] of either half
 
 
 class CpuLayers:
@@ -51,16 +54,17 @@ class CpuLayers:
         decoder = self.decoder
         x = embedding(ids, decoder.embed_tokens.weight)
         cos, sin = (part[0] for part in decoder.rotary_emb(x[None], positions[None]))
+        angles = cos, *sin.chunk(2, -1)
         layers = decoder.layers
         for number, layer in enumerate(layers):
-            out = self._attention(layer, x, cos, sin, requests)
+            out = self._attention(layer, x, angles, requests)
             if wanted is not None and number + 1 == len(layers):
                 x, out = x[wanted], out[wanted]
             x = x + _product(layer.self_attn.o_proj, out)
             x = x.add_(_mlp(layer.mlp, _normed(layer.post_attention_layernorm, x)))
         return _product(self.head, _normed(decoder.norm, x))
 
-    def _attention(self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, requests: Sequence[PackedRequest]) -> Tensor:
+    def _attention(self, layer: Any, x: Tensor, angles: Angles, requests: Sequence[PackedRequest]) -> Tensor:
         """Attend with rows [R, C] -> [R, Hq · D]."""
         attention, rows = layer.self_attn, len(x)
         normed = _normed(layer.input_layernorm, x)
@@ -70,7 +74,7 @@ class CpuLayers:
         )
         if (norm := attention._modules.get("q_norm")) is not None:
             q, k = _normed(norm, q), _normed(attention.k_norm, k)
-        q, k = (_rotated(part.transpose(0, 1), cos, sin) for part in (q, k))
+        q, k = (_rotated(part.transpose(0, 1), *angles) for part in (q, k))
         packed = (part[None] for part in (q, k, v.transpose(0, 1)))
         out, _ = registered()(attention, *packed, None, requests=requests, scaling=attention.scaling)
         return out.view(rows, -1)
@@ -98,20 +102,29 @@ def _product(projection: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _normed(norm: Any, x: Tensor) -> Tensor:
-    return rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    """Norm rows by their root mean square, in half the operations of torch's own `rms_norm` on a CPU."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    inverse = torch.addcmul(_number(norm.variance_epsilon), length, length, value=1 / x.shape[-1]).rsqrt_()
+    return torch.mul(x, inverse).mul_(norm.weight)
+
+
+@lru_cache(maxsize=8)
+def _number(value: float) -> Tensor:
+    return torch.tensor(value)
 
 
 def _mlp(mlp: Any, x: Tensor) -> Tensor:
     return _product(mlp.down_proj, silu(_product(mlp.gate_proj, x)).mul_(_product(mlp.up_proj, x)))
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [H, R, D] by angles [R, D] whose halves are the same -> [H, R, D], contiguous."""
-    half = cos.shape[-1] // 2
-    a, b = x[..., :half], x[..., half : 2 * half]
+def _rotated(x: Tensor, cos: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Rotate x [H, R, D] by the cosines [R, D] and sines [R, D/2] of its angles -> [H, R, D], contiguous."""
+    rotary, half = cos.shape[-1], first.shape[-1]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    torch.mul(a, cos[:, :half], out=out[..., :half]).addcmul_(b, sin[:, :half], value=-1)
-    torch.mul(b, cos[:, half:], out=out[..., half : 2 * half]).addcmul_(a, sin[:, half:])
-    if 2 * half < x.shape[-1]:
-        out[..., 2 * half :] = x[..., 2 * half :]
+    to = out if rotary == x.shape[-1] else out[..., :rotary]
+    torch.mul(x[..., :rotary], cos, out=to)
+    to[..., :half].addcmul_(x[..., half:rotary], first, value=-1)
+    to[..., half:].addcmul_(x[..., :half], second)
+    if rotary < x.shape[-1]:
+        out[..., rotary:] = x[..., rotary:]
     return out

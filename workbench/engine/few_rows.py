@@ -38,17 +38,19 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) 
     own = logits.view(together, group, rows, length)[..., length - rows :]
     out = q.new_empty(kv_heads, group * rows, values.shape[-1])
     queries = q.reshape(kv_heads, group * rows, width)
-    for some, k, v, to in zip(*(x.split(together) for x in (queries, keys.mT, values, out)), strict=True):
-        if len(some) < together:
-            logits, own = logits[: len(some)], own[: len(some)]
-        torch.baddbmm(logits, some, k, beta=0, alpha=scale, out=logits)
-        own.masked_fill_(later, float("-inf"))
-        torch.softmax(logits, -1, out=logits)
-        torch.bmm(logits, v, out=to)
+    keys = keys.mT
+    for at in range(0, kv_heads, together):
+        some = slice(at, min(at + together, kv_heads))
+        count = some.stop - at
+        now = logits[:count]
+        torch.baddbmm(now, queries[some], keys[some], beta=0, alpha=scale, out=now)
+        own[:count].add_(later)
+        torch.softmax(now, -1, out=now)
+        torch.bmm(now, values[some], out=out[some])
     return out.view(heads, rows, -1)
 
 
 @lru_cache(maxsize=8)
 def _later(rows: int) -> Tensor:
-    """Which of the rows [R, R] stand behind which."""
-    return torch.ones(rows, rows, dtype=torch.bool).triu_(1)
+    """What hides the rows [R, R] behind a row from it: added to logits, -inf there and 0 elsewhere."""
+    return torch.full((rows, rows), float("-inf")).triu_(1)

@@ -72,9 +72,12 @@ def attend(
     refuse(module, attention_mask, dropout, {**others, "is_causal": False if is_causal is False else None})
     layer, depths = module.layer_idx, [request.num_layers for request in requests]
     stop = None if None in depths else max(depth for depth in depths if depth)
-    lengths = [len(request.rows) for request in requests]
+    parts: Any = ((x[0],) for x in (query, key, value))
+    if len(requests) > 1:
+        lengths = [len(request.rows) for request in requests]
+        parts = (x[0].split(lengths, 1) for x in (query, key, value))
     outputs = []
-    for request, q, k, v in zip(requests, *(x[0].split(lengths, 1) for x in (query, key, value)), strict=True):
+    for request, q, k, v in zip(requests, *parts, strict=True):
         ended = request.num_layers is not None and layer >= request.num_layers
         last = request.num_layers == layer + 1
         out = None if ended else request.attend(LayerInput(layer, q, k, v, sliding_window, scaling, last))

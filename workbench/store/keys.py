@@ -113,15 +113,20 @@ def _states(module: torch.nn.Module) -> Iterator[tuple[Any, ...]]:
 
     Asked by every request, so without names (`state_dict` takes several times as long).
     """
-    waiting = [module]
-    while waiting:
-        module = waiting.pop()
-        skipped = module._non_persistent_buffers_set
-        for held in (module._parameters, module._buffers):
-            for name, x in held.items():
-                if x is not None and name not in skipped:
-                    yield x.data_ptr(), x._version, x.dtype, x.device
-        waiting += (child for child in module._modules.values() if child is not None)
+    waiting: list[torch.nn.Module | None] = [module]
+    for each in waiting:  # grows on the way
+        if each is None:
+            continue
+        for x in each._parameters.values():
+            if x is not None:
+                yield x.data_ptr(), x._version, x.dtype, x.device
+        if each._buffers:
+            skipped = each._non_persistent_buffers_set
+            for name, buffer in each._buffers.items():
+                if buffer is not None and name not in skipped:
+                    yield buffer.data_ptr(), buffer._version, buffer.dtype, buffer.device
+        if each._modules:
+            waiting += each._modules.values()
 
 
 @torch.no_grad()
