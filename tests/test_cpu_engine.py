@@ -41,6 +41,34 @@ def test_attention_of_few_rows_is_torchs_with_a_causal_mask(heads, kv_heads, row
     torch.testing.assert_close(few_rows.attend(q, keys, values, scale), wanted, atol=1e-5, rtol=1e-5)
 
 
+def test_defaults_of_dtype_and_device_leave_few_rows_and_norms_alone():
+    few_rows._later.cache_clear()
+    cpu_layers._number.cache_clear()
+    q, keys, norm = torch.randn(2, 5, 16), torch.randn(1, 600, 16), nn.RMSNorm(16, eps=1e-5)
+    norm.variance_epsilon = norm.eps
+    wanted = few_rows.attend(q, keys, keys), cpu_layers._normed(norm, q)
+    few_rows._later.cache_clear()
+    cpu_layers._number.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        found = few_rows.attend(q, keys, keys), cpu_layers._normed(norm, q)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert all(map(torch.equal, found, wanted))
+    torch.testing.assert_close(wanted[1], norm(q), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rotary", [16, 8], ids=["whole heads", "half of a head"])
+def test_heads_rotate_as_transformers_rotates_them(rotary):
+    x, angle = torch.randn(3, 9, 16), torch.randn(9, rotary // 2).repeat(1, 2)
+    cos, sin = angle.cos(), angle.sin()
+    turned = torch.cat((-x[..., rotary // 2 : rotary], x[..., : rotary // 2]), -1)
+    wanted = torch.cat((x[..., :rotary] * cos + turned * sin, x[..., rotary:]), -1)
+    torch.testing.assert_close(cpu_layers._rotated(x, cos, *sin.chunk(2, -1)), wanted)
+
+
 @pytest.mark.parametrize("rotary", [16, 8], ids=["whole heads", "half of a head"])
 def test_angles_that_are_joined_before_rerotate_to_the_same_bits(rotary):
     keys = torch.randn(3, 2, 9, 16)

@@ -110,7 +110,7 @@ def _normed(norm: Any, x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _number(value: float) -> Tensor:
-    return torch.tensor(value)
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
 def _mlp(mlp: Any, x: Tensor) -> Tensor:

@@ -53,4 +53,4 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) 
 @lru_cache(maxsize=8)
 def _later(rows: int) -> Tensor:
     """What hides the rows [R, R] behind a row from it: added to logits, -inf there and 0 elsewhere."""
-    return torch.full((rows, rows), float("-inf")).triu_(1)
+    return torch.full((rows, rows), float("-inf"), dtype=torch.float32, device="cpu").triu_(1)
