@@ -37,7 +37,7 @@ NOTEBOOK = (
     "sklearn.feature_extraction.text",
     "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",
-    "workbench.plots.looks",
+    "workbench.plots.styles",
     "workbench.plots.bars",
 )
 

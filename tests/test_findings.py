@@ -21,8 +21,8 @@ from workbench.plots import (
 )
 from workbench.plots.chosen_places import evenness
 from workbench.plots.findings import compared, joined, judged, sentence, times
-from workbench.plots.looks import SELECTORS
 from workbench.plots.position_encoding import shift_beside_place, within_tolerance
+from workbench.plots.styles import SELECTORS
 
 
 def test_a_difference_is_above_below_or_open():

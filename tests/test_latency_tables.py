@@ -9,7 +9,7 @@ from workbench.experiments.ttft import METHODS
 from workbench.metrics.latency import STAGES, Stages
 from workbench.plots import kernel_reports, latency, latency_by_share, latency_stages
 from workbench.plots.cost import lines_by_mode
-from workbench.plots.looks import BASELINES
+from workbench.plots.styles import BASELINES
 from workbench.plots.theme import TEMPLATE
 
 HERE = {"model": "a model", "device": "a CPU"}

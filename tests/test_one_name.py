@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from workbench.methods.presets import METHODS
-from workbench.plots.looks import reuse_name
+from workbench.plots.styles import reuse_name
 
 ROOT = Path(__file__).parents[1]
 PLACES = ("workbench/**/*.py", "notebooks/*.ipynb", "*.md", "data/models/*/README.md", "data/benchmarks/*.*")

@@ -14,7 +14,7 @@ from workbench.plots import roofline
 from workbench.plots.bars import breakdown, listed, spoken
 from workbench.plots.cost import against_length, cost_panel, cost_series
 from workbench.plots.intervals import baseline_ratios
-from workbench.plots.looks import BASELINES, MODES, SYMBOLS
+from workbench.plots.styles import BASELINES, MODES, SYMBOLS
 from workbench.plots.theme import log_ticks
 
 BARS = {

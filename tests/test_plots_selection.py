@@ -20,8 +20,8 @@ from workbench.plots.chosen_places import agreement
 from workbench.plots.chosen_tokens import Choice, _layout, coloured
 from workbench.plots.deviation import deviation
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import SELECTORS
 from workbench.plots.ratio_outcomes import RatioOutcome, ratios
+from workbench.plots.styles import SELECTORS
 from workbench.store import MemoryStore
 
 PROMPT = prompt_of(3, 5, 4, 2)

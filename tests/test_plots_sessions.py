@@ -8,7 +8,7 @@ import pytest
 from workbench.app.explore.editing import EDITS, edited
 from workbench.plots.block_history import history, turnover
 from workbench.plots.frames import frames
-from workbench.plots.looks import REUSE_STATUSES
+from workbench.plots.styles import REUSE_STATUSES
 from workbench.plots.theme import TEMPLATE, WIDTH
 
 SAID = {"caption": "n = 2, seed 0, CPU", "notice": "Look here."}

@@ -16,8 +16,8 @@ from workbench.metrics.tile_states import dense_states, synthetic_states
 from workbench.plots import heads, tile_overview, union
 from workbench.plots.bfla_rules import bfla_rules, first_rule
 from workbench.plots.controls import some
-from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.reduce import blocks
+from workbench.plots.styles import SPARSE_METHODS
 from workbench.plots.tile_recall import (
     LEVELS,
     DensityCurve,

@@ -9,8 +9,8 @@ from test_report_index import STRANGE, card, executed
 
 from workbench.app import html, report_index, thumbnail
 from workbench.app.figure_files import page_of
-from workbench.plots.letters import drawn_width
 from workbench.plots.table import table
+from workbench.plots.text_metrics import drawn_width
 from workbench.plots.theme import FONT, PAGE_STYLE
 
 pytestmark = pytest.mark.browser

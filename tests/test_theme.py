@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.graph_objects import Figure
 
-from workbench.plots import line_looks, looks, theme
-from workbench.plots.letters import drawn_width
+from workbench.plots import line_styles, styles, theme
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import Look
+from workbench.plots.styles import Look
 from workbench.plots.table import ROOM, SECOND, table
+from workbench.plots.text_metrics import drawn_width
 
 DEFICIENCIES = (None, "deuteranomaly", "protanomaly", "tritanomaly")
 GROUPS = {
-    "modes": looks.MODES,
-    "selectors": looks.SELECTORS,
-    "sparse methods": looks.SPARSE_METHODS,
-    "baselines": looks.BASELINES,
-    "reuse": looks.REUSE_STATUSES,
-    "schemes": looks.SCHEMES,
+    "modes": styles.MODES,
+    "selectors": styles.SELECTORS,
+    "sparse methods": styles.SPARSE_METHODS,
+    "baselines": styles.BASELINES,
+    "reuse": styles.REUSE_STATUSES,
+    "schemes": styles.SCHEMES,
 }
 APART = 8  # CAM02-UCS; 1 is about what can just be seen side by side
 HUE = np.array([[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144], [0.426, 1.43, -0.856]])  # hue-rotate(180deg)
@@ -93,7 +93,7 @@ def test_texts_stand_out_from_the_paper(dark):
 
 def test_variants_of_one_method_have_lines_of_their_own():
     specs = ["query_guided", "query_guided(layers=all)", "query_guided(softmax=joint)", "kv_deviation"]
-    drawn = line_looks.selector_looks(specs)
+    drawn = line_styles.selector_looks(specs)
     ways = list(zip(*(drawn[way].values() for way in ("colours", "symbols", "dashes")), strict=True))
     assert len({*ways}) == 4 and ways[0] == (theme.BLUE, "square", "solid")
     assert len({way[1:] for way in ways[:3]}) == 3, "told apart without colour"

@@ -22,7 +22,7 @@ _ROOMS = {
     "tilewise=block_sparse fused=compile graphs=cuda_graphs pool=paged_pool steps=static_batch",
     "methods": "prepare select sparse generation way=config editing=incremental prepared=precompute "
     "published=presets menu=registry gates=seer_gate",
-    "experiments": "trial record results sweep cases=sweep_grid sessions turnover=session_replay ttft lengths=ttft "
+    "experiments": "trial record sweep cases=sweep_grid sessions turnover=session_replay ttft lengths=ttft "
     "timings=bench_reports bench",
     "training": "lab tuning distill",
     "plots": "comparison=sweep_curves",
@@ -141,7 +141,7 @@ NAMES = {
     "workbench.metrics.states.synthetic": "synthetic_states",
     "workbench.metrics.turning.Turning": "KeyRotation",
     "workbench.metrics.turning.turning": "key_rotation",
-    "workbench.plots.breakdown.COLOURS": "workbench.plots.looks:STAGE_COLOURS",
+    "workbench.plots.breakdown.COLOURS": "workbench.plots.styles:STAGE_COLOURS",
     "workbench.plots.turning.Turn": "ThresholdStep",
     "workbench.plots.turning.Curve": "DensityCurve",
     "workbench.plots.turning.turning": "by_threshold",
@@ -163,7 +163,7 @@ NAMES = {
     "workbench.plots.length.Series": "cost_series",
     "workbench.plots.profiles.Panel": "profile",
     "workbench.plots.planes.Plane": "plane",
-    "workbench.plots.planes.looks_of": "workbench.plots.looks:looks_of",
+    "workbench.plots.planes.looks_of": "workbench.plots.styles:looks_of",
 } | {
     f"workbench.plots.{module}.{name}": f"{table}.{name}"
     for module, table in {

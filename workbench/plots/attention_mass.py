@@ -11,8 +11,8 @@ from workbench.data.prompt_view import Reading
 from workbench.metrics.attention_mass import AttentionMass, overlap
 from workbench.plots.controls import frames, head_menu, layer_slider, of_head
 from workbench.plots.elements import block_axis, block_edges
-from workbench.plots.looks import MODE_NAMES
 from workbench.plots.masks import names
+from workbench.plots.styles import MODE_NAMES
 from workbench.plots.theme import RULE, SEQUENTIAL, Notes, block_colour, finish, panel_titles
 
 

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import plotly.graph_objects as go
 
 from workbench.core import renamed
-from workbench.plots.looks import STAGE_COLOURS
+from workbench.plots.styles import STAGE_COLOURS
 from workbench.plots.theme import INK, PAPER, Texts, finish
 
 

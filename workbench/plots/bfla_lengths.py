@@ -11,7 +11,7 @@ from workbench.plots.chunk_findings import thousands
 from workbench.plots.chunks import FASTER, length_axis
 from workbench.plots.findings import joined
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import SYMBOLS, Look
+from workbench.plots.styles import SYMBOLS, Look
 from workbench.plots.theme import BLUE, MUTED
 
 Rows = Sequence[Mapping[str, Any]]

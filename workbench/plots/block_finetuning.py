@@ -15,10 +15,10 @@ from workbench.metrics.published_numbers import TABLE_2
 from workbench.plots.findings import compared, joined
 from workbench.plots.intervals import forest
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import MODES
 from workbench.plots.real_tuning import held_out
 from workbench.plots.reuse_findings import by_kind as gaps_by_kind
 from workbench.plots.reuse_findings import lost, multi_hop
+from workbench.plots.styles import MODES
 from workbench.plots.table import scored, table
 from workbench.plots.theme import BLUE, GREEN, INK, RED, Texts
 

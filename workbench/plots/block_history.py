@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from workbench.plots.bars import EDGE, Bars, bar_chart
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import REUSE_STATUSES, SECONDS, TOKENS, Look, block_hovers
+from workbench.plots.styles import REUSE_STATUSES, SECONDS, TOKENS, Look, block_hovers
 from workbench.plots.theme import INK, Texts
 
 

@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 
 from workbench.plots.controls import button, switch
 from workbench.plots.findings import judged
-from workbench.plots.line_looks import selector_looks
+from workbench.plots.line_styles import selector_looks
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import SELECTORS
+from workbench.plots.styles import SELECTORS
 from workbench.plots.theme import BLUE, PAPER, Texts, clear, finish
 
 

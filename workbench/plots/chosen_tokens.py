@@ -12,8 +12,8 @@ from torch import Tensor
 from workbench.core import renamed
 from workbench.data.prompt_view import Reading
 from workbench.plots.controls import menu
-from workbench.plots.looks import SELECTORS
 from workbench.plots.masks import shown
+from workbench.plots.styles import SELECTORS
 from workbench.plots.theme import INK, MUTED, PAPER, RULE, Texts, finish
 from workbench.plots.token_axes import TokenAxes, counts_tokens
 

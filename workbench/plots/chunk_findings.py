@@ -7,7 +7,7 @@ from typing import Any
 from workbench.experiments import chunk_reports
 from workbench.metrics.published_numbers import COMPACT_TEXT
 from workbench.plots.findings import joined
-from workbench.plots.looks import SPARSE_METHODS
+from workbench.plots.styles import SPARSE_METHODS
 
 Rows = Sequence[Mapping[str, Any]]
 IDEAL = 1 / (1 - COMPACT_TEXT["kernel_sparsity"])

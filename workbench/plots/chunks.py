@@ -22,7 +22,7 @@ from workbench.plots.chunk_findings import (
 )
 from workbench.plots.findings import joined
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import SPARSE_METHODS, Look
+from workbench.plots.styles import SPARSE_METHODS, Look
 from workbench.plots.theme import BLUE, FAINT, INK, ORANGE, RED, finish, log_ticks
 
 FASTER = "times as fast as dense"

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from workbench.metrics.latency import spread, spread_words
 from workbench.metrics.published_numbers import QUESTION, TABLE_3_GPUS
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import MODES
+from workbench.plots.styles import MODES
 from workbench.plots.table import table
 from workbench.plots.theme import Texts, log_ticks
 

@@ -10,9 +10,9 @@ from workbench.metrics.kv_deviation import CAUSES, Repair, mean_causes, typical_
 from workbench.metrics.selection import summary
 from workbench.plots import deviation_findings as findings
 from workbench.plots.deviation import Records
-from workbench.plots.line_looks import selector_looks
+from workbench.plots.line_styles import selector_looks
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import SELECTORS
+from workbench.plots.styles import SELECTORS
 from workbench.plots.theme import BLUE, GREEN, RED
 
 PARTS = {  # field of `Repair` → title

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.elements import interval
-from workbench.plots.looks import Look
+from workbench.plots.styles import Look
 from workbench.plots.theme import FAINT, INK, LETTER, SMALLEST, WIDTH, Texts, clear, finish, log_ticks, panel_titles
 
 
@@ -113,7 +113,7 @@ def _axis_titles(titles: Sequence[str], wide: int) -> tuple[Collection[int], int
     It suits panels of `wide` px: one title stands for all that are the same, in the middle, where it is wider than a
     panel.
     """
-    longest = max(map(len, titles)) * LETTER
+    longest = max(1, *map(len, titles)) * LETTER
     if len(set(titles)) == 1 and 12 * longest > wide:
         return [(len(titles) + 1) // 2], 12
     return range(1, len(titles) + 1), max(SMALLEST, min(12, floor(wide / longest)))

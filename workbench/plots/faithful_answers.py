@@ -14,7 +14,7 @@ from workbench.metrics.seeds import crossed
 from workbench.plots.dots import Column, dots
 from workbench.plots.elements import interval
 from workbench.plots.findings import compared, joined, judged
-from workbench.plots.looks import Look
+from workbench.plots.styles import Look
 from workbench.plots.theme import BLUE, INK, MUTED, ORANGE, SKY, finish
 
 PAPER, OTHERS = kept.OURS, kept.BASELINES

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 
 from workbench.experiments.record import Record
-from workbench.plots.looks import MODE_NAMES
+from workbench.plots.styles import MODE_NAMES
 from workbench.plots.table import table
 
 

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from workbench.plots import controls
 from workbench.plots.elements import steps, swatches
-from workbench.plots.looks import REUSE_STATUSES, block_hovers
+from workbench.plots.styles import REUSE_STATUSES, block_hovers
 from workbench.plots.theme import Notes, finish, legend_over
 
 

@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from workbench.experiments.record import Record
 from workbench.plots.controls import button, switch
 from workbench.plots.elements import interval
-from workbench.plots.looks import BASELINES, MODES
+from workbench.plots.styles import BASELINES, MODES
 from workbench.plots.theme import BLUE, FAINT, INK, MUTED, RULE, Notes, Texts, finish, legend_lines, panel_titles
 
 SCORES = {"em": "exact match", "f1": "F1"}

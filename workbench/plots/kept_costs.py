@@ -12,9 +12,9 @@ import plotly.graph_objects as go
 from workbench.metrics.latency import spread_words
 from workbench.plots.cost import against_length, cost_panel, lines_by_mode
 from workbench.plots.findings import joined
-from workbench.plots.line_looks import line_looks
+from workbench.plots.line_styles import line_looks
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import MODE_NAMES, SPARSE_METHODS
+from workbench.plots.styles import MODE_NAMES, SPARSE_METHODS
 from workbench.plots.table import table
 
 Records = Sequence[Mapping[str, Any]]

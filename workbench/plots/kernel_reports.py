@@ -12,8 +12,8 @@ from workbench.experiments.bench_reports import (
 from workbench.metrics.latency import ENOUGH
 from workbench.plots.intervals import baseline_ratios
 from workbench.plots.latency import OURS, Records
-from workbench.plots.looks import BASELINES
 from workbench.plots.roofline import Roofs, of_reports, of_requests, roofline
+from workbench.plots.styles import BASELINES
 from workbench.plots.table import table
 
 COLUMNS = {  # heading → how the names of baselines begin

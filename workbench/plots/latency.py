@@ -17,7 +17,7 @@ from workbench.plots import latency_findings as findings
 from workbench.plots.bars import spoken
 from workbench.plots.cost import against_length, cost_panel, hardware, lines_by_mode
 from workbench.plots.lines import Series
-from workbench.plots.looks import MODE_NAMES
+from workbench.plots.styles import MODE_NAMES
 
 Row = Mapping[str, Any]
 Records = Sequence[Row]

@@ -15,7 +15,7 @@ from workbench.metrics.latency import STAGES, Stages, spread, spread_words
 from workbench.plots import latency_findings as findings
 from workbench.plots.latency import FULL, OURS, TTFT, Records, Row
 from workbench.plots.lines import Panel, profile, profiles
-from workbench.plots.looks import BASELINES, STAGE_COLOURS
+from workbench.plots.styles import BASELINES, STAGE_COLOURS
 from workbench.plots.theme import BLUE, INK
 
 DASHES = {"diamond": "dash", "square": "dot", "x": "dashdot"}  # mark → dash, of one kernel launched in other ways

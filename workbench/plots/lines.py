@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from workbench.core import renamed
 from workbench.plots.elements import band, interval
-from workbench.plots.looks import SCHEMES, SPARSE_METHODS, Look
+from workbench.plots.styles import SCHEMES, SPARSE_METHODS, Look
 from workbench.plots.theme import BLUE, INK, MUTED, Texts, clear, finish, legend_lines, log_ticks, panel_titles
 
 

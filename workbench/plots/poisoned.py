@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from workbench.plots.findings import joined
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import Look
+from workbench.plots.styles import Look
 from workbench.plots.theme import BLUE, GREEN, ORANGE, RED
 
 

@@ -8,7 +8,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots import deviation_findings as findings
 from workbench.plots.elements import interval
-from workbench.plots.looks import MODES
+from workbench.plots.styles import MODES
 from workbench.plots.theme import MUTED, Notes, finish, panel_titles
 
 POSITIONS = {"block": "re-encoded", "naive": "naive"}  # of keys, by mode

@@ -14,7 +14,7 @@ from workbench.metrics.answers import Records
 from workbench.plots import preparation_lift as lift
 from workbench.plots.dots import Column, dots
 from workbench.plots.findings import joined, sign_of
-from workbench.plots.looks import Look
+from workbench.plots.styles import Look
 from workbench.plots.theme import BLUE, GREEN, INK, ORANGE, RED, SKY
 
 FAMILIES = {  # a corpus whose continued passages bear titles of their own, and the same with the document's title

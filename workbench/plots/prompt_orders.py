@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.plots.line_looks import selector_looks
+from workbench.plots.line_styles import selector_looks
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import SELECTORS
+from workbench.plots.styles import SELECTORS
 
 Records = Sequence[Mapping[str, Any]]  # of `PromptPage.records`
 

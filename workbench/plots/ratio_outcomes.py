@@ -13,9 +13,9 @@ from workbench.data.prompt_view import Reading
 from workbench.metrics.answers import exact_match
 from workbench.plots.controls import frame_slider, frames
 from workbench.plots.elements import block_axis, block_edges, steps
-from workbench.plots.line_looks import selector_looks
-from workbench.plots.looks import SELECTORS, reuse_name
+from workbench.plots.line_styles import selector_looks
 from workbench.plots.masks import names
+from workbench.plots.styles import SELECTORS, reuse_name
 from workbench.plots.theme import BLUE, GREEN, INK, RED, RULE, Texts, finish
 
 

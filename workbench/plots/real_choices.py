@@ -7,12 +7,12 @@ import plotly.graph_objects as go
 
 from workbench.plots import real_findings as findings
 from workbench.plots.dots import Column, dots
-from workbench.plots.line_looks import selector_looks
+from workbench.plots.line_styles import selector_looks
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import BROWN, SELECTORS, Look
 from workbench.plots.real_findings import SYSTEM, neighbours_of, said
 from workbench.plots.real_model import BELOW, LOSSES, SHORT, TEN
 from workbench.plots.real_results import RATIO, Real
+from workbench.plots.styles import BROWN, SELECTORS, Look
 from workbench.plots.sweep_curves import curves
 from workbench.plots.theme import BLUE, MUTED, ORANGE
 

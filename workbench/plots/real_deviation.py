@@ -9,7 +9,7 @@ from workbench.experiments.deviation_results import Deviations, by_name, kept
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.plots.dots import Column, dots
 from workbench.plots.findings import joined, judged
-from workbench.plots.looks import SELECTORS, Look
+from workbench.plots.styles import SELECTORS, Look
 from workbench.plots.theme import BLUE, GREEN, ORANGE
 
 OUTSIDE, CHANGE = "left_outside_15_percent", "change_by_preparation"

@@ -12,9 +12,9 @@ import numpy as np
 from workbench.core import renamed
 from workbench.methods import registry
 from workbench.metrics.paired import Difference
-from workbench.plots.looks import SELECTORS
 from workbench.plots.measures import MEASURES
 from workbench.plots.real_results import RATIO, Real
+from workbench.plots.styles import SELECTORS
 
 SYSTEM = "after_system"
 FULL, REUSE, CACHEBLEND, GUIDED = "full", "Full Reuse", "kv_deviation", "query_guided"

@@ -9,9 +9,9 @@ from scipy.stats import spearmanr
 
 from workbench.plots import real_findings as findings
 from workbench.plots.dots import Column, dots
-from workbench.plots.looks import Look
 from workbench.plots.real_findings import SYSTEM, name_of, said
 from workbench.plots.real_results import RATIO, Real
+from workbench.plots.styles import Look
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, MUTED, ORANGE, PINK
 

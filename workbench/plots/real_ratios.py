@@ -11,14 +11,14 @@ import plotly.graph_objects as go
 from workbench.methods import registry
 from workbench.metrics.paired import Difference
 from workbench.plots.findings import joined
-from workbench.plots.line_looks import selector_looks
+from workbench.plots.line_styles import selector_looks
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import SELECTORS
 from workbench.plots.real_beside_lab import Choice, Lab
 from workbench.plots.real_choices import tried
 from workbench.plots.real_findings import SYSTEM, said, spread, verdict
 from workbench.plots.real_model import LOSSES, SHORT, TEN
 from workbench.plots.real_results import Real
+from workbench.plots.styles import SELECTORS
 from workbench.plots.sweep_curves import curves
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, MUTED, ORANGE

@@ -11,10 +11,10 @@ from workbench.methods import registry
 from workbench.metrics.paired import Difference, difference
 from workbench.plots.findings import judged
 from workbench.plots.lines import plane, planes
-from workbench.plots.looks import Look, looks_of
 from workbench.plots.measures import MEASURES
 from workbench.plots.real_findings import said, spread, verdict
 from workbench.plots.real_results import Real
+from workbench.plots.styles import Look, looks_of
 from workbench.plots.table import table
 from workbench.plots.theme import Texts
 

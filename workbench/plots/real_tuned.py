@@ -16,9 +16,9 @@ from workbench.experiments import results
 from workbench.metrics.paired import Difference, Explained, bits_explained, difference
 from workbench.plots.dots import Column, dots
 from workbench.plots.findings import joined
-from workbench.plots.looks import Look
 from workbench.plots.real_findings import name_of, said, spread
 from workbench.plots.real_results import Real
+from workbench.plots.styles import Look
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, MUTED
 

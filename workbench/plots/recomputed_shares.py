@@ -9,7 +9,7 @@ from workbench.metrics.answers import Records
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.plots.findings import joined, judged
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import Look
+from workbench.plots.styles import Look
 from workbench.plots.theme import BLUE, GREEN, INK, SKY, log_ticks
 
 LOOKS = {

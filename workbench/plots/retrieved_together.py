@@ -9,7 +9,7 @@ from workbench.experiments import results
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.plots.findings import joined, judged, sentence
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import Look
+from workbench.plots.styles import Look
 from workbench.plots.theme import BLUE, GREEN, INK
 
 Rows = Sequence[Mapping[str, Any]]

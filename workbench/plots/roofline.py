@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from workbench.experiments.bench_reports import FEEDS
 from workbench.experiments.ttft import WORK
-from workbench.plots.looks import BASELINES, SYMBOLS
+from workbench.plots.styles import BASELINES, SYMBOLS
 from workbench.plots.theme import INK, MUTED, PAPER, RULE, Texts, finish, panel_titles
 
 

@@ -10,8 +10,8 @@ from plotly.subplots import make_subplots
 from workbench.experiments.run_differences import COSTS, RunComparison, RunDifference
 from workbench.plots.elements import interval
 from workbench.plots.findings import joined, times
-from workbench.plots.looks import SYMBOLS
 from workbench.plots.measures import MEASURES
+from workbench.plots.styles import SYMBOLS
 from workbench.plots.theme import BLOCKS, FAINT, INK, Texts, escaped, finish, panel_titles
 
 COLUMNS, ROWS, NAME = 3, 40, 44  # panels a line; runs that are drawn; letters of a name

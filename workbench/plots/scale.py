@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from workbench.experiments import results
 from workbench.experiments.scale import CONTEXT, slope
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import Look
+from workbench.plots.styles import Look
 from workbench.plots.theme import BLUE, GREEN, ORANGE
 
 Rows = Sequence[Mapping[str, Any]]

@@ -12,7 +12,7 @@ from workbench.plots.bars import Bars, bar_chart
 from workbench.plots.elements import steps, swatches
 from workbench.plots.findings import joined
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import Look
+from workbench.plots.styles import Look
 from workbench.plots.theme import BLUE, GREEN, MUTED, ORANGE, RED, RULE, SKY, finish, panel_titles
 from workbench.store.events import Event, idle_share
 

@@ -11,8 +11,8 @@ from workbench.experiments import store_results
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.plots.findings import joined, times
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import Look
 from workbench.plots.serving import MODES
+from workbench.plots.styles import Look
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, log_ticks
 

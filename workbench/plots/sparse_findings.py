@@ -10,7 +10,7 @@ from workbench.metrics.answers import Interval
 from workbench.metrics.paired import difference
 from workbench.metrics.published_numbers import BFLA_TABLE_5
 from workbench.plots.findings import compared, joined, judged, sign_of
-from workbench.plots.looks import SPARSE_METHODS
+from workbench.plots.styles import SPARSE_METHODS
 
 NEAR = 0.05  # densities that far apart count as equal
 SLACK = 0.02  # what "close to dense" may lose: twice what BFLA's recommended row loses (0.8 of 40.2 points)

@@ -22,7 +22,7 @@ from workbench.metrics.tile_union import Union
 from workbench.plots.bfla_rules import bfla_rules, first_rule
 from workbench.plots.controls import some
 from workbench.plots.heads import by_head
-from workbench.plots.looks import SPARSE_METHODS
+from workbench.plots.styles import SPARSE_METHODS
 from workbench.plots.tile_recall import (
     DensityCurve,
     Span,

@@ -16,9 +16,9 @@ from workbench.metrics.crossover import CrossoverModel, costs, first_paying
 from workbench.plots import sparse_findings
 from workbench.plots.heads import by_head
 from workbench.plots.intervals import forest
-from workbench.plots.line_looks import line_looks
+from workbench.plots.line_styles import line_looks
 from workbench.plots.lines import plane, planes, points, profile, profiles
-from workbench.plots.looks import SPARSE_METHODS, looks_of
+from workbench.plots.styles import SPARSE_METHODS, looks_of
 
 Records = Sequence[Mapping[str, Any]]
 STATIC = ("random", "strided", "window")  # methods that do not look at the content

@@ -10,8 +10,8 @@ from workbench.experiments import results
 from workbench.methods import sparse
 from workbench.plots import sparse_findings
 from workbench.plots.intervals import SCORES
-from workbench.plots.looks import SPARSE_METHODS
 from workbench.plots.sparse_quality import OF_ANSWERS, STATIC, Measured, Records, nearest
+from workbench.plots.styles import SPARSE_METHODS
 from workbench.plots.table import scored, table
 
 BESIDE_BFLA = ("flash_prefill", "xattention", "seer_attention", "quoka", "vertical_slash")

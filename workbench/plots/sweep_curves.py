@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from workbench.core import renamed
 from workbench.plots import sweep_findings
 from workbench.plots.findings import joined, sentence
-from workbench.plots.line_looks import selector_looks
+from workbench.plots.line_styles import selector_looks
 from workbench.plots.lines import profile, profiles
 from workbench.plots.measures import measure_of
 from workbench.plots.sweep_records import (

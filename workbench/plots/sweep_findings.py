@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.plots.findings import compared, joined, judged, sign_of
-from workbench.plots.looks import SELECTORS
+from workbench.plots.styles import SELECTORS
 
 Records = Sequence[Mapping[str, Any]]
 BY_POSITION = "first_k"  # EPIC

@@ -13,8 +13,8 @@ from workbench.core.errors import BadInput
 from workbench.experiments.results import today
 from workbench.methods import registry
 from workbench.metrics.answers import bootstrap, normalised
-from workbench.plots.looks import SELECTORS
 from workbench.plots.measures import Measure, measure_of, points
+from workbench.plots.styles import SELECTORS
 
 Rows = list[dict[str, Any]]
 Records = Sequence[Mapping[str, Any]]

@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 
 from workbench.experiments.results import today
 from workbench.plots import sweep_findings
-from workbench.plots.looks import SELECTORS
 from workbench.plots.reuse_findings import by_kind, lost, multi_hop
+from workbench.plots.styles import SELECTORS
 from workbench.plots.sweep_curves import Records, asked
 from workbench.plots.sweep_records import (
     PREPARE,

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 import plotly.graph_objects as go
 
-from workbench.plots.letters import broken, drawn_width
+from workbench.plots.text_metrics import broken, drawn_width
 from workbench.plots.theme import FAINT, INK, MUTED, PAPER, RULE, WIDTH, Texts, finish, plain
 
 ROW, SECOND, LINE = 26, 19.6, 15.6  # px, of a row of one line, of its second line, and of each further one

@@ -8,7 +8,7 @@ from textwrap import shorten
 from typing import Any
 
 from workbench.plots.findings import compared, joined, times
-from workbench.plots.looks import SELECTORS
+from workbench.plots.styles import SELECTORS
 
 Metrics = Mapping[str, Any]
 

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterable
 from math import ceil, floor, log10
 from textwrap import wrap
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import plotly.graph_objects as go
 
 from workbench.core import renamed
 
+HERE = "here"  # source of numbers that are measured while a notebook runs, and of what is computed
 WIDTH = 900  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
 LETTER, SMALLEST = 0.6, 10  # width of a letter by its height, on average; px of the smallest title of a panel
@@ -81,7 +82,7 @@ PAGE_STYLE = f"""{STYLE}
 class Notes(TypedDict):
     """The texts of a figure whose title is always the same: what to notice, and how it was measured."""
 
-    notice: str
+    notice: NotRequired[str]
     caption: str
 
 
@@ -117,7 +118,7 @@ def finish(
     fig: go.Figure,
     *,
     title: str,
-    notice: str,
+    notice: str = "",
     caption: str,
     height: int,
     above: int = 36,
@@ -132,8 +133,9 @@ def finish(
     legends, menus, sliders and axis titles. `legend`: px between the plot area and a legend over it.
     """
     title, notice, caption = map(plain, (title, notice, caption))
-    notice += "" if notice.endswith((".", "?", "!", ".”", "?”", "!”")) else "."
+    notice += "" if not notice or notice.endswith((".", "?", "!", ".”", "?”", "!”")) else "."
     noticed, measured = _lines(notice, 124), _lines(caption, 152)
+    fig.update_layout(meta={"sources": [HERE]} if fig.layout.meta is None else fig.layout.meta)
     top = 50 + 18 * len(noticed) + above
     if legend is not None:
         fig.update_layout(legend=legend_over(height, legend))
@@ -209,7 +211,7 @@ def legend_over(height: int, gap: int = 4, **more: Any) -> dict[str, Any]:
 
 renamed.elsewhere(
     __name__,
-    MODES="workbench.plots.looks:MODE_COLOURS",
-    MODE_NAMES="workbench.plots.looks",
-    MODE_SYMBOLS="workbench.plots.looks",
+    MODES="workbench.plots.styles:MODE_COLOURS",
+    MODE_NAMES="workbench.plots.styles",
+    MODE_SYMBOLS="workbench.plots.styles",
 )

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from workbench.experiments.record import Record
 from workbench.plots.bars import Bars, bar_chart
-from workbench.plots.looks import MODE_NAMES
+from workbench.plots.styles import MODE_NAMES
 from workbench.plots.theme import BLUE, INK, RED, Notes, pale
 
 

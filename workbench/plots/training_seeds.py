@@ -12,7 +12,7 @@ from workbench.metrics.seeds import OverSeeds, crossed
 from workbench.plots.block_finetuning import FULL, REUSED, TUNED, TUNED_FULL, VANILLA
 from workbench.plots.faithful_answers import CROSSED
 from workbench.plots.findings import compared, joined, judged, sentence
-from workbench.plots.looks import SPARSE_METHODS
+from workbench.plots.styles import SPARSE_METHODS
 from workbench.plots.table import table
 
 Content = Mapping[str, Any]

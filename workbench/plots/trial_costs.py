@@ -5,10 +5,10 @@ import plotly.graph_objects as go
 
 from workbench.core import renamed
 from workbench.plots.findings import joined
-from workbench.plots.line_looks import family_looks
+from workbench.plots.line_styles import family_looks
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import MODES, SELECTORS, Look
 from workbench.plots.measures import MEASURES, measure_of
+from workbench.plots.styles import MODES, SELECTORS, Look
 
 COSTS = {
     "rows_computed": "tokens computed",

@@ -14,7 +14,7 @@ from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.plots.dots import Column, dots
 from workbench.plots.findings import joined
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.looks import Look
+from workbench.plots.styles import Look
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, MUTED, ORANGE, RED, log_ticks
 

@@ -20,7 +20,7 @@ from workbench.methods.prepare import Prepare
 from workbench.metrics.answers import exact_match
 from workbench.models.loading import Loaded
 from workbench.plots.chosen_tokens import Choice, coloured
-from workbench.plots.looks import SELECTORS, reuse_name
+from workbench.plots.styles import SELECTORS, reuse_name
 from workbench.store import MemoryStore
 
 

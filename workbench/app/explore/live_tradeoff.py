@@ -5,9 +5,9 @@ import plotly.graph_objects as go
 from ipywidgets import VBox
 
 from workbench.app.explore.live import explorer, menu, number_slider
-from workbench.plots.line_looks import selector_looks
+from workbench.plots.line_styles import selector_looks
 from workbench.plots.lines import profile, profiles
-from workbench.plots.looks import SELECTORS
+from workbench.plots.styles import SELECTORS
 from workbench.plots.sweep_curves import curves, levels
 
 AXES = {

@@ -12,7 +12,7 @@ from workbench.app.explore.tiles import method_and_threshold, method_of
 from workbench.core.tiles import Tiles
 from workbench.metrics.tile_recall import TileWindow, choice, window
 from workbench.metrics.tile_states import States
-from workbench.plots.looks import SPARSE_METHODS
+from workbench.plots.styles import SPARSE_METHODS
 from workbench.plots.tile_overview import REDUCTIONS, reduced, zoomed
 from workbench.plots.tile_recall import Span, in_window, span_of
 from workbench.plots.token_axes import TokenAxes, counts_tokens

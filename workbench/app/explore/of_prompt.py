@@ -28,7 +28,7 @@ from workbench.metrics.tile_states import dense_states
 from workbench.plots.chosen_tokens import Choice, coloured
 from workbench.plots.deviation import deviation as deviation_map
 from workbench.plots.deviation_findings import of_repair
-from workbench.plots.looks import SELECTORS, reuse_name
+from workbench.plots.styles import SELECTORS, reuse_name
 from workbench.store import MemoryStore
 
 TILE, LONG = 32, 4096  # tokens: of a tile; of a prompt from which on the choice of tiles is shown in a window

@@ -11,7 +11,7 @@ from workbench.methods import prepare, select, sparse
 from workbench.methods.modes.reuse import Reuse, positions_named
 from workbench.methods.presets import METHODS
 from workbench.methods.sparse._small import small
-from workbench.plots.looks import REUSE_NAMES, SELECTORS, SPARSE_METHODS
+from workbench.plots.styles import REUSE_NAMES, SELECTORS, SPARSE_METHODS
 
 PREPARED = {"after_system": "behind the system block", "independent": "each by itself"}  # what needs no corpus
 POSITIONS = {"re-encoded": "re-encoded for their new place", "naive": "as cached (naive)"}

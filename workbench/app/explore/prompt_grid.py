@@ -22,7 +22,7 @@ from workbench.core.files import check_file, write_text
 from workbench.engine.decoding import check_length
 from workbench.methods.registry import is_whole
 from workbench.methods.select import check_budget
-from workbench.plots.looks import SELECTORS
+from workbench.plots.styles import SELECTORS
 
 RATIOS = (0.05, 0.15, 0.4)
 SELECTED = ("none", "query_guided", "answer_guided")

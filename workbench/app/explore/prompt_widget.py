@@ -22,7 +22,7 @@ from workbench.app.explore.prompt_grid import PromptPage, answered_page, asked
 from workbench.app.explore.prompt_html import summary
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
-from workbench.plots.looks import SELECTORS
+from workbench.plots.styles import SELECTORS
 
 RESULTS = ("text", "answers", "bill", "heat")
 

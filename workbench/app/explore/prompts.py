@@ -12,7 +12,7 @@ from workbench.data.sample import Sample
 from workbench.methods import select
 from workbench.models.loading import Loaded
 from workbench.plots.attention_mass import attention
-from workbench.plots.looks import SELECTORS
+from workbench.plots.styles import SELECTORS
 from workbench.plots.token_axes import TokenAxes, counts_tokens
 
 

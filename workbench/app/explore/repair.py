@@ -14,7 +14,7 @@ from workbench.methods import select
 from workbench.metrics.kv_deviation import full_attention_kv, repair
 from workbench.models.loading import Loaded
 from workbench.plots.deviation import deviation
-from workbench.plots.looks import SELECTORS
+from workbench.plots.styles import SELECTORS
 
 
 def repair_explorer(loaded: Loaded, samples: Sequence[Sample], cached: Mapping[str, Sequence[Sequence[KV]]]) -> VBox:

@@ -18,7 +18,7 @@ from workbench.metrics.answers import exact_match
 from workbench.metrics.attention_mass import masked, reused
 from workbench.metrics.position_drift import POSITIONS
 from workbench.models.loading import Loaded
-from workbench.plots.looks import MODE_NAMES
+from workbench.plots.styles import MODE_NAMES
 from workbench.plots.table import table
 from workbench.store import MemoryStore
 

@@ -7,7 +7,7 @@ from ipywidgets import VBox
 from workbench.app.explore.live import explorer, menu, slider
 from workbench.metrics.thresholds import KEPT, cheapest
 from workbench.plots.lines import plane, planes, points
-from workbench.plots.looks import SPARSE_METHODS, looks_of
+from workbench.plots.styles import SPARSE_METHODS, looks_of
 
 ACROSS = {"density": "density", "union": "density after the union", "cost": "operations, choice included"}
 UP = {

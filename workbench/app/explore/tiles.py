@@ -20,7 +20,7 @@ from workbench.metrics.tile_states import States
 from workbench.metrics.tile_union import union
 from workbench.plots.bfla_rules import bfla_rules as rules_figure
 from workbench.plots.bfla_rules import first_rule
-from workbench.plots.looks import SPARSE_METHODS
+from workbench.plots.styles import SPARSE_METHODS
 from workbench.plots.tile_recall import Span, maps, of_head
 from workbench.plots.token_axes import TokenAxes, counts_tokens
 from workbench.plots.union import union as union_figure

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypedDict
 
-from workbench.plots.looks import SELECTORS, SYMBOLS, Look
+from workbench.plots.styles import SELECTORS, SYMBOLS, Look
 from workbench.plots.theme import INK, PAPER, mixed
 
 

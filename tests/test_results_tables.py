@@ -1,0 +1,180 @@
+"""Result tables: what is written is read back, a kill loses nothing that was written, other folders are refused."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench import results
+from workbench.core.errors import BadInput
+from workbench.plots import chart
+from workbench.results import schema
+
+ORIGIN = {"model": "m", "data": "d", "method": "block", "ratio": 0.15, "seed": 3, "device": "cpu"}
+COUNTS = [
+    {"measure": "em", "kind": "all", "value": 0.5, "low": 0.25, "high": 0.75, "n": 8, "setting": {"b": 1, "a": 2}}
+]
+
+
+def written(folder, part="trial", **more):
+    with results.Writer(folder, part, **ORIGIN) as out:
+        out.counts([{**COUNTS[0], **more}])
+        out.answers([{"question": "1", "em": 1.0}, {"question": "2", "em": 0.0}])
+        out.timings([{"workload": "32K", "candidate": "ours", "ms": 2.0, "least": 1.0, "most": 3.0, "runs": 5}])
+    return folder
+
+
+def test_rows_are_read_back_with_their_source(tmp_path):
+    found = results.read([f"mine={written(tmp_path / 'a')}", f"other={written(tmp_path / 'b', value=0.25)}"])
+    counts = found.counts("trial")
+    assert list(counts.source) == ["mine", "other"] and list(counts.value) == [0.5, 0.25]
+    assert json.loads(counts.setting[0]) == {"a": 2, "b": 1} and list(results.expanded(counts).a) == [2, 2]
+    assert list(found.answers().question) == ["1", "2"] * 2 and list(found.timings().runs) == [5, 5]
+    assert found.counts("deviation").empty and "deviation" in str(found.missing("deviation"))
+
+
+def test_a_folder_of_several_runs_is_one_source(tmp_path):
+    written(tmp_path / "a"), written(tmp_path / "deep" / "b")
+    assert set(results.read(str(tmp_path)).counts().source) == {str(tmp_path)}
+    assert len(results.read(str(tmp_path)).counts()) == 2
+
+
+def test_a_killed_writer_keeps_whole_rows_and_is_resumed(tmp_path):
+    out = results.Writer(tmp_path, "trial", **ORIGIN)
+    out.answers([{"question": "1"}])
+    with (tmp_path / "answers" / "trial.jsonl").open("a") as file:
+        file.write('{"question": "2", "em"')
+    assert list(results.read(tmp_path).answers().question) == ["1"]
+    with results.Writer(tmp_path, "trial", resume=True, **ORIGIN) as again:
+        assert [row["question"] for row in again.there("answers")] == ["1"]
+        again.answers([{"question": "2"}])
+    with results.Writer(tmp_path, "trial", resume=True, **ORIGIN) as third:
+        third.answers([{"question": "3"}])
+    assert list(results.read(tmp_path).answers().question) == ["1", "2", "3"]
+    assert not list(tmp_path.glob("*/*.jsonl"))
+
+
+def test_a_part_that_is_written_again_replaces_its_rows(tmp_path):
+    written(tmp_path), written(tmp_path, value=0.75)
+    assert list(results.read(tmp_path).counts().value) == [0.75]
+
+
+@pytest.mark.parametrize("table", schema.TABLES)
+@pytest.mark.parametrize(
+    "odd", [{"no_such_column": 1}, {"seed": "three"}, {"ratio": "much"}, {"experiment": 3}, {"seed": 1.5}]
+)
+def test_a_row_that_the_schema_does_not_know_is_refused_before_it_is_written(tmp_path, table, odd):
+    needed = {"answers": {"question": "1"}, "timings": {"workload": "w", "candidate": "c", "ms": 1.0}}
+    with pytest.raises(BadInput, match=next(iter(odd))), results.Writer(tmp_path, "trial") as out:
+        out.add(table, [{**needed.get(table, {"measure": "em"}), **odd}])
+    assert not list(tmp_path.glob("*/*"))
+
+
+def spoil(folder, name, text):
+    (written(folder) / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path / "nowhere", "no results"),
+        (lambda path: path, "no results.json"),
+        (lambda path: spoil(path, "results.json", '{"version": 99}'), "version 99"),
+        (lambda path: spoil(path, "results.json", '{"vers'), "not whole"),
+        (lambda path: spoil(path, "results.json", "[1]"), "not whole"),
+        (lambda path: spoil(path, "counts/trial.parquet", "PAR1 but not really"), "cannot be read"),
+        (lambda path: spoil(path, "counts/trial@b.jsonl", "no json\n"), "line 1"),
+        (lambda path: spoil(path, "counts/trial@b.jsonl", '{"measure": "em", "secret": 1}\n'), "secret"),
+    ],
+)
+def test_a_folder_that_holds_no_readable_results_is_one_sentence(tmp_path, make, words):
+    with pytest.raises(BadInput, match=words) as problem:
+        results.read(make(tmp_path)).counts()
+    assert "\n" not in str(problem.value)
+
+
+def test_the_same_place_twice_and_no_place_are_refused(tmp_path):
+    for places in ([], ["a=x", "a=y"]):
+        with pytest.raises(BadInput):
+            results.read(places)
+
+
+def test_a_file_is_no_place_for_results(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="file"):
+        results.Writer(tmp_path / "file", "trial")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "measure": st.text(min_size=1, max_size=8),
+                "value": st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)),
+                "n": st.one_of(st.none(), st.integers(0, 2**31 - 1)),
+                "kind": st.text(max_size=5),
+            }
+        ),
+        max_size=6,
+    )
+)
+def test_every_row_survives_the_disk(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("rows")
+    with results.Writer(folder, "trial") as out:
+        out.counts(rows)
+    found = results.read(folder).counts()
+    assert [(r.measure, r.kind) for r in found.itertuples()] == [(r["measure"], r["kind"]) for r in rows]
+    for read, row in zip(found.itertuples(), rows, strict=True):
+        for name in ("value", "n"):
+            value = getattr(read, name)
+            assert math.isnan(value) if row[name] is None else value == row[name]
+
+
+def test_scores_are_a_row_a_trial_and_kind(tmp_path):
+    with results.Writer(tmp_path, "trial", **ORIGIN) as out:
+        out.counts([{"measure": m, "kind": k, "value": 0.5, "n": 4} for m in ("em", "f1") for k in ("all", "x")])
+    wide = results.scores(results.read(tmp_path).counts())
+    assert list(wide.kind) == ["all", "x"] and list(wide.em) == list(wide.f1) == [0.5, 0.5] and list(wide.n) == [4, 4]
+    assert list(wide.ratio) == [0.15, 0.15] and results.scores(results.read(tmp_path).counts("none")).empty
+
+
+def test_a_paired_difference_is_of_the_same_questions():
+    rows = [{"method": m, "question": str(q), "em": float(e)} for m, e in (("a", 1), ("b", 0)) for q in range(5)]
+    answers = pd.DataFrame(rows[:-1])
+    gaps = results.paired(answers, lambda rows: rows.method == "b", "em").set_index("method")
+    assert gaps.value.a == 1.0 and gaps.n.a == 4 and gaps.value.b == 0.0
+    with pytest.raises(BadInput):
+        results.paired(answers, lambda rows: rows.method == "c", "em")
+
+
+def two_sources():
+    rows = [
+        {"source": s, "select": m, "ratio": r, "em": r, "em_low": r - 0.1, "em_high": r + 0.1, "n": 9, "seed": 0}
+        for s in ("shipped", "mine")
+        for m in ("a", "b")
+        for r in (0.1, 0.2)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rows: chart.lines(rows, x="ratio", y="em", by="select", title="t"),
+        lambda rows: chart.dot_plot(rows, y="select", x="em", by="select", title="t"),
+        lambda rows: chart.bars(rows, y="select", x="em", title="t"),
+        lambda rows: chart.table(rows, {"select": "selector", "em": "exact match"}, title="t"),
+    ],
+)
+def test_a_figure_names_every_source_of_its_numbers_and_is_none_without_rows(draw):
+    rows = two_sources()
+    figure = draw(rows)
+    text = figure.to_json()
+    assert figure.layout.meta["sources"] == ["shipped", "mine"] and "shipped" in text and "mine" in text
+    assert "n = 9" in text
+    assert draw(rows[:0]) is None

@@ -1,0 +1,34 @@
+"""Results as tables: written by everything that measures, read by everything that draws or judges.
+
+from workbench import results
+
+found = results.read(["shipped", "runs/mine"])
+results.scores(found.counts("trial"))          # a row a method and kind of question, a column a measure
+"""
+
+from workbench.results.reader import HERE, SHIPPED, Missing, Results, expanded, read
+from workbench.results.schema import EXPERIMENTS, MEASURES, METHOD, Answer, Count, Origin, Timing
+from workbench.results.summary import means, paired, scores, speedups
+from workbench.results.writer import Writer, this_run
+
+__all__ = [
+    "EXPERIMENTS",
+    "HERE",
+    "MEASURES",
+    "METHOD",
+    "SHIPPED",
+    "Answer",
+    "Count",
+    "Missing",
+    "Origin",
+    "Results",
+    "Timing",
+    "Writer",
+    "expanded",
+    "means",
+    "paired",
+    "read",
+    "scores",
+    "speedups",
+    "this_run",
+]

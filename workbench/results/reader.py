@@ -1,0 +1,188 @@
+"""Read result tables of any folders as one: what ships, a run of one's own, or several side by side.
+
+found = read(["shipped", "runs/mine"])
+found.counts("trial")              # a DataFrame; column `source` says where a row comes from
+found.missing("deviation")         # one sentence: what is not there, and the command that measures it
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workbench.core.errors import BadInput, brief, shown
+from workbench.data.assets import ROOT
+from workbench.results import schema
+
+MARK = "results.json"
+SHIPPED = "shipped"
+HERE = "here"  # source of what a notebook measures while it runs
+FOLDER = ROOT / "benchmarks"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What no source holds, as one line that a notebook shows in place of a figure."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Results:
+    """Result tables of one or several sources; `live` holds rows that were not read from a folder."""
+
+    folders: Mapping[str, Sequence[Path]]  # source → folders
+    live: Mapping[str, Sequence[pd.DataFrame]] = field(default_factory=dict)  # table → rows with their source
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the sources, in the order in which they were asked for."""
+        return list(dict.fromkeys([*self.folders, *(s for each in self.live.values() for t in each for s in t.source)]))
+
+    def answers(self, *experiments: str) -> pd.DataFrame:
+        """Return a row a question and method (`schema.Answer`) of the experiments; of all where none is named."""
+        return self.table("answers", *experiments)
+
+    def timings(self, *experiments: str) -> pd.DataFrame:
+        """Return a row a workload and candidate (`schema.Timing`)."""
+        return self.table("timings", *experiments)
+
+    def counts(self, *experiments: str) -> pd.DataFrame:
+        """Return a row a measured number (`schema.Count`)."""
+        return self.table("counts", *experiments)
+
+    def table(self, table: str, *experiments: str) -> pd.DataFrame:
+        """Return the rows of a table with all its columns and `source`, in the order of the sources."""
+        parts = [
+            part.assign(source=source)
+            for source, folders in self.folders.items()
+            for folder in folders
+            for part in _parts(folder, table, experiments)
+        ]
+        parts += [rows[rows.experiment.isin(experiments or rows.experiment)] for rows in self.live.get(table, ())]
+        parts = [part for part in parts if len(part)]
+        if not parts:
+            return pd.DataFrame(columns=["source", *schema.columns(table)])
+        return pd.concat(parts, ignore_index=True)[["source", *schema.columns(table)]]
+
+    def with_rows(self, table: str, rows: Iterable[Mapping[str, Any]], source: str = HERE, **origin: Any) -> "Results":
+        """Return these results and rows that were measured just now."""
+        whole = schema.frame(table, schema.rows(table, rows, **origin))
+        added = [*self.live.get(table, ()), whole.assign(source=source)] if len(whole) else self.live.get(table, ())
+        return Results(self.folders, {**self.live, table: list(added)})
+
+    def missing(self, experiment: str, what: str = "") -> Missing:
+        """Say that none of the sources holds an experiment, and which command measures it."""
+        command = schema.EXPERIMENTS.get(experiment, "")
+        named = what or experiment.replace("-", " ")
+        places = " and ".join(self.sources) or "no source"
+        how = f": `{command}` measures it." if command else "."
+        return Missing(f"Not in {places}: {named}{how}")
+
+
+def read(places: str | Path | Sequence[str | Path] = SHIPPED) -> Results:
+    """Read results of one or several places: "shipped", or folders that hold results at any depth.
+
+    A place "NAME=FOLDER" is called NAME; else a folder is called as it was given. Raises BadInput for a place that is
+    missing, holds no results, or results of another version of the schema.
+    """
+    several = [places] if isinstance(places, str | Path) else list(places)
+    if not several:
+        raise BadInput(f"results is {shown(places)}: at least one place is needed, as {SHIPPED!r} or a folder")
+    folders: dict[str, list[Path]] = {}
+    for place in several:
+        name, equals, given = str(place).partition("=")
+        path = FOLDER if str(place) == SHIPPED else Path(given if equals else place)
+        if name in folders:
+            raise BadInput(f"results names {name!r} twice: each source needs a name of its own, as mine=runs/mine")
+        folders[name] = list(_folders(path))
+    return Results(folders)
+
+
+def expanded(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with a column for every key of `setting`."""
+    known = {text: json.loads(text) if text else {} for text in rows.setting.unique()}
+    keys = list(dict.fromkeys(key for values in known.values() for key in values))
+    return rows.assign(**{key: [known[text].get(key) for text in rows.setting] for key in keys})
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    """Return the folders of results under `path`, each checked."""
+    if not path.is_dir():
+        raise BadInput(f"no results at {shown(str(path))}: a folder that `--out` wrote, or {SHIPPED!r}, is needed")
+    marks = [path / MARK] if (path / MARK).is_file() else sorted(path.glob(f"**/{MARK}"))
+    if not marks:
+        raise BadInput(f"{brief(path)} holds no results of this workbench: no {MARK} lies in it")
+    for mark in marks:
+        _check(mark)
+        yield mark.parent
+
+
+def _check(mark: Path) -> None:
+    try:
+        about = json.loads(mark.read_text(encoding="utf-8"))
+        version = about["version"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise BadInput(f"{brief(mark)} does not say which version of results lies there: it is not whole") from None
+    if version != schema.VERSION:
+        raise BadInput(f"{brief(mark.parent)} holds results of version {version}: version {schema.VERSION} is read")
+
+
+def _parts(folder: Path, table: str, experiments: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """Return the rows of every part of a table that may hold the experiments."""
+    for path in sorted([*(folder / table).glob("*.parquet"), *(folder / table).glob("*.jsonl")]):
+        if path.name.startswith(".") or (experiments and path.stem.partition("@")[0] not in experiments):
+            continue
+        if path.suffix == ".jsonl":
+            part = schema.frame(table, schema.rows(table, lines_of(path)))
+        else:
+            part = _cached(path, path.stat().st_mtime_ns, table)
+        yield part[part.experiment.isin(experiments)] if experiments else part
+
+
+@lru_cache(maxsize=64)
+def _cached(path: Path, changed: int, table: str) -> pd.DataFrame:
+    rows = table_of(path)
+    if odd := sorted(set(rows) - set(schema.columns(table))):
+        raise BadInput(f"{brief(path)} has a column {odd[0]!r} that table {table} does not have")
+    texts = {name: "" for name, kind in schema.columns(table).items() if kind is str and name not in rows}
+    return schema.typed(table, rows.assign(**texts))
+
+
+def table_of(path: Path) -> pd.DataFrame:
+    """Read a parquet file. Raises BadInput where it is not whole."""
+    try:
+        packed = pq.read_table(path)
+    except (OSError, pa.ArrowException) as problem:
+        raise BadInput(f"{brief(path)} cannot be read: {brief(problem)}") from None
+    frame = packed.to_pandas()
+    texts = [field.name for field in packed.schema if pa.types.is_string(field.type)]
+    return frame.assign(**{name: frame[name].fillna("") for name in texts})
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines, none where it is missing; a last line that is not whole is left out.
+
+    Raises BadInput for any other line that is no JSON object.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as problem:
+            if number < len(lines) or line.endswith("\n"):
+                raise BadInput(f"{brief(path)}, line {number}, is no row of results: {brief(problem)}") from None
+    return found

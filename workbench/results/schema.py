@@ -1,0 +1,182 @@
+"""The result tables: answers, timings and counts. Every row says what was measured, of what, and how.
+
+A result is a row. All that measures writes these three tables (`results.writer`), all that draws or judges reads them
+(`results.reader`). A field that does not apply is None, and a text that does not apply is "".
+"""
+
+import json
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+import pandas as pd
+
+from workbench.core.annotations import fits, words
+from workbench.core.errors import BadInput, not_allowed, shown
+
+VERSION = 1  # of the schema: counted up when a column changes its meaning or goes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a row comes from: the columns that all tables share."""
+
+    experiment: str  # what was measured, one of `EXPERIMENTS`: "trial", "deviation", "kernels", …
+    model: str = ""  # as `models.load` takes it
+    weights: str = ""  # fingerprint of the weights; "" where it was not taken
+    data: str = ""  # as `data.load` takes it
+    passages: int | None = None  # of a prompt
+    method: str = ""  # published name, or the method in words
+    mode: str = ""  # full, block, …: the fields of `methods.config.MethodConfig`
+    positions: str = ""
+    prepare: str = ""
+    select: str = ""
+    ratio: float | None = None  # share of the document tokens that is recomputed
+    sparse: str = ""
+    chunk: int | None = None  # tokens of a pass of chunked prefill
+    setting: str = ""  # JSON object: coordinates of this experiment that no other column holds
+    seed: int | None = None  # of the data
+    training_seed: int | None = None
+    device: str = ""  # product name of the GPU, or processor and threads
+    dtype: str = ""
+    versions: str = ""  # JSON object: packages and their versions
+    command: str = ""  # that measures this row again
+    time: str = ""  # when the measurement began, ISO 8601, UTC
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Origin):
+    """One question under one method: what was answered, and every score of this question.
+
+    Scores are those of `metrics.answers` and `metrics.fidelity`; `full_…` are full attention's own.
+    """
+
+    question: str  # id of the sample: methods are compared on equal ids of equal data
+    kind: str = ""  # kind of question, where the data has kinds
+    answer: str = ""
+    expected: str = ""
+    em: float | None = None  # exact match, 0 or 1
+    contains: float | None = None  # an alias stands in the answer, 0 or 1
+    f1: float | None = None
+    faithful: float | None = None  # says nothing that its passages do not say, 0 or 1
+    full_em: float | None = None
+    full_contains: float | None = None
+    full_f1: float | None = None
+    nll: float | None = None  # negative log-likelihood of the gold answer, nats a token
+    nll_full: float | None = None
+    kl: float | None = None  # from full attention, over its own answer, nats a token
+    kl_first: float | None = None
+    kl_gold: float | None = None
+    agree: float | None = None  # share of the tokens at which both predict the same
+    agree_first: float | None = None
+    tokens: int | None = None  # of the prompt
+    rows: float | None = None  # tokens computed through all layers, passes of the selector included
+    rows_reused: float | None = None
+    flops: float | None = None
+    bytes: float | None = None
+    seconds: float | None = None  # to the first token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing(Origin):
+    """One candidate on one workload: milliseconds of repeated runs in one process.
+
+    `p5` to `p95` and `least` to `most` are of the runs; `samples` are the runs themselves, where they were kept.
+    """
+
+    workload: str
+    candidate: str  # this work, or a baseline by its name
+    ms: float  # median
+    p5: float | None = None
+    p95: float | None = None
+    least: float | None = None
+    most: float | None = None
+    runs: int | None = None
+    samples: list[float] | None = None
+    flops: float | None = None
+    bytes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(Origin):
+    """One measured number, with its interval and the number of observations behind it."""
+
+    measure: str  # "em", "hit_rate", "left_outside_15_percent", …
+    kind: str = ""  # kind of question, or part of what was measured; "" and "all": everything
+    at: float | None = None  # place on a curve: step, layer, position, …
+    value: float | None = None
+    low: float | None = None  # ends of the 95% interval
+    high: float | None = None
+    n: int | None = None
+    unit: str = ""
+
+
+TABLES: dict[str, type[Origin]] = {"answers": Answer, "timings": Timing, "counts": Count}
+MEASURES = tuple(f.name for f in fields(Answer) if f.type == "float | None" or f.type == float | None)[1:]  # not ratio
+METHOD = ("method", "mode", "positions", "prepare", "select", "ratio", "sparse", "chunk")
+# What there is to measure, and the command that does; {model} and {data} are the reader's own.
+EXPERIMENTS = {
+    "trial": "workbench sweep --model {model} --data {data} --fidelity --out {out}",
+}
+
+
+@cache
+def columns(table: str) -> dict[str, Any]:
+    """Return {column: annotation} of a table. Raises BadInput for an unknown one."""
+    if table not in TABLES:
+        raise not_allowed("table", table, TABLES)
+    return get_type_hints(TABLES[table])
+
+
+def row(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a whole row of `table` from what is known; mappings of `setting` and `versions` become JSON.
+
+    Raises BadInput for an unknown column, a missing one, and a value of another kind.
+    """
+    known = columns(table)
+    packed = {name: _plain(value) for name, value in values.items()}
+    if odd := sorted(set(packed) - set(known)):
+        raise BadInput(f"table {table} has no column {odd[0]!r}: allowed are {', '.join(known)}")
+    defaults = {field.name: field.default for field in fields(TABLES[table])}
+    whole = {name: packed.get(name, defaults[name]) for name in known}
+    for name, value in whole.items():
+        if not _fits(value, known[name]):
+            raise BadInput(f"column {name} of table {table} is {shown(value)}: it must be {words(known[name])}")
+    return whole
+
+
+def rows(table: str, many: Iterable[Mapping[str, Any]], **origin: Any) -> list[dict[str, Any]]:
+    """Return whole rows of `table`; `origin` holds what all of them share."""
+    return [row(table, {**origin, **values}) for values in many]
+
+
+def frame(table: str, whole: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return whole rows as a DataFrame with all columns of `table`; numbers are floats, missing ones nan."""
+    return typed(table, pd.DataFrame(list(whole), columns=list(columns(table))))
+
+
+def typed(table: str, made: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame with all columns of `table` in their order, numbers as floats."""
+    numbers = [name for name, kind in columns(table).items() if kind not in (str, list[float] | None)]
+    return made.reindex(columns=list(columns(table))).astype(dict.fromkeys(numbers, float))
+
+
+def json_text(values: Mapping[str, Any]) -> str:
+    """Return a JSON object with sorted keys, so that equal settings are equal texts; "" for an empty one."""
+    return json.dumps(dict(values), sort_keys=True) if values else ""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return json_text(value)
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()  # a number of numpy or torch
+    return None if isinstance(value, float) and value != value else value
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    if isinstance(annotation, types.UnionType) and int in get_args(annotation) and isinstance(value, float):
+        return value.is_integer()  # pandas holds whole numbers with gaps as floats
+    return fits(value, annotation) or (annotation == int | None and isinstance(value, int))

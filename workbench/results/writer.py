@@ -1,0 +1,144 @@
+"""Write result tables row by row: what a killed process has written is kept.
+
+    with Writer("runs/mine", "trial", model="lab-full", device="NVIDIA H200") as out:
+        out.counts([{"measure": "em", "value": 0.91, "low": 0.88, "high": 0.93, "n": 400}])
+
+<folder>/results.json            what the folder is, and the version of its schema
+         <table>/<part>.jsonl    rows as they are made, one a line
+         <table>/<part>.parquet  the same rows once their writer is closed
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workbench.core.errors import BadInput, shown
+from workbench.core.files import check_folder, write_atomically, write_text
+from workbench.results import schema
+from workbench.results.reader import MARK, lines_of, table_of
+
+NAME = "cached-block results"
+ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), list[float]: pa.list_(pa.float64())}
+Rows = Iterable[Mapping[str, Any]]
+
+
+class Writer:
+    """Appends rows to one part of a results folder; `origin` holds the columns that all rows share.
+
+    folder   of results; made where it is missing
+    part     names the files, as a measurement does: a part that is written again replaces its earlier rows
+    resume   keeps them instead: `there` returns what is written already
+
+    Raises BadInput, before anything is written, for a folder that is no place for results.
+    """
+
+    def __init__(self, folder: str | Path, part: str, *, resume: bool = False, **origin: Any):
+        self.folder, self.part = Path(folder), part
+        self.origin = {"experiment": part.partition("@")[0], **origin}
+        if not part or "/" in part or part.startswith("."):
+            raise BadInput(f"part is {shown(part)}: a file name is needed")
+        prepare(self.folder)
+        if not resume:
+            for table in schema.TABLES:
+                self._path(table, "jsonl").unlink(missing_ok=True)
+        self._resume = resume
+        self._written: set[str] = set()
+
+    def answers(self, rows: Rows) -> None:
+        """Append rows of `schema.Answer`."""
+        self.add("answers", rows)
+
+    def timings(self, rows: Rows) -> None:
+        """Append rows of `schema.Timing`."""
+        self.add("timings", rows)
+
+    def counts(self, rows: Rows) -> None:
+        """Append rows of `schema.Count`."""
+        self.add("counts", rows)
+
+    def add(self, table: str, rows: Rows) -> None:
+        """Append rows to `table`. They outlast this process once this returns. Raises BadInput as `schema.row` does."""
+        whole = schema.rows(table, rows, **self.origin)
+        if not whole:
+            return
+        path = self._path(table, "jsonl")
+        path.parent.mkdir(exist_ok=True)
+        _end_line(path)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({k: v for k, v in one.items() if v not in (None, "")}) + "\n" for one in whole)
+        self._written.add(table)
+
+    def there(self, table: str) -> list[dict[str, Any]]:
+        """Return the rows of this part that are written already, those of earlier processes included."""
+        packed, loose = self._path(table, "parquet"), self._path(table, "jsonl")
+        kept = table_of(packed).to_dict("records") if packed.is_file() and self._resume else []
+        return [*kept, *(schema.row(table, one) for one in lines_of(loose))]
+
+    def close(self) -> None:
+        """Pack what was appended into one parquet file a table."""
+        for table in schema.TABLES:
+            loose = self._path(table, "jsonl")
+            if loose.is_file():
+                pack(self._path(table, "parquet"), table, self.there(table))
+                loose.unlink()
+            elif not self._resume:
+                self._path(table, "parquet").unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is None:
+            self.close()
+
+    def _path(self, table: str, ending: str) -> Path:
+        return self.folder / table / f"{self.part}.{ending}"
+
+
+def prepare(folder: Path) -> None:
+    """Make `folder` a folder of results, or check that it is one. Raises BadInput for a file and for another tool's."""
+    check_folder("out", folder)
+    mark = folder / MARK
+    if not mark.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(mark, json.dumps({"format": NAME, "version": schema.VERSION}) + "\n")
+
+
+def pack(path: Path, table: str, rows: Rows) -> None:
+    """Write rows as a parquet file, whole or not at all; a column that no row fills is left out."""
+    whole = [schema.row(table, one) for one in rows]
+    kinds = {name: _arrow(kind) for name, kind in schema.columns(table).items()}
+    used = [name for name in kinds if any(one[name] not in (None, "") for one in whole)]
+    packed = pa.Table.from_pylist(
+        [{name: one[name] for name in used} for one in whole], pa.schema([(name, kinds[name]) for name in used])
+    )
+    floats = [name for name in used if kinds[name] == pa.float64()]
+    options = {"compression": "zstd", "compression_level": 19, "use_byte_stream_split": floats}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rest = [name for name in used if name not in floats]
+    write_atomically(path, lambda partial: pq.write_table(packed, partial, use_dictionary=rest, **options))
+
+
+def this_run() -> dict[str, Any]:
+    """Return {command, time} of the running process, for `Writer`: its command line without folders."""
+    program, *rest = sys.argv or [""]
+    name = Path(program).name
+    words = [name if name.startswith("workbench") else f"python {name}", *rest]
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"command": " ".join(Path(word).name if word.startswith("/") else word for word in words), "time": now}
+
+
+def _arrow(annotation: Any) -> pa.DataType:
+    return next(kind for name, kind in ARROW.items() if name == annotation or annotation == name | None)
+
+
+def _end_line(path: Path) -> None:
+    """Cut off a last line that a killed process left half-written."""
+    if path.is_file() and (text := path.read_bytes()) and not text.endswith(b"\n"):
+        write_atomically(path, lambda partial: partial.write_bytes(text[: text.rfind(b"\n") + 1]))
