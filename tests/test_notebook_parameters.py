@@ -141,16 +141,26 @@ def test_nobody_watches_outside_a_notebook():
 def test_results_are_whole_and_success_comes_last(tmp_path):
     folder = tmp_path / "a" / "b"
     notebook.save(folder, {"f1": np.float32(0.5), "by": {"x": np.arange(2)}}, {"t": pd.DataFrame({"n": [1, 2]})})
-    assert json.loads((folder / "metrics.json").read_text()) == {"f1": 0.5, "by": {"x": [0, 1]}}
-    assert pd.read_parquet(folder / "t.parquet").n.tolist() == [1, 2]
+    assert json.loads((folder / "metrics.json").read_text()) == {"here": {"f1": 0.5, "by": {"x": [0, 1]}}}
+    assert pd.read_parquet(folder / "t.parquet").to_dict("list") == {"n": [1, 2], "source": ["here", "here"]}
     assert {path.name for path in folder.iterdir()} == {"metrics.json", "t.parquet", "_SUCCESS"}
     last = max(path.stat().st_mtime_ns for path in folder.iterdir())
     assert (folder / "_SUCCESS").stat().st_mtime_ns == last
 
 
+def test_numbers_of_other_sources_stand_under_their_names(tmp_path):
+    notebook.save(tmp_path, {"em": 0.5}, {"t": [{"source": "mine", "n": 1}]}, read={"mine": {"em": 0.25}})
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"here": {"em": 0.5}, "mine": {"em": 0.25}}
+    assert pd.read_parquet(tmp_path / "t.parquet").source.tolist() == ["mine"]
+
+
 def test_a_table_may_be_a_list_of_records(tmp_path):
     notebook.save(tmp_path, {}, {"t": [{"n": 1, "of": "a"}, {"n": 2, "of": "b"}]})
-    assert pd.read_parquet(tmp_path / "t.parquet").to_dict("list") == {"n": [1, 2], "of": ["a", "b"]}
+    assert pd.read_parquet(tmp_path / "t.parquet").to_dict("list") == {
+        "n": [1, 2],
+        "of": ["a", "b"],
+        "source": ["here", "here"],
+    }
 
 
 def test_results_that_cannot_be_written_leave_no_success(tmp_path):

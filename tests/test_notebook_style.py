@@ -9,7 +9,7 @@ import pytest
 from papermill.inspection import inspect_notebook
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
-LONGEST = 20  # lines of a code cell, but for the one with the parameters
+LONGEST = 30  # lines of a code cell, but for the one with the parameters
 
 
 def cells(path: Path) -> list[tuple[int, str]]:
@@ -23,12 +23,12 @@ def cells(path: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_cells_are_short_and_hold_no_lambda_no_noqa_and_no_function(path):
+def test_cells_are_short_and_define_no_function(path):
     for number, source in cells(path):
         assert len(source.splitlines()) <= LONGEST, f"cell {number} is too long: move its work into a function"
         assert "noqa" not in source and "fmt: " not in source, f"cell {number} asks the linter for an exception"
         nodes = list(ast.walk(ast.parse(source)))
-        assert not any(isinstance(node, ast.Lambda | ast.FunctionDef) for node in nodes), f"cell {number}: a function"
+        assert not any(isinstance(node, ast.FunctionDef) for node in nodes), f"cell {number}: a function"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

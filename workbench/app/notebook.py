@@ -8,7 +8,8 @@
 
     notebook.sized(globals(), lm, samples=(100, 4))               # for parameters that are None, once a model is loaded
 
-    notebook.save(output, metrics={"f1": 0.91}, tables={"by_kind": frame})                    (last cell)
+    found = notebook.results(results)                             # tables of the folders that the reader names
+    notebook.save(output, {"f1": 0.91}, tables={"by_kind": frame})                            (last cell)
 
 Papermill passes values without a look at their type. `validate` belongs into the cell after the parameters, which
 imports `workbench.app.notebook` only, so that a report can check every notebook before it runs the first.
@@ -20,7 +21,6 @@ import os
 import types
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     import pandas
     from transformers import PreTrainedModel
 
+    from workbench.results import Results
+
+HERE = "here"  # source of what a notebook measures itself
 SUCCESS = "_SUCCESS"  # written last: a folder without it is not complete
 BATCH = "WORKBENCH_BATCH"  # environment variable: set in kernels that no person watches
 SMALL = 50_000_000  # parameters; of a larger model, two cores read some 400 tokens a second at most
@@ -176,20 +179,28 @@ def is_live() -> bool:
     return "__vsc_ipynb_file__" in shell.user_ns or not {"JPY_SESSION_NAME", "COLAB_RELEASE_TAG"}.isdisjoint(os.environ)
 
 
+def results(places: str | Sequence[str]) -> "Results":
+    """Read the result tables of a notebook's parameter `results`: "shipped", and folders that `--out` wrote."""
+    from workbench import results as tables  # imports pandas: not while parameters are checked
+
+    return tables.read(places)
+
+
 def save(
     output: str | os.PathLike[str] | None,
     metrics: Mapping[str, Any],
     tables: "Mapping[str, pandas.DataFrame | Sequence[Mapping[str, Any]]] | None" = None,
+    read: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Write `metrics.json` and one `<name>.parquet` per table into the folder `output`; `_SUCCESS` comes last.
 
-    A table is a DataFrame or a list of records. Every file appears whole or not at all. Nothing is written when
-    `output` is None. The notebook ends with `metrics["found"]`, a sentence on what was found, where there is one.
+    `metrics` are of what was measured here, `read` those of results that were read, by source: metrics.json holds
+    {source: metrics}, "here" first. A table is a DataFrame or a list of records; it gets a column `source`, "here",
+    where it has none. Every file appears whole or not at all. Nothing is written when `output` is None.
     """
-    if "found" in metrics and get_ipython() is not None:
-        display(HTML(f"<h2>What was found</h2><p>{escape(str(metrics['found']))}</p>"))
     if output is None:
         return
+    metrics = {HERE: dict(metrics), **(read or {})}
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUCCESS).unlink(missing_ok=True)
@@ -197,6 +208,7 @@ def save(
     write_text(folder / "metrics.json", text + "\n")
     for name, table in (tables or {}).items():
         frame = table if hasattr(table, "to_parquet") else import_module("pandas").DataFrame(table)
+        frame = frame if "source" in frame else frame.assign(source=HERE)
         write_atomically(folder / f"{name}.parquet", frame.to_parquet)
     write_text(folder / SUCCESS, "")
 
