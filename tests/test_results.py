@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,3 +93,21 @@ def test_the_shipped_results_without_whole_last_rows_are_of_the_questions_of_the
         assert len(entry["right"]) == found["samples"] == entry["record"]["n"]
         assert entry["record"]["em"] == pytest.approx(np.mean([int(digit) for digit in entry["right"]]))
         assert entry["record"]["trial"]["seed"] == found["seed"] == swept.seed.iloc[0]
+
+
+def test_a_table_is_written_smaller_and_read_back_to_the_last_bit(tmp_path):
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"kl": draw.random(5000).astype("float32"), "id": [f"q{i % 50}" for i in range(5000)]})
+    frame.loc[3, "kl"] = np.nan
+    results.write_table(tmp_path / "kept.parquet", frame)
+    frame.to_parquet(tmp_path / "plain.parquet", compression="zstd")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "kept.parquet"), frame, check_exact=True)
+    assert (tmp_path / "kept.parquet").stat().st_size < 0.9 * (tmp_path / "plain.parquet").stat().st_size
+
+
+def test_kinds_of_the_results_stand_in_their_order():
+    measured = results.read("block-attention")
+    kinds = results.kinds(measured["samples"], measured["seed"])
+    full = measured["methods"]["full attention"]
+    right = pd.Series(results.right(full)).groupby(pd.Series(kinds)).mean()
+    assert right.to_dict() == pytest.approx({kind: s["em"] for kind, s in full["record"]["by_kind"].items()})
