@@ -24,14 +24,6 @@ def test_other_json_files_are_passed_over_and_missing_reports_named(tmp_path):
     assert set(bench_reports.missing(found)) == {*bench.names(), *bench_reports.MODELS} - {"page_list_attention"}
 
 
-def test_a_kernel_of_an_earlier_version_is_found_under_its_name_today(tmp_path):
-    (tmp_path / "page_attention.json").write_text(json.dumps(made_up.report("page_list_attention")))
-    assert set(bench_reports.reports(tmp_path)) == {"page_list_attention"}
-    assert bench.today("tile_attention") == "tile_attention"
-    pytest.importorskip("triton", reason="Triton is not available on this platform")
-    assert bench.named("page_attention") is bench.named("page_list_attention")
-
-
 def test_the_shipped_folder_can_be_read():
     table = bench_reports.table(bench_reports.reports())
     assert {"report", "who", "ms", "shape"} <= set(table.columns)

@@ -34,7 +34,7 @@ def test_every_printed_row_is_measured_by_the_script(table):
 
 
 def test_the_table_holds_all_printed_rows_and_says_what_is_not_measured():
-    model = crossover.Model.of("lab-full", load("lab-full")[0].config)
+    model = crossover.CrossoverModel.of("lab-full", load("lab-full")[0].config)
     cells = bfla_table.table_5(Measured.of(model)).data[0].cells.values
     assert len(cells[0]) >= 14 and "39.40" in cells[1] and "40.6%" in cells[5]
     assert bfla_table.said([], 12) == "None of the 12 printed settings is measured yet."

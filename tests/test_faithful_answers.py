@@ -122,7 +122,7 @@ def test_components_on_many_questions_are_said_by_their_shares():
 
 
 def test_components_of_committed_trials_stand_beside_what_is_printed():
-    swept = results.today(results.table("fusion"))
+    swept = results.table("fusion")
     fig = fusion_components.components(swept, results.table("fusion-answers"), "with_neighbours(n=10, search=exact)")
     cells = fig.data[0].cells.values
     assert list(cells[0])[:5] == list(fusion_components.COMPONENTS) and "0.722" in cells[4]

@@ -16,7 +16,7 @@ from workbench.data.lab_facts import statements, supported
 from workbench.data.lab_world import World, passages_of
 from workbench.data.sample import Passage, Sample
 from workbench.metrics.faithfulness import LabJudge, ModelJudge, faithfulness, verdict
-from workbench.models.spec import prepare_model
+from workbench.models.spec import attach
 
 ADA = (
     Passage("Ada Kelric", "Ada Kelric is a potter by trade. Nobody seems to remember why. She works for the Lantern."),
@@ -132,7 +132,7 @@ def test_the_verdict_is_the_more_probable_of_yes_and_no(loaded):
         with torch.no_grad():
             odds = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0, -1].softmax(0)
         direct.append(bool(sum(odds[list(set(yes) - both)]) > sum(odds[list(set(no) - both)])))
-    prepare_model(model)
+    attach(model)
     assert judge._holds(prompts) == direct
 
 

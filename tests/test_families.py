@@ -12,7 +12,7 @@ from workbench.engine.assembly import assemble, empty
 from workbench.engine.encoding import encode, encode_many
 from workbench.engine.forward import prefill
 from workbench.models.families import check
-from workbench.models.spec import attach, prepare_model
+from workbench.models.spec import attach
 
 PROMPT = prompt_of(13, 7, 11, 5)
 ROWS = torch.arange(len(PROMPT))
@@ -171,7 +171,7 @@ def test_a_refused_model_is_left_as_it_was(what):
     settings, sentence = REFUSED[what]
     config = config_of(**{**settings, "num_hidden_layers": 2, "layer_types": None})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    for verb in (prepare_model, lambda m: encode(m, block_of(3)), lambda m: empty(m, 3)):
+    for verb in (attach, lambda m: encode(m, block_of(3)), lambda m: empty(m, 3)):
         with pytest.raises(BadInput, match=sentence):
             verb(model)
     assert model.config._attn_implementation == "eager"
@@ -210,17 +210,18 @@ def test_what_a_configuration_does_not_tell_is_measured_and_refused(settings, se
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(**settings), attn_implementation="sdpa").eval()
     with pytest.raises(BadInput, match=sentence):
-        prepare_model(model)
+        attach(model)
     assert model.config._attn_implementation == "sdpa"
 
 
 def test_a_model_without_a_head_says_how_to_load_it():
     with pytest.raises(BadInput, match="llama cannot be used: it has no language-model head"):
-        prepare_model(model_of().model)
+        attach(model_of().model)
 
 
 def test_a_prepared_model_without_a_plan_says_what_to_do():
-    model = prepare_model(model_of())
+    model = model_of()
+    attach(model)
     with pytest.raises(BadInput, match=r"needs a plan: call workbench.prefill, or .*'sdpa'"):
         model(PROMPT.tokens[None])
 

@@ -174,13 +174,3 @@ def test_without_an_output_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     notebook.save(None, {"f1": 0.5})
     assert not list(tmp_path.iterdir())
-
-
-def test_checks_answer_to_their_name_of_earlier_versions():
-    from workbench import notebook as short
-    from workbench.notebook import Rule
-
-    assert short.Rule is Rule is notebook.Check
-    namespace = cell(int, 3)
-    with pytest.raises(BadInput, match="even"):
-        short.validate(namespace, p=Rule("an even number", lambda value: value % 2 == 0))

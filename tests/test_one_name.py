@@ -36,4 +36,3 @@ def test_reuse_is_named_by_its_preparation():
         "full-reuse": "Full Reuse",
     }
     assert reuse_name("with_neighbours(n=4)") == "blocks behind neighbours"
-    assert reuse_name("isolated") == "Full Reuse", "earlier names too"

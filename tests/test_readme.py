@@ -1,20 +1,10 @@
-"""The README's Python runs, and so does what earlier READMEs said."""
+"""The README's Python runs."""
 
 import re
 from pathlib import Path
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.S)
-# sentences of earlier versions
-EARLIER = [
-    (
-        "request = pool.open(blocks, reserve=len(prompt.question) + 16)",
-        "request = pool.open(blocks, room=len(prompt.question) + 16)",
-    ),
-    ("workbench.experiments.sweep", "workbench.sweep"),
-    ("workbench.experiments.trial", "workbench.trial"),
-    ('["after_system", "with_neighbours"]', '["isolated", "similar"]'),
-]
 
 
 def run(snippets: list[str], monkeypatch, folder: Path, capsys) -> str:
@@ -30,11 +20,3 @@ def run(snippets: list[str], monkeypatch, folder: Path, capsys) -> str:
 def test_its_snippets_run(monkeypatch, tmp_path, capsys):
     assert len(SNIPPETS) == 3
     assert "rows_computed" in run(SNIPPETS, monkeypatch, tmp_path, capsys)
-
-
-def test_snippets_of_earlier_versions_still_run(monkeypatch, tmp_path, capsys):
-    earlier = "\n---\n".join(SNIPPETS).replace("[0.05, 0.15]", "[0.15]")
-    for today, before in EARLIER:
-        assert today in earlier
-        earlier = earlier.replace(today, before)
-    assert "rows_computed" in run(earlier.split("\n---\n"), monkeypatch, tmp_path, capsys)

@@ -236,7 +236,7 @@ def test_a_long_prompt_is_drawn_framed_and_tabulated():
 @pytest.fixture(scope="module")
 def measured():
     shipped, _, _ = models.load("lab-full")
-    return sparse_quality.Measured.of(crossover.Model.of("lab-full", shipped.config))
+    return sparse_quality.Measured.of(crossover.CrossoverModel.of("lab-full", shipped.config))
 
 
 def cells_of(figure) -> list[tuple[str, ...]]:
@@ -244,7 +244,7 @@ def cells_of(figure) -> list[tuple[str, ...]]:
 
 
 def test_costs_count_what_is_read_and_the_choice(measured):
-    model = crossover.Model.of("llama", LlamaConfig(**LLAMA_3_8B))
+    model = crossover.CrossoverModel.of("llama", LlamaConfig(**LLAMA_3_8B))
     setting = {"method": "window", "spec": "window", "tokens": 4096.0, "chunk": 1024, "density": 0.25, "union": 0.5}
     compact = {**setting, "method": "compact", "spec": "compact(over=window)"}
     alone, joined = crossover.costs(model, [setting, compact])
@@ -272,7 +272,7 @@ def test_a_method_saves_what_it_need_not_keep_less_its_choice():
 
 
 def test_crossings_of_two_models_leave_out_what_is_never_reached():
-    llama = crossover.Model.of("llama", LlamaConfig(**LLAMA_3_8B))
+    llama = crossover.CrossoverModel.of("llama", LlamaConfig(**LLAMA_3_8B))
     cases = {"window": None, "dense": None}
     records = crossover.crossings({"own": llama, "large": llama}, cases, chosen=0.1, gain=0.05, length=8192)
     assert [r["spec"] for r in records] == ["window", "dense"] and records[0]["own"] == records[0]["large"]

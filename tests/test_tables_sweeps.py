@@ -66,7 +66,7 @@ def test_frames_of_a_game_stand_in_a_table_with_both_answers():
 
 @pytest.fixture(scope="module")
 def swept():
-    return results.today(results.table("fusion"))
+    return results.table("fusion")
 
 
 def test_quality_of_a_sweep_is_quoted_at_its_ratio(swept):

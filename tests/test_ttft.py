@@ -1,7 +1,5 @@
 """Methods up to a first token: that they agree, what they cost, where their time goes."""
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 import torch
@@ -96,7 +94,7 @@ def test_computed_costs_agree_with_counted_rows(length):
 
 
 def test_a_method_that_is_named_a_way_is_taken_still(store):
-    assert list(ttft.jobs_of(MODEL, PROMPT, store, ways=["full"])) == ["full"]
+    assert list(ttft.jobs_of(MODEL, PROMPT, store, methods=["full"])) == ["full"]
 
 
 def test_records_by_mode_are_those_of_full_and_block():
@@ -138,10 +136,3 @@ def test_stages_are_split_and_the_answer_stays(store, name):
     assert (found.seconds["choose"] > 0) == (name in ("select", "sparse"))
     assert (found.density < 1) == (name == "sparse") and found.density > 0
     assert first_token(MODEL, PROMPT, method, store) == before
-
-
-def test_an_earlier_notebook_gets_the_columns_of_then():
-    old = import_module("workbench.ttft").computed(cost.shape_of(MODEL), [60], 2, 50)
-    now = ttft_costs.computed(cost.shape_of(MODEL), [60], 2, 50)
-    assert [list(record) for record in old] == [["length", "way", "flops", "bytes"]] * 3
-    assert ttft_costs.by_shape({"own": now}) == [{"shape": "own", **record} for record in old]

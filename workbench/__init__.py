@@ -6,8 +6,6 @@ The nouns and the verbs. Each is imported when it is first used, so that `import
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from workbench.app import moved
-
 if TYPE_CHECKING:
     from workbench.core.blocks import Block, Prompt
     from workbench.core.errors import BadInput
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from workbench.methods.generation import generate
     from workbench.methods.incremental import Revision, revise
     from workbench.models import load
-    from workbench.models.spec import ModelSpec, attach, prepare_model
+    from workbench.models.spec import ModelSpec, attach
     from workbench.store import MemoryStore, fetch
 
 _NAMES = {  # module: what it gives to this one
@@ -50,8 +48,15 @@ _NAMES = {  # module: what it gives to this one
     "methods.generation": "Generation generate",
     "methods.incremental": "Revision revise",
     "models": "load",
-    "models.spec": "ModelSpec attach prepare_model",
+    "models.spec": "ModelSpec attach",
     "store": "MemoryStore fetch",
+}
+_MODULES = {  # a module inside a folder that is reached in one word: `from workbench import select`
+    "prepare": "methods.prepare",
+    "select": "methods.select",
+    "sparse": "methods.sparse",
+    "notebook": "app.notebook",
+    "explore": "app.explore",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -85,22 +90,17 @@ __all__ = [
     "load",
     "prefill",
     "prefill_many",
-    "prepare_model",
     "revise",
 ]
 
 
-moved.install()
-
-
 def __getattr__(name: str) -> Any:
-    name = moved.NAMES.get(f"workbench.{name}", name)
     if name in _HOME:
         return getattr(import_module(f"workbench.{_HOME[name]}"), name)
-    if today := moved.now(f"workbench.{name}"):  # a folder or file in one word: `workbench.select`
-        return import_module(f"workbench.{name}" if moved.renames(f"workbench.{name}") else today)
+    if name in _MODULES:
+        return import_module(f"workbench.{_MODULES[name]}")
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_HOME, *_MODULES])

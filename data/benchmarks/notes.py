@@ -14,7 +14,7 @@ import pandas as pd
 from headline import markdown
 
 from workbench.core.files import write_text
-from workbench.experiments import bench, bench_reports, memory_checks
+from workbench.experiments import bench_reports, memory_checks
 from workbench.experiments.results import FOLDER
 from workbench.metrics.latency import STAGES
 
@@ -125,14 +125,9 @@ def predicted(report: str, work: str, who: str) -> str:
     """Return what predictions.md says of a candidate, where its commit precedes that of the report; else a dash."""
     for line in reversed(PREDICTIONS.read_text().splitlines()):  # the newest that precedes
         cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        if cells[:3] == [report, work, who] and _precedes(line, bench_file(report)):
+        if cells[:3] == [report, work, who] and _precedes(line, FOLDER / f"{report}.json"):
             return cells[3]
     return "–"
-
-
-def bench_file(report: str) -> Path:
-    """Return the file that a report came from; reports under an earlier name keep its file."""
-    return next(path for path in sorted(FOLDER.glob("*.json")) if bench.today(path.stem) == report)
 
 
 def _precedes(line: str, file: Path) -> bool:

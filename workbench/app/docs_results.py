@@ -12,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 
 from workbench.app.docs_text import table
-from workbench.core import renamed
 
 RATIO = 0.15
 REAL, ASKED = "smollm2", "nq"  # the model and the questions that most trials were made on
@@ -28,8 +27,7 @@ class Results:
     @cached_property
     def lab(self) -> pd.DataFrame:
         """Trials of the lab model: a row a preparation, selector and ratio."""
-        read = pd.read_parquet(self.folder / "fusion.parquet").query("kind == 'all'")
-        return read.assign(prepare=read.prepare.map(renamed.spec))
+        return pd.read_parquet(self.folder / "fusion.parquet").query("kind == 'all'")
 
     @cached_property
     def real(self) -> pd.DataFrame:

@@ -54,9 +54,6 @@ class Check:
     holds: Callable[[Any], bool]
 
 
-Rule = Check  # its name in earlier versions
-
-
 KV_HEAD = Check("the number of a KV head", lambda value: value >= 0)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from workbench.core import annotations, html_views, renamed
+from workbench.core import annotations, html_views
 from workbench.core.derived import Derived
 from workbench.core.errors import BadInput, shown
 
@@ -161,7 +161,6 @@ class KV:
             self.start + begin,
         )
 
-    @renamed.arguments(room="reserve")
     def clone(self, reserve: int = 0) -> "KV":
         """Return a writable copy, with capacity for `reserve` more tokens."""
         return self._copy(len(self) + reserve)

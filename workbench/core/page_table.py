@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workbench.core import renamed
-
 INVALID_POS = 2**31 - 1  # position of a slot that no row sees
 
 
-@renamed.fields(moves="shifts", holes="partial_pages", tops="page_max")
 @dataclass(frozen=True, eq=False)
 class Paged:
     """The pages of B requests, P each at most, in the order of their first position; all int32.
@@ -43,7 +40,6 @@ class Paged:
     run: int = 1
 
     @classmethod
-    @renamed.arguments(moves="shifts", holes="partial_pages")
     def of(
         cls,
         table: Tensor,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from workbench.core import annotations, html_views, renamed
+from workbench.core import annotations, html_views
 from workbench.core.derived import Derived
 from workbench.core.errors import BadInput, shown
 from workbench.core.masks import Sees, causal
@@ -26,7 +26,6 @@ class Site:
     derived: Derived | None = field(default=None, repr=False, compare=False)  # kept beside the keys; None: nothing is
 
 
-@renamed.fields(tiles="sparse", kernel="backend", watch="return_queries", depth="num_layers")
 @dataclass(frozen=True, eq=False)
 class Plan:
     """`rows` [R] are computed now, in rising order; every other position is read from the cache.

@@ -74,10 +74,10 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def pairing_of(name: str) -> Pairing:
-    """Return the pairing of a name, today's or that of an earlier version. BadInput for any other."""
-    if name in ("neox", "halves"):
+    """Return the pairing of a name. BadInput for an unknown one."""
+    if name == "neox":
         return "neox"
-    if name in ("interleaved", "neighbours"):
+    if name == "interleaved":
         return "interleaved"
     raise BadInput(f"pairing {name!r}: it is 'neox' or 'interleaved'")
 

@@ -3,9 +3,6 @@
 from workbench.engine.assembly import Positions, assemble, empty
 from workbench.engine.encoding import encode, encode_many
 from workbench.engine.forward import PrefillOutput, PrefillRequest, prefill, prefill_many
-from workbench.models.spec import prepare_model
-
-Step, Work = PrefillOutput, PrefillRequest  # their names in earlier versions
 
 __all__ = [
     "Positions",
@@ -17,5 +14,4 @@ __all__ = [
     "encode_many",
     "prefill",
     "prefill_many",
-    "prepare_model",
 ]

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core import renamed
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV, layered, side_by_side
@@ -18,13 +17,11 @@ from workbench.models.spec import ModelSpec, attach, spec_for
 Positions = Literal["re-encoded", "naive"]
 
 
-@renamed.arguments(room="reserve")
 def empty(model: PreTrainedModel, length: int, reserve: int = 0) -> KV:
     """Unwritten KV for `length` tokens of this model, with capacity for `reserve` more."""
     return attach(model).empty(length, reserve)
 
 
-@renamed.arguments(room="reserve")
 def assemble(
     model: PreTrainedModel, prompt: Prompt, cached: Sequence[KV], positions: Positions = "re-encoded", reserve: int = 0
 ) -> KV:

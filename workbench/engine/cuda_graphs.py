@@ -27,7 +27,7 @@ from workbench.engine.products import TORCH, Products, kept
 from workbench.engine.request_tokens import Fetch, check_prompts, check_tokens
 from workbench.engine.static_batch import DecodeBatch, StaticBatch
 from workbench.engine.weight_watch import WeightWatch
-from workbench.models.spec import prepare_model
+from workbench.models.spec import attach
 
 LAYERS = ("fused", "compiled", "model")
 LOG = logging.getLogger(__name__)  # says what is being prepared
@@ -217,7 +217,7 @@ class Runner:
 
     def _ready(self, bucket: Bucket, waits: bool = False) -> Captured:
         if self._fused is None:
-            prepare_model(self.model)  # if the model was switched to another attention in between
+            attach(self.model)  # if the model was switched to another attention in between
         if self._weights.exchanged:
             self.captured.clear()
             if self._fused is not None:

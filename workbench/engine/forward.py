@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core import annotations, renamed
+from workbench.core import annotations
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.core.masks import causal
@@ -34,7 +34,6 @@ class PrefillRequest:
     kv: KV
 
 
-@renamed.fields(executors="backends")
 @dataclass(frozen=True)
 class PrefillOutput:
     """What a prefill returns.

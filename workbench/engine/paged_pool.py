@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core import annotations, renamed
+from workbench.core import annotations
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
@@ -155,7 +155,6 @@ class Pool(PageStorage):
             self.copy_in(kvs, cached)
         return cached
 
-    @renamed.arguments(room="reserve", again="recompute")
     def open(
         self,
         context: Sequence[Cached],
@@ -227,7 +226,6 @@ class Pool(PageStorage):
         own: Ints = (mine[:, None] * np.int32(self.size) + offsets).ravel()[: len(places)]
         return PagedPrompt(table.length, pages, own, places, owned, self, tuple(context), checked=given)
 
-    @renamed.arguments(room="reserve")
     def gather(self, context: Sequence[Cached], reserve: int, positions: Positions = "re-encoded") -> KV:
         """Copy a prompt's context into one contiguous KV, as `PageStorage.gather`. BadInput for blocks given back."""
         for block in context:
@@ -240,7 +238,6 @@ class Pool(PageStorage):
             raise NoPages(needed, self.free, f"the context of {len(lengths)} blocks")
 
 
-@renamed.arguments(room="reserve")
 def of(model: PreTrainedModel, prompt: Prompt, reserve: int, size: int = 64, kernels: bool | None = None) -> Pool:
     """Make a pool just large enough for the blocks of one prompt and `reserve` tokens of its own."""
     count = sum(-(-len(block) // size) for block in prompt.context)

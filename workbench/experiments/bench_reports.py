@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
 from workbench.experiments.bench.timing import Roof
@@ -37,7 +36,7 @@ def reports(folder: str | Path | None = None) -> dict[str, Report]:
     paths = (
         path for path in sorted(place.glob("*.json")) if path.stem not in bench.CHUNKS
     )  # `plots.chunks` reads them
-    contents = {bench.today(path.stem): read_json(path) for path in paths}
+    contents = {path.stem: read_json(path) for path in paths}
     first = [*bench.names(), *MODELS]
     ordered = sorted(contents, key=lambda name: (first.index(name) if name in first else len(first), name))
     needed = {"card", "copy_tbps", "product_tflops", "workloads"}
@@ -94,7 +93,6 @@ def ceilings(reports: Mapping[str, Report], gpu: str) -> tuple[float, float]:
     return float(of_gpu.copy_tbps.median()) * 1e12, float(of_gpu.product_tflops.median()) * 1e12
 
 
-@renamed.arguments(whos="names")
 def against(rows: pd.DataFrame, report: str, by: str, names: Sequence[str] = ()) -> Records:
     """Return lines of one report over a number of its shapes, each candidate a line.
 
@@ -173,18 +171,16 @@ def baselines(rows: pd.DataFrame) -> Records:
 
 def workload_name(report: str, work: str) -> str:
     """Name a workload with its report: "choose_bfla + attention: 32K, tiles of 128"."""
-    work = renamed.label(work)
     return f"{report} + attention: {work.removeprefix(BOTH)}" if work.startswith(BOTH) else f"{report}: {work}"
 
 
-@renamed.arguments(peers="against")
 def here(names: Sequence[str], against: Sequence[str]) -> dict[str, Report]:
     """Measure kernels and whole-model benchmarks now, on this GPU, and return their reports.
 
     BadInput where there is none.
     """
     measured: dict[str, Report] = {}
-    for name in map(bench.today, names):
+    for name in names:
         if name not in (*bench.names(), *MODELS):
             raise BadInput(f"nothing is called {name!r}: it is one of {', '.join((*bench.names(), *MODELS))}")
         module = "operations" if name in MODELS else "run"  # both load the kernels, which need Triton
@@ -193,7 +189,6 @@ def here(names: Sequence[str], against: Sequence[str]) -> dict[str, Report]:
     return measured
 
 
-@renamed.arguments(peers="baselines")
 def listed(rows: pd.DataFrame, baselines: Mapping[str, Sequence[str]]) -> tuple[list[list[str]], list[int]]:
     """Return the lines of a table and the indices of those that are headings.
 
@@ -207,7 +202,7 @@ def listed(rows: pd.DataFrame, baselines: Mapping[str, Sequence[str]]) -> tuple[
         headings.append(len(lines))
         lines.append([f"{report} ({gpu})", *[""] * (4 + len(baselines))])
         for work, candidates in of_report.groupby("work", sort=False):
-            name = renamed.label(work).replace(BOTH, "+ attention: ")
+            name = work.replace(BOTH, "+ attention: ")
             own = next((r for r in candidates.itertuples() if r.who == "ours"), None)
             if own is None or pd.isna(own.ms):
                 lines.append([name, "did not run", *[""] * (3 + len(baselines))])

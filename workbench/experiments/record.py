@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from workbench.core import html_views, renamed
+from workbench.core import html_views
 from workbench.core.errors import BadInput
 from workbench.metrics.answers import Score
 from workbench.metrics.fidelity import Quality
@@ -83,14 +83,12 @@ class Record(Quality):
         trial = self.trial
         words = [trial["mode"]]
         words += ["naive positions"] if trial["positions"] == "naive" else []
-        words += [trial["prepare"]] if renamed.spec(trial["prepare"]) != "independent" else []
+        words += [trial["prepare"]] if trial["prepare"] != "independent" else []
         if trial["select"] != "none":
             words.append(trial["select"] + ("" if trial["ratio"] is None else f" at {trial['ratio']:.0%}"))
         words += [trial["sparse"]] if trial.get("sparse", "none") != "none" else []
         words += [f"chunks of {trial['chunk']}"] if trial.get("chunk") else []
         return ", ".join(words)
-
-    way = label  # its earlier name
 
     def _repr_html_(self) -> str:
         """Show scores with their intervals, costs, parameters and versions in a notebook."""

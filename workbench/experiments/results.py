@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from workbench import data
-from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically, write_text
 from workbench.data.assets import ROOT
@@ -58,11 +57,6 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
     packing = {"compression": "zstd", "compression_level": 19}
     columns = {"use_byte_stream_split": floats, "use_dictionary": rest}
     write_atomically(path, partial(frame.to_parquet, index=False, **packing, **columns))
-
-
-def today(swept: pd.DataFrame) -> pd.DataFrame:
-    """Return the table of a sweep with its preparations by their names today."""
-    return swept.assign(prepare=swept.prepare.map(renamed.spec))
 
 
 def names(kind: str = "json") -> list[str]:

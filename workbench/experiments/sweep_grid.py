@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from workbench import models
-from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.experiments.trial import Trial
 from workbench.methods import presets
@@ -28,13 +27,8 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """Hash of the trial and of the state of its files, so that nothing stale is taken for finished.
-
-        Preparations enter it by their earlier names, so that results of earlier versions are found.
-        """
-        settings = self.trial.settings()
-        settings["prepare"] = renamed.spec(settings["prepare"], renamed.EARLIER)
-        state = [settings, files_of(self.trial)]
+        """Hash of the trial and of the state of its files, so that nothing stale is taken for finished."""
+        state = [self.trial.settings(), files_of(self.trial)]
         return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

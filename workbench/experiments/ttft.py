@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from workbench.core import renamed
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput, not_allowed
 from workbench.data import layouts
@@ -104,7 +103,6 @@ def partial_store(model: PreTrainedModel, blocks: Sequence[Block], store: Store,
     return ReadOnlyStore(store, {key_of(model_key, model.dtype, block) for block in blocks[:count]})
 
 
-@renamed.arguments(ways="methods")
 def jobs_of(
     model: PreTrainedModel, prompt: Prompt, store: Store, ratio: float = 0.15, methods: Sequence[str] = METHODS
 ) -> dict[str, Callable[[], int]]:
@@ -146,7 +144,6 @@ def engine_methods(ratio: float) -> dict[str, Method]:
     return {"full": Full(), "block": Reuse(), "recompute": Reuse(select=QueryGuided(), ratio=ratio)}
 
 
-@renamed.arguments(ways="methods")
 def by_length(
     model: PreTrainedModel, prompts: Prompts, repeats: int, ratio: float = 0.15, methods: Sequence[str] = METHODS
 ) -> Records:
@@ -212,12 +209,3 @@ def last_length(records: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, fl
     """Return the length of the last prompt of `by_length` (tokens), and its medians by method (milliseconds)."""
     length = records[-1]["length"]
     return length, {r["way"]: r["p50"] * 1e3 for r in records if r["length"] == length}
-
-
-renamed.elsewhere(
-    __name__,
-    **dict.fromkeys(
-        ("computed", "computed_by_mode", "computed_as_published", "computed_totals", "published", "totals", "by_shape"),
-        "workbench.experiments.ttft_costs",
-    ),
-)

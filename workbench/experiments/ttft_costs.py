@@ -69,13 +69,6 @@ def by_shape(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Records:
     return [{"shape": shape, **r} for shape, computed in records.items() for r in totals(computed)]
 
 
-def computed_totals(
-    shape: cost.ModelShape, lengths: Sequence[int], itemsize: int, question: int, ratio: float = 0.15
-) -> Records:
-    """Return the `totals` of `computed`: what it returned in earlier versions."""
-    return totals(computed(shape, lengths, itemsize, question, ratio))
-
-
 def by_mode(records: Sequence[Mapping[str, Any]]) -> Records:
     """Return the records of full and block, whose method is called their `mode`."""
     return [{"mode" if k == "way" else k: v for k, v in r.items()} for r in records if r["way"] in MODES]

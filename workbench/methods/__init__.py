@@ -5,9 +5,8 @@ their first token. `Full`, `Reuse` and `Superposition` are the methods; what dif
 that reuse blocks are the preparation, the selection and the positions that `Reuse` is given.
 """
 
-from typing import TYPE_CHECKING
-
-from workbench.core import renamed
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench.methods.method import Method as Method
@@ -15,4 +14,11 @@ if TYPE_CHECKING:
     from workbench.methods.method import finish as finish
 
 # Imported when they are asked for: names of methods are known, as for `--help`, without torch.
-renamed.elsewhere(__name__, **dict.fromkeys(("Method", "ReadyRequest", "finish"), "workbench.methods.method"))
+
+_LAZY = ("Method", "ReadyRequest", "finish")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module("workbench.methods.method"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,6 @@ from typing import Literal, get_args
 
 from transformers import PreTrainedModel
 
-from workbench.core import renamed
 from workbench.core.blocks import Block, Prompt
 from workbench.core.kv import KV
 from workbench.core.plan import Plan
@@ -26,7 +25,6 @@ ReuseStatus = Literal["kept", "moved", "recalled", "encoded"]
 REUSE_STATUSES: tuple[ReuseStatus, ...] = get_args(ReuseStatus)
 
 
-@renamed.fields(fates="statuses", moves="shifts", work="request")
 @dataclass(frozen=True)
 class Revision:
     """A prompt whose context stands in its KV, and what that took.
@@ -63,7 +61,6 @@ class Revision:
         return self.tokens("encoded") + len(self.prompt.question)
 
 
-@renamed.arguments(room="reserve")
 def revise(
     model: PreTrainedModel, prompt: Prompt, store: Store, before: Prompt | None = None, reserve: int = 0
 ) -> Revision:

@@ -15,7 +15,7 @@ from workbench.methods.precompute import kind_of
 from workbench.methods.preparation_fields import LookupFields
 from workbench.methods.registry import found, is_whole
 from workbench.models.loading import Loaded
-from workbench.models.spec import prepare_model
+from workbench.models.spec import attach
 from workbench.store import Miss, manifest
 from workbench.store.misses import identity_of
 from workbench.store.places import Where, opened
@@ -62,7 +62,7 @@ class Lookups(LookupFields):
         samples = data.load(self.data, self.samples, self.seed, self.passages, answered=False)
         loaded = Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
         model, tokenizer, layout = loaded.with_layout(self.layout)
-        prepare_model(model)
+        attach(model)
         given: dict[str, Any] = {}
         if hasattr(policy_class, "neighbours"):
             texts = data.corpus(self.data, self.samples, self.seed, self.passages)

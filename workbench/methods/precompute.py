@@ -29,7 +29,7 @@ from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.methods.shards import UNPREPARED, PrepareStage, ShardMaker
 from workbench.models.loading import Loaded
-from workbench.models.spec import prepare_model
+from workbench.models.spec import attach
 from workbench.store import fingerprint
 from workbench.store.keys import vocabulary
 from workbench.store.manifest import TOKENIZER
@@ -83,7 +83,7 @@ class Preparation(PreparationFields):
             raise BadInput(f"{self.data} holds no text")
         loaded = Loaded(*(loaded or models.load(self.model, self.device, self.dtype, self.layout)))
         model, tokenizer, layout = loaded.with_layout(self.layout)
-        prepare_model(model)
+        attach(model)
         corpus = Corpus.of(samples, layout, tokenizer)
         first = layout.prompts(samples[:1], tokenizer)[0]
         system = first.context[: len(first.context) - len(samples[0].ctxs)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from workbench.core import annotations, renamed, specs
+from workbench.core import annotations, specs
 from workbench.core.errors import BadInput, shown
 
 
@@ -76,7 +76,7 @@ def found(package: str, spec: str, given: Collection[str] = ()) -> tuple[type, d
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
     """Name and options of a spec (`core.specs`), by the policy's name today."""
-    return specs.parse(renamed.spec(spec.strip()))
+    return specs.parse(spec.strip())
 
 
 def split(text: str) -> list[str]:

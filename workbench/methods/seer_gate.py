@@ -34,7 +34,7 @@ class GateShape:
     pairing: Pairing
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pairing", pairing_of(self.pairing))  # files of earlier versions have other words
+        pairing_of(self.pairing)  # BadInput for an unknown one
 
 
 class Gate(torch.nn.Module):

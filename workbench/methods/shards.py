@@ -21,7 +21,7 @@ from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.methods.prepare import Prepare
-from workbench.models.spec import prepare_model
+from workbench.models.spec import attach
 from workbench.store import FolderStore, MemoryStore, fingerprint
 from workbench.store.misses import identity_of
 from workbench.store.places import Where, is_begun, opened, within
@@ -204,7 +204,7 @@ def _loaded(named: Named, device: str, threads: int | None) -> PreTrainedModel:
         torch.set_num_threads(threads)
     logging.disable_progress_bar()
     model, _, _ = models.load(name, device, dtype, layout)
-    prepare_model(model)
+    attach(model)
     return model
 
 

@@ -33,9 +33,6 @@ class ModelShape:
         return self.linear + self.head
 
 
-Shape = ModelShape  # the name in earlier versions
-
-
 @dataclass(frozen=True)
 class Cost:
     """Cost of one prefill to its first token. Operations in flops, traffic in bytes."""

@@ -42,7 +42,6 @@ class CrossoverModel:
         return cls(name, sizes, heads, sizes.query_width[0] // heads)
 
 
-Model = CrossoverModel  # the name in earlier versions
 Models = Mapping[str, CrossoverModel]  # by a short name
 
 

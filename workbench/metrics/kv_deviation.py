@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from workbench.core import renamed
 from workbench.core.blocks import Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
@@ -216,6 +215,3 @@ def repairs(
     choices = zip(*rows.values(), strict=True)
     by_prompt = [repair(model, *each) for each in zip(prompts, cached, choices, exact, strict=True)]
     return {spec: [measured[i] for measured in by_prompt] for i, spec in enumerate(rows)}
-
-
-renamed.elsewhere(__name__, drift="workbench.metrics.position_drift")

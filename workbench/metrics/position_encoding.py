@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from workbench.core import renamed
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
@@ -26,7 +25,6 @@ from workbench.models import families
 from workbench.models.spec import attach
 
 
-@renamed.fields(moved="in_place")
 @dataclass(frozen=True)
 class KeyRotation:
     """The chosen channel pairs of one key: as cached, and as the model itself computes them further on."""

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid
@@ -148,12 +147,3 @@ def bfla_rules(states: States, layer: int, method: Bfla) -> BflaRules:
         added[name] = float(new.density().mean()), float(new.held().mean())
         before = before | kept
     return BflaRules({name: kept[::group] for name, kept in by_rule.items()}, grid.causal, added)
-
-
-renamed.elsewhere(
-    __name__,
-    dense_states="workbench.metrics.tile_states",
-    synthetic_states="workbench.metrics.tile_states",
-    Union="workbench.metrics.tile_union",
-    union="workbench.metrics.tile_union",
-)

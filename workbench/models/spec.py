@@ -134,12 +134,6 @@ def spec_for(model: PreTrainedModel, prompts: Iterable[Tensor] = (), kvs: Iterab
     return spec
 
 
-def prepare_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Attach `model` and return it."""
-    attach(model)
-    return model
-
-
 def _measure(model: PreTrainedModel) -> ModelSpec:
     check(model.config)
     check_modules(model)

@@ -6,7 +6,6 @@ from typing import Any, Unpack
 
 import plotly.graph_objects as go
 
-from workbench.core import renamed
 from workbench.plots.styles import STAGE_COLOURS
 from workbench.plots.theme import INK, PAPER, Texts, finish
 
@@ -103,13 +102,3 @@ def listed(stages: Mapping[str, str], seconds: Mapping[str, float]) -> str:
 def spoken(milliseconds: float, unit: str = " ms") -> str:
     """Return three digits: "7.87 ms", "1,430 ms"."""
     return (f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}") + unit
-
-
-renamed.elsewhere(
-    __name__,
-    count_pairs="workbench.plots.mask_savings",
-    request_savings="workbench.plots.mask_savings",
-    prompt_strip="workbench.plots.prompt_strip",
-    trial_reuse="workbench.plots.token_sources",
-    history="workbench.plots.block_history",
-)

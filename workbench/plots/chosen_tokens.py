@@ -9,7 +9,6 @@ import numpy as np
 import plotly.graph_objects as go
 from torch import Tensor
 
-from workbench.core import renamed
 from workbench.data.prompt_view import Reading
 from workbench.plots.controls import menu
 from workbench.plots.masks import shown
@@ -156,15 +155,3 @@ def chosen_text(
         "looks for with what merely deviates.",
         caption=f"{view.source}. {about}. Colour: rank of the score; framed: recomputed; the question always is.",
     )
-
-
-renamed.elsewhere(
-    __name__,
-    outcomes_of="workbench.plots.ratio_outcomes",
-    answers_by_ratio="workbench.plots.ratio_outcomes",
-    enough="workbench.plots.ratio_outcomes",
-    answer_records="workbench.plots.ratio_outcomes",
-    where_chosen="workbench.plots.chosen_places",
-    common_tokens="workbench.plots.chosen_places",
-    first_tenth="workbench.plots.chosen_places",
-)

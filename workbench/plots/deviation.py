@@ -12,7 +12,6 @@ from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 from torch import Tensor
 
-from workbench.core import renamed
 from workbench.data.prompt_view import Reading
 from workbench.plots import deviation_findings as findings
 from workbench.plots.elements import block_axis, block_edges
@@ -152,13 +151,3 @@ def where_it_sits(records: Records, mean: Mapping[str, float], *, layer: int, pr
         colours={"after_system": BLUE, "with_neighbours": ORANGE},
         symbols={"with_neighbours": "square"},
     )
-
-
-renamed.elsewhere(
-    __name__,
-    what_causes_it="workbench.plots.deviation_repair",
-    repair_records="workbench.plots.deviation_repair",
-    left_in_last_layer="workbench.plots.deviation_repair",
-    what_is_repaired="workbench.plots.deviation_repair",
-    positions_drift="workbench.plots.position_drift",
-)

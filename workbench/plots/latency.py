@@ -5,7 +5,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.core import renamed
 from workbench.experiments.bench.timing import Roof
 from workbench.experiments.bench_reports import (
     GpuReports,
@@ -96,17 +95,3 @@ def operations_by_length(
         caption="Linear layers, output head on one row, scores and weighted values; a multiply-add is two operations; "
         f"the choice of what is recomputed left out. Rings: Block-Attention, table 3. Ceilings measured {measured}.",
     )
-
-
-renamed.elsewhere(
-    __name__,
-    kernels_table="workbench.plots.kernel_reports",
-    ratios="workbench.plots.kernel_reports",
-    under_the_roof="workbench.plots.kernel_reports",
-    cached_share="workbench.plots.latency_by_share",
-    density="workbench.plots.latency_by_share",
-    recomputed_share="workbench.plots.latency_by_share",
-    stage_seconds="workbench.plots.latency_stages",
-    stages_here="workbench.plots.latency_stages",
-    stages_on_gpu="workbench.plots.latency_stages",
-)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
-from workbench.core import renamed
 from workbench.metrics.latency import STAGES, Stages
 from workbench.plots.bars import breakdown
 from workbench.plots.bars import listed as by_time
@@ -44,9 +43,7 @@ def stages_on_gpu(measured: Row) -> go.Figure | None:
     if not measured:
         return None
     bars = {
-        renamed.label(r["way"]) + (f", {r['density']:.0%} kept" if r["sparse"] else ""): {
-            stage: r[stage] for stage in STAGES
-        }
+        r["way"] + (f", {r['density']:.0%} kept" if r["sparse"] else ""): {stage: r[stage] for stage in STAGES}
         for r in measured["rows"]
     }
     totals = {name: sum(seconds.values()) for name, seconds in bars.items()}

@@ -8,7 +8,6 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.core import renamed
 from workbench.plots.elements import band, interval
 from workbench.plots.styles import SCHEMES, SPARSE_METHODS, Look
 from workbench.plots.theme import BLUE, INK, MUTED, Texts, clear, finish, legend_lines, log_ticks, panel_titles
@@ -244,6 +243,3 @@ def rounding(
     fig.update_layout(legend=side)
     title = "What a move costs in rounding"
     return finish(fig, title=title, notice=notice, caption=caption, height=400, above=22, below=62, right=250)
-
-
-renamed.elsewhere(__name__, steps="workbench.plots.block_finetuning")

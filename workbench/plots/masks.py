@@ -32,9 +32,6 @@ class MaskPanel:
     cached: np.ndarray | None = None
 
 
-Panel = MaskPanel  # its name in earlier versions
-
-
 def masks(
     panels: Sequence[MaskPanel], tokens: Sequence[str], block_of: np.ndarray, **notes: Unpack[Notes]
 ) -> go.Figure:

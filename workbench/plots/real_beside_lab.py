@@ -58,7 +58,7 @@ class Lab:
     @classmethod
     def read(cls) -> "Lab":
         """Read what ships."""
-        return cls(results.today(results.table("fusion")), results.table("fusion-answers"))
+        return cls(results.table("fusion"), results.table("fusion-answers"))
 
     @cached_property
     def block(self) -> pd.DataFrame:

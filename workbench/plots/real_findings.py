@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core import renamed
 from workbench.methods import registry
 from workbench.metrics.paired import Difference
 from workbench.plots.measures import MEASURES
@@ -158,6 +157,3 @@ def neighbours_sentence(points: Sequence[Mapping[str, Any]], measure: str, most:
 
 def _short(select: str) -> str:
     return SELECTORS.name_of(select).replace(" (FusionRAG)", "").replace("KV deviation (CacheBlend)", "CacheBlend")
-
-
-renamed.elsewhere(__name__, Real="workbench.plots.real_results")

@@ -7,7 +7,6 @@ from typing import Any
 import plotly.graph_objects as go
 from torch import Tensor
 
-from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.methods import sparse
 from workbench.methods.registry import spec_of
@@ -210,11 +209,3 @@ def _by_method(records: Records) -> dict[str, list[Mapping[str, Any]]]:
 def largest(numbers: Mapping[str, float]) -> str:
     """Return the first name of the largest number."""
     return max(numbers, key=numbers.__getitem__)
-
-
-renamed.elsewhere(
-    __name__,
-    long_overview="workbench.plots.long_masks",
-    frame_maps="workbench.plots.long_masks",
-    choosing_table="workbench.plots.long_masks",
-)

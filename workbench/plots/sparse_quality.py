@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.core import renamed
 from workbench.experiments import results
 from workbench.metrics.crossover import CrossoverModel, costs, first_paying
 from workbench.plots import sparse_findings
@@ -202,13 +201,3 @@ def choice_times(records: Records, shape: tuple[int, int, int], repeats: int, de
         zero=False,
         **line_looks(looks.values()),
     )
-
-
-renamed.elsewhere(
-    __name__,
-    settings_table="workbench.plots.sparse_tables",
-    last_rows_table="workbench.plots.sparse_tables",
-    threshold_table="workbench.plots.sparse_tables",
-    crossover_table="workbench.plots.sparse_tables",
-    own_table="workbench.plots.sparse_tables",
-)

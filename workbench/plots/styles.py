@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.core import renamed
 from workbench.experiments import bench
 from workbench.methods import registry
 from workbench.plots.theme import BLUE, GREEN, INK, MUTED, ORANGE, PINK, RED, SKY, escaped, pale
@@ -67,7 +66,7 @@ class BaselineLooks(Looks):
         start = self.start_of(label)
         look = self[start] if start else Look(MUTED)
         colour = OTHER_LAUNCH if label.startswith("ours,") else look.colour
-        return replace(look, colour=colour, name=look.name + renamed.label(label[len(start) :]))
+        return replace(look, colour=colour, name=look.name + label[len(start) :])
 
     def maker(self, label: str) -> str:
         """Return who made it, whatever it does: `flash, dense` → SDPA flash; a kernel of this package → ours."""

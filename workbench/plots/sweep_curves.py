@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.core import renamed
 from workbench.plots import sweep_findings
 from workbench.plots.findings import joined, sentence
 from workbench.plots.line_styles import selector_looks
@@ -133,13 +132,3 @@ def quality_by_time(
         "memory, selection included.",
         **selector_looks([*dict.fromkeys(trials["select"]), "all"]),
     )
-
-
-renamed.elsewhere(
-    __name__,
-    antecedents_table="workbench.plots.sweep_tables",
-    components="workbench.plots.sweep_tables",
-    kinds_at="workbench.plots.sweep_tables",
-    preparations="workbench.plots.sweep_tables",
-    selectors_at="workbench.plots.sweep_tables",
-)

@@ -8,9 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.core import renamed
 from workbench.core.errors import BadInput
-from workbench.experiments.results import today
 from workbench.methods import registry
 from workbench.metrics.answers import bootstrap, normalised
 from workbench.plots.measures import Measure, measure_of, points
@@ -25,7 +23,6 @@ NOTHING, EVERYTHING = "none", "all"  # selectors
 
 def levels(swept: pd.DataFrame, metric: str = "em") -> dict[tuple[str, str], float]:
     """Return the score of full attention ("full") and Full Reuse ("none") by kind of question."""
-    swept = today(swept)
     full = swept[swept["mode"] == "full"]
     reuse = swept[(swept["mode"] == "block") & (swept.prepare == "after_system") & (swept["select"] == "none")]
     sides = {"full": full, "none": reuse}
@@ -79,8 +76,6 @@ def curves(
     Raises BadInput where the table has no such trial or no such score.
     """
     measure = measure_of(metric, swept)
-    prepare = renamed.spec(prepare)
-    swept = today(swept)
     block = swept[(swept["mode"] == "block") & (swept.prepare == prepare) & (swept.kind == kind)]
     block = own_shares(block)
     reuse = block[block["select"] == "none"].assign(ratio=0.0)
@@ -107,8 +102,8 @@ def against(swept: pd.DataFrame, answers: pd.DataFrame, other: str, prepare: str
     difference in exact match to `other` with its interval}; `answers` has a row a question and columns "em TRIAL" and
     "f1 TRIAL".
     """
-    of_kind = today(swept)[swept.kind == "all"]
-    block = own_shares(of_kind[(of_kind["mode"] == "block") & (of_kind.prepare == renamed.spec(prepare))])
+    of_kind = swept[swept.kind == "all"]
+    block = own_shares(of_kind[(of_kind["mode"] == "block") & (of_kind.prepare == prepare)])
     at = block[((block.ratio == ratio) | block.own) & (block["select"] != "none")].set_index("select")
     full = of_kind[of_kind["mode"] == "full"].trial.iloc[0]
     reuse = block[block["select"] == "none"].trial.iloc[0]
@@ -130,11 +125,11 @@ def by_preparation(
 
     {select, em and interval of each, gain with its interval, taken question by question}.
     """
-    block = today(swept)[(swept["mode"] == "block") & (swept.kind == "all")]
+    block = swept[(swept["mode"] == "block") & (swept.kind == "all")]
     records = []
     for spec in selectors:
         trials = block[(block["select"] == spec) & ((block.ratio == ratio) | (spec == "none"))].set_index("prepare")
-        before, after = trials.loc[renamed.spec(one)], trials.loc[renamed.spec(other)]
+        before, after = trials.loc[one], trials.loc[other]
         gap = _gap(answers, after.trial, before.trial)
         record = {"select": spec, **dict(zip(("gain", "gain_low", "gain_high"), gap, strict=True))}
         for name, side in (("one", before), ("other", after)):
@@ -145,7 +140,7 @@ def by_preparation(
 
 def by_neighbours(swept: pd.DataFrame, selectors: Sequence[str], ratio: float = 0.15, metric: str = "em") -> Rows:
     """Return a point {name, at, mean, low, high} for every number of neighbours; number 0 is `after_system`."""
-    block = today(swept)[(swept["mode"] == "block") & (swept.kind == "all")]
+    block = swept[(swept["mode"] == "block") & (swept.kind == "all")]
     numbers = {"after_system": 0}
     for spec in block.prepare.unique():
         name, options = registry.parse(spec)

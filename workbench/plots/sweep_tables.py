@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.experiments.results import today
 from workbench.plots import sweep_findings
 from workbench.plots.reuse_findings import by_kind, lost, multi_hop
 from workbench.plots.styles import SELECTORS
@@ -53,7 +52,6 @@ def kinds_at(
 
     `answers` has a row a question, whose kinds are `asked_kinds`: with both, the notice compares question by question.
     """
-    swept = today(swept)
     block = swept[(swept["mode"] == "block") & (swept.prepare == PREPARE)]
     trials = {"full attention": swept[swept["mode"] == "full"], "Full Reuse": block[block["select"] == "none"]}
     for spec in selectors:

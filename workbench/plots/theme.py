@@ -8,8 +8,6 @@ from typing import Any, NotRequired, TypedDict
 
 import plotly.graph_objects as go
 
-from workbench.core import renamed
-
 HERE = "here"  # source of numbers that are measured while a notebook runs, and of what is computed
 WIDTH = 900  # px; fixed, so that labels fall where they were looked at
 INK, MUTED, FAINT, RULE, PAPER = "#1b1e23", "#5a6068", "#eceef1", "#d5d9de", "#ffffff"
@@ -207,11 +205,3 @@ def legend_lines(names: Iterable[str]) -> int:
 def legend_over(height: int, gap: int = 4, **more: Any) -> dict[str, Any]:
     """Return a legend that lies `gap` px over a plot area of `height` px."""
     return {"y": 1 + gap / height, "yanchor": "bottom", **more}
-
-
-renamed.elsewhere(
-    __name__,
-    MODES="workbench.plots.styles:MODE_COLOURS",
-    MODE_NAMES="workbench.plots.styles",
-    MODE_SYMBOLS="workbench.plots.styles",
-)

@@ -9,7 +9,6 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.core import renamed
 from workbench.metrics.tile_recall import Chosen, TileWindow
 from workbench.plots.controls import choice_menu, frame_slider, layer_slider, steered
 from workbench.plots.elements import swatches
@@ -165,7 +164,6 @@ def axes(fig: go.Figure, span: Span, lines: int = 1, **where: int) -> None:
     fig.update_yaxes(title_text="row (token)", row=where.get("row"), col=1)
 
 
-@renamed.fields(said="sentence")
 @dataclass(frozen=True)
 class ThresholdStep:
     """One value of a threshold: its picture, a sentence, and the density and attention kept of all heads together."""

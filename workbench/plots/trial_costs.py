@@ -3,7 +3,6 @@
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.core import renamed
 from workbench.plots.findings import joined
 from workbench.plots.line_styles import family_looks
 from workbench.plots.lines import Panel, Series, line_chart
@@ -57,7 +56,7 @@ def _name(row: pd.Series, differing: list[str]) -> str:
     if row["mode"] == "full":
         words = ["full attention"]
     else:
-        words = [str(renamed.spec(str(row["prepare"])))] if "prepare" in differing or "select" not in differing else []
+        words = [str(row["prepare"])] if "prepare" in differing or "select" not in differing else []
         words += [SELECTORS.name_of(str(row["select"]))] if "select" in differing else []
         words += ["naive positions"] if "positions" in differing and row["positions"] == "naive" else []
     if "sparse" in differing and str(row["sparse"]) != "none":

@@ -9,7 +9,7 @@ from workbench.core.blocks import Block, check_blocks
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.engine.encoding import encode_many
-from workbench.models.spec import prepare_model
+from workbench.models.spec import attach
 from workbench.store.keys import fingerprint, key_of
 
 
@@ -43,7 +43,7 @@ def fetch(
     before = list(after) or [()] * len(blocks)
     if len(before) != len(blocks):
         raise BadInput(f"`after` has {len(before)} entries for {len(blocks)} blocks: give one list of blocks for each")
-    prepare_model(model)  # refuses before any work
+    attach(model)  # refuses before any work
     model_key, dtype = fingerprint(model), model.dtype
     keys = [key_of(model_key, dtype, block, past) for block, past in zip(blocks, before, strict=True)]
     return collect(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.files import check_place, sync, write_text, writing
 from workbench.store.block_file import versions
@@ -55,7 +54,7 @@ def agreed(place: Path | str, there: dict[str, Any], kind: Mapping[str, Any] | N
     for name in {**there, **wanted}:
         if name == MADE or (name == TOKENIZER and (name not in there or name not in wanted)):
             continue
-        has, needed = (renamed.spec(x) if isinstance(x, str) else x for x in (there.get(name), wanted.get(name)))
+        has, needed = there.get(name), wanted.get(name)
         if has != needed:
             raise BadInput(f"{place} holds blocks of another {name}: {_short(has)}, and not {_short(needed)}")
     return {name: value for name, value in there.items() if name != MADE}

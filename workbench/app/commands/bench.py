@@ -34,7 +34,7 @@ def bench_command(
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout")] = False,
 ) -> None:
     """Time the kernels beside their baselines on this GPU, or check them."""
-    chosen = {"all": bench.names(), "models": list(bench.MODELS)}.get(kernel, [bench.today(kernel)])
+    chosen = {"all": bench.names(), "models": list(bench.MODELS)}.get(kernel, [kernel])
     if not set(chosen) <= {*bench.names(), *bench.CHUNKS, *bench.MODELS}:
         raise BadInput(
             f"there is no kernel {kernel!r}: it is one of {', '.join((*bench.names(), *bench.CHUNKS))}, or all; "

@@ -116,9 +116,6 @@ def stats(folder: Place, as_json: AsJson = False) -> None:
     show(as_json, json.dumps(found), described(found))
 
 
-app.command("stat", hidden=True)(stats)  # its earlier name
-
-
 @app.command(epilog="Example: workbench store gc prepared --budget 10GB")
 def gc(
     folder: Folder,

@@ -16,14 +16,6 @@ MODELS = ("question", "recompute", "prefill", "chunked", "decode", "encode")  # 
 CHUNKS = ("chunk_kernels", "chunk_choices", "chunk_attention")  # several kernels and methods: `chunk_attention`
 
 
-ALIASES = {"page_attention": "page_list_attention"}  # kernels of earlier versions, as reports and commands name them
-
-
-def today(name: str) -> str:
-    """Return the name today of a kernel of an earlier version."""
-    return ALIASES.get(name, name)
-
-
 def names() -> list[str]:
     """List the kernels."""
     modules = (module.name for module in pkgutil.iter_modules(kernels.__path__))
@@ -32,6 +24,6 @@ def names() -> list[str]:
 
 def named(name: str) -> Any:
     """Return a kernel's module. BadInput for an unknown name."""
-    if today(name) not in names():
+    if name not in names():
         raise BadInput(f"there is no kernel {name!r}: it is one of {', '.join(names())}")
-    return import_module(f"workbench.kernels.{today(name)}")
+    return import_module(f"workbench.kernels.{name}")

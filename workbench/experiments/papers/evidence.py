@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.core.renamed import spec
 from workbench.data.assets import ROOT
 from workbench.experiments import block_seeds, deviation_results, results
 from workbench.experiments.papers.verdicts import Finding, Findings, Side
@@ -96,7 +95,7 @@ def trial(method: Method) -> pd.Series:
     of_all = swept[swept.kind == "all"]
     if method == FULL:
         return of_all[of_all["mode"] == "full"].iloc[0]
-    names = of_all.prepare.map(spec)
+    names = of_all.prepare
     mine = (of_all["mode"] == "block") & (names == prepare) & (of_all["select"] == select)
     if ratio is not None:
         mine &= np.isclose(of_all.ratio, ratio)

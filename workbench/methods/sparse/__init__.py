@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.core import renamed
 from workbench.core.errors import BadInput
 from workbench.core.plan import Site
 from workbench.core.tile_grid import Grid, grid_of
@@ -66,7 +65,6 @@ def word(default: str, *others: str) -> Any:
     return registry.ruled(default, f"allowed are {', '.join((default, *others))}", (default, *others).__contains__)
 
 
-@renamed.fields(dial="threshold_steps", turned="with_threshold")
 @dataclass(frozen=True)
 class Sparse(ABC):
     """A method that chooses key tiles. Logits are queries · keys / sqrt(D), in fp32.
