@@ -25,7 +25,8 @@ import sys
 from pathlib import Path
 import workbench, workbench.kernels, transformers
 import kernels
-from workbench import assets, data, models
+from workbench import data, models
+from workbench.data import assets
 from workbench.kernels import rotate_keys
 home = Path(sys.argv[1]).resolve()
 assert home in Path(workbench.__file__).resolve().parents, workbench.__file__
