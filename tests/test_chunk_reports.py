@@ -7,7 +7,7 @@ import pytest
 from workbench.experiments import chunk_reports, results
 from workbench.experiments.papers import compact_attention
 from workbench.experiments.papers.verdicts import CONTRADICTED, UNREACHABLE
-from workbench.plots import bfla_lengths, chunk_findings, chunks
+from workbench.plots import chunk_findings, chunks
 
 ENDS = ((16384, 0.8), (65536, 1.3))
 
@@ -65,15 +65,6 @@ def notice(fig):
     return " ".join(note.text for note in fig.layout.annotations).replace("<br>", " ")
 
 
-def test_figures_say_in_a_line_what_is_not_measured_yet(folder):
-    assert chunks.equal_sparsity() is None is chunks.summed_choices()
-    assert chunks.speedups() is None is bfla_lengths.bfla_by_length()
-    said = chunks.absent("chunk_attention", "chunked")
-    assert said.count("\n") == 0 and "workbench bench chunk_attention" in said and "workbench bench chunked" in said
-    prefill(folder, {2048: 11.0})
-    assert chunks.absent("prefill") == ""
-
-
 @pytest.mark.parametrize(("chunk", "words"), [(0.3, "as the paper prints"), (0.09, "against the paper")])
 def test_equal_sparsity_is_compared_with_the_fastest_dense_baseline(folder, chunk, words):
     sparsity(folder, chunk)
@@ -111,31 +102,6 @@ def test_a_shorter_prompt_is_not_held_to_the_printed_speedup():
     rows[-1]["at"] = chunk_reports.PRINTED_AT
     assert "below the printed 1.96" in chunk_findings.said_of_growth("whole", rows, 1.96)
     assert compact_attention.by_length(rows, "whole", 1.96)[0].verdict == CONTRADICTED
-
-
-@pytest.mark.parametrize(("mean", "words"), [(2.0, "faster than"), (4.0, "slower than"), (3.0, "level with")])
-def test_a_union_is_compared_with_the_tiles_that_it_unites(mean, words):
-    rows = [{"at": 8, "mean": m, "low": m - 0.2, "high": m + 0.2} for m in (3.0, mean)]
-    named = [{**row, "name": n} for row, n in zip(rows, ("compact(over=flash_prefill)", "flash_prefill"), strict=True)]
-    assert f"over FlashPrefill {words} its tiles" in chunk_findings.beside_tiles(named)
-    assert chunk_findings.beside_tiles(named[:1]) == ""
-
-
-def test_bfla_says_where_it_is_slower_than_dense_attention(folder):
-    prefill(folder, {2048: 11.0, 131072: 4.0})
-    said = notice(bfla_lengths.bfla_by_length())
-    assert "slower than dense attention at 2K" in said and "faster at 128K" in said and "Not measured: 4K" in said
-    prefill(folder, {2048: 9.0})
-    assert "slower nowhere" in notice(bfla_lengths.bfla_by_length())
-
-
-def test_a_method_is_said_to_be_slower_than_dense_where_it_is():
-    row = {"at": 16384, "mean": 0.5, "low": 0.4, "high": 0.6}
-    level, fast = {**row, "at": 65536, "high": 1.2}, {**row, "at": 131072, "low": 1.1, "high": 1.2}
-    assert chunk_findings.beside_dense([row, {**row, "at": 32768}, level, fast]) == (
-        "It is slower than dense at 16K and 32K, level with dense at 64K and faster than dense at 128K."
-    )
-    assert chunk_findings.beside_dense([fast]) == "It is faster than dense at 128K."
 
 
 def test_methods_whose_whole_prefill_is_not_timed_are_named(monkeypatch):

@@ -39,14 +39,6 @@ def test_without_results_nothing_is_drawn(folder):
     assert faithful_results.kept() == {} and figures.NO_FILE.count("\n") == 0
 
 
-@pytest.mark.parametrize(("ours", "words"), [(90, "confirmed here"), (20, "contradicted here"), (50, "left open here")])
-def test_faithfulness_is_compared_question_by_question(folder, ours, words):
-    write(folder, "lab-full", FusionRAG=ours)
-    fig = figures.faithfulness()
-    assert words in notice(fig) and ours / 100 in fig.data[0].y
-    assert len(fig.data[2].y) == 24, "eight published cases of three methods"
-
-
 def test_a_model_of_which_methods_are_missing_is_left_out(folder):
     write(folder, "lab-full")
     (path,) = folder.iterdir()
@@ -109,16 +101,6 @@ def test_what_preparation_gives_is_held_to_what_is_printed(folder, ours, verdict
         write(folder, f"lab-hard-small-{seed}", CacheBlend=60, **{"CacheBlend, prepared": ours})
     (found,) = fusion_rag_answers.lifted_on_harder_lab("lift", "CacheBlend, prepared", "CacheBlend", 0.212)
     assert found.value == pytest.approx((ours - 60) / 60) and found.verdict == verdict
-
-
-def test_components_on_many_questions_are_said_by_their_shares():
-    shares = dict.fromkeys(fusion_components.COMPONENTS, (0.0, 0.0, 0.0))
-    names = list(shares)
-    guided = {names[2]: (0.5, 0.4, 0.6)}
-    adds, takes = ({**shares, **guided, names[3]: (v, v - 0.05, v + 0.05)} for v in (0.9, 0.2))
-    assert "preparation adds to the choice" in fusion_components.said(adds)
-    assert "preparation takes from the choice" in fusion_components.said(takes)
-    assert "adds nothing that shows" in fusion_components.said({**adds, names[3]: (0.5, 0.4, 0.6)})
 
 
 def test_components_of_committed_trials_stand_beside_what_is_printed():

@@ -56,10 +56,6 @@ def said(figure, which: int = -2) -> str:
     return " ".join(figure.layout.annotations[which].text.split("<br>"))
 
 
-def names(figure) -> list[str]:
-    return [trace.name for trace in figure.data if trace.name and trace.showlegend]
-
-
 def test_reports_of_the_gpu_that_was_measured_first(reports, none):
     assert reports.gpu == made_up.CARD and reports.short == "Test" and set(reports.rows.card) == {made_up.CARD}
     assert reports.roof() == Roof(made_up.COPY * 1e12, made_up.PRODUCT * 1e12)
@@ -82,16 +78,6 @@ def test_lines_of_methods_have_bands_where_there_are_percentiles():
     assert list(printed.y) == [2] and not len(printed.low)
 
 
-def test_times_are_drawn_here_on_a_gpu_and_as_published(reports, none):
-    given = {"ratio": 0.15, "question": 50, **HERE}
-    check(figure := latency.ttft_by_method(TIMED, reports, ttft_costs.published(), **given))
-    assert "Here, at 1,024 tokens: blocks 50 ms, full attention 1,000 ms (20.0 times as long)" in said(figure)
-    assert "On Test, at 32,818 tokens: block attention, re-encoded" in said(figure)
-    assert "of 20 runs" in said(figure, -1) and "a model on a CPU" in said(figure, -1)
-    check(figure := latency.ttft_by_method(TIMED, none, ttft_costs.published(), **given))
-    assert said(figure).endswith("No report on a whole model on a GPU yet.")
-
-
 def test_the_floor_is_that_of_the_gpu_or_of_this_device(reports, none):
     records = [{"length": n, "way": name, **cost(n)} for n in (512, 1024) for name in latency.COMPUTED]
     large = [{**r, "flops": 1e3 * r["flops"]} for r in records]
@@ -102,22 +88,6 @@ def test_the_floor_is_that_of_the_gpu_or_of_this_device(reports, none):
     assert list(floor) == pytest.approx([length * 1e12 / (made_up.PRODUCT * 1e12) * 1e3 for length in (512, 1024)])
     check(figure := latency.operations_by_length(*given, none, Roof(1e10, 1e11), model="a model", ratio=0.15))
     assert "Ceilings measured here: 100 GFLOP/s, 10 GB/s." in said(figure, -1)
-
-
-def test_cached_share_names_the_coldest_and_the_warmest():
-    records = [{"share": share, **time(2.0 - share), "flops": 1e9} for share in (1.0, 0.0, 0.5)]
-    check(figure := latency_by_share.cached_share(records, FULL, **HERE))
-    assert said(figure).startswith("With 0% of 1,024 tokens cached the first token takes 2000 ms, with 100% 1000 ms;")
-    assert {"ours", "full attention"} == set(names(figure))
-
-
-def test_recomputed_share_names_the_share_asked_for(reports, none):
-    records = [{"ratio": ratio, **time(0.1 + ratio)} for ratio in (0, 0.05, 0.15, 0.5)]
-    check(figure := latency_by_share.recomputed_share(records, FULL, reports, ratio=0.16, **HERE))
-    assert said(figure).startswith("Here 15% recomputed take 250 ms, 4.0 times less than full attention")
-    assert "The attention operator on Test: 2.0× over FlexAttention, 3.0× over SDPA flash, dense." in said(figure)
-    check(figure := latency_by_share.recomputed_share(records, FULL, none, ratio=0.15, **HERE))
-    assert said(figure).endswith("no report on q_sparse_attention yet.") and len(figure.layout.annotations) == 4
 
 
 def test_density_stands_from_few_pairs_to_all(reports, none):
@@ -159,15 +129,6 @@ def test_kernels_stand_beside_their_baselines(reports, none):
     figure = kernel_reports.ratios(bench_reports.GpuReports(reports.reports, reports.gpu, behind, []))
     assert "A baseline is faster on: " in said(figure) and "tile_attention: dense, 32K" in said(figure)
     assert kernel_reports.ratios(none) is None
-
-
-def test_the_highest_share_of_the_roof_is_named(reports, none):
-    given = {"dtype": "float32", **HERE}
-    check(figure := kernel_reports.under_the_roof(TIMED, Roof(1e10, 1e14), reports, **given))
-    assert said(figure).startswith("On Test the highest share of the roof: ours on ")
-    assert "Here: question over blocks of " in said(figure)
-    check(figure := kernel_reports.under_the_roof(TIMED, Roof(1e10, 1e14), none, **given))
-    assert said(figure).startswith("No report of a GPU yet. Here: ")
 
 
 def test_every_baseline_of_the_reports_has_a_look_of_its_own():

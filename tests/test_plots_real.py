@@ -9,7 +9,6 @@ from workbench.core.errors import BadInput
 from workbench.experiments import collected
 from workbench.experiments.collected import Group
 from workbench.methods.config import MethodConfig
-from workbench.metrics.paired import Difference
 from workbench.models import fetched
 from workbench.plots import real_beside_lab as beside
 from workbench.plots import real_choices as choices
@@ -88,49 +87,6 @@ def test_of_data_sets_with_as_many_questions_the_one_with_more_methods_is_shown(
     assert Real.of(asked, more.questions, "tiny").data == "manuals"
 
 
-def test_selectors_are_set_beside_the_papers_order():
-    words = findings.selectors_sentence(real())
-    assert "KL of .126, CacheBlend's .105" in words and "contradicts FusionRAG's order" in words
-    assert words.endswith("Better than both: answer-guided .052.")
-    other = findings.selectors_sentence(real(swapped((SYSTEM, "query_guided"), (SYSTEM, "kv_deviation"))))
-    assert "as FusionRAG has it" in other and "contradicts" not in other
-    alike = findings.selectors_sentence(real(LOSSES | {(SYSTEM, "query_guided"): 0.1}))
-    assert "is not seen in" in alike
-    worst = findings.selectors_sentence(real(LOSSES | {(SYSTEM, "answer_guided"): 0.3}))
-    assert "Better than both" not in worst
-    assert findings.selectors_sentence(real({(SYSTEM, "none"): 0.4})) == ""
-
-
-def test_the_best_methods_are_named_without_those_that_read_everything_first():
-    assert findings.best_sentence(real()).startswith("Least KL: 10 neighbours + answer-guided, .042")
-    assert "90% of what Full Reuse loses won back" in findings.best_sentence(real())
-    other = swapped((TEN, "answer_guided"), (SYSTEM, "random"))
-    assert findings.best_sentence(real(other)).startswith("Least KL: Full Reuse + random")
-
-
-def test_preparation_is_set_beside_the_papers_gain():
-    selectors = ["none", "kv_deviation", "query_guided"]
-    words = findings.preparation_sentence(real(), TEN, selectors)
-    assert "KL falls for 2 of 3 (not for CacheBlend +.010" in words and "has a gain for every selector" in words
-    assert words.endswith("beside CacheBlend's: as the paper has it.")
-    lifted = findings.preparation_sentence(real(LOSSES | {(TEN, "kv_deviation"): 0.08}), TEN, selectors)
-    assert "falls for 3 of 3;" in lifted and "as in FusionRAG's figure 16" in lifted and "not for" not in lifted
-    turned = findings.preparation_sentence(real(swapped((TEN, "kv_deviation"), (TEN, "query_guided"))), TEN, selectors)
-    assert turned.endswith("beside CacheBlend's: against the paper.")
-    same = findings.preparation_sentence(real(LOSSES | {(TEN, "query_guided"): 0.11}), TEN, selectors)
-    assert same.endswith("not told apart.")
-
-
-def test_neighbours_are_set_beside_the_papers_rise():
-    points = [{"at": 0, "mean": 0.4}, {"at": 2, "mean": 0.1}, {"at": 10, "mean": 0.2}]
-    worse, open_ = Difference(8, 0.1, 0.05, 0.15), Difference(8, 0.1, -0.05, 0.15)
-    words = findings.neighbours_sentence(points, "kl", worse)
-    assert "the best n is 2" in words and "falls to n = 10 (+.100 [.050, .150])" in words and "contradicts" in words
-    assert "not told apart" in findings.neighbours_sentence(points, "kl", open_)
-    rising = [*points[:2], {"at": 10, "mean": 0.05}]
-    assert findings.neighbours_sentence(rising, "nll_extra").endswith("agrees with FusionRAG, where n = 10 is best.")
-
-
 def test_kinds_are_told_apart_by_their_intervals():
     apart = figures.kinds_sentence(real(kinds=("bridge", "comparison")))
     assert "loses most on comparison" in apart and "least on bridge" in apart and "intervals apart" in apart
@@ -139,37 +95,6 @@ def test_kinds_are_told_apart_by_their_intervals():
     assert "intervals overlap" in words
     (several,) = real(kinds=("a", "b")).with_kinds()
     assert several.kinds == ["a", "b"] and real().with_kinds() == [] == several.with_kinds(least=9)
-
-
-def test_exact_match_is_called_blind_where_full_attention_is_rarely_right():
-    assert "exact match tells nothing apart" in caption(figures.methods(real()))
-    assert "exact match tells nothing apart" not in caption(figures.methods(real(full_em=1.0)))
-
-
-def test_the_order_of_methods_is_compared_between_data_sets_and_models():
-    one, other = real(), real({choice: 1 - loss for choice, loss in LOSSES.items()})
-    turned = Real("tiny", "reversed", other.table.assign(data="reversed"), other.questions)
-    assert "-1.00 on reversed (10 methods)" in figures.order_sentence([one, turned])
-    assert figures.order_sentence([one]) == "There are results on nq alone."
-    assert "much alike: rank correlation 1.00" in beside.order_sentence([1, 2, 3], [2, 3, 4])
-    assert "not alike: rank correlation -1.00" in beside.order_sentence([1, 2, 3], [4, 3, 2])
-
-
-def gap(mean):
-    return Difference(8, mean, mean - 0.01, mean + 0.01)
-
-
-def test_claims_are_counted_and_papers_that_are_contradicted_named():
-    claim = beside.CLAIMS[0]
-    own = replace(claim, words="ours helps", source="")
-    differ = [beside.Held(claim, gap(0.1), gap(-0.1), gap(0)), beside.Held(own, gap(-0.1), gap(-0.1), gap(0))]
-    words = beside.claims_sentence(differ, "tiny")
-    assert "of 1 of 2 claims" in words and f"differ on: {claim.words} (lab no, real yes)" in words
-    assert "Against its paper" not in words
-    turned = beside.claims_sentence([beside.Held(claim, gap(0.1), gap(0.1), gap(0))], "tiny")
-    assert "of 1 of 1 claims" in turned and "differ" not in turned
-    assert turned.endswith(f"Against its paper on tiny: {claim.words} ({claim.source}).")
-    assert beside.claims_sentence([beside.Held(own, gap(0), gap(0.1), gap(0))], "tiny").count("Against") == 0
 
 
 def lab(better):
@@ -276,38 +201,6 @@ def asked(method, loss, answers):
         row | {"method": method, "answer": answer}
         for row, answer in zip(rows(loss)[: len(answers)], answers, strict=True)
     ]
-
-
-def test_what_is_measured_here_names_the_nearest_and_the_farthest():
-    near, far = asked("near", 0.1, ["a", "b"]), asked("far", 0.5, ["a", "c"])
-    full = asked(here.FULL, 0.0, ["a", "b"])
-    words = text_of(here.measured_here([*full, *near, *far], about="tiny"), -2)
-    assert words.startswith("Nearest to full attention: near, KL .105; farthest: far, .525. 2 questions")
-    turned = [row | {"kl": 0.9} for row in near]
-    assert "Nearest to full attention: far" in text_of(here.measured_here([*full, *turned, *far], about="tiny"), -2)
-
-
-def test_answers_that_are_full_attentions_are_counted():
-    table = {
-        name: {str(i): {"answer": a} for i, a in enumerate(said)} for name, said in {here.FULL: "ab", "x": "ac"}.items()
-    }
-    assert here.same_sentence(table).endswith("of 2: x 1.")
-    assert here.same_sentence(
-        {here.FULL: table[here.FULL], "x": {"0": {"answer": "z"}, "1": {"answer": "z"}}}
-    ).endswith("of 2: none.")
-
-
-def test_fine_tuning_is_told_with_its_sign_and_its_cost():
-    was, now = {"kl": 0.3, "nll": 2.5}, {"kl": 0.1, "nll": 2.2}
-    before, after = (
-        {"independent blocks": was, here.FULL: {"nll": 2.0}},
-        {"independent blocks": now, here.FULL: {"nll": 2.1}},
-    )
-    words = here.tuned_sentence(before, after)
-    assert "lowers the KL of independent blocks: .300 before, .100 after" in words and "loses .100 nats" in words
-    turned = here.tuned_sentence(after, before)
-    assert "does not lower" in turned and "gains .100 nats" in turned
-    assert "nats a token" not in here.tuned_sentence(before | {here.FULL: {"nll": None}}, after)
 
 
 def test_a_model_that_is_not_fetched_is_told_with_the_command(monkeypatch, tmp_path):

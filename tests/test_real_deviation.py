@@ -41,10 +41,6 @@ def write(folder, model, data, numbers, n=200):
     (folder / f"{name}.json").write_text(json.dumps({"model": model, "data": data, **ABOUT, "measured": measured}))
 
 
-def notice(figure):
-    return " ".join(note.text for note in figure.layout.annotations).replace("<br>", " ")
-
-
 def test_nothing_is_drawn_without_real_text(folder):
     assert figures.deviation_beside_lab() is None
     assert figures.choices_beside_lab() is None and figures.agreement_beside_lab() is None
@@ -65,37 +61,6 @@ def test_real_text_stands_beside_the_lab(folder):
         "smollm2 on nq",
         "smollm2 on hotpotqa",
     }
-
-
-def test_sentences_turn_with_the_numbers(folder):
-    write(folder, "smollm2", "nq", REAL)
-    words = figures.said_of_deviation(deviation_results.kept())
-    assert "20% (lab-full on lab) and 60% (smollm2 on nq)" in words and "opposite ways on preparation." in words
-    assert words.count("confirmed here") == 3
-    less = REAL | {"left_outside_15_percent": 0.3, "change_by_preparation": 0.2, "later_half_over_mean": 0.5}
-    write(folder, "smollm2", "nq", less)
-    words = figures.said_of_deviation(deviation_results.kept())
-    assert words.count("contradicted here") == 3 and "opposite ways on later chunks." in words
-
-
-def test_the_choices_of_selectors_are_judged_by_intervals(folder):
-    write(folder, "smollm2", "nq", REAL)
-    words = figures.said_of_choices(deviation_results.kept())
-    assert words.count("confirmed here") == 2
-    assert "less than CacheBlend from the first tenth on 1 of 1 data sets and more on 0" in words
-    write(folder, "smollm2", "nq", REAL | {"query-guided: first tenth": 0.4, "CacheBlend: later half": 0.9})
-    assert figures.said_of_choices(deviation_results.kept()).count("contradicted here") == 2
-    write(folder, "smollm2", "nq", REAL | {"query-guided: first tenth": 0.3})
-    assert "left open here" in figures.said_of_choices(deviation_results.kept())
-
-
-def test_agreement_is_set_beside_chance(folder):
-    write(folder, "smollm2", "nq", REAL)
-    words = notice(figures.agreement_beside_lab())
-    assert "question-guided and answer-guided agree most, 50%" in words and "8% is chance" in words
-    assert "No more than chance: CacheBlend and answer-guided." in words
-    write(folder, "smollm2", "nq", REAL | dict.fromkeys(AGREEMENT, 0.4))
-    assert "No more than chance" not in notice(figures.agreement_beside_lab())
 
 
 def test_real_text_decides_for_the_papers_and_few_questions_do_not(folder):

@@ -2,14 +2,13 @@
 
 import pandas as pd
 import pytest
-from test_plots_real import LOSSES, SYSTEM, TEN, caption, cells, config, lab, real
+from test_plots_real import LOSSES, SYSTEM, TEN, caption, cells, config, real
 
 from workbench.plots import real_ratios as ratios
 from workbench.plots.real_beside_lab import Lab
 from workbench.plots.real_results import Real
 
 PAIRS = ((SYSTEM, "kv_deviation"), (SYSTEM, "query_guided"), (TEN, "query_guided"), (SYSTEM, "random"))
-CLAIM = ("question-guided over CacheBlend", (SYSTEM, "query_guided"), (SYSTEM, "kv_deviation"), "a paper")
 
 
 def at_ratios(losses, at_main=LOSSES, **of_rows):
@@ -34,41 +33,12 @@ def lab_at(ours, theirs, ratio=0.15):
     return Lab(swept, pd.DataFrame({"em query_guided": ours, "em kv_deviation": theirs}))
 
 
-def test_a_claim_is_asked_at_every_ratio_of_both_models():
-    words = ratios.claim_sentence(several(), lab_at([1] * 4, [0] * 4), *CLAIM)
-    assert words.startswith("Question-guided over CacheBlend by KL at 1 of 2 ratios, the other way at 15%")
-    assert "(lab model: at 1 of 1)" in words and words.endswith("which contradicts a paper.")
-    borne = at_ratios({(SYSTEM, "query_guided", 0.05): 0.1, (SYSTEM, "kv_deviation", 0.05): 0.3}, at_main=TURNED)
-    words = ratios.claim_sentence(borne, lab_at([0] * 4, [1] * 4), *CLAIM)
-    assert "at 2 of 2 ratios (lab model: at 0 of 1), as a paper has it." in words
-    alike = at_ratios({(SYSTEM, "query_guided", 0.05): 0.3, (SYSTEM, "kv_deviation", 0.05): 0.3}, at_main=TURNED)
-    assert ratios.claim_sentence(alike, lab_at([0] * 4, [1] * 4, 0.5), *CLAIM).endswith(
-        "ratios, in part as a paper has it."
-    )
-
-
-TURNED = LOSSES | {(SYSTEM, "query_guided"): 0.1, (SYSTEM, "kv_deviation"): 0.12}
-
-
-def test_a_method_that_was_not_measured_is_not_spoken_of():
-    assert ratios.claim_sentence(real({(SYSTEM, "none"): 0.4}), lab(True), *CLAIM) == ""
-
-
 def test_both_preparations_are_drawn_by_ratio_with_the_claims():
     figure = ratios.prepared_by_ratio(several(), lab_at([1] * 4, [0] * 4))
     assert "10 neighbours + question-guided (FusionRAG)" in {trace.name for trace in figure.data}
     (fusion,) = (t for t in figure.data if t.name and t.name.endswith("(FusionRAG)") and t.xaxis == "x")
     assert list(fusion.x) == [0, 0.05, 0.15] and fusion.y[1] == pytest.approx(0.0525)
     assert "Open marks" in caption(figure)
-
-
-def test_kinds_have_their_own_best_selector_at_every_ratio():
-    losses = {(SYSTEM, select, 0.05): loss for select, loss in (("query_guided", 0.1), ("kv_deviation", 0.3))}
-    told = at_ratios(losses, kinds=("bridge", "comparison"))
-    words = ratios.kinds_by_ratio_sentence(told, ["query_guided", "kv_deviation"])
-    each = "question-guided (FusionRAG) at 5%, KV deviation (CacheBlend) at 15%"
-    assert words == f"Least KL. bridge: {each}. comparison: {each}."
-    assert len({t.xaxis for t in ratios.by_ratio_and_kind(told).data}) == 2
 
 
 @pytest.mark.parametrize(("minilm", "said"), [(0.05, "better in 1"), (0.5, "worse in 1"), (0.2, "not told apart in 1")])

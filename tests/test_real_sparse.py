@@ -60,35 +60,3 @@ def test_lines_of_one_family_have_dashes_of_their_own():
     looks = figures.line_looks_of(pd.concat([rows, more]))
     one, other = looks["BFLA, blocks of 64"], looks["BFLA, blocks of 128"]
     assert one.colour == other.colour and one.dash != other.dash
-
-
-def test_the_best_and_the_worst_setting_are_named_without_the_oracle():
-    words = figures.lost_sentence(figures.settings(real()))
-    assert f"{COMPACT} loses least at 20%" in words and f"{DRAWN} most" in words
-    assert f"{BFLA} loses least" in figures.lost_sentence(figures.settings(real(bfla=0.01)))
-    rows = figures.settings(real()).assign(density=0.9)
-    assert figures.lost_sentence(rows) == "No method but the oracle keeps less than half of the pairs."
-
-
-def test_mass_is_said_by_what_it_takes_to_keep_it():
-    rows = figures.settings(real())
-    words = figures.kept_sentence(rows)
-    assert words.startswith("No method but the oracle keeps 95%") and "80% of the mass takes 20% of the pairs" in words
-    assert "95% of the mass takes" in figures.kept_sentence(rows.assign(kept_mass=0.97))
-
-
-@pytest.mark.parametrize(
-    ("bfla", "drawn", "density", "words"),
-    [
-        (0.1, 0.2, 0.22, "in 1 of 1 settings, more in 0. It pays; 1 pairs have about equal density"),
-        (0.3, 0.2, 0.22, "in 0 of 1 settings, more in 1. It does not pay everywhere"),
-        (0.1, 0.2, 0.05, "That it pays is not shown everywhere"),  # it keeps far more pairs
-        (0.3, 0.2, 0.6, "That it pays is not shown everywhere"),  # it keeps far fewer
-        (0.1, 0.2, 0.6, "It pays; 0 pairs"),  # better with fewer
-        (0.2, 0.2, 0.22, "left open here"),
-    ],
-)
-def test_bfla_is_answered_plainly_beside_random_tiles(bfla, drawn, density, words):
-    given = real(bfla, drawn, density)
-    assert words in figures.bfla_sentence(figures.beside_random(given))
-    assert words in notice(figures.bfla_table(given))

@@ -13,7 +13,6 @@ from workbench.plots import real_tuned as tuned
 from workbench.plots import real_tuning as tuning
 from workbench.plots.real_results import Real
 
-SYSTEM = "after_system"
 TRIALS = {  # trial → mode, positions, preparation, selector
     tuned.FULL: ("full", "re-encoded", "independent", "none"),
     tuned.NAIVE: ("block", "naive", "independent", "none"),
@@ -61,23 +60,6 @@ def test_an_interval_that_holds_the_bar_is_said(mean, said):
     assert tuned.full_bar(Difference(8, mean, mean - 0.05, mean + 0.05)) == said
 
 
-def test_bars_are_counted_over_files_and_those_that_miss_are_named():
-    words = tuned.bars_sentence({"nq": ["held"] * 3, "manuals": ["held", "missed", "held"]})
-    assert "falls by 50% at least on 2 of 2 files;" in words
-    assert "likelihood lost by 67% on 1 of 2 files (manuals: missed)" in words
-    assert "full attention loses .020 nats at most on 2 of 2 files." in words
-
-
-def test_fine_tuning_and_recomputation_together_are_set_beside_either():
-    words = tuned.together_sentence(pair())
-    assert "KL .021, beside .105 of fine-tuning alone" in words and words.endswith("better than either.")
-    one = tuned.together_sentence(pair(AFTER | {tuned.HEALED: 0.15}))
-    assert one.endswith("better than recomputation alone only.")
-    assert tuned.together_sentence(pair(AFTER | {tuned.HEALED: 0.3})).endswith("better than neither.")
-    without = {trial: loss for trial, loss in AFTER.items() if trial != tuned.HEALED}
-    assert tuned.together_sentence(pair(without)) == ""
-
-
 def test_questions_of_one_model_alone_do_not_count():
     (made,) = tuned.pairs(real("tiny", BEFORE), real("tiny-block", AFTER, questions=6))
     assert len(made.ids) == 6 and made.kl(made.before, tuned.BLOCK).n == 6
@@ -96,18 +78,6 @@ def run(kl, full=0.01):
 
 
 ENDS = {"": 0.0, "_low": -0.02, "_high": 0.02}
-
-
-def test_the_ablation_is_set_beside_the_papers():
-    assert "as in Block-Attention's ablation" in tuning.positions_sentence({"block": run(0.1), "naive": run(0.2)})
-    assert "which contradicts" in tuning.positions_sentence({"block": run(0.2), "naive": run(0.1)})
-    assert "intervals overlap" in tuning.positions_sentence({"block": run(0.1), "naive": run(0.11)})
-    assert tuning.positions_sentence({"block": run(0.1)}) == "", "nothing is said of a run that there is not"
-
-
-def test_the_curve_falls_or_rises():
-    assert "falls from .400 to .100; full attention moves .010" in tuning.curve_sentence(run(0.1)["scores"])
-    assert "rises from .400 to .500" in tuning.curve_sentence(run(0.5)["scores"])
 
 
 def test_figures_are_drawn_with_both_models():

@@ -146,28 +146,6 @@ def test_methods_are_named_once_and_some_need_nothing_fitted():
         sparse_masks.unfitted({"SeerAttention": "seer_attention"})
 
 
-def test_kept_maps_say_what_each_method_keeps_and_which_drops_most(choices, best):
-    figure = sparse_masks.kept_maps(choices, best, share=0.7, layer=2, head=1, caption="How.")
-    check(figure)
-    one = choices["window and sink"][2]
-    said = notice_of(figure)
-    assert said.startswith(f"In head 1 of layer 2, {best[2].density()[1]:.0%} of the causal pairs hold 70%")
-    assert f"window and sink {one.density()[1]:.0%} ({one.held()[1]:.0%}), oracle" in said
-    lost = {name: float(found[2].lost()[1]) for name, found in choices.items()}
-    assert said.endswith(f"most by {max(lost, key=lost.__getitem__)}.")
-    assert figure.layout.sliders[0].active == 1 and len(figure.layout.updatemenus[0].buttons) == 4
-
-
-def test_density_by_head_names_the_head_that_is_left_with_least(choices):
-    shares = tile_records.shares(choices)
-    figure = sparse_masks.density_by_head(shares, [0, 2], "About")
-    check(figure)
-    least = {name: float(x.min()) for name, x in shares["attention"].items()}
-    weak = min(least, key=least.__getitem__)
-    at, head = divmod(int(shares["attention"][weak].argmin()), 4)
-    assert f"head {head} of layer {[0, 2][at]} under {weak}: {least[weak]:.0%}" in notice_of(figure)
-
-
 def test_the_threshold_slider_steps_through_the_first_method_that_has_one(states, methods):
     both = {"all tiles": sparse.named(f"dense(block={SIZE})"), **methods}
     specs = {"all tiles": f"dense(block={SIZE})", **SPECS}
@@ -285,20 +263,6 @@ def test_crossings_of_two_models_leave_out_what_is_never_reached():
     check(figure := sparse_tables.crossover_table(records, "mine", "large", kept_share=0.1, gain=0.05))
     assert [row[-1] for row in cells_of(figure)] == [f"{length:,}", "never"]
     assert "Operations of mine and large" in figure.layout.annotations[-1].text
-
-
-def test_the_planes_name_the_cheapest_rule_that_keeps_enough(measured):
-    check(figure := sparse_quality.quality_planes(measured, 0.95))
-    curve = measured.curve
-    rules = curve[~curve.method.isin(["dense", "oracle", "random", "strided", "window"])]
-    best = rules[rules.em >= 0.95 * measured.dense["em"]].sort_values("cost").iloc[0]
-    assert f"within 5% of it: {best.spec} at {best.cost:.0%} of the operations" in notice_of(figure)
-    assert "n = 500 questions, seed 40,000" in figure.layout.annotations[-1].text
-    few = replace(measured, settings=measured.settings.assign(n=20))
-    said = notice_of(sparse_quality.quality_planes(few, 1.5))
-    assert said.startswith("Preliminary, n = 20.") and "no setting that is listed" in said
-    check(figure := sparse_quality.loss_planes(measured))
-    assert "500 prompts, seed" in figure.layout.annotations[-1].text
 
 
 def test_settings_are_listed_with_intervals_and_dense_attention_last(measured):

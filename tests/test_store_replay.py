@@ -8,13 +8,12 @@ import pytest
 from workbench import data
 from workbench.app.explore.live_store import store_explorer
 from workbench.core.errors import BadInput
-from workbench.experiments import results, served_here, tier_ttft, ttft
-from workbench.experiments.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE
+from workbench.experiments import served_here, tier_ttft, ttft
 from workbench.experiments.papers import fusion_rag_store as store
 from workbench.experiments.simulated_machine import GB, Machine, kv_bytes
 from workbench.experiments.store_replay import replay, requests_of, summary
-from workbench.experiments.ttft_model import TtftModel, fitted
-from workbench.plots import poisoned, serving, serving_results, workload
+from workbench.experiments.ttft_model import TtftModel
+from workbench.plots import serving, serving_results
 from workbench.store.events import SPANS, busy
 
 MODEL = TtftModel(start=5.0, row=0.02, pair=1e-6)
@@ -105,12 +104,6 @@ def test_tiers_heat_and_misses_are_those_of_the_events(runs):
     assert sum(missed.data[0].x) == ends["missed"] and "never seen" in texts(missed)
 
 
-def test_without_misses_the_figure_says_so():
-    big = replace(MACHINE, budgets={"host": 100 * GB})
-    run = replay(REQUESTS, big, "request", range(80), model=MODEL)
-    assert "No look-up missed." in texts(serving.misses(run, machine="m"))
-
-
 def test_budgets_are_changed_and_replayed_live():
     box = store_explorer(REQUESTS[:6], range(10), MACHINE)
     before = texts_of(box)
@@ -125,14 +118,6 @@ def texts_of(box):
     return " ".join(note.text for figure in box.children[3:] for note in figure.layout.annotations)
 
 
-def test_the_load_of_the_scheduler_is_drawn_from_committed_rows():
-    kept = results.read("store_replay")
-    figure = serving_results.by_rate(kept)
-    assert "by full prefill" in texts(figure) and len({trace.name for trace in figure.data if trace.name}) == 4
-    turned = {**kept, "rows": [{**row, "ttft_ms": 1e3 if row["way"] == "sync" else 2e3} for row in kept["rows"]]}
-    assert "+100% at" in serving_results.rate_said(turned) and "+100% at" not in serving_results.rate_said(kept)
-
-
 def test_tiers_are_timed_beside_full_attention(loaded, tmp_path):
     prompts = [ttft.prompt_of_length(96, data.load("lab", 2, 0), loaded.tokenizer, loaded.layout, 16)]
     rows = tier_ttft.measured(loaded, prompts, tmp_path / "blocks", repeats=1)
@@ -140,27 +125,6 @@ def test_tiers_are_timed_beside_full_attention(loaded, tmp_path):
     assert len(rows) == 5 and all(row["p50"] > 0 for row in rows) and rows[1]["bytes"] > 0
     said = texts(serving_results.by_tier(rows, model="tiny", device="a device"))
     assert "reuse from disk" in said and "as many times as long as" in said
-
-
-def test_the_workloads_figures_say_their_numbers():
-    kept, frame = results.read("workload"), results.table("break_even")
-    assert "printed 71.0%" in texts(workload.caches(kept)) and "settings" in texts(workload.settings_table(kept))
-    assert "reordered prefix caching" in texts(workload.break_even_lines(frame, fitted()))
-    assert "settings have one" in texts(workload.crossings(frame))
-    assert "keys of content chains nothing reaches" in texts(poisoned.poisoned_blocks(results.read("poisoned")))
-
-
-def test_break_even_sentences_turn_with_the_numbers():
-    frame = pd.DataFrame(
-        {"zipf": z, "repeats": z / 4, "method": name, "ttft_ms": ms}
-        for z in (0.0, 1.0, 2.0)
-        for name, ms in ((PREFIX, 9.0 - 4 * z), (REORDERED, 9.0 - 4 * z), (REUSE, 0.5), (RECOMPUTED, 3.0))
-    )
-    assert "block reuse at every exponent up to 2" in workload.crossing_said(frame)
-    assert f"{RECOMPUTED} up to exponent 1.5" in workload.crossing_said(frame)
-    assert "Where 38% of the requests repeat" in workload.repeats_said(frame)
-    slow = frame.assign(ttft_ms=frame.ttft_ms.where(frame.method != RECOMPUTED, 0.1))
-    assert "No share of repeated requests" in workload.repeats_said(slow)
 
 
 def made_up_runs(fast="request"):

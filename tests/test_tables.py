@@ -6,7 +6,6 @@ import torch
 
 from tests import tiny
 from tests.figure_views import PROMPT, rows, texts, view_of
-from tests.random_models import prompt_of
 from workbench import models
 from workbench.core.kv import KV
 from workbench.core.masks import block_attention, causal
@@ -14,15 +13,11 @@ from workbench.data import prompt_view
 from workbench.methods.generation import generate
 from workbench.metrics import attention_mass, position_encoding
 from workbench.metrics.attention_mass import AttentionMass
-from workbench.plots import attention_mass as attention_figures
 from workbench.plots import (
     mask_savings,
     masks,
-    position_drift,
-    prompt_strip,
 )
 from workbench.plots import position_encoding as position_figures
-from workbench.plots.table import verdict
 
 
 def mass_of(tokens: list[list[list[float]]], blocks: torch.Tensor | None = None) -> AttentionMass:
@@ -36,12 +31,6 @@ def loaded(tmp_path_factory):
     return models.load(tiny.checkpoint(tmp_path_factory.mktemp("model") / "tiny"))
 
 
-def test_a_prompt_says_its_question_and_what_is_expected():
-    assert prompt_strip.question_of(view_of()) == "“Where is Ada?” Expected: Wilby."
-    assert prompt_strip.question_of(view_of(answers=())) == "“Where is Ada?”"
-    assert "12 tokens in 3 blocks" in texts(prompt_strip.prompt_strip(view_of()))
-
-
 def test_masks_are_compared_on_one_prompt_and_cached_rows_are_pale():
     rules = {"Full attention": causal, "Reuse": block_attention(PROMPT)}
     fig = masks.compare_masks(rules, view_of(), cached=["Reuse"], own="window(3)")
@@ -49,12 +38,6 @@ def test_masks_are_compared_on_one_prompt_and_cached_rows_are_pale():
     assert full.z[4, 4] == 1 and reuse.z[4, 4] == 1 + 3, "a passage's own colour, then its pale one"
     assert reuse.z[11, 4] == 1, "the question is computed"
     assert "Your rule: window(3)." in texts(fig) and "cells" not in texts(fig)
-
-
-def test_a_mask_of_many_tokens_says_how_far_it_is_reduced():
-    prompt = prompt_of(300, 300)
-    fig = masks.compare_masks({"Full attention": causal}, view_of(prompt), cached=(), own="causal")
-    assert "600 tokens" in texts(fig) and "512² cells" in texts(fig)
 
 
 def test_pairs_are_counted_over_the_rows_that_a_request_computes():
@@ -81,10 +64,6 @@ def test_answers_under_masks_are_those_of_generation_and_the_first_rule_is_no_di
     assert [row[0] for row in rows(table)] == ["full", "block"] and rows(table)[0][2] == "–"
 
 
-def test_a_verdict_is_a_word():
-    assert [verdict(right) for right in (True, False, None)] == ["yes", "no", "–"]
-
-
 def test_positions_of_blocks_are_those_of_the_passages_by_default():
     assert attention_mass.positions_of(PROMPT).nonzero().flatten().tolist() == [3, 4, 5, 6, 7]
     assert attention_mass.positions_of(PROMPT, (0, 2)).nonzero().flatten().tolist() == [0, 1, 2, 8, 9, 10, 11]
@@ -102,20 +81,6 @@ def test_the_head_that_naive_positions_change_most_also_looks_at_the_answer():
     full = mass_of([[[0.9, 0.1, 0.0], [0.6, 0.4, 0.0]], [[0.0, 0.1, 0.9], [0.9, 0.1, 0.0]]])
     naive = mass_of([[[0.9, 0.1, 0.0], [0.0, 0.4, 0.6]], [[1.0, 0.0, 0.0], [0.8, 0.2, 0.0]]])
     assert attention_mass.most_changed({"full": full, "naive": naive}, wanted) == (0, 1)
-
-
-def test_figures_of_attention_say_how_much_stays_where_full_attention_has_it():
-    view = view_of()
-    full, half = [0.0] * 12, [0.0] * 12
-    full[4], half[4], half[0] = 1.0, 0.25, 0.75
-    found = {"Full attention": mass_of([[full]]), "Block attention": mass_of([[half]])}
-    fig = attention_figures.attention_under_masks(found, view, 0, 0, chosen=False, about="tiny")
-    assert "25% under block attention" in texts(fig) and "looks most at what the answer needs (★)" in texts(fig)
-    fig = attention_figures.attention_under_masks(found, view, 0, 0, chosen=True, about="tiny")
-    assert "in one head" in texts(fig)
-    modes = {"full": mass_of([[full]]), "block": mass_of([[full]]), "naive": mass_of([[half]])}
-    fig = attention_figures.attention_by_positions(modes, view, 0, 0, about="tiny")
-    assert "100% of its attention stays" in texts(fig) and "25% with naive ones" in texts(fig)
 
 
 def test_the_slider_of_a_rotating_key_stands_at_a_distance():
@@ -142,14 +107,3 @@ def test_rounding_and_differences_quote_the_measured_numbers():
     expected = [("llama", "1.0e-07", "0.0e+00", "2.0e-07", "1.0e-03", "5,000 ×")]
     assert rows(position_figures.family_table(records)) == expected
     assert "up to 84 tokens" in texts(position_figures.family_differences(records, seed=0, device="CPU"))
-
-
-def test_drift_quotes_the_share_of_equal_first_tokens():
-    layers = [{"mode": mode, "layer": 0, "error": [0.1, 0.2]} for mode in ("block", "naive")]
-    first = [
-        {"mode": mode, "kl": [0.1], "agree": agree, "low": 0.0, "high": 1.0}
-        for mode, agree in (("block", 0.75), ("naive", 0.25))
-    ]
-    assert "in 75% of the prompts with re-encoded positions and in 25% with naive ones" in texts(
-        position_drift.positions_drift(layers, first, about="tiny")
-    )

@@ -16,7 +16,6 @@ from workbench.metrics.kv_deviation import Repair
 from workbench.metrics.selection import places
 from workbench.plots import (
     chosen_places,
-    chosen_tokens,
     deviation,
     deviation_repair,
     ratio_outcomes,
@@ -121,13 +120,6 @@ def test_outcomes_hold_rows_and_verdict_by_ratio_and_selector():
     assert fig.layout.sliders[0].active == 1
     assert "answers “Wilby” ✓, Full Reuse “Tamton”. The least that gives" in texts(fig)
     assert "the answer of full attention: first tokens (EPIC) at 50%." in texts(fig)
-
-
-def test_the_text_of_a_prompt_is_drawn_once_a_selector():
-    scores = {spec: torch.rand(12) for spec in ("first_k", "oracle")}
-    choices = {spec: torch.tensor([4]) for spec in scores}
-    fig = chosen_tokens.chosen_text(view_of(), scores, choices, ratio=0.15, about="tiny")
-    assert len(fig.layout.updatemenus[0].buttons) == 2 and "the answer (Wilby) needs" in texts(fig)
 
 
 def test_selectors_are_compared_by_place_and_by_common_tokens():

@@ -129,25 +129,6 @@ def test_trials_here_stand_with_tokens_and_milliseconds():
     assert rows(fig) == [("full attention", "75%", "38% to 100%", "100", "12.5")]
 
 
-@pytest.mark.parametrize(("block", "said"), [(0.89, "from step 10 on"), (0.5, "starts 80 points behind. Full")])
-def test_a_tuning_curve_says_from_which_step_the_modes_are_equal(block, said):
-    def score(em):
-        return {"em": em, "em_low": em, "em_high": em, "n": 7}
-
-    scores = [
-        {"step": 0, "full": score(0.9), "block": score(0.1)},
-        {"step": 10, "full": score(0.9), "block": score(block)},
-    ]
-    recipe = {"mode": "both", "steps": 10, "batch": 2, "accumulate": 3, "optimizer": "AdamW", "lr": 1e-3}
-    tuning = {"scores": scores, "recipe": recipe, "minutes": 1.5, "device": "CPU"}
-    fig = block_finetuning.tuning_curve(tuning, "tiny")
-    assert said in texts(fig) and "6 contexts" in texts(fig)
-    assert [(r["mode"], r["step"], r["em"]) for r in block_finetuning.tuning_scores(tuning)][:2] == [
-        ("full", 0, 0.9),
-        ("block", 0, 0.1),
-    ]
-
-
 def test_answers_of_both_modes_stand_question_by_question():
     def answer(text, *tokens):
         return SimpleNamespace(text=text, tokens=tokens)

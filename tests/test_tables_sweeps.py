@@ -42,19 +42,6 @@ def test_scores_of_several_numbers_of_demonstrations_are_weighed_by_their_questi
     assert "Full attention answers 25%" in texts(session_figures.chat_quality(found, about="tiny", device="CPU"))
 
 
-def test_figures_of_sessions_say_what_was_computed():
-    fig = session_figures.demonstrations_history(ANSWERED, shots=1, seed=0)
-    assert "blocks compute 22 of 34 tokens, a prefix cache 26" in texts(fig)
-    fig = session_figures.demonstrations_turnover(ANSWERED, repeats=2, device="CPU")
-    assert "blocks compute 11 of 17 tokens each. 2 of 2 answers are those" in texts(fig)
-    assert "From turn 2 on" in texts(session_figures.chat_history(ANSWERED, turns=3, memory=1, seed=0))
-    assert "No turn is dropped" in texts(session_figures.chat_history(ANSWERED, turns=2, memory=8, seed=0))
-    fig = session_figures.chat_turnover(ANSWERED, memory=8, repeats=2, device="CPU")
-    assert "In the last 1 turns blocks compute 11 tokens" in texts(fig)
-    fig = session_figures.game_turnover(ANSWERED, repeats=2, device="CPU")
-    assert "10 ms where full attention takes 100 ms" in texts(fig)
-
-
 def test_frames_of_a_game_stand_in_a_table_with_both_answers():
     played = game.frames(2, 0, 1)
     assert "3 blocks; 66.7% of them" in texts(session_figures.game_frames(ANSWERED, played, seed=0))
@@ -67,16 +54,6 @@ def test_frames_of_a_game_stand_in_a_table_with_both_answers():
 @pytest.fixture(scope="module")
 def swept():
     return results.table("fusion")
-
-
-def test_quality_of_a_sweep_is_quoted_at_its_ratio(swept):
-    fig = sweep_curves.quality_by_ratio(swept, ["query_guided", "random"], ["all", "order"])
-    level = sweep_curves.levels(swept)
-    (point,) = sweep_curves.curves(swept, ["query_guided"], only=0.15)
-    assert f"At 15%: question-guided {point['mean']:.1%}" in texts(fig)
-    asked = swept[swept.kind == "order"].n.max()
-    assert f"order, n = {asked} (full attention {level['full', 'order']:.0%})" in texts(fig)
-    assert sweep_curves.asked(swept) in texts(fig)
 
 
 def test_kinds_at_a_ratio_begin_with_full_attention_and_full_reuse(swept):
