@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import tiny
+from workbench import results
 from workbench.app import cli
 from workbench.app.commands import text
 from workbench.app.commands.options import of_fields, taking
@@ -71,9 +72,12 @@ def test_without_json_a_table_is_printed(folder, run):
 
 
 def test_out_holds_the_record(folder, run, tmp_path):
-    done = run("trial", "--model", folder, *QUICK, "--json", "--out", "record.json")
-    assert (tmp_path / "record.json").read_text() == done.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["record.json", "record.parquet"], "questions beside it"
+    done = run("trial", "--model", folder, *QUICK, "--json", "--out", "mine")
+    (record,) = (tmp_path / "mine" / "trials").glob("*.json")
+    assert json.loads(record.read_text())["record"] == json.loads(done.stdout)
+    found = results.read(tmp_path / "mine")
+    assert set(found.counts("trial").measure) >= {"em", "contains", "f1", "kl", "rows_computed", "hit_rate"}
+    assert len(found.answers("trial")) == json.loads(done.stdout)["n"] and len(found.timings("trial")) == 1
 
 
 def test_a_file_without_answers_says_what_it_has_no_score_of(folder, run, tmp_path):
@@ -107,7 +111,7 @@ BAD = {
     "no samples": (["--samples", "0"], "samples is 0"),
     "too many passages": (["--passages", "41"], "passages is 41"),
     "a prompt over the context": (["--passages", "40"], "tokens, the model's context is 2048"),
-    "an output folder that is not there": (["--out", "nowhere/r.json"], "--out 'nowhere/r.json'"),
+    "an output folder that is a file": (["--out", "no-answers.jsonl"], "--out 'no-answers.jsonl' is a file"),
     "a half-written checkpoint": (["--model", "half"], "model.safetensors is corrupt or half-written"),
     "a number that is none": (["--samples", "many"], "Invalid value for '--samples'"),
 }
@@ -120,7 +124,7 @@ def test_bad_input_is_one_error_with_exit_code_2_and_nothing_written(folder, run
     half = tiny.checkpoint(tmp_path / "half") / "model.safetensors"
     half.write_bytes(half.read_bytes()[:5000])
     before = sorted(tmp_path.rglob("*"))
-    done = run("trial", "--model", folder, "--out", "record.json", *QUICK, *words)
+    done = run("trial", "--model", folder, "--out", "mine", *QUICK, *words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert done.stderr.startswith("error: ") or "Usage" in done.stderr

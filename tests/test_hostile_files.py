@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +15,7 @@ from workbench.app.cli import app
 from workbench.app.notebook_run import declared
 from workbench.core.errors import BadInput, brief
 from workbench.core.files import check_place
-from workbench.experiments import runs as reading
+from workbench.experiments import rows
 from workbench.experiments.preflight import check as preflight
 from workbench.experiments.trial import Trial
 from workbench.store import FolderStore
@@ -33,9 +34,7 @@ def records(loaded, tmp_path_factory) -> Path:
     """Records of two trials, their questions beside them."""
     place = tmp_path_factory.mktemp("records")
     for mode in ("full", "block"):
-        record, rows = Trial("tiny", mode=mode, **QUICK).run_each(loaded=loaded)
-        (place / f"{mode}.json").write_text(json.dumps(record.to_json()))
-        reading.write_answers(place / f"{mode}.parquet", rows)
+        rows.write(place / mode, mode, *Trial("tiny", mode=mode, **QUICK).run_each(loaded=loaded))
     return place
 
 
@@ -81,18 +80,18 @@ def test_an_archive_that_holds_a_file_twice_is_refused(tmp_path):
 
 
 def test_damaged_questions_beside_a_record_are_named(records, tmp_path):
-    for name in ("full", "other"):
-        (tmp_path / f"{name}.json").write_bytes((records / "full.json").read_bytes())
-    (tmp_path / "other.parquet").write_text("x")
-    said = refused("compare", tmp_path / "full.json", tmp_path / "other.json")
-    assert "other.parquet, the questions of other.json, cannot be read" in said
+    shutil.copytree(records / "full", tmp_path / "other")
+    (tmp_path / "other" / "answers" / "trial@full.parquet").write_text("x")
+    said = refused("compare", records / "full", tmp_path / "other")
+    assert "trial@full.parquet cannot be read" in said
 
 
 def test_no_output_overwrites_what_is_compared_or_another_output(records, tmp_path):
-    runs = [records / "full.json", records / "block.json"]
-    before = (records / "block.parquet").read_bytes()
-    said = refused("compare", *runs, "--html", records / "block.parquet")
-    assert "holds the questions of a RUN" in said and (records / "block.parquet").read_bytes() == before
+    runs = [records / "full", records / "block"]
+    questions = records / "block" / "answers" / "trial@block.parquet"
+    before = questions.read_bytes()
+    said = refused("compare", *runs, "--html", questions)
+    assert "lies in a RUN" in said and questions.read_bytes() == before
     both = tmp_path / "both"
     assert "written twice" in refused("compare", *runs, "--html", both, "--markdown", tmp_path / "." / "both")
     assert "name of a folder" in refused("compare", *runs, "--html", f"{both}/") and not both.exists()

@@ -4,13 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from workbench.app import compared_page
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
+from workbench.experiments import rows
 from workbench.experiments import runs as reading
 from workbench.experiments.run_differences import compared
 from workbench.experiments.runs import Run
@@ -36,9 +36,8 @@ def records(loaded, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("records")
     for name, mode in (("full", "full"), ("block", "block")):
         trial = Trial("tiny", samples=4, passages=3, timed=1, max_new_tokens=2, mode=mode)
-        record, rows = trial.run_each(loaded=loaded)
-        (place / f"{name}.json").write_text(json.dumps(record.to_json()))
-        reading.write_answers(place / f"{name}.parquet", rows)
+        record, answers = trial.run_each(loaded=loaded)
+        rows.write(place / name, name, record, answers)
     return place
 
 
@@ -115,7 +114,7 @@ def test_a_page_figure_and_markdown_keep_markup_of_users_as_text():
 
 
 def test_records_are_compared_on_the_command_line(records, tmp_path):
-    paths = [str(records / "full.json"), str(records / "block.json")]
+    paths = [str(records / "full"), str(records / "block")]
     out = {kind: tmp_path / f"compared.{kind}" for kind in ("html", "md")}
     words = ["compare", *paths, "--html", str(out["html"]), "--markdown", str(out["md"]), "--json"]
     done = CliRunner().invoke(app, words)
@@ -128,20 +127,18 @@ def test_records_are_compared_on_the_command_line(records, tmp_path):
 
 
 def test_a_trial_writes_its_questions_beside_its_record(folder, tmp_path):
-    record = tmp_path / "r.json"
-    done = CliRunner().invoke(app, ["trial", "--model", str(folder), *QUICK, "--out", str(record)])
+    done = CliRunner().invoke(app, ["trial", "--model", str(folder), *QUICK, "--out", str(tmp_path / "mine")])
     assert done.exit_code == 0, done.output
-    assert len(pd.read_parquet(tmp_path / "r.parquet")) == 4
-    (run,) = reading.read(record)
+    (run,) = reading.read(tmp_path / "mine")
     assert len(run.answers) == 4 and run.scores["n"] == 4
 
 
 def test_bad_words_end_in_one_sentence(records, tmp_path):
     for words, problem in (
         (["nowhere", "x"], "neither a record, a folder of results nor a model"),
-        ([str(records / "full.json")], "at least two"),
+        ([str(records / "full")], "at least two"),
         (
-            [str(records / "full.json")] * 2 + ["--html", str(tmp_path / "no" / "x.html")],
+            [str(records / "full")] * 2 + ["--html", str(tmp_path / "no" / "x.html")],
             "a file in a folder that exists",
         ),
         ([str(tmp_path)] * 2, "holds no results"),

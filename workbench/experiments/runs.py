@@ -1,9 +1,9 @@
-"""Results of any kind read back in one form: records of trials, sweeps, committed results and runs of notebooks.
+"""Runs read back in one form: records of trials and sweeps, and results of notebooks.
 
     for run in read("runs/sweep"):
         print(run.name, run.scores["em"], len(run.answers))
 
-A record `NAME.json` of `workbench trial --out` has its questions beside it in `NAME.parquet`, as trials of a sweep do.
+A record of `--out FOLDER` has its questions in the answers table of that folder.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.core.errors import BadInput, brief
-from workbench.core.files import write_atomically
+from workbench.core.errors import BadInput
+from workbench.experiments import rows
 from workbench.experiments.record import Record
 
 QUESTIONS = ("data", "samples", "seed", "passages")  # parameters that say which questions were asked
@@ -55,21 +55,14 @@ def read(place: str | Path) -> list[Run]:
     """
     path = Path(place)
     if path.is_dir():
-        if (path / "trials").is_dir():
-            return _of_sweep(path)
+        if (path / rows.FOLDER).is_dir():
+            return _of_trials(path)
         if (path / "metrics.json").is_file():
             return [_of_notebook(path)]
-        raise BadInput(f"{path} holds no results: neither trials/ of a sweep nor metrics.json of a notebook")
+        raise BadInput(f"{path} holds no results: neither trials/ of `--out` nor metrics.json of a notebook")
     if not path.is_file():
         raise BadInput(f"no run {str(place)!r}: a record, a folder of results or a model is needed")
-    if path.suffix == ".parquet" and (path.parent / "trials").is_dir():
-        return _of_sweep(path.parent)
     return _of_file(path)
-
-
-def write_answers(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write what `Trial.run_each` returns of every question as a table, whole or not at all."""
-    write_atomically(path, pd.DataFrame(list(rows)).to_parquet)
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
@@ -106,8 +99,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
-def _of_sweep(folder: Path) -> list[Run]:
-    files = [path for path in sorted((folder / "trials").glob("*.json")) if not path.name.endswith(".failed.json")]
+def _of_trials(folder: Path) -> list[Run]:
+    files = [path for path in sorted((folder / rows.FOLDER).glob("*.json")) if not path.name.endswith(".failed.json")]
     if not files:
         raise BadInput(f"{folder} holds no finished trial")
     return [run for path in files for run in _of_file(path)]
@@ -126,22 +119,14 @@ def _of_file(path: Path) -> list[Run]:
     runs = [run for entry in entries for run in _of_entry(entry, path)]
     if not runs:
         raise BadInput(f"{path} is empty: a record is needed")
-    beside = path.with_suffix(".parquet")
-    if len(runs) == 1 and beside.is_file():
-        try:
-            return [replace(runs[0], answers=pd.read_parquet(beside).to_dict("records"))]
-        except (OSError, ValueError) as problem:  # pyarrow's own errors are among them
-            raise BadInput(f"{beside}, the questions of {path.name}, cannot be read: {brief(problem)}") from None
-    return runs
+    answers = rows.answers_of(path.parent.parent, path.stem) if path.parent.name == rows.FOLDER else []
+    return [replace(run, answers=answers) for run in runs] if answers else runs
 
 
 def _of_entry(entry: Any, path: Path) -> list[Run]:
-    """Return the runs of a record, of a trial of a sweep, or of a results file with an entry a method."""
+    """Return the runs of a record, or of a trial of a sweep."""
     if not isinstance(entry, dict):
         raise BadInput(f"{path} holds no records: an object is needed, not {type(entry).__name__}")
-    methods = entry.get("methods")
-    if isinstance(methods, dict) and all(isinstance(each, dict) and "record" in each for each in methods.values()):
-        return [_of_result(name, each, path) for name, each in methods.items()]
     record = entry.get("record", entry)
     if not isinstance(record, dict) or "trial" not in record:
         raise BadInput(f"{path} holds no record of a trial: it has no field 'trial'")
@@ -149,11 +134,6 @@ def _of_entry(entry: Any, path: Path) -> list[Run]:
         return [of_record(Record.from_json(record), source=str(path), name=entry.get("method") or "")]
     except (TypeError, AttributeError, KeyError) as problem:
         raise BadInput(f"{path} holds a record that cannot be read: {problem}") from None
-
-
-def _of_result(name: str, entry: Mapping[str, Any], path: Path) -> Run:
-    rows = [{"id": str(at), "em": float(digit)} for at, digit in enumerate(entry.get("right", ""))]
-    return of_record(Record.from_json(entry["record"]), rows, str(path), name)
 
 
 def _of_notebook(folder: Path) -> Run:

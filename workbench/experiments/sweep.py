@@ -2,11 +2,9 @@
 
     table = sweep(Trial("lab-full"), out="runs/sweep", select=["none", "query_guided"], ratio=[0.05, 0.15])
 
-<out>/trials/<key>.json      a trial and its record; <key>.parquet its questions; <key>.failed.json why it failed
-      trials.parquet         a row a trial and kind of question: the trial's fields, scores and costs
-      answers.parquet        a row a trial and question: {trial, id, kind, answer, expected, em, f1}, and what
-                             `metrics.fidelity.compare` returns of it
-      _SUCCESS               written last, where no trial failed
+<out>/answers|counts|timings   result tables, a part a trial (`workbench.results`)
+      trials/<key>.json        a trial and its record; <key>.failed.json why it failed
+      _SUCCESS                 written last, where no trial failed
 """
 
 import json
@@ -21,8 +19,8 @@ import pandas as pd
 
 from workbench.core import dask_cluster
 from workbench.core.errors import BadInput
-from workbench.core.files import write_atomically, write_text
-from workbench.experiments import preflight, sweep_runs
+from workbench.core.files import write_text
+from workbench.experiments import preflight, rows, sweep_runs
 from workbench.experiments.record import Record
 from workbench.experiments.sweep_grid import Case, cases
 from workbench.experiments.trial import Progress, Trial
@@ -35,7 +33,7 @@ SUCCESS = "_SUCCESS"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The tables of a sweep, as on disk; `failures` say why a trial failed, by its name."""
+    """A row a trial and kind of question, and a row a trial and question; `failures`: trial → why it failed."""
 
     table: pd.DataFrame
     answers: pd.DataFrame
@@ -96,7 +94,7 @@ def run(
     for what could not run.
     """
     _check(out, jobs, retries)
-    folder = out / "trials"
+    folder = out / rows.FOLDER
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
     preflight.check([case.trial for case in todo], loaded, here=cluster in (None, dask_cluster.LOCAL))
     runner = sweep_runs.Runs(folder, loaded, keep_gib, retries)
@@ -122,7 +120,8 @@ def run(
             if problem:
                 failures[case.name] = problem
     outcome = SweepResult(*_tables(cases, folder), failures)
-    _write(outcome, out)
+    if not failures:
+        write_text(out / SUCCESS, "")
     return outcome
 
 
@@ -133,14 +132,6 @@ def _check(out: Path, jobs: int, retries: int) -> None:
         raise BadInput(f"{out} is {held}: results need a folder of their own")
 
 
-def _write(outcome: SweepResult, out: Path) -> None:
-    """Write the tables, and that they are complete where nothing failed."""
-    for name, table in (("trials", outcome.table), ("answers", outcome.answers)):
-        write_atomically(out / f"{name}.parquet", table.to_parquet)
-    if not outcome.failures:
-        write_text(out / SUCCESS, "")
-
-
 def difference(
     answers: pd.DataFrame, one: str, other: str, score: str = "em", kind: str | None = None
 ) -> tuple[float, Interval]:
@@ -149,8 +140,8 @@ def difference(
     `score` is a column of `answers`: em, f1, nll, kl, agree, … Questions that lack it are left out. `compare.paired`
     says more of two methods.
     """
-    rows = answers if kind is None else answers[answers["kind"] == kind]
-    first, second = (rows[rows["trial"] == key].set_index("id")[score] for key in (one, other))
+    asked = answers if kind is None else answers[answers["kind"] == kind]
+    first, second = (asked[asked["trial"] == key].set_index("id")[score] for key in (one, other))
     if not len(first) or not first.index.equals(second.index):
         raise BadInput(f"trials {one!r} and {other!r} have not answered the same questions")
     gap = (first - second).dropna().tolist()
@@ -160,15 +151,15 @@ def difference(
 
 
 def _tables(cases: Sequence[Case], folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    rows: list[dict[str, Any]] = []
+    made: list[dict[str, Any]] = []
     answers = []
     for case in cases:
         if not (path := folder / f"{case.key}.json").is_file():
             continue
         record = Record.from_json(json.loads(path.read_text(encoding="utf-8"))["record"])
-        rows += _rows(case, record)
-        answers.append(pd.read_parquet(path.with_suffix(".parquet")).assign(trial=case.key))
-    return pd.DataFrame(rows), pd.concat(answers, ignore_index=True) if answers else pd.DataFrame()
+        made += _rows(case, record)
+        answers.append(pd.DataFrame(rows.answers_of(folder.parent, case.key)).assign(trial=case.key))
+    return pd.DataFrame(made), pd.concat(answers, ignore_index=True) if answers else pd.DataFrame()
 
 
 def _rows(case: Case, record: Record) -> list[dict[str, Any]]:

@@ -13,14 +13,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from transformers.utils import logging
 
 from workbench import models
 from workbench.core import dask_cluster
 from workbench.core.errors import BadInput
-from workbench.core.files import write_atomically, write_text
+from workbench.core.files import write_text
+from workbench.experiments import rows
 from workbench.experiments.sweep_grid import Case, files_of
 from workbench.experiments.trial import Progress, Trial
 from workbench.metrics.answers import Records
@@ -104,12 +104,8 @@ class Runs:
         raise AssertionError("a case is tried at least once")
 
     def _write(self, case: Case, done: Measured) -> None:
-        record, rows = done
-        answers = pd.DataFrame(rows)
-        write_atomically(self.folder / f"{case.key}.parquet", answers.to_parquet)
-        text = json.dumps({"method": case.method, "record": record}, allow_nan=False)
-        write_text(self.folder / f"{case.key}.json", text)
-        (self.folder / f"{case.key}.failed.json").unlink(missing_ok=True)
+        record, answers = done
+        rows.write(self.folder.parent, case.key, record, answers, case.method)
 
     def _fail(self, case: Case, problem: str, trace: str) -> str:
         content = {"trial": case.trial.settings(), "problem": problem, "traceback": trace}

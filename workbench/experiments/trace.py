@@ -30,7 +30,7 @@ def read(path: Path) -> list[Event]:
 
     A record has the stages of every request, where the trial was asked for receipts. Raises BadInput for another file.
     """
-    file = path / EVENTS if path.is_dir() else path
+    file = _record_in(path) if path.is_dir() else path
     if not file.is_file():
         raise BadInput(f"{file} is not there: give a record of `workbench trial --receipt`, or the events of a run")
     try:
@@ -39,11 +39,20 @@ def read(path: Path) -> list[Event]:
         raise BadInput(f"{file} is no JSON file") from None
     if isinstance(content, Mapping) and isinstance(rows := content.get("events"), list):
         return from_rows(rows)
+    content = content.get("record", content) if isinstance(content, Mapping) else content
     if isinstance(content, Mapping) and "trial" in content:
         if content.get("receipts") is None:
             raise BadInput(f"{file} is a record without receipts: run `workbench trial` with --receipt")
         return of_receipts(content["receipts"])
     raise BadInput(f"{file} holds neither the record of a trial nor events")
+
+
+def _record_in(folder: Path) -> Path:
+    """Return the file of a folder that holds one trial (`trial --out`), or the events of a run."""
+    trials = [path for path in (folder / "trials").glob("*.json") if not path.name.endswith(".failed.json")]
+    if len(trials) > 1:
+        raise BadInput(f"{folder} holds {len(trials)} trials: name the file of one, in {folder / 'trials'}")
+    return trials[0] if trials else folder / EVENTS
 
 
 def of_receipts(receipts: Iterable[Mapping[str, Any]]) -> list[Event]:

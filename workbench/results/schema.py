@@ -66,11 +66,14 @@ class Answer(Origin):
     full_f1: float | None = None
     nll: float | None = None  # negative log-likelihood of the gold answer, nats a token
     nll_full: float | None = None
+    nll_own: float | None = None  # the same of full attention's own greedy answer
+    nll_own_full: float | None = None
     kl: float | None = None  # from full attention, over its own answer, nats a token
     kl_first: float | None = None
     kl_gold: float | None = None
     agree: float | None = None  # share of the tokens at which both predict the same
     agree_first: float | None = None
+    agree_gold: float | None = None
     tokens: int | None = None  # of the prompt
     rows: float | None = None  # tokens computed through all layers, passes of the selector included
     rows_reused: float | None = None

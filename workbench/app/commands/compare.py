@@ -25,13 +25,13 @@ MODELS = "Where a RUN is a model"  # panel of `--help`
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: workbench compare runs/full.json runs/block.json --html compared.html")
+@app.command(epilog="Example: workbench compare runs/full runs/block --html compared.html")
 def compare(
     ctx: typer.Context,
     run: Annotated[
         list[str],
         typer.Argument(
-            help="A record (`trial --out`), a folder (a sweep, results of a notebook), or a model, two or more"
+            help="A folder of results (`trial --out`, a sweep, a notebook), a record, or a model, two or more"
         ),
     ],
     *,
@@ -54,8 +54,8 @@ def compare(
     for name, path in (("markdown", markdown), ("html", html), ("figure", figure)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise BadInput(f"--{name} {str(path)!r}: a file in a folder that exists is needed")
-        if path is not None and path.absolute() in (Path(text).absolute().with_suffix(".parquet") for text in run):
-            raise BadInput(f"--{name} {str(path)!r} holds the questions of a RUN: name another file")
+        if path is not None and path.resolve().parent in {folder for text in run for folder in _folders(Path(text))}:
+            raise BadInput(f"--{name} {str(path)!r} lies in a RUN, whose files are kept: name another place")
     named = [text for text in run if is_model(text)]
     _check_asked(ctx, named)
 
@@ -85,6 +85,11 @@ def compare(
         print(json.dumps(found.to_json(), default=str))
     else:
         Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(report(found))
+
+
+def _folders(run: Path) -> list[Path]:
+    """Return the folders of a RUN that is one."""
+    return [path.resolve() for path in (run, *run.glob("*/")) if path.is_dir()]
 
 
 def _check_asked(ctx: typer.Context, named: Collection[str]) -> None:

@@ -19,7 +19,7 @@ def show(table: pd.DataFrame, varied: list[str], out: Path) -> None:
         for note in filter(None, table["note"].unique()):
             console.print(f"[bold yellow]{plain(note)}[/]")
         console.print(_table(table, varied))
-    console.print(f"[dim]95% intervals · {plain(str(out / 'trials.parquet'))}, answers.parquet[/]")
+    console.print(f"[dim]95% intervals · results in {plain(str(out))}[/]")
 
 
 def _table(rows: pd.DataFrame, varied: list[str]) -> Table:

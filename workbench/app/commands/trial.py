@@ -8,8 +8,7 @@ import typer
 
 from workbench.app.commands.options import OUTPUT, of_fields, taking
 from workbench.app.commands.text import progress, show
-from workbench.core.errors import BadInput
-from workbench.core.files import write_text
+from workbench.core.files import check_folder
 from workbench.experiments.trial_fields import TrialFields, check_numbers
 from workbench.methods.method_fields import MethodFields
 from workbench.methods.presets import METHODS, options, tiles
@@ -39,7 +38,7 @@ def trial(
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout", rich_help_panel=OUTPUT)] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the JSON record to this file, its questions beside it", rich_help_panel=OUTPUT),
+        typer.Option(help="Add the trial to the results in this folder, as `sweep` does", rich_help_panel=OUTPUT),
     ] = None,
     **given: Any,
 ) -> None:
@@ -47,8 +46,8 @@ def trial(
     check_numbers(given)
 
     from workbench.app.commands.trial_report import report  # torch and transformers: not for `--help`
-    from workbench.experiments import record
-    from workbench.experiments.runs import write_answers
+    from workbench.experiments import record, rows
+    from workbench.experiments.sweep_grid import Case
     from workbench.experiments.trial import Trial
     from workbench.store.places import place_of, preparation_of
 
@@ -56,14 +55,10 @@ def trial(
     if given["store"] and method is None and given["prepare"] is None:
         given["prepare"] = preparation_of(place_of(given["store"]))
     planned = Trial(**options(method, {name: value for name, value in given.items() if value is not None}))
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise BadInput(f"--out {str(out)!r}: a file in a folder that exists is needed")
-    if out is not None and out.suffix == ".parquet":
-        raise BadInput(f"--out {str(out)!r}: the record is JSON; the questions are written beside it as .parquet")
-    with progress("answering") as advance:
-        result, rows = planned.run_each(advance)
-    line = record.dumps(result)
     if out is not None:
-        write_answers(out.with_suffix(".parquet"), rows)
-        write_text(out, line + "\n")
-    show(as_json, line, report(result))
+        check_folder("--out", out)
+    with progress("answering") as advance:
+        result, answers = planned.run_each(advance)
+    if out is not None:
+        rows.write(out, Case(planned).key, result, answers, method or "")
+    show(as_json, record.dumps(result), report(result))
