@@ -56,13 +56,15 @@ def test_a_prediction_counts_where_its_commit_precedes_the_report(notes, monkeyp
     for name, value in (("FOLDER", tmp_path), ("PREDICTIONS", predictions)):
         monkeypatch.setattr(notes, name, value)
     early, late = "| decode | w | ours | 5 |", "| decode | v | ours | 6 |"
-    for path, text in ((predictions, early), (report, "{}"), (predictions, f"{early}\n{late}")):
+    for path, text in ((predictions, early), (report, '{"ms": 5.25}'), (predictions, f"{early}\n{late}")):
         path.write_text(text + "\n")
         git("add", ".")
         git("commit", "-q", "-m", "x")
-    assert notes.predicted("decode", "w", "ours") == "5"
-    assert notes.predicted("decode", "v", "ours") == "–", "it came after the report"
-    assert notes.predicted("decode", "w", "flash") == "–", "nobody predicted it"
+    git("mv", "decode.json", "decoding.json")
+    git("commit", "-q", "-m", "a report may be renamed")
+    assert notes.predicted("decode", "w", "ours", 5.25) == "5"
+    assert notes.predicted("decode", "v", "ours", 5.25) == "–", "it came after the report"
+    assert notes.predicted("decode", "w", "flash", 5.25) == "–", "nobody predicted it"
 
 
 def test_predictions_are_added_and_never_changed():

@@ -99,7 +99,7 @@ def times(rows: pd.DataFrame) -> str:
     cells = []
     for r in rows.dropna(subset=["ms"]).itertuples():
         share = f"{r.share:.0%}" if r.who.startswith(OURS) and not pd.isna(r.share) else ""
-        cells.append([f"`{r.report}`: {r.work}", r.who, predicted(r.report, r.work, r.who), f"{r.ms:,.4g}", share])
+        cells.append([f"`{r.report}`: {r.work}", r.who, predicted(r.report, r.work, r.who, float(r.ms)), f"{r.ms:,.4g}", share])
     return markdown(["work", "who", "predicted, ms", "median, ms", "of the roof"], cells)
 
 
@@ -121,20 +121,25 @@ def stages() -> str:
     return f"{about}\n\n{markdown(['method', 'of the pairs', *STAGES.values()], cells)}"
 
 
-def predicted(report: str, work: str, who: str) -> str:
-    """Return what predictions.md says of a candidate, where its commit precedes that of the report; else a dash."""
+def predicted(report: str, work: str, who: str, ms: float) -> str:
+    """Return what predictions.md says of a candidate, where its commit precedes that of its time; else a dash."""
     for line in reversed(PREDICTIONS.read_text().splitlines()):  # the newest that precedes
         cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        if cells[:3] == [report, work, who] and _precedes(line, FOLDER / f"{report}.json"):
+        if cells[:3] == [report, work, who] and _precedes(line, ms):
             return cells[3]
     return "–"
 
 
-def _precedes(line: str, file: Path) -> bool:
-    """Return whether the first commit with a line in predictions.md is an ancestor of the last one of a file."""
-    added = _git("log", "--reverse", "--format=%H", f"-S{line}", "--", str(PREDICTIONS)).split()
-    last = _git("log", "-1", "--format=%H", "--", str(file)).strip()
-    return bool(added and last) and added[0] != last and last in _git("rev-list", f"{added[0]}..HEAD").split()
+def _precedes(line: str, ms: float) -> bool:
+    """Return whether the first commit with a line in predictions.md is an ancestor of the first one with a time.
+
+    A time is looked for in every report, so that a report may be renamed and written anew.
+    """
+    added, measured = (
+        _git("log", "--reverse", "--format=%H", f"-S{text}", "--", path).split()
+        for text, path in ((line, str(PREDICTIONS)), (repr(ms), "*.json"))
+    )
+    return bool(added and measured) and added[0] != measured[0] and added[0] in _git("rev-list", measured[0]).split()
 
 
 def _git(*arguments: str) -> str:
