@@ -99,7 +99,9 @@ def times(rows: pd.DataFrame) -> str:
     cells = []
     for r in rows.dropna(subset=["ms"]).itertuples():
         share = f"{r.share:.0%}" if r.who.startswith(OURS) and not pd.isna(r.share) else ""
-        cells.append([f"`{r.report}`: {r.work}", r.who, predicted(r.report, r.work, r.who, float(r.ms)), f"{r.ms:,.4g}", share])
+        cells.append(
+            [f"`{r.report}`: {r.work}", r.who, predicted(r.report, r.work, r.who, float(r.ms)), f"{r.ms:,.4g}", share]
+        )
     return markdown(["work", "who", "predicted, ms", "median, ms", "of the roof"], cells)
 
 
