@@ -7,7 +7,6 @@ Bars and goals are set in BARS; predictions are the lines of predictions.md whos
 
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 import headline
 import pandas as pd
