@@ -16,6 +16,7 @@ from tests import tiny
 from tests.random_models import block_of, model_of
 from workbench import data
 from workbench.app import cli
+from workbench.core import runner
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.data.retrieval_corpus import Corpus
@@ -173,8 +174,8 @@ def test_an_interruption_among_the_unprepared_is_taken_up_too(whole, folder, loa
 
 
 def test_workers_make_what_one_process_makes(whole, folder, loaded, tmp_path, monkeypatch):
-    pool = shards.ProcessPoolExecutor
-    monkeypatch.setattr(shards, "ProcessPoolExecutor", lambda workers, *given: pool(1, *given))  # one starts faster
+    pool = runner.pool
+    monkeypatch.setattr(runner, "pool", lambda workers, shared: pool(1, shared))  # one starts faster
     found = Preparation(str(folder), tmp_path / "out", workers=2, **DATA).run(loaded=loaded)
     assert (found.made, found.workers) == (whole.passages, 2)
     same(held(found.folder), held(whole.folder))
@@ -236,17 +237,14 @@ def test_the_command_prepares_and_says_how_fast(folder, tmp_path):
 
 def test_a_worker_process_that_dies_is_reported(folder, loaded, tmp_path, monkeypatch):
     class Broken(ThreadPoolExecutor):
-        def __init__(self, workers, context, begin, given):
-            super().__init__(workers)
-
         def submit(self, *asked):
             return super().submit(self.dies)
 
         def dies(self):
             raise BrokenProcessPool
 
-    monkeypatch.setattr(shards, "ProcessPoolExecutor", Broken)
-    with pytest.raises(RuntimeError, match="a worker process ended"):
+    monkeypatch.setattr(runner, "pool", lambda workers, shared: Broken(workers))
+    with pytest.raises(RuntimeError, match="a worker process: its process ended"):
         Preparation(str(folder), tmp_path / "out", workers=2, **DATA).run(loaded=loaded)
     assert not (tmp_path / "out" / "_SUCCESS").exists()
 

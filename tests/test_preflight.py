@@ -7,7 +7,7 @@ import pytest
 from tests import tiny
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.experiments import preflight, sweep_runs
+from workbench.experiments import preflight
 from workbench.experiments.sweep import cases, sweep
 from workbench.experiments.trial import Trial
 
@@ -73,9 +73,3 @@ def test_what_is_finished_is_not_checked_again(base, tmp_path, monkeypatch):
     seen = []
     assert sweep(base, tmp_path, seed=[0, 1]).trial.nunique() == 2 and len(table)
     assert [trial.seed for trial in seen] == [1]
-
-
-def test_a_gpu_is_dealt_by_the_number_of_the_worker(monkeypatch):
-    monkeypatch.setattr(sweep_runs.dask_cluster, "worker_number", lambda: 5)
-    assert sweep_runs.dealt("cuda", lambda: 4) == "cuda:1" and sweep_runs.dealt("cuda", lambda: 1) == "cuda"
-    assert sweep_runs.dealt("cpu", lambda: 4) == "cpu" and sweep_runs.dealt("cuda:2", lambda: 4) == "cuda:2"

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tests import tiny
 from workbench import models, results
 from workbench.app import cli
+from workbench.core import runner
 from workbench.core.errors import BadInput
 from workbench.experiments import sweep as sweeps
 from workbench.experiments import sweep_runs
@@ -156,8 +157,8 @@ def test_a_model_that_has_changed_is_tried_anew(tmp_path):
 
 
 def test_processes_find_what_one_process_finds(whole, base, tmp_path, monkeypatch):
-    pool = sweep_runs.pool
-    monkeypatch.setattr(sweep_runs, "pool", lambda jobs: pool(1))  # one starts faster
+    pool = runner.pool
+    monkeypatch.setattr(runner, "pool", lambda jobs, shared: pool(1, shared))  # one starts faster
     _, table = whole
     found = sweep(base, tmp_path, jobs=2, **LISTS | {"prepare": ["independent"]})
     same(found, table[table.prepare == "independent"].reset_index(drop=True))
@@ -185,15 +186,15 @@ def test_a_failure_is_told_and_the_others_go_on(base, tmp_path, monkeypatch):
 
 def test_a_process_that_dies_takes_its_own_trial_only(base, tmp_path, monkeypatch):
     class Fragile(ThreadPoolExecutor):
-        def submit(self, work, case, *given):
-            def dies(case, *given):
-                if case.trial.seed == 1:
+        def submit(self, work, task, *given):
+            def dies(task, *given):
+                if task.case.trial.seed == 1:
                     raise BrokenProcessPool
-                return work(case, *given)
+                return work(task, *given)
 
-            return super().submit(dies, case, *given)
+            return super().submit(dies, task, *given)
 
-    monkeypatch.setattr(sweep_runs, "pool", Fragile)
+    monkeypatch.setattr(runner, "pool", lambda jobs, shared: Fragile(jobs))
     with pytest.raises(Failed, match=r"1 trials failed.*its process ended") as problem:
         sweep(base, tmp_path, jobs=2, seed=[0, 1, 2])
     assert set(problem.value.outcome.table.seed) == {0, 2}

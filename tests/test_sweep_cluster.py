@@ -44,7 +44,7 @@ def kill_a_worker(client):
 
 def assert_killed_equals_alone(found, tmp_path, monkeypatch):
     alone = sweeps.run(found, tmp_path / "alone")
-    connected, clients, told = sweep_runs.connected, [], []
+    connected, clients, told = dask_cluster.connected, [], []
 
     def remembered(*given):
         context = connected(*given)
@@ -64,7 +64,7 @@ def assert_killed_equals_alone(found, tmp_path, monkeypatch):
             kill_a_worker(clients[-1])
         told.append((done, total))
 
-    monkeypatch.setattr(sweep_runs, "connected", remembered)
+    monkeypatch.setattr(dask_cluster, "connected", remembered)
     many = sweeps.run(found, tmp_path / "many", jobs=2, progress=progress, cluster="local")
     assert told[-1] == (2 * len(found), 2 * len(found)) and not many.failures
     pd.testing.assert_frame_equal(many.table.drop(columns=MEASURED), alone.table.drop(columns=MEASURED))
@@ -137,8 +137,8 @@ def test_what_a_worker_refuses_is_not_tried_again(base, tmp_path, scheduler, mon
 
 
 def test_a_worker_with_other_files_than_here_refuses(base, monkeypatch):
-    task = sweep_runs._Task(Case(base), [["model.safetensors", 1]], 0.0, None)
-    assert "are others on a worker than here" in sweep_runs._on_worker(task)["refused"]
+    with pytest.raises(BadInput, match="are others on a worker than here"):
+        sweep_runs.run(sweep_runs.Task(Case(base), [["model.safetensors", 1]]))
 
 
 def test_a_trial_on_a_gpu_needs_workers_with_slots(base, tmp_path, scheduler):

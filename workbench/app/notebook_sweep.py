@@ -20,9 +20,10 @@ import pandas as pd
 
 from workbench.app import html, notebook
 from workbench.app.notebook_run import Run, Task, Workers, declared
-from workbench.core import dask_cluster
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically, write_text
+from workbench.core.runner import Workers as Cluster
+from workbench.core.runner import check_jobs
 
 Advance = Callable[[int, int], None]  # (runs that are over, of how many)
 
@@ -79,19 +80,18 @@ def run(
 
     Raises BadInput, before the first run, for what a notebook's own validation refuses.
     """
-    dask_cluster.check_jobs(jobs, retries)
+    check_jobs(jobs, retries)
     asked = tasks(notebooks, out, lists, cell_timeout_s)
     todo = [task for task in asked if not (out / task.name / notebook.SUCCESS).is_file()]
     with ExitStack() as stack:
         workers = stack.enter_context(Workers(jobs))
         workers.check(todo)
         gpu = [str(task.parameters.get("device", "")).startswith("cuda") for task in todo]
-        client = None
+        there = _here(workers, todo, retries)
         if cluster and todo:
-            client = stack.enter_context(dask_cluster.connected(cluster, jobs, any(gpu)))
+            there = _on(stack.enter_context(Cluster(jobs, cluster, gpu=any(gpu))), todo, retries, gpu)
         out.mkdir(parents=True, exist_ok=True)
         (out / notebook.SUCCESS).unlink(missing_ok=True)
-        there = _on(client, todo, retries, gpu) if client else _here(workers, todo, retries)
         failures = {}
         if progress:
             progress(len(asked) - len(todo), len(asked))
@@ -117,10 +117,9 @@ def _here(workers: Workers, todo: Sequence[Task], retries: int) -> Generator[Run
                 left.pop(ended.name)
 
 
-def _on(client: Any, todo: Sequence[Task], retries: int, gpu: Sequence[bool]) -> Generator[Run, None, None]:
+def _on(cluster: Cluster, todo: Sequence[Task], retries: int, gpu: Sequence[bool]) -> Generator[Run, None, None]:
     """Yield runs as they end on a Dask cluster; their files are written here, the mark of success last."""
-    for outcome in dask_cluster.carried_out(client, _on_worker, todo, retries, gpu):
-        task = todo[outcome.number]
+    for task, outcome in cluster.run(_on_worker, todo, retries, gpu):
         ended, files = outcome.result or (None, {})
         if ended is None:
             yield Run(task.name, html.title(Path(task.path)), message=outcome.problem.removeprefix("NotebookFailed: "))

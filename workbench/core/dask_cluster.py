@@ -1,4 +1,4 @@
-"""Tasks carried out by a Dask cluster: one that answers at an address, or one that is begun here.
+"""Dask clusters: one that answers at an address, or one that is begun here. `core.runner` runs tasks on them.
 
 `--cluster` takes
     local               worker processes of this machine (Dask's LocalCluster)
@@ -10,15 +10,12 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from logging import ERROR
 from pathlib import Path
-from traceback import format_exception
 from typing import Any
 from zlib import crc32
 
-from workbench.core.annotations import check
 from workbench.core.errors import BadInput
 
 LOCAL, SSH = "local", "ssh:"
@@ -28,26 +25,6 @@ DEPLOYERS = {  # name → module, class and package
     "slurm": ("dask_jobqueue", "SLURMCluster", "dask-jobqueue"),
     "kubernetes": ("dask_kubernetes.operator", "KubeCluster", "dask-kubernetes"),
 }
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a task: its result, or why it has none and the traceback of its last try."""
-
-    number: int
-    result: Any = None
-    problem: str = ""
-    trace: str = ""
-
-
-def check_jobs(jobs: int, retries: int) -> None:
-    """Raise BadInput for a number of processes under 1, or of retries under 0."""
-    check("jobs", jobs, int)
-    check("retries", retries, int)
-    if jobs < 1:
-        raise BadInput(f"jobs is {jobs}: at least 1 process is needed")
-    if retries < 0:
-        raise BadInput(f"retries is {retries}: at least 0 is needed")
 
 
 @contextmanager
@@ -123,39 +100,28 @@ def _deployed(package: str, make: Callable[[], Any]) -> Any:
         raise BadInput(f"the cluster could not be begun ({type(problem).__name__}: {said}): see {package}") from None
 
 
-def carried_out(
-    client: Any, work: Callable[[Any], Any], items: Sequence[Any], retries: int = 0, gpu: Sequence[bool] = ()
-) -> Iterator[Outcome]:
-    """Yield what became of `work(item)` for every item, as soon as it is over.
+def submitted(
+    client: Any,
+    work: Callable[..., Any],
+    items: Sequence[Any],
+    given: tuple[Any, ...] = (),
+    retries: int = 0,
+    gpu: Sequence[bool] = (),
+) -> dict[Any, int]:
+    """Submit `work(item, *given)` for every item, the first ones first; return the futures with numbers of items.
 
-    retries  how often it is tried again where it raises; where its worker dies, as often as the scheduler allows
-    gpu      an item each, whether it takes a slot for a GPU
+    retries  how often Dask tries again what raises; where a worker dies, as often as the scheduler allows
+    gpu      for each item, whether it takes a GPU slot
 
-    Tasks are cancelled where the iteration ends early. Raises BadInput where no worker has a slot that is needed.
+    Raises BadInput where no worker has a slot that is needed.
     """
-    import distributed
-
     if any(gpu):
         _check_slots(client)
     slots = [{GPU: 1} if each else None for each in gpu] or [None] * len(items)
-    futures = {
-        client.submit(work, item, pure=False, retries=retries, resources=slot, priority=-number): number
+    return {
+        client.submit(work, item, *given, pure=False, retries=retries, resources=slot, priority=-number): number
         for number, (item, slot) in enumerate(zip(items, slots, strict=True))
     }
-    try:
-        for future in distributed.as_completed(futures, loop=client.loop):
-            problem = future.exception()
-            number = futures.pop(future)
-            if problem is None:
-                yield Outcome(number, future.result())
-            elif isinstance(problem, distributed.KilledWorker):
-                yield Outcome(number, problem="its worker ended again and again, perhaps for lack of memory")
-            else:
-                trace = "".join(format_exception(type(problem), problem, future.traceback()))
-                yield Outcome(number, problem=f"{type(problem).__name__}: {problem}", trace=trace)
-            future.release()
-    finally:
-        client.cancel(list(futures))
 
 
 def _check_slots(client: Any) -> None:

@@ -20,6 +20,7 @@ import pandas as pd
 from workbench.core import dask_cluster
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
+from workbench.core.runner import Workers, check_jobs
 from workbench.experiments import preflight, rows, sweep_runs
 from workbench.experiments.record import Record
 from workbench.experiments.sweep_grid import Case, cases
@@ -97,7 +98,7 @@ def run(
     folder = out / rows.FOLDER
     todo = [case for case in cases if not (folder / f"{case.key}.json").is_file()]
     preflight.check([case.trial for case in todo], loaded, here=cluster in (None, dask_cluster.LOCAL))
-    runner = sweep_runs.Runs(folder, loaded, keep_gib, retries)
+    runs = sweep_runs.Runs(folder, loaded, keep_gib, retries)
     total = sum(case.trial.samples for case in cases)
     done = total - sum(case.trial.samples for case in todo)
 
@@ -107,14 +108,13 @@ def run(
 
     failures = {}
     with ExitStack() as stack:
-        client = None
-        if todo and cluster is not None:
-            client = stack.enter_context(sweep_runs.connected(todo, cluster, jobs))
+        side_by_side = jobs if len(todo) > 1 or cluster is not None else 1
+        gpu = any(sweep_runs.needs_gpu(case.trial) for case in todo)
+        workers = stack.enter_context(Workers(side_by_side, cluster if todo else None, gpu=gpu))
         folder.mkdir(parents=True, exist_ok=True)
         (out / SUCCESS).unlink(missing_ok=True)
-        there = runner.on(client, todo, cluster or "", jobs) if client else runner.here(todo, jobs, tell)
         tell(0)
-        for case, problem in stack.enter_context(closing(there)):
+        for case, problem in stack.enter_context(closing(runs.over(workers, todo, tell))):
             done += case.trial.samples
             tell(0)
             if problem:
@@ -126,7 +126,7 @@ def run(
 
 
 def _check(out: Path, jobs: int, retries: int) -> None:
-    dask_cluster.check_jobs(jobs, retries)
+    check_jobs(jobs, retries)
     if out.is_file() or (out / MANIFEST).is_file():
         held = "a file" if out.is_file() else "a folder of cached blocks"
         raise BadInput(f"{out} is {held}: results need a folder of their own")

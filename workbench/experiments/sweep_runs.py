@@ -1,25 +1,19 @@
-"""The trials of a sweep carried out: one by one, in processes or on a Dask cluster; files as they finish."""
+"""Run the trials of a sweep on `core.runner`; each writes its files as it finishes."""
 
 import json
-import multiprocessing
 import threading
-import traceback
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers.utils import logging
 
 from workbench import models
-from workbench.core import dask_cluster
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
+from workbench.core.runner import Outcome, Workers, dealt
 from workbench.experiments import rows
 from workbench.experiments.sweep_grid import Case, files_of
 from workbench.experiments.trial import Progress, Trial
@@ -28,13 +22,20 @@ from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
 Ended = tuple[Case, str]  # a case with its problem, "" for none
-AllEnded = Generator[Ended, None, None]
 Measured = tuple[dict[str, Any], Records]  # a record as JSON, and a row a question
 
 
 @dataclass(frozen=True)
+class Task:
+    """A case, and name and size of the files that it reads where it travels to another machine."""
+
+    case: Case
+    files: list[list[Any]] | None = None
+
+
+@dataclass(frozen=True)
 class Runs:
-    """How cases are run, and the folder of their files.
+    """How cases are run, and the folder of their files, which are written here.
 
     loaded    the model of all of them, where it is in memory; of cases that run in this process
     keep_gib  cached blocks that a process keeps from trial to trial
@@ -46,71 +47,27 @@ class Runs:
     keep_gib: float = 0.0
     retries: int = 0
 
-    def here(self, todo: Sequence[Case], jobs: int, tell: Progress) -> AllEnded:
-        """Yield each case as soon as it is over, of this process or of `jobs` others; `tell` as `Trial.run` does."""
+    def over(self, workers: Workers, todo: Sequence[Case], tell: Progress) -> Generator[Ended, None, None]:
+        """Yield each case as soon as it is over; `tell` as `Trial.run` does, of cases in this process."""
         todo = sorted(todo, key=self._order)
-        if jobs == 1 or len(todo) < 2:
-            for case in todo:
-                yield case, self.attempt(case, tell)
-            return
-        left = dict.fromkeys(todo)
-        alone = Runs(self.folder, None, self.keep_gib, self.retries)
-        try:
-            with pool(jobs) as processes:
-                futures = {processes.submit(alone.attempt, case): case for case in todo}
-                try:
-                    for future in as_completed(futures):
-                        problem = future.result()
-                        del left[futures[future]]
-                        yield futures[future], problem
-                finally:
-                    for future in futures:
-                        future.cancel()
-        except BrokenProcessPool:  # a process was killed and took all others along: what is left goes one by one
-            for case in left:
-                try:
-                    with pool(1) as processes:
-                        yield case, processes.submit(alone.attempt, case).result()
-                except BrokenProcessPool:
-                    yield case, self._fail(case, "its process ended, perhaps for lack of memory", "")
-
-    def on(self, client: Any, todo: Sequence[Case], cluster: str, jobs: int) -> AllEnded:
-        """Yield each case as soon as a worker of a Dask cluster has run it; its files are written here."""
-        todo = sorted(todo, key=self._order)
-        threads = max(1, torch.get_num_threads() // jobs) if cluster == dask_cluster.LOCAL else None
-        tasks = [_Task(case, [each[:2] for each in files_of(case.trial)], self.keep_gib, threads) for case in todo]
-        gpu = [needs_gpu(case.trial) for case in todo]
-        for outcome in dask_cluster.carried_out(client, _on_worker, tasks, self.retries, gpu):
-            case = todo[outcome.number]
-            if problem := outcome.problem or outcome.result.get("refused", ""):
-                yield case, self._fail(case, problem, outcome.trace)
+        sent = workers.cluster is not None
+        tasks = [Task(case, _sizes(case.trial) if sent else None) for case in todo]
+        alone = workers.jobs == 1 and not sent
+        work = partial(run, keep_gib=self.keep_gib, **({"loaded": self.loaded, "tell": tell} if alone else {}))
+        for task, outcome in workers.run(work, tasks, self.retries, [needs_gpu(case.trial) for case in todo]):
+            if outcome.problem:
+                self._fail(task.case, outcome)
             else:
-                self._write(case, (outcome.result["record"], outcome.result["rows"]))
-                yield case, ""
-
-    def attempt(self, case: Case, tell: Progress | None = None) -> str:
-        """Run a case, so often as is allowed, and write its files; return its problem, "" for none."""
-        for left in reversed(range(self.retries + 1)):
-            try:
-                done = measured(case.trial, self.keep_gib, self.loaded, tell)
-            except BadInput as problem:
-                return self._fail(case, str(problem), "")
-            except Exception as problem:  # this trial's end, not the sweep's
-                if not left:
-                    return self._fail(case, f"{type(problem).__name__}: {problem}", traceback.format_exc())
-            else:
-                self._write(case, done)
-                return ""
-        raise AssertionError("a case is tried at least once")
+                self._write(task.case, outcome.result)
+            yield task.case, outcome.problem
 
     def _write(self, case: Case, done: Measured) -> None:
         record, answers = done
         rows.write(self.folder.parent, case.key, record, answers, case.method)
 
-    def _fail(self, case: Case, problem: str, trace: str) -> str:
-        content = {"trial": case.trial.settings(), "problem": problem, "traceback": trace}
+    def _fail(self, case: Case, outcome: Outcome) -> None:
+        content = {"trial": case.trial.settings(), "problem": outcome.problem, "traceback": outcome.trace}
         write_text(self.folder / f"{case.key}.failed.json", json.dumps(content, indent=1))
-        return problem
 
     def _order(self, case: Case) -> tuple[Any, ...]:
         """Sort trials so that each finds what it needs there.
@@ -122,30 +79,30 @@ class Runs:
         return *map(str, _loads(trial)), trial.mode != "full", self.keep_gib and trial.prepare
 
 
-def connected(todo: Sequence[Case], cluster: str, jobs: int) -> AbstractContextManager[Any]:
-    """Return a client of the Dask cluster for these cases: `jobs` workers where it is begun here."""
-    return dask_cluster.connected(cluster, jobs, any(needs_gpu(case.trial) for case in todo))
-
-
 def needs_gpu(trial: Trial) -> bool:
     """Return whether a trial takes a slot for a GPU."""
     return trial.device.startswith("cuda")
 
 
-def pool(jobs: int) -> ProcessPoolExecutor:
-    """Begin processes that share this one's threads."""
-    threads = max(1, torch.get_num_threads() // jobs)
-    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), torch.set_num_threads, (threads,))
+_ONE = threading.Lock()  # a process holds one model, however many threads its worker has
 
 
-def measured(
-    trial: Trial, keep_gib: float = 0.0, loaded: Loaded | None = None, tell: Progress | None = None, device: str = ""
-) -> Measured:
-    """Run a trial with the model of this process; `device`: another one than it names."""
-    store = _kept(keep_gib) if keep_gib and not (trial.prepared or trial.store) else None
-    name, place, dtype, layout = _loads(trial)
-    record, rows = trial.run_each(tell, loaded or load(name, device or place, dtype, layout), store)
-    return record.to_json(), rows
+def run(task: Task, keep_gib: float = 0.0, loaded: Loaded | None = None, tell: Progress | None = None) -> Measured:
+    """Run a case with the model of this process, and return its record and rows."""
+    trial = task.case.trial
+    with _ONE:
+        if task.files is not None:
+            logging.disable_progress_bar()
+            if _sizes(trial) != task.files:
+                raise BadInput(f"files of model {trial.model!r} or of its data are others on a worker than here")
+        store = _kept(keep_gib) if keep_gib and not (trial.prepared or trial.store) else None
+        name, place, dtype, layout = _loads(trial)
+        record, answers = trial.run_each(tell, loaded or load(name, dealt(place), dtype, layout), store)
+    return record.to_json(), answers
+
+
+def _sizes(trial: Trial) -> list[list[Any]]:
+    return [each[:2] for each in files_of(trial)]
 
 
 @lru_cache(maxsize=1)
@@ -163,40 +120,3 @@ def load(model: str, device: str, dtype: str | None, layout: str | None) -> Load
 def _loads(trial: Trial) -> tuple[str, str, str | None, str | None]:
     """Return what `load` takes."""
     return trial.model, trial.device, trial.dtype, trial.layout
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A case as it travels to a worker, with name and size of the files that it reads."""
-
-    case: Case
-    files: list[list[Any]]
-    keep_gib: float
-    threads: int | None
-
-
-_ONE = threading.Lock()  # a process holds one model, however many threads its worker has
-
-
-def _on_worker(task: _Task) -> dict[str, Any]:
-    """Run a case in a Dask worker: its record and rows, or why it was refused, which no other worker changes."""
-    trial = task.case.trial
-    with _ONE:
-        if task.threads:
-            torch.set_num_threads(task.threads)
-        logging.disable_progress_bar()
-        try:
-            if [each[:2] for each in files_of(trial)] != task.files:
-                raise BadInput(f"files of model {trial.model!r} or of its data are others on a worker than here")
-            device = dealt(trial.device)
-            record, rows = measured(trial, task.keep_gib, device=device)
-        except BadInput as problem:
-            return {"refused": str(problem)}
-    return {"record": record, "rows": rows}
-
-
-def dealt(device: str, count: Callable[[], int] = torch.cuda.device_count) -> str:
-    """Return the device of this worker: `cuda` is one of its machine's GPUs, by the worker's number."""
-    if device != "cuda" or count() < 2:
-        return device
-    return f"cuda:{dask_cluster.worker_number() % count()}"

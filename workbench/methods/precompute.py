@@ -127,16 +127,15 @@ class Preparation(PreparationFields):
         self, model: PreTrainedModel, system: tuple[Block, ...], stages: list[PrepareStage]
     ) -> Iterator[shards.Make]:
         """Yield a function that prepares a stage: here, in `workers` other processes, or on a cluster."""
-        named = (self.model, self.dtype, self.layout)
-        if self.cluster is not None and stages:
-            given = (self.cluster, self.workers, self.device, named, system, fingerprint(model))
-            with shards.cluster(*given) as make:
-                yield make
-        elif self.workers == 1 or all(len(stage.shards) == 1 for stage in stages):
+        alone = self.workers == 1 or all(len(stage.shards) == 1 for stage in stages)
+        if not stages or (alone and self.cluster is None):
             yield shards.here(model, system)
-        else:
-            with shards.processes(self.workers, self.device, named, stages, system) as make:
-                yield make
+            return
+        policies = {stage.folder: stage.policy for stage in stages}
+        named = (self.model, self.dtype, self.layout)
+        given = shards.Workplace(self.device, named, policies, system, fingerprint(model))
+        with shards.elsewhere(self.workers, self.cluster, given) as make:
+            yield make
 
     def _finish(self, policy: Prepare, corpus: Corpus, made: int, seconds: float) -> Prepared:
         forget(self.out, UNPREPARED)

@@ -1,25 +1,20 @@
-"""Shards of a corpus carried out: in this process, in worker processes, or on a Dask cluster."""
+"""Prepare the shards of a corpus: in this process, or on `core.runner` in other processes or on a Dask cluster."""
 
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
-from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from workbench import models
-from workbench.core import dask_cluster
 from workbench.core.blocks import Block, Prompt
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
+from workbench.core.runner import Workers, dealt
 from workbench.methods.prepare import Prepare
 from workbench.models.spec import attach
 from workbench.store import FolderStore, MemoryStore, fingerprint
@@ -125,104 +120,60 @@ def here(model: PreTrainedModel, system: tuple[Block, ...]) -> Make:
 Named = tuple[str, str | None, str | None]  # of a model: its name, dtype and layout
 
 
-@contextmanager
-def processes(
-    workers: int, device: str, named: Named, stages: Sequence[PrepareStage], system: tuple[Block, ...]
-) -> Iterator[Make]:
-    """Yield a function that prepares a stage in worker processes, each of which loads the model once."""
-    context = multiprocessing.get_context("spawn")
-    places = context.SimpleQueue()
-    for i in range(workers):
-        places.put(_device(device, i))
-    policies = {stage.folder: stage.policy for stage in stages}
-    given = (places, named, max(1, torch.get_num_threads() // workers), policies, system)
-    with ProcessPoolExecutor(workers, context, _begin, given) as pool:
+@dataclass(frozen=True, eq=False)
+class Workplace:
+    """What every worker needs: where the model runs, its name, the policy of every folder, the system block.
 
-        def there(stage: PrepareStage) -> Iterator[Made]:
-            futures = [pool.submit(_next, stage.folder, shard) for shard in stage.shards]
-            try:
-                yield from (future.result() for future in as_completed(futures))
-            except BrokenProcessPool:
-                raise RuntimeError(
-                    "a worker process ended, perhaps for lack of memory; what is written stays: run again to go on"
-                ) from None
-            finally:
-                for future in futures:
-                    future.cancel()
-
-        yield there
-
-
-@contextmanager
-def cluster(
-    address: str, workers: int, device: str, named: Named, system: tuple[Block, ...], model: str
-) -> Iterator[Make]:
-    """Yield a function that prepares a stage on a Dask cluster (`core.dask_cluster`).
-
-    A cluster that is begun here has `workers` processes.
-
-    A worker that dies is replaced, and its shard prepared by another. `model` is the fingerprint that every worker's
-    model must have. Raises BadInput without Dask, and for a cluster that does not answer.
+    `fingerprint` is that of the model here, which every worker's model must have.
     """
-    threads = max(1, torch.get_num_threads() // workers) if address == dask_cluster.LOCAL else None
-    with dask_cluster.connected(address, workers) as client:
-        import distributed
 
-        def there(stage: PrepareStage) -> Iterator[Made]:
-            shared = (named, device, threads, stage.folder, stage.policy, system, model)
+    device: str
+    named: Named
+    policies: Mapping[Where, Prepare]
+    system: tuple[Block, ...]
+    fingerprint: str
+
+
+@contextmanager
+def elsewhere(workers: int, cluster: str | None, given: Workplace) -> Iterator[Make]:
+    """Yield a function that prepares a stage in `workers` processes, or on a Dask cluster; each loads the model once.
+
+    A worker of a cluster that dies is replaced, and its shard prepared by another. Raises BadInput without Dask, and
+    for a cluster that does not answer.
+    """
+    with Workers(workers, cluster, (given,)) as there:
+
+        def make(stage: PrepareStage) -> Iterator[Made]:
             begin = time.monotonic()  # clocks of other machines say other times
-            futures = [client.submit(_on_cluster, shared, shard, pure=False, retries=RETRIES) for shard in stage.shards]
-            try:
-                for future in distributed.as_completed(futures, loop=client.loop):
-                    yield begin, time.monotonic(), *future.result()[2:]
-            except distributed.KilledWorker as problem:
-                raise RuntimeError(
-                    f"workers ended again and again, perhaps for lack of memory; what is written stays: {problem}"
-                ) from None
-            finally:
-                client.cancel(futures)
+            tasks = [(stage.folder, shard) for shard in stage.shards]
+            with closing(there.run(_make, tasks, retries=RETRIES if cluster else 0)) as running:
+                for _, outcome in running:
+                    if outcome.died:
+                        raise RuntimeError(f"a worker process: {outcome.problem}; what is written stays: run again")
+                    made = outcome.value()
+                    yield (begin, time.monotonic(), *made[2:]) if cluster else made
 
-        yield there
+        yield make
 
 
-def _device(device: str, number: int) -> str:
-    return f"cuda:{number % torch.cuda.device_count()}" if device == "cuda" else device
+def _make(given: Workplace, task: tuple[Where, Shard]) -> Made:
+    """Prepare a shard in a worker, which may have died over it before."""
+    folder, shard = task
+    return _maker(given, folder).make(shard)
 
 
-_GIVEN: list[Any] = []  # of a worker process: its model, the policy of every folder and the system block
-
-
-def _begin(places: Any, named: Named, threads: int, policies: dict[Where, Prepare], system: tuple[Block, ...]) -> None:
-    """Load the model of a worker process."""
-    _GIVEN[:] = [_loaded(named, places.get(), threads), policies, system]
+@lru_cache(maxsize=2)  # of a process that is given its workplace once; on a cluster every shard brings it
+def _maker(given: Workplace, folder: Where) -> ShardMaker:
+    model = _loaded(given.named, dealt(given.device))
+    if fingerprint(model) != given.fingerprint:
+        raise BadInput(f"a worker's model {given.named[0]!r} has other weights than the one here")
+    return ShardMaker(model, given.policies[folder], folder, given.system)
 
 
 @cache
-def _loaded(named: Named, device: str, threads: int | None) -> PreTrainedModel:
+def _loaded(named: Named, device: str) -> PreTrainedModel:
     name, dtype, layout = named
-    if threads:
-        torch.set_num_threads(threads)
     logging.disable_progress_bar()
     model, _, _ = models.load(name, device, dtype, layout)
     attach(model)
     return model
-
-
-@cache
-def _maker(folder: Where) -> ShardMaker:
-    model, policies, system = _GIVEN
-    return ShardMaker(model, policies[folder], folder, system)
-
-
-def _next(folder: Where, shard: Shard) -> Made:
-    return _maker(folder).make(shard)
-
-
-def _on_cluster(shared: tuple[Any, ...], shard: Shard) -> Made:
-    """Prepare a shard in a Dask worker, which may have died over it before."""
-    named, device, threads, folder, policy, system, wanted = shared
-    number = dask_cluster.worker_number() if device == "cuda" else 0
-    model = _loaded(named, _device(device, number), threads)
-    if fingerprint(model) != wanted:
-        raise BadInput(f"a worker's model {named[0]!r} has other weights than the one here")
-    return ShardMaker(model, policy, folder, system).make(shard)
