@@ -1,10 +1,6 @@
 """BFLA's table 5: every printed row stands beside the same setting at a quarter of its sizes."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
-import pytest
+from sparse_settings import TABLE
 
 from workbench.methods import sparse
 from workbench.metrics import crossover
@@ -13,24 +9,13 @@ from workbench.models import load
 from workbench.plots import bfla_table
 from workbench.plots.sparse_quality import Measured
 
-SCRIPT = Path(__file__).parents[1] / "data" / "benchmarks" / "sparse.py"
 
-
-@pytest.fixture(scope="module")
-def table():
-    spec = importlib.util.spec_from_file_location("sparse_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sparse_script"] = module
-    spec.loader.exec_module(module)
-    return module.TABLE
-
-
-def test_every_printed_row_is_measured_by_the_script(table):
+def test_every_printed_row_is_measured_by_the_script():
     printed = [bfla_table.scaled(row) for row in BFLA_TABLE_5["rows"]]
-    assert set(printed) <= set(table) and len(set(printed)) == len(printed) == 12
-    released = [spec for spec in table if spec not in printed]
+    assert set(printed) <= set(TABLE) and len(set(printed)) == len(printed) == 12
+    released = [spec for spec in TABLE if spec not in printed]
     assert [any(spec.endswith(f"{end})") for end in bfla_table.RELEASED) for spec in released] == [True] * 3
-    assert len({sparse.named(spec) for spec in table}) == len(table)
+    assert len({sparse.named(spec) for spec in TABLE}) == len(TABLE)
 
 
 def test_the_table_holds_all_printed_rows_and_says_what_is_not_measured():

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import engine_speed
+import engine_tokens
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from tests import tiny
 from tests.random_models import Letters, model_of, prompt_of
 from workbench import models
 from workbench.data import load
-from workbench.experiments import engine_margins, engine_speed, engine_tokens
+from workbench.experiments import engine_margins
 from workbench.experiments.trial import Trial
 from workbench.methods.engines import EngineChoice, pages_of
 from workbench.methods.generation import generate

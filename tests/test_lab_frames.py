@@ -2,12 +2,12 @@
 
 from itertools import pairwise
 
+import lab_frames
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.core.errors import BadInput
-from workbench.data import lab_frames
 from workbench.data.layouts import LAB
 from workbench.experiments import sessions
 

@@ -1,6 +1,5 @@
 """Training of a lab model in miniature: what it reads, that it learns, resumes and writes whole checkpoints."""
 
-import importlib
 import json
 import shutil
 from copy import deepcopy
@@ -8,6 +7,7 @@ from dataclasses import asdict, replace
 from random import Random
 from types import SimpleNamespace
 
+import lab_card
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,7 +17,6 @@ from workbench import data, generate, models
 from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.data.lab_world import Style
-from workbench.experiments import results
 from workbench.training.common import watched
 from workbench.training.lab import checkpoint
 from workbench.training.lab.config import PretrainConfig
@@ -169,9 +168,8 @@ def test_the_shipped_card_says_what_its_files_say():
 
 
 @pytest.mark.parametrize("name", [name for name in models.names() if name == "lab-full" or name.startswith("lab-hard")])
-def test_the_shipped_card_is_made_of_results_and_says_what_chose_the_model(name, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(results.FOLDER)
-    choice, folder = importlib.import_module("lab_card").choice(name), models.folder(name)
+def test_the_shipped_card_is_made_of_results_and_says_what_chose_the_model(name, tmp_path):
+    choice, folder = lab_card.choice(name), models.folder(name)
     assert json.loads((folder / "choice.json").read_text()) == choice
     copied = shutil.copytree(folder, tmp_path / name, ignore=shutil.ignore_patterns("model.safetensors", "README.md"))
     checkpoint.write_card(copied)

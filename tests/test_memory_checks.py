@@ -2,9 +2,9 @@
 
 import sys
 
+import memory_checks
+import notes
 import pytest
-
-from workbench.experiments import memory_checks
 
 CLEAN = "========= COMPUTE-SANITIZER\nrope_and_cache: right\n========= ERROR SUMMARY: 0 errors\n"
 WRONG = (
@@ -62,8 +62,8 @@ def test_the_sentence_follows_what_was_found():
         {"tool": "memcheck", "name": "b", "errors": 3},
         {"tool": "racecheck", "name": "a", "errors": None},
     ]
-    said = memory_checks.sentence({"device": "GPU", "rows": rows})
+    said = notes.memory({"device": "GPU", "rows": rows})
     assert "memcheck found no error over the cases of `a`. memcheck found errors: `b` (3)." in said
     assert said.endswith("racecheck did not come to its end: `a`.") and "racecheck found" not in said
-    said = memory_checks.sentence({"device": "GPU", "rows": [{"tool": "racecheck", "name": "a", "errors": 3}]})
+    said = notes.memory({"device": "GPU", "rows": [{"tool": "racecheck", "name": "a", "errors": 3}]})
     assert "racecheck names hazards in `a`: it does not follow" in said

@@ -1,10 +1,10 @@
 """The notes on kernels quote committed reports, and predictions that were committed before them."""
 
-import importlib
 import subprocess
 from itertools import pairwise
 from pathlib import Path
 
+import notes
 import pandas as pd
 import pytest
 
@@ -13,14 +13,7 @@ from workbench.experiments.results import FOLDER
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def notes():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(FOLDER)
-        yield importlib.import_module("notes")
-
-
-def test_the_notes_are_what_their_script_writes(notes):
+def test_the_notes_are_what_their_script_writes():
     assert notes.NOTES.read_text() == notes.notes(), "python data/benchmarks/notes.py"
 
 
@@ -29,14 +22,14 @@ def row(report, who, ms, **shape):
 
 
 @pytest.mark.parametrize(("ours", "said"), [(1.0, "5"), (10.0, "**0.5**")])
-def test_a_bar_is_met_or_bold(notes, ours, said):
+def test_a_bar_is_met_or_bold(ours, said):
     rows = pd.DataFrame([row("decode", "ours", ours), row("decode", "flash", 5.0), row("decode", "flash 2", 9.0)])
     bar = notes.Bar("decode", "w", "flash", 2.5, 3.5)
     assert notes.measured(rows, bar) == said
     assert notes.measured(rows[:1], bar) == "not measured"
 
 
-def test_recomputed_rows_are_held_to_their_bar_with_the_choice(notes):
+def test_recomputed_rows_are_held_to_their_bar_with_the_choice():
     bar = notes.Bar("recompute", "w", "stock", 4.5, 6)
     rows = [row("recompute", "ours", 1.0, rows=9), row("recompute", "stock", 6.0)]
     assert "not measured with the choice" in notes.measured(pd.DataFrame(rows), bar)
@@ -44,7 +37,7 @@ def test_recomputed_rows_are_held_to_their_bar_with_the_choice(notes):
     assert notes.measured(pd.DataFrame(rows), bar) == "6"
 
 
-def test_a_prediction_counts_where_its_commit_precedes_the_report(notes, monkeypatch, tmp_path):
+def test_a_prediction_counts_where_its_commit_precedes_the_report(monkeypatch, tmp_path):
     def git(*arguments):
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
         return subprocess.run(

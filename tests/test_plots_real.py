@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+import merge_shards
 import pandas as pd
 import pytest
+from merge_shards import Group
 
 from workbench.core.errors import BadInput
-from workbench.experiments import collected
-from workbench.experiments.collected import Group
 from workbench.methods.config import MethodConfig
 from workbench.models import fetched
 from workbench.plots import real_beside_lab as beside
@@ -71,7 +71,7 @@ def real(losses=LOSSES, more=None, **of_rows):
         configs[name], by_name[name] = added, loss
     made = {name: rows(loss, computed=100.0 if name == "full" else 20.0, **of_rows) for name, loss in by_name.items()}
     group = Group("tiny", "nq", "choices", HEAD, made, {})
-    return Real.of(collected.methods([group], configs), collected.questions([group]), "tiny")
+    return Real.of(merge_shards.methods([group], configs), merge_shards.questions([group]), "tiny")
 
 
 def swapped(one, other):

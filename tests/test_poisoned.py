@@ -5,12 +5,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from attack_prompts import corpus, victims_of
+from poisoned import CHAINS, TOKENS, TokenKeyStore, attacked, measured, misses
 
 from workbench import data
 from workbench.core.errors import BadInput
 from workbench.experiments import results
-from workbench.experiments.poisoned import CHAINS, TOKENS, TokenKeyStore, attacked, measured, misses
-from workbench.experiments.victims import corpus, victims_of
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.store import MemoryStore

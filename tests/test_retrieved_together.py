@@ -1,16 +1,13 @@
 """Figure 7a of FusionRAG: shares stand beside the printed ones, and the sentence turns with them."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
+import together
 
 from workbench.data.sample import Passage, Sample
 from workbench.experiments import results
 from workbench.plots import retrieved_together as figures
-
-SCRIPT = Path(__file__).parents[1] / "data" / "benchmarks" / "together.py"
 
 
 def row(at, mean):
@@ -30,13 +27,10 @@ def test_the_sentence_turns_with_the_shares(tmp_path, monkeypatch, two, ten, wor
 
 
 def test_a_share_counts_passages_with_another_of_their_question():
-    spec = importlib.util.spec_from_file_location("together", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     words = (("red apple pie", "red apple cake"), ("green sea wave", "blue sky cloud"))
     samples = [
         Sample(str(i), "?", ("A",), tuple(Passage(f"p{i}{j}", text) for j, text in enumerate(texts)))
         for i, texts in enumerate(words)
     ]
-    assert script.shares(samples, "tfidf", 3) == [1.0, 1.0]
-    assert script.shares(samples, "tfidf", 1)[0] == 1.0
+    assert together.shares(samples, "tfidf", 3) == [1.0, 1.0]
+    assert together.shares(samples, "tfidf", 1)[0] == 1.0

@@ -3,10 +3,10 @@
 import pytest
 
 from tests import tiny
+from tests.stress import soak
 from workbench import models
 from workbench.data import load
 from workbench.engine.paged_pool import Pool
-from workbench.experiments import soak
 from workbench.methods import engines
 from workbench.methods.paged_answers import PagedAnswers
 from workbench.plots.engine_speed import soaked

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from sparse_results import replaced
 
 from workbench.core.errors import BadInput
 from workbench.experiments.papers import compact_attention, evidence, sparse_evidence
-from workbench.experiments.sparse_results import replaced
 
 FOLDER = Path(__file__).parents[1] / "data" / "benchmarks"
 

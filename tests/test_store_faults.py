@@ -1,4 +1,4 @@
-"""After every fault, nothing that was acknowledged is lost, and nothing wrong is served; `experiments.store_faults`."""
+"""After every fault, nothing that was acknowledged is lost, and nothing wrong is served; `tests.stress`."""
 
 import os
 import time
@@ -8,21 +8,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.folder_machine import FolderMachine, stateful_part
 from tests.store_blocks import kv_of, same
+from tests.stress import run_store_faults, store_faults
+from tests.stress.folder_machine import FolderMachine
+from tests.stress.power_loss import losses
+from tests.stress.store_faults import Count, block, byte_classes, flips, kills, name, soak
 from workbench.core.errors import BadInput
-from workbench.experiments import store_faults
-from workbench.experiments.power_loss import losses
-from workbench.experiments.store_faults import (
-    Count,
-    block,
-    byte_classes,
-    flips,
-    kills,
-    name,
-    soak,
-)
-from workbench.experiments.store_operations import in_parts, operations, operations_part
+from workbench.experiments import results
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.collection import collect_garbage
 
@@ -68,27 +60,6 @@ def test_a_store_that_is_not_durable_does_lose_blocks_then_and_serves_nothing_wr
     assert count.lost and not count.wrong
 
 
-def test_random_operations_agree_with_a_model_in_memory(tmp_path, caplog):
-    for seed in range(3):
-        none_lost_or_wrong(operations(tmp_path / str(seed), 300, seed))
-
-
-def test_parts_of_many_operations_are_not_carried_out_twice(tmp_path):
-    parts = tmp_path / "parts"
-    with pytest.raises(ValueError, match="stopped"):
-        in_parts(_stops_at_two, 3, parts, each=1)
-    assert {path.name for path in parts.iterdir()} >= {"000000-1.json"}
-    (parts / "000002-1.json").write_text((parts / "000000-1.json").read_text())
-    whole = none_lost_or_wrong(in_parts(operations_part, 3, parts, each=1))
-    assert (whole.tried, whole.about) == (600, {"runs": 3, "steps": 200}) and not parts.exists()
-
-
-def _stops_at_two(first, runs):
-    if first == 2:
-        raise ValueError("stopped")
-    return operations_part(first, runs)
-
-
 def test_memory_stays_flat(tmp_path, caplog):
     count = none_lost_or_wrong(soak(tmp_path / "a", 2000))
     assert count.about["MB at the end"] < count.about["MB at half"] + 30
@@ -101,9 +72,20 @@ def test_any_sequence_of_operations_agrees_with_a_dictionary(caplog):
     run_state_machine_as_test(FolderMachine, settings=small)
 
 
-def test_a_part_of_stateful_sequences_counts_its_operations_and_answers(caplog):
-    count = none_lost_or_wrong(stateful_part(3, 2))
-    assert count.tried > count.found + count.missed > 0
+def test_sequences_of_several_tasks_are_counted_together(caplog, monkeypatch):
+    monkeypatch.setattr(run_store_faults, "EACH", 4)
+    monkeypatch.setattr(run_store_faults.logging, "disable", lambda: None)
+    count = none_lost_or_wrong(run_store_faults.stateful(5, workers=1))
+    assert count.tried > count.found + count.missed > 0 and count.about == {"runs": 5, "steps": 200}
+
+
+def test_as_many_faults_are_committed_as_are_asked_for_and_none_lost_or_served_anything_wrong():
+    found = {row["name"]: row for row in results.read("store-faults")["rows"]}
+    assert all(row["lost"] == row["wrong"] == 0 < row["found"] for row in found.values())
+    least = {"kills": 1_000, "flips": 1_000, "losses": 1_000, "soak": 100_000, "stateful": 100_000}
+    assert all(found[name]["tried"] >= count for name, count in least.items())
+    sizes = found["soak"]["about"]
+    assert sizes["MB at the end"] < 1.02 * sizes["MB at half"], "memory stays flat"
 
 
 def test_a_clock_that_goes_back_costs_nothing(tmp_path, monkeypatch):

@@ -1,13 +1,13 @@
 """Results of stores read back: rows for figures, and sentences that follow their numbers."""
 
 import pytest
+from serving_load import Load
+from serving_runs import runs
+from stored_corpus import StoredCorpus
 
 from workbench import models
 from workbench.core.errors import BadInput
 from workbench.experiments import results, store_results
-from workbench.experiments.bench.serving import runs
-from workbench.experiments.bench.serving_load import Load
-from workbench.experiments.bench.stored_corpus import StoredCorpus
 
 TINY = Load(blocks=6, block=8, per_question=3, question=4, answer=2, questions=3, baseline=2, chosen=2, batch=2)
 

@@ -1,6 +1,5 @@
 """data/benchmarks/two_gpus.py: two workers take turns, share the blocks, and tell what goes wrong."""
 
-from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.dummy import Pipe
 from threading import Barrier, Thread
 
@@ -8,18 +7,10 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
-from workbench.experiments.results import FOLDER
+import two_gpus as script
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = spec_from_file_location("two_gpus", FOLDER / "two_gpus.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def pair(script):
+def pair():
     """Two workers as threads, in the place of processes on two GPUs."""
     both, pipes = object.__new__(script.Both), [Pipe() for _ in range(2)]
     both.ends, barrier = [mine for mine, _ in pipes], Barrier(2)
@@ -29,10 +20,10 @@ def pair(script):
     return both, threads
 
 
-def test_workers_compute_the_same_bits_take_turns_and_end(script, monkeypatch):
+def test_workers_compute_the_same_bits_take_turns_and_end(monkeypatch):
     models = [script.whole_model.build(script.whole_model.LLAMA | script.TINY) for _ in range(2)]
     monkeypatch.setattr(script.whole_model, "build", lambda shape: models.pop())  # threads share the seed of torch
-    both, threads = pair(script)
+    both, threads = pair()
     assert both.ready() is True
     assert all(both.seconds(turn) > 0 for turn in (script.ALONE, script.SHARED, script.ALONE))
     for end, thread in zip(both.ends, threads, strict=True):
@@ -41,9 +32,9 @@ def test_workers_compute_the_same_bits_take_turns_and_end(script, monkeypatch):
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_what_goes_wrong_in_a_worker_is_told(script, monkeypatch):
+def test_what_goes_wrong_in_a_worker_is_told(monkeypatch):
     monkeypatch.setattr(script.whole_model, "build", lambda shape: {}["no model"])
-    both, threads = pair(script)
+    both, threads = pair()
     with pytest.raises(RuntimeError, match="no model"):
         both.ready()
     for thread in threads:

@@ -17,8 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lab_frames
+
 from workbench import models
-from workbench.data import demonstrations, game, lab_frames
+from workbench.data import demonstrations, game
 from workbench.experiments import beyond_rag, results, sessions
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.sessions import SessionPrompt

@@ -10,13 +10,12 @@ mode alone on the same questions (data/benchmarks/lab_block.sh makes both); they
 """
 
 import argparse
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from workbench.core.runner import Workers
 from workbench.experiments import results
 from workbench.experiments.trial import Trial
 
@@ -37,9 +36,9 @@ METHODS: dict[str, dict[str, Any]] = {  # name in the table: fields of the trial
 }
 
 
-def run(name: str, trial: Trial) -> tuple[str, dict[str, Any]]:
-    """Return the name and the entry of a method."""
-    return name, results.entry(*trial.run_each())
+def run(job: tuple[str, Trial]) -> dict[str, Any]:
+    """Return the entry of a method."""
+    return results.entry(*job[1].run_each())
 
 
 def main() -> None:
@@ -61,9 +60,9 @@ def main() -> None:
         device = f"cuda:{i % gpus}" if gpus else args.device
         if fields["model"] and name not in entries:
             jobs.append((name, Trial(**fields, **common, device=device)))
-    with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(run, *job) for job in jobs]):
-            name, entries[name] = future.result()
+    with Workers(args.processes) as workers:
+        for (name, _), outcome in workers.run(run, jobs):
+            entries[name] = outcome.value()
             ordered = {name: entries[name] for name in METHODS if name in entries}
             results.write(OUT, args.samples, SEED, ordered)
     print(results.summary(entries))

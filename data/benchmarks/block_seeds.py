@@ -12,16 +12,16 @@ other runs of this script, on the same questions, before.
 import argparse
 import json
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from workbench import models
+from workbench.core.runner import Workers
 from workbench.experiments import block_seeds, results
 from workbench.experiments.trial import Trial
 
 OUT = Path(__file__).with_name("block-seeds.json")
+Job = tuple[str, str, Trial]  # method, training seed and what is run
 SEED, PASSAGES = 30_000, 10  # as in block_attention.py
 BEFORE = ("full attention", "block, not fine-tuned")
 METHODS: dict[str, dict[str, dict[str, Any]]] = {  # kind of a run: methods, as in block_attention.py, and their fields
@@ -42,8 +42,8 @@ def trained(runs: Path) -> dict[str, str]:
     return found | {path.parts[-3].removeprefix("lab-block-"): str(path.parent) for path in folders}
 
 
-def jobs(found: dict[str, str], held: dict[str, dict[str, str]], common: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield (method, training seed, trial) of what is not measured yet."""
+def jobs(found: dict[str, str], held: dict[str, dict[str, str]], common: dict[str, Any]) -> Iterator[Job]:
+    """Yield what is not measured yet."""
     for run, model in found.items():
         kind, _, seed = run.rpartition("-")
         for name, fields in METHODS.get(kind, {}).items():
@@ -51,12 +51,13 @@ def jobs(found: dict[str, str], held: dict[str, dict[str, str]], common: dict[st
                 yield name, seed, Trial(model=model, **fields, **common)
 
 
-def answer(name: str, seed: str, trial: Trial) -> tuple[str, str, str, float, str, dict[str, str]]:
+def answer(job: Job) -> tuple[str, float, str, dict[str, str]]:
     """Answer all questions; return digits, the minutes of the training, device and versions."""
+    _, _, trial = job
     record, rows = trial.run_each()
     about = models.folder(trial.model) / "tuning.json"
     minutes = json.loads(about.read_text())["minutes"] if about.is_file() else 0.0
-    return name, seed, results.entry(record, rows)["right"], minutes, record.device, record.versions
+    return results.entry(record, rows)["right"], minutes, record.device, record.versions
 
 
 def together(files: list[Path], samples: int) -> dict[str, Any]:
@@ -99,9 +100,9 @@ def main() -> None:
     common = {"samples": args.samples, "seed": SEED, "passages": PASSAGES, "batch": 64, "timed": 1}
     held = together([*args.join, args.out], args.samples)
     todo = list(jobs(trained(args.runs), held["methods"], {**common, "device": args.device}))
-    with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(answer, *job) for job in todo]):
-            name, seed, right, minutes, device, versions = future.result()
+    with Workers(args.processes) as workers:
+        for (name, seed, _), outcome in workers.run(answer, todo):
+            right, minutes, device, versions = outcome.value()
             held["methods"].setdefault(name, {})[seed] = right
             held["minutes"].setdefault(name, {})[seed] = minutes
             about = {"samples": args.samples, "seed": SEED, "passages": PASSAGES}

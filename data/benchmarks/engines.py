@@ -16,10 +16,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import engine_speed
+import engine_tokens
 import torch
 
 from workbench import data, models
-from workbench.experiments import engine_speed, engine_tokens, results
+from workbench.experiments import results
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.trial import Trial
 

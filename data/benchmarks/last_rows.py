@@ -11,13 +11,13 @@ the questions). A gate that was distilled on prompts that are scored is refused.
 
 import argparse
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from workbench import models
 from workbench.core.errors import BadInput
+from workbench.core.runner import Workers
 from workbench.experiments import results
 from workbench.experiments.trial import Trial
 from workbench.methods.seer_gate import FILE, check_unseen
@@ -57,9 +57,10 @@ def main() -> None:
     parser.add_argument("--only", choices=[spec.partition("(")[0] for spec in SPECS], help="measure one method alone")
     args = parser.parse_args()
     specs = [spec for spec in SPECS if args.only in (None, spec.partition("(")[0])]
-    with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
-        jobs = [pool.submit(run, spec, args.samples, args.device) for spec in specs]
-        measured = {name: entry for job in jobs for name, entry in job.result().items()}
+    work = partial(run, samples=args.samples, device=args.device)
+    with Workers(args.processes) as workers:
+        made = {spec: outcome.value() for spec, outcome in workers.run(work, specs)}
+    measured = {name: entry for spec in specs for name, entry in made[spec].items()}
     methods = others(specs, args.samples) | measured
     results.write(OUT, args.samples, SEED, methods)
     print(results.summary(methods))

@@ -8,28 +8,28 @@ of as many questions is not measured again.
 """
 
 import argparse
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from needles import CHUNK, PASSAGES, SEED, SPECS, TASKS, right
 from sparse_seeds import MODEL, SEEDS, folders
 
 from workbench import data, models
+from workbench.core.runner import Workers
 from workbench.experiments import results
 from workbench.experiments.record import device_name, versions
 
 FILE = Path(__file__).with_name("needles-seeds.json")
 
 
-def run(task: str, seed: int, folder: str, device: str, samples: int) -> tuple[str, str, dict[str, str], str]:
-    """Return task, training seed, a digit a question for every method, and the device."""
-    loaded = models.load(folder, device)
+def run(part: tuple[str, int], runs: Path, device: str, samples: int) -> tuple[dict[str, str], str]:
+    """Return a digit a question for every method on a task and training seed, and the device."""
+    task, seed = part
+    loaded = models.load(folders(runs)[seed], device)
     asked = data.load(f"needles-{task}", samples, SEED, PASSAGES)
     digits = right(loaded, asked, list(SPECS), 64 if device != "cpu" else 8)
-    return task, str(seed), digits, device_name(loaded.model.device)
+    return digits, device_name(loaded.model.device)
 
 
 def main() -> None:
@@ -52,16 +52,15 @@ def main() -> None:
     same = all(before.get(name) == value for name, value in about.items())
     tasks: dict[str, dict[str, dict[str, str]]] = before["tasks"] if same else {task: {} for task in TASKS}
     parts = [(task, seed) for seed in SEEDS for task in TASKS if str(seed) not in tasks[task].get(SPECS[0], {})]
-    given = folders(args.runs)
-    with ProcessPoolExecutor(args.processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        running = [pool.submit(run, task, seed, given[seed], args.device, args.samples) for task, seed in parts]
-        for future in as_completed(running):
-            task, of, digits, device = future.result()
+    work = partial(run, runs=args.runs, device=args.device, samples=args.samples)
+    with Workers(args.processes) as workers:
+        for (task, seed), outcome in workers.run(work, parts):
+            digits, device = outcome.value()
             for spec, each in digits.items():
-                by_seed = tasks[task].setdefault(spec, {}) | {of: each}
+                by_seed = tasks[task].setdefault(spec, {}) | {str(seed): each}
                 tasks[task][spec] = dict(sorted(by_seed.items()))
             results.write_json(args.file, {**about, "device": device, "versions": versions(), "tasks": tasks})
-            print(task, of, {spec: each.count("1") for spec, each in digits.items()}, flush=True)
+            print(task, seed, {spec: each.count("1") for spec, each in digits.items()}, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,26 @@ Bars and goals are set in BARS; predictions are the lines of predictions.md whos
 
 import subprocess
 from dataclasses import dataclass
+from typing import Any
 
 import headline
 import pandas as pd
 from headline import markdown
 
 from workbench.core.files import write_text
-from workbench.experiments import bench_reports, memory_checks
+from workbench.experiments import bench_reports, results
 from workbench.experiments.results import FOLDER
 from workbench.metrics.latency import STAGES
 
 NOTES, PREDICTIONS = FOLDER / "notes.md", FOLDER / "predictions.md"
 OURS = "ours"
 TEXT = (FOLDER / "notes.text.md").read_text()
+
+SANITIZER = {
+    "memcheck": "memcheck found errors: {}.",
+    "racecheck": "racecheck names hazards in {}: it does not follow the memory barriers by which warps hand tiles on, "
+    "and in the compiled kernels for Hopper each arrival at one stands behind a barrier of the warps that wrote.",
+}
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,21 @@ def stages() -> str:
     return f"{about}\n\n{markdown(['method', 'of the pairs', *STAGES.values()], cells)}"
 
 
+def memory(kept: dict[str, Any]) -> str:
+    """Say what `memory_checks.py` kept of compute-sanitizer's tools."""
+    said = []
+    for tool, wrong_words in SANITIZER.items():
+        rows = [row for row in kept["rows"] if row["tool"] == tool]
+        ended = [row for row in rows if row["errors"] is not None]
+        odd = [f"`{row['name']}`" + f" ({row['errors']:,})" * (tool == "memcheck") for row in ended if row["errors"]]
+        late = [f"`{row['name']}`" for row in rows if row["errors"] is None]
+        if clean := ", ".join(f"`{row['name']}`" for row in ended if not row["errors"]):
+            said.append(f"{tool} found no error over the cases of {clean}.")
+        said.append(wrong_words.format(", ".join(odd)) if odd else "")
+        said.append(f"{tool} did not come to its end: {', '.join(late)}." if late else "")
+    return " ".join([f"compute-sanitizer on one {kept['device']}:", *filter(None, said)])
+
+
 def predicted(report: str, work: str, who: str, ms: float) -> str:
     """Return what predictions.md says of a candidate, where its commit precedes that of its time; else a dash."""
     for line in reversed(PREDICTIONS.read_text().splitlines()):  # the newest that precedes
@@ -159,7 +181,7 @@ def notes() -> str:
         "times": times(rows),
         "choices": choices(rows),
         "stages": stages(),
-        "memory": memory_checks.sentence(),
+        "memory": memory(results.read("memory-checks")),
     }
     text = TEXT
     for name, part in parts.items():

@@ -1,23 +1,219 @@
-"""What an attacker's text does to the cached passage of another prompt, and how much recomputation undoes it.
+"""Poisoned caches (HijackKV, arXiv:2607.19957): keys and values that were computed behind an attacker's text.
 
     python data/benchmarks/poisoned.py --victims 64
 
-writes poisoned.json: `experiments.poisoned` on questions of the lab, one a set of passages.
+writes poisoned.json: questions of the lab, one a set of passages.
+
+The attacker's text is the passage with another answer in it. It is not optimised, as HijackKV's 32 tokens are, and it
+never stands in the victim's prompt: only the cached passage has seen it. Three ways there:
+
+keys of tokens     a store whose keys know a block's tokens only serves what the attacker had computed
+content chains     the keys of `store.keys` cover what a block was computed behind: the attacker's copy is another block
+with neighbours    the attacker's text lies in the corpus, and preparation puts the passage behind it on purpose
+
+Each is held against the same request without the attacker.
 """
 
 import argparse
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from attack_prompts import Victim, corpus, victims_of
+from torch import Tensor
+
 from workbench import data, models
-from workbench.experiments import poisoned, results
+from workbench.core.kv import KV
+from workbench.experiments import results
 from workbench.experiments.record import device_name, versions
-from workbench.experiments.victims import victims_of
+from workbench.experiments.trial import Progress
+from workbench.methods import select
+from workbench.methods.generation import answer
+from workbench.methods.modes.reuse import Reuse
+from workbench.methods.prepare import Prepare
+from workbench.methods.prepare.after_system import AfterSystem
+from workbench.methods.prepare.with_neighbours import WithNeighbours
+from workbench.methods.sampling import SamplingParams
+from workbench.metrics.answers import Records, bootstrap, exact_match, wilson
+from workbench.metrics.fidelity import gold_answers, predict
+from workbench.models.loading import Loaded
+from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint, key_of
+from workbench.store.misses import Miss, identity_of
 
 OUT = Path(__file__).with_name("poisoned.json")
 MODEL, SEED, PASSAGES, SAMPLES = "lab-full", 90_000, 10, 2_400
 RATIOS, NEIGHBOURS = (0.0, 0.05, 0.15, 0.3, 0.5, 1.0), (1, 10)
+TOKENS, CHAINS = "keys of tokens", "content chains"
+Side = tuple[Prepare, Store]
+Asked = tuple[list[str], list[Tensor]]  # greedy answers, logits of the right ones
+HARMLESS = "harmless copy"
+
+
+class TokenKeyStore:
+    """A store whose keys are the tokens of a block alone, as caches have them that forget what stood before it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(UNLIMITED)
+
+    def get(self, key: str) -> KV | None:
+        """Return the first block that was kept of these tokens, whatever it has seen."""
+        return self.store.get(_tokens(key))
+
+    def put(self, key: str, kv: KV) -> None:
+        """Keep the first block of these tokens."""
+        if _tokens(key) not in self.store:
+            self.store.put(_tokens(key), kv)
+
+
+def _tokens(key: str) -> str:
+    identity = identity_of(key)
+    return identity.block if identity else key
+
+
+def attacked(loaded: Loaded, victims: Sequence[Victim], store: Store) -> Store:
+    """Send the attacker's requests through `store`: each victim's passage is encoded behind the attacker's text."""
+    behind = [[victim.prompt.blocks[0], victim.poison_block] for victim in victims]
+    fetch(loaded.model, [victim.passage for victim in victims], store, behind)
+    return store
+
+
+def misses(loaded: Loaded, victims: Sequence[Victim]) -> list[Miss]:
+    """Return why the victims' passages are not found in a store of content chains that the attacker has filled."""
+    store = MemoryStore(UNLIMITED)
+    attacked(loaded, victims, store)
+    weights, dtype = fingerprint(loaded.model), loaded.model.dtype
+    keys = [key_of(weights, dtype, victim.passage, victim.prompt.blocks[:1]) for victim in victims]
+    return [store.why(key) for key in keys if store.get(key) is None]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An attack, and the same request without it: preparation and store of each.
+
+    `reached`: the share of the victims whose passage is served after it has seen what was added.
+    """
+
+    name: str
+    clean: Side
+    poisoned: Side
+    reached: float
+
+
+def arms(loaded: Loaded, victims: Sequence[Victim], neighbours: Sequence[int], search: str = "exact") -> list[Arm]:
+    """Return both kinds of key, and preparation with each number of neighbours.
+
+    Of the attacker's text, and of a harmless one.
+    """
+    alone = AfterSystem()
+    clean: Side = (alone, MemoryStore(UNLIMITED))
+    keyed: dict[str, Store] = {TOKENS: TokenKeyStore(), CHAINS: MemoryStore(UNLIMITED)}
+    found = [
+        Arm(name, clean, (alone, attacked(loaded, victims, store)), float(name == TOKENS))
+        for name, store in keyed.items()
+    ]
+    honest = corpus(loaded, victims)
+    added = {"": [victim.poison for victim in victims], f", {HARMLESS}": [victim.harmless for victim in victims]}
+    tampered = {name: corpus(loaded, victims, passages) for name, passages in added.items()}
+    for n in neighbours:
+        beside: Side = (WithNeighbours(honest, n=n, search=search), MemoryStore(UNLIMITED))
+        for name, with_added in tampered.items():
+            prepare = WithNeighbours(with_added, n=n, search=search)
+            reached = [bool(set(prepare.neighbours(v.passage)) - set(honest.place)) for v in victims]
+            label = f"{n} neighbour{'s' * (n > 1)}{name}"
+            found.append(Arm(label, beside, (prepare, MemoryStore(UNLIMITED)), float(np.mean(reached))))
+    return found
+
+
+def measured(
+    loaded: Loaded,
+    victims: Sequence[Victim],
+    ratios: Sequence[float],
+    neighbours: Sequence[int] = (1, 10),
+    progress: Progress | None = None,
+) -> Records:
+    """Return a row an arm and ratio of recomputed tokens (query-guided).
+
+    {arm, ratio, n, reached, kl, toward, changed, right, hijacked, …_low, …_high, right_clean}.
+
+    kl         KL(clean ‖ poisoned) at the tokens of the right answer, nats a token, mean over questions
+    toward     by how much the attacker's target gains on the right answer, in nats of their odds at the first token in
+               which they differ; below 0, it loses
+    changed    share of greedy answers that are other words than without the attacker
+    hijacked   share of greedy answers that are the attacker's target
+    Intervals are 95%: bootstrap over questions, Wilson of shares.
+    """
+    loaded = Loaded(*loaded)
+    rows: Records = []
+    known: dict[tuple[int, float], Asked] = {}  # arms share what they are held against
+    for arm in arms(loaded, victims, neighbours):
+        for ratio in ratios:
+            mark = id(arm.clean), ratio
+            known[mark] = known.get(mark) or _asked(loaded, victims, arm.clean, ratio)
+            compared = _compared(loaded, victims, known[mark], _asked(loaded, victims, arm.poisoned, ratio))
+            rows.append({"arm": arm.name, "ratio": ratio, "reached": arm.reached, **compared})
+            if progress:
+                progress(len(rows), (2 + 2 * len(neighbours)) * len(ratios))
+    return rows
+
+
+def _asked(loaded: Loaded, victims: Sequence[Victim], side: Side, ratio: float) -> Asked:
+    """Return greedy answers, and the logits [A, V] of the tokens of the right answer."""
+    (prepare, store), (model, tokenizer, layout) = side, loaded
+    method = Reuse(prepare=prepare, select=select.named("query_guided") if ratio else None, ratio=ratio or None)
+    gold = gold_answers([victim.sample for victim in victims], layout, tokenizer)
+    prompts = [victim.prompt for victim in victims]
+    params = SamplingParams(max(map(len, gold)) + 4, stop=layout.stop)
+    ended = answer(model, tokenizer, prompts, method, store, params)
+    return [one.text.strip() for one in ended.generations], predict(model, ended.ready, ended.logits, gold)
+
+
+def _compared(loaded: Loaded, victims: Sequence[Victim], clean: Asked, poisoned: Asked) -> dict[str, Any]:
+    odds = [_odds(loaded, victims, logits) for _, logits in (clean, poisoned)]
+    means = {
+        "kl": [_kl(one, other) for one, other in zip(clean[1], poisoned[1], strict=True)],
+        "toward": [after - before for before, after in zip(*odds, strict=True)],
+    }
+    flags: Mapping[str, list[bool]] = {
+        "changed": [one != other for one, other in zip(clean[0], poisoned[0], strict=True)],
+        "right": [bool(exact_match(said, v.sample.answers)) for said, v in zip(poisoned[0], victims, strict=True)],
+        "hijacked": [bool(exact_match(said, [v.target])) for said, v in zip(poisoned[0], victims, strict=True)],
+    }
+    row: dict[str, Any] = {"n": len(victims)}
+    for name, values in means.items():
+        row[name] = float(np.mean(values))
+        row[f"{name}_low"], row[f"{name}_high"] = bootstrap(values)
+    for name, each in flags.items():
+        row[name] = float(np.mean(each))
+        row[f"{name}_low"], row[f"{name}_high"] = wilson(sum(each), len(each))
+    right = [exact_match(said, victim.sample.answers) for said, victim in zip(clean[0], victims, strict=True)]
+    return row | {"right_clean": float(np.mean(right))}
+
+
+def _kl(one: Tensor, other: Tensor) -> float:
+    """Return the mean KL(one ‖ other) of logits [A, V], in nats."""
+    p, q = (torch.log_softmax(logits.double(), -1) for logits in (one, other))
+    return float((p.exp() * (p - q)).sum(-1).clamp_min(0).mean())
+
+
+def _odds(loaded: Loaded, victims: Sequence[Victim], logits: Sequence[Tensor]) -> list[float]:
+    """Return log p(target) - log p(answer) of every victim at the first token in which the two differ."""
+    _, tokenizer, layout = loaded
+    aimed = [replace(victim.sample, answers=(victim.target,)) for victim in victims]
+    pairs = zip(
+        gold_answers([victim.sample for victim in victims], layout, tokenizer),
+        gold_answers(aimed, layout, tokenizer),
+        logits,
+        strict=True,
+    )
+    found = []
+    for gold, target, of_tokens in pairs:
+        at = next(i for i, (one, other) in enumerate(zip(gold, target, strict=False)) if one != other)
+        found.append(float(of_tokens[at, target[at]] - of_tokens[at, gold[at]]))
+    return found
 
 
 def main() -> None:
@@ -29,8 +225,8 @@ def main() -> None:
     given = parser.parse_args()
     loaded = models.load(MODEL, given.device)
     victims = victims_of(loaded, data.load("lab", SAMPLES, SEED, PASSAGES), given.victims)
-    reasons = Counter(miss.reason for miss in poisoned.misses(loaded, victims))
-    rows = poisoned.measured(loaded, victims, RATIOS, NEIGHBOURS, lambda done, of: print(f"{done} of {of}", flush=True))
+    reasons = Counter(miss.reason for miss in misses(loaded, victims))
+    rows = measured(loaded, victims, RATIOS, NEIGHBOURS, lambda done, of: print(f"{done} of {of}", flush=True))
     about: dict[str, Any] = {"model": MODEL, "data": "lab", "seed": SEED, "passages": PASSAGES, "n": len(victims)}
     example = {"question": victims[0].sample.question, "answer": victims[0].sample.answers[0]}
     example |= {"target": victims[0].target, "text": victims[0].poison.text}

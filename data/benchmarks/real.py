@@ -13,9 +13,8 @@ and goes on where it stopped, `--minutes` at most; the file *.head says how it m
 `--group` is what is measured: the choices of reuse, their ratios, sparse prefill (the file *.kept says what is kept),
 or the few methods that matter for a fine-tuned model. Several processes share the work with `--part 0/4`.
 The last writes data/benchmarks/real.parquet (a row a method, data set and kind of question, with intervals) and
-real-questions.parquet (the measures of every question, no text), and real-pace.json (how long a group took whose parts
-were all measured in one go, side by side on one GPU); a group that lacks questions is named, and left out where it
-lacks a tenth.
+real-questions.parquet (the measures of every question, no text); a group that lacks questions is named, and left out
+where it lacks a tenth.
 A data set is NAME=FILE, or `manuals`.
 """
 
@@ -28,13 +27,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from real_methods import GROUPS, SEER, Configs
+
 from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.data import Sample
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments import fidelity
-from workbench.experiments.real_methods import GROUPS, SEER, Configs
 from workbench.experiments.record import device_name, versions
 from workbench.methods import Method, seer_gate
 from workbench.methods.config import MethodConfig
@@ -175,16 +175,17 @@ def methods(configs: Mapping[str, MethodConfig], corpus: Corpus, loaded: Loaded)
 
 
 def collect(args: argparse.Namespace) -> None:
-    """Write the two committed tables, and the pace, from the rows of `measure`."""
-    from workbench.experiments import collected, results  # they need pandas, which a machine that measures may lack
+    """Write the two committed tables from the rows of `measure`."""
+    import merge_shards  # these need pandas, which a machine that measures may lack
+
+    from workbench.experiments import results
 
     configs = {name: config for group in GROUPS.values() for name, config in group("minilm").items()}
-    groups, lacking = collected.complete(collected.gather(args.folder))
-    tables = {"real": collected.methods(groups, configs), "real-questions": collected.questions(groups)}
+    groups, lacking = merge_shards.complete(merge_shards.gather(args.folder))
+    tables = {"real": merge_shards.methods(groups, configs), "real-questions": merge_shards.questions(groups)}
     for name, table in tables.items():
         results.write_table(HERE / f"{name}.parquet", table)
         print(f"{len(table)} rows in {HERE / name}.parquet")
-    results.write_json(HERE / "real-pace.json", {"groups": collected.pace(groups)})
     for line in lacking:
         print(f"not all questions: {line}")
 

@@ -19,9 +19,7 @@ Rows of `quoka` with `group=scores` are of the rule that earlier versions had (`
 
 import argparse
 import json
-import multiprocessing
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -30,15 +28,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from pyarrow import parquet
+from sparse_settings import CURVES, TABLE, Setting
 
 from workbench import data, models
 from workbench.core import tile_grid
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically
+from workbench.core.runner import Workers
 from workbench.experiments.record import device_name
-from workbench.experiments.sparse_settings import CURVES, TABLE, Setting
 from workbench.methods import seer_gate, sparse
 from workbench.metrics import answers
 from workbench.metrics.side_by_side import compare_many
@@ -182,19 +180,17 @@ def run_all(args: argparse.Namespace) -> None:
     listed = [unit for unit in units(args)[share::shares] if args.part in ("all", unit.data)]
     todo = [unit for unit in listed if not (args.out / f"{unit.name}.parquet").exists()]
     print(f"{len(todo)} of {len(listed)} units to do, {len(todo[0].settings if todo else [])} settings", flush=True)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.processes, context, torch.set_num_threads, (1,)) as pool:
-        running = {pool.submit(run, unit, args.out, end) for unit in todo}
-        for count, future in enumerate(as_completed(running), 1):
-            print(f"{count} of {len(todo)}: {future.result()}", flush=True)
+    with Workers(args.processes) as workers:
+        for count, (_, outcome) in enumerate(workers.run(partial(run, out=args.out, end=end), todo), 1):
+            print(f"{count} of {len(todo)}: {outcome.value()}", flush=True)
 
 
 def collect(done: list[WorkUnit], out: Path, only: list[str] | None) -> None:
     """Write the committed files, from the units that are done; with `only` the rows of these methods are replaced."""
     import pandas as pd
+    from sparse_results import by_head, measures, replaced, scores
 
     from workbench.experiments import results
-    from workbench.experiments.sparse_results import by_head, measures, replaced, scores
 
     listed = {each.spec: each for each in done[0].settings}
     tables = [out / f"{unit.name}.parquet" for unit in done]

@@ -10,8 +10,6 @@ themselves: of the process (resident, CPU) or of the allocator (CUDA). `largest`
 import argparse
 import json
 import resource
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.core.plan import Site
+from workbench.core.runner import pool
 from workbench.methods import sparse
 
 WIDTH = 128
@@ -82,7 +81,7 @@ def main() -> None:
     records = []
     for spec in args.methods:
         for length in args.lengths:
-            with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+            with pool(1) as fresh:
                 job = fresh.submit(measure, spec, length, args.chunk or length, args.heads, args.device)
                 records.append(job.result())
             r = records[-1]

@@ -15,20 +15,18 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import lru_cache
-from multiprocessing import get_context
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
+from sparse_settings import FLASH
 
 from workbench import data, models
 from workbench.core import tile_grid
+from workbench.core.runner import Workers
 from workbench.experiments import results, sparse_seeds
 from workbench.experiments.record import device_name, versions
-from workbench.experiments.sparse_settings import FLASH
 from workbench.methods import sparse
 from workbench.metrics import answers
 from workbench.metrics.side_by_side import compare_many
@@ -73,12 +71,12 @@ def questions(count: int) -> list[data.Sample]:
     return data.load(DATA, count, SEED, PASSAGES)
 
 
-def run(unit: Unit, folder: str, device: str, samples: int, measured: int, end: float) -> dict[str, Any] | None:
+def run(unit: Unit, runs: Path, device: str, samples: int, measured: int, end: float) -> dict[str, Any] | None:
     """Answer the questions of a unit under every setting; None where it is too late (a moment of the wall clock, s)."""
     if time.time() >= end:
         return None
-    _, start, count = unit
-    lm = loaded(folder, device)
+    seed, start, count = unit
+    lm = loaded(folders(runs)[seed], device)
     asked = questions(samples)[start : start + count]
     methods = {spec: sparse.named(spec).ready(lm.model) for spec in SPECS}
     prompts, few = lm.layout.prompts(asked, lm.tokenizer), max(0, min(count, measured - start))
@@ -148,19 +146,17 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     end = time.time() + 60 * args.minutes
-    given_models = folders(args.runs)
     starts = range(0, args.samples, args.size)
     units: list[Unit] = [(seed, start, min(args.size, args.samples - start)) for start in starts for seed in SEEDS]
     paths = {unit: args.out / "{}-{:05}-{}.json".format(*unit) for unit in units}
     todo = [unit for unit in units if not paths[unit].is_file()]
-    given = (args.device, args.samples, args.measured, end)
+    given = {"runs": args.runs, "device": args.device, "samples": args.samples, "measured": args.measured, "end": end}
     print(f"{len(todo)} of {len(units)} units to do, {len(SPECS)} settings", flush=True)
-    with ProcessPoolExecutor(args.processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        running = {pool.submit(run, unit, given_models[unit[0]], *given): unit for unit in todo}
-        for future in as_completed(running):
-            if (found := future.result()) is not None:
-                results.write_json(paths[running[future]], found)
-                print("{}-{:05}-{}".format(*running[future]), flush=True)
+    with Workers(args.processes) as workers:
+        for unit, outcome in workers.run(partial(run, **given), todo):
+            if (found := outcome.value()) is not None:
+                results.write_json(paths[unit], found)
+                print("{}-{:05}-{}".format(*unit), flush=True)
     made = {unit: json.loads(path.read_text()) for unit, path in paths.items() if path.is_file()}
     content = joined(made, args.samples)
     results.write_json(args.file, content)

@@ -10,16 +10,192 @@ and the hits in turn; shares are within a round. Run it on a machine that does n
 
 import argparse
 import os
+import random
 import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
+from workbench.core.kv import KV
 from workbench.experiments.record import device_name, version_of, versions
 from workbench.experiments.results import write_json
-from workbench.experiments.store_speed import SHAPES, measured
+from workbench.store import FolderStore, MemoryStore, block_file
 from workbench.store.checksums import crc32
+from workbench.store.file_header import quietly
+
+LAYOUTS = {"one": 1, "many": 16}  # blocks a file
+READERS = ("copied", "mapped")
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """The shape of a model's cached blocks."""
+
+    model: str
+    layers: int
+    heads: int
+    width: int
+    dtype: torch.dtype
+    tokens: int
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one block."""
+        return 2 * self.layers * self.heads * self.width * self.tokens * self.dtype.itemsize
+
+    def block(self, seed: int) -> KV:
+        """Make one block of random values."""
+        draw = torch.Generator().manual_seed(seed)
+        size = (2 * self.layers, self.heads, self.tokens, self.width)
+        parts = [x.contiguous() for x in torch.randn(size, generator=draw).to(self.dtype)]
+        return KV(parts[: self.layers], parts[self.layers :], 0, read_only=True)
+
+
+SHAPES = (
+    BlockShape("lab-full", 8, 4, 64, torch.float32, 64, 256),
+    BlockShape("SmolLM2-135M", 30, 3, 64, torch.bfloat16, 256, 48),
+    BlockShape("Llama-3.1-8B", 32, 8, 128, torch.bfloat16, 256, 16),
+)
+
+
+@dataclass(frozen=True)
+class DiskSpeed:
+    """Reads of one shape and layout: gigabytes a second, and shares of the raw read in the same round (medians)."""
+
+    model: str
+    block_mb: float
+    blocks_a_file: int
+    cache: str  # warm: the files are in the page cache; cold: they were dropped from it
+    rounds: int
+    raw_gbs: float
+    copied_gbs: float
+    mapped_gbs: float
+    copied_share: float
+    mapped_share: float
+
+
+def filled(folder: Path, shape: BlockShape, a_file: int, durable: bool) -> float:
+    """Write all blocks of a shape into a new folder; return the seconds a block."""
+    store, spent = FolderStore(folder, new=True, durable=durable), 0.0
+    for first in range(0, shape.count, a_file):
+        blocks = {f"block-{i:04d}": shape.block(i) for i in range(first, min(first + a_file, shape.count))}
+        begin = time.perf_counter()
+        store.write(f"file-{first:04d}", blocks)
+        spent += time.perf_counter() - begin
+    return spent / shape.count
+
+
+def reads(folder: Path, shape: BlockShape, a_file: int, cold: bool, rounds: int) -> DiskSpeed:
+    """Time a raw read of every block's bytes into new memory, and verified hits, in turn, in an order drawn anew."""
+    stores = {name: FolderStore(folder, mapped=name == "mapped") for name in READERS}
+    found: dict[str, list[float]] = {name: [] for name in ("raw", *READERS)}
+    raw = _raw(stores["copied"])
+    for number in range(rounds):
+        keys = random.Random(number).sample(list(stores["copied"]), shape.count)
+        turns: list[tuple[str, Callable[[str], Any]]] = [("raw", raw)]
+        turns += [(name, partial(_hit, stores[name])) for name in READERS]
+        for name, read in random.Random(-number).sample(turns, len(turns)):
+            _into_cache(folder, cold)
+            begin = time.perf_counter()
+            for key in keys:
+                read(key)
+            found[name].append(shape.count * shape.nbytes / (time.perf_counter() - begin) / 1e9)
+    speed = {name: median(each) for name, each in found.items()}
+    share = {name: median(a / b for a, b in zip(found[name], found["raw"], strict=True)) for name in READERS}
+    return DiskSpeed(
+        model=shape.model,
+        block_mb=shape.nbytes / 1e6,
+        blocks_a_file=a_file,
+        cache="cold" if cold else "warm",
+        rounds=rounds,
+        raw_gbs=speed["raw"],
+        copied_gbs=speed["copied"],
+        mapped_gbs=speed["mapped"],
+        copied_share=share["copied"],
+        mapped_share=share["mapped"],
+    )
+
+
+def memory_hit(shape: BlockShape, looked_up: int = 20_000) -> dict[str, float]:
+    """Time look-ups in memory, each by itself: microseconds, the median and the 99th percentile."""
+    store, kv = MemoryStore(1 << 40), shape.block(0)
+    keys = [f"block-{i:06d}" for i in range(2000)]
+    for key in keys:
+        store.put(key, kv)
+    draw, spent = random.Random(0), []
+    for key in draw.choices(keys, k=looked_up):
+        begin = time.perf_counter_ns()
+        store.get(key)
+        spent.append((time.perf_counter_ns() - begin) / 1e3)
+    return {"p50_us": float(np.median(spent)), "p99_us": float(np.quantile(spent, 0.99)), "look_ups": looked_up}
+
+
+def measured(folder: Path, shapes: Sequence[BlockShape] = SHAPES, rounds: int = 5) -> Iterator[dict[str, Any]]:
+    """Yield a row a measurement, as store-disk.json holds them; `folder` is filled, and emptied file by file."""
+    for shape in shapes:
+        for layout, a_file in LAYOUTS.items():
+            place = folder / f"{shape.model}-{layout}"
+            plain = filled(folder / "plain", shape, a_file, durable=False)
+            _delete(folder / "plain")
+            synced = filled(place, shape, a_file, durable=True)
+            about = {"model": shape.model, "block_mb": shape.nbytes / 1e6, "blocks_a_file": a_file}
+            yield {"what": "write"} | about | {"ms_a_block": plain * 1e3, "ms_a_block_fsynced": synced * 1e3}
+            for cold in (False, True):
+                yield {"what": "read"} | asdict(reads(place, shape, a_file, cold, rounds))
+            _delete(place)
+        yield {"what": "memory hit", "model": shape.model} | memory_hit(shape)
+
+
+def _raw(store: FolderStore) -> Callable[[str], np.ndarray]:
+    """Return a function that reads the bytes of a block, and does nothing with them."""
+    places: dict[str, tuple[Path, int, int]] = {}
+    for path in {store.file_of(key) for key in store}:
+        with quietly(path) as opened:
+            known = block_file.contents(opened)
+        for key in known.starts:
+            extent = known.extent(key)
+            places[key] = path, extent.runs[0].begin, extent.size
+
+    def read(key: str) -> np.ndarray:
+        path, begin, size = places[key]
+        memory = np.empty(size, dtype=np.uint8)
+        with path.open("rb", buffering=0) as opened:
+            opened.seek(begin)
+            if opened.readinto(memory.data) != size:
+                raise OSError(f"{path} was read in part")
+        return memory
+
+    return read
+
+
+def _hit(store: FolderStore, key: str) -> None:
+    if store.get(key) is None:
+        raise OSError(f"{key} was not found: {store.why(key)}")
+
+
+def _into_cache(folder: Path, cold: bool) -> None:
+    """Bring files into the page cache, or drop them from it."""
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb", buffering=0) as opened:
+            if cold:
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            else:
+                while opened.read(1 << 22):
+                    pass
+
+
+def _delete(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
     python data/benchmarks/store_serving.py --device cpu      writes data/benchmarks/store-serving-DEVICE.json
     python data/benchmarks/store_serving.py --device cuda     Llama-3.1-8B's shape, random weights, in about 10 minutes
 
-What is measured, and beside what, stands in `workbench.experiments.bench.serving`. The file is written after each run.
+What is measured, and beside what, stands in `serving_runs`. The file is written after each run.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from serving_load import GPU, Load
+from serving_runs import runs
+from stored_corpus import StoredCorpus
 
 from workbench import models
 from workbench.experiments.bench import whole_model
-from workbench.experiments.bench.serving import runs
-from workbench.experiments.bench.serving_load import GPU, Load
-from workbench.experiments.bench.stored_corpus import StoredCorpus
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.results import write_json
 

@@ -12,8 +12,6 @@ import json
 import resource
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from workbench import models
+from workbench.core.runner import pool
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.results import write_json
 from workbench.models.spec import attach
@@ -127,8 +126,8 @@ def rows_of(shape: str, lengths: list[int], device: str) -> list[dict[str, Any]]
     rows = []
     for tokens in lengths:
         for mask in ("tiles", "dense") if device != "cpu" else ("tiles", "parts", "dense"):
-            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                rows.append(pool.submit(row_of, shape, tokens, mask, device).result())
+            with pool(1) as fresh:
+                rows.append(fresh.submit(row_of, shape, tokens, mask, device).result())
             print(json.dumps(rows[-1]), flush=True)
     return rows
 

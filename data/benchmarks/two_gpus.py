@@ -14,6 +14,7 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import multiprocessing
@@ -23,7 +24,6 @@ from workbench.core.errors import BadInput
 from workbench.experiments import results
 from workbench.experiments.bench import whole_model
 from workbench.experiments.record import device_name, versions
-from workbench.experiments.soak import checksum
 from workbench.metrics.latency import quantiles
 
 OUT = Path(__file__).with_name("two-gpus.json")
@@ -66,6 +66,14 @@ def encode(number: int, blocks: int, tokens: int, tiny: bool, told: Connection, 
         pool.encode(model, given[turn], cached[: len(given[turn])])
         _wait(tiny)
         told.send((begin, time.time()))
+
+
+def checksum(pool: Any, cached: Any) -> int:
+    """Return the CRC-32 of the keys and values of a block, as its pages hold them."""
+    slots, found = pool.slots(cached).to(pool.device), 0
+    for layer in (*pool.keys, *pool.values):
+        found = crc32(layer[:, slots].contiguous().cpu().view(torch.uint8).numpy().tobytes(), found)
+    return found
 
 
 def _second(model: Any, pool: Any, blocks: list[Block], cached: list[Any]) -> int:

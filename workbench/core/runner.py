@@ -154,7 +154,7 @@ class Workers:
             self._client.cancel(list(futures))
 
 
-def pool(processes: int, shared: tuple[Any, ...]) -> Executor:
+def pool(processes: int, shared: tuple[Any, ...] = ()) -> Executor:
     """Start processes that share this one's threads; each has a number."""
     context = multiprocessing.get_context("spawn")
     numbers = context.SimpleQueue()

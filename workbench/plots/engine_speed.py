@@ -86,7 +86,7 @@ def _share(pair: Row) -> float:
 
 
 def soaked(kept: Row | None = None) -> go.Figure | None:
-    """Tabulate what `data/benchmarks/soak.py` kept; None where it has not been run."""
+    """Tabulate what `python -m tests.stress.soak` kept; None where it has not been run."""
     if kept is None:
         if "soak" not in results.names():
             return None
@@ -120,7 +120,7 @@ def soaked(kept: Row | None = None) -> go.Figure | None:
         title="Mixed requests over one pool, blocks coming and going",
         notice=f"{counts['requests']:,} requests in {kept['seconds'] / 60:,.0f} minutes. {verdict}",
         caption=f"{kept['model']}, {kept['dtype']}, {kept['device']}; {kept['pages']:,} pages.{_beside([kept])} "
-        "data/benchmarks/soak.py.",
+        "python -m tests.stress.soak.",
     )
 
 

@@ -18,7 +18,7 @@ RATIO = 0.15
 
 @dataclass(frozen=True, eq=False)
 class Real:
-    """The two tables of `experiments.collected`, of one model on one data set."""
+    """The two tables of data/benchmarks/real.py, of one model on one data set."""
 
     model: str
     data: str

@@ -17,10 +17,10 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from serving_load import Load, State
+from stored_corpus import StoredCorpus
 
 from workbench.core.blocks import Prompt
-from workbench.experiments.bench.serving_load import Load, State
-from workbench.experiments.bench.stored_corpus import StoredCorpus
 from workbench.methods.serving import MODES, Engine, Scheduler
 from workbench.methods.serving.scheduler import Mode
 from workbench.store.events import Events, idle_share

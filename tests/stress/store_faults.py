@@ -2,7 +2,7 @@
 
 An oracle knows what every key must give: the key's number is the seed of its block (as in RocksDB's stress test). Lost
 is a block that was acknowledged and is not found; wrong, one that is not what was put.
-`data/benchmarks/store_faults.py` writes store-faults.json, `tests/test_store_faults.py` runs a little of each.
+`tests.stress.run_store_faults` writes store-faults.json, `tests/test_store_faults.py` runs a little of each.
 """
 
 import os
@@ -11,16 +11,14 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from workbench.core.kv import KV
-from workbench.experiments import results
 from workbench.store import FolderStore, block_file, scrub
 
 BYTES = ("length", "metadata", "table", "padding", "keys", "values")  # classes of bytes of a file
@@ -47,6 +45,11 @@ class Count:
             right = is_block(kv, number)
             self.found += right
             self.wrong += not right
+
+    def add(self, other: "Count") -> None:
+        """Add what another counted."""
+        for each in ("tried", "found", "missed", "lost", "wrong"):
+            setattr(self, each, getattr(self, each) + getattr(other, each))
 
 
 @lru_cache(1 << 10)
@@ -179,21 +182,3 @@ def resident_mb() -> float:
     """Return the memory that this process holds (Linux), in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def faults() -> pd.DataFrame:
-    """Return what data/benchmarks/store_faults.py counted, a row a fault."""
-    return pd.DataFrame(results.read("store-faults")["rows"])
-
-
-def faults_finding(found: pd.DataFrame) -> str:
-    """Say in one sentence how many answers were lost or wrong."""
-    tried, lost, wrong = (int(found[name].sum()) for name in ("tried", "lost", "wrong"))
-    said = "none was lost and none wrong" if lost == wrong == 0 else f"{lost} were lost and {wrong} wrong"
-    kinds = ", ".join(f"{row.tried:,} {row.fault}" for row in found.itertuples())
-    return f"Of all answers after {tried:,} faults and operations ({kinds}), {said}."
-
-
-def as_row(count: Count, seconds: float) -> dict[str, Any]:
-    """Return a row of store-faults.json."""
-    return asdict(count) | {"seconds": round(seconds, 1)}

@@ -1,13 +1,17 @@
 """A soak: thousands of mixed requests over one pool, with blocks coming and going, checked as they pass.
 
-    report = Soak(loaded, texts).run(20_000, tell)
+    python -m tests.stress.soak --device cuda
+    python -m tests.stress.soak --device cpu --requests 200 --out /tmp/soak.json
 
 Requests differ in blocks, methods, options and lengths; popular blocks come back, others are dropped by the store and
 leave their pages. After every wave no page may be missing and nothing may be pinned; the pages of blocks that are
-shared keep their checksums; one request in a hundred is answered once more by the contiguous engine.
+shared keep their checksums; one request in a hundred is answered once more by the contiguous engine. Writes
+data/benchmarks/soak.json after every wave; exit status 1 where something is wrong.
 """
 
+import argparse
 import resource
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,15 +20,18 @@ from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import Any
-from zlib import crc32
 
 import torch
 
+from data.benchmarks.engine_tokens import differences
+from data.benchmarks.two_gpus import checksum
+from workbench import data, models
 from workbench.core.blocks import Block, Prompt
 from workbench.engine.paged_pool import Pool
 from workbench.engine.paged_prompt import Cached
-from workbench.experiments.engine_tokens import differences
-from workbench.methods import Method
+from workbench.experiments import results
+from workbench.experiments.record import device_name, versions
+from workbench.methods import Method, engines
 from workbench.methods.engines import pages_of
 from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full
@@ -39,6 +46,7 @@ from workbench.methods.sparse import named as sparse
 from workbench.models.loading import Loaded
 from workbench.store import MemoryStore
 
+OUT = results.FOLDER / "soak.json"
 SHARE = 100  # one request in so many is checked
 WAVE = 64
 CHECKED = 16  # blocks of which a checksum is taken again after every wave, and for the first time
@@ -185,15 +193,44 @@ class Soak:
         return held
 
 
-def checksum(pool: Pool, cached: Cached) -> int:
-    """Return the CRC-32 of the keys and values of a block, as its pages hold them."""
-    slots, found = pool.slots(cached).to(pool.device), 0
-    for layer in (*pool.keys, *pool.values):
-        found = crc32(layer[:, slots].contiguous().cpu().view(torch.uint8).numpy().tobytes(), found)
-    return found
-
-
 def sound(report: dict[str, Any]) -> bool:
     """Return whether nothing leaked, no checksum changed, and no compared answer differs by more than rounding."""
     counts = report["counts"]
     return not any(counts.get(name) for name in ("pages lost", "pinned", "changed", "apart"))
+
+
+def main() -> None:
+    """Run the soak, and write as it goes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="lab-block")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default=None)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--questions", type=int, default=100, help="of the lab, whose passages are drawn")
+    parser.add_argument("--store-mib", type=int, default=32, help="of blocks that are kept; the others are dropped")
+    parser.add_argument("--pool", type=int, default=8192, help="tokens of the pool, which does not hold all blocks")
+    parser.add_argument("--beside", default="nothing", help="what else the GPUs did meanwhile, for readers")
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args()
+    engines.TOKENS = given.pool
+    loaded = models.load(given.model, given.device, given.dtype)
+    prompts = loaded.layout.prompts(data.load("lab", given.questions, 0), loaded.tokenizer)
+    texts: dict[Block, None] = dict.fromkeys(block for prompt in prompts for block in prompt.context)
+    soak = Soak(loaded, list(texts), [prompt.blocks[-1] for prompt in prompts], given.store_mib << 20)
+    about = {"command": "python -m tests.stress.soak", "model": given.model, "dtype": str(loaded.model.dtype)[6:]}
+    about |= {"device": device_name(loaded.model.device), "versions": versions(), "blocks": len(texts)}
+    about |= {"beside": given.beside, "store_mib": given.store_mib}
+
+    def tell(report: dict[str, Any]) -> None:
+        results.write_json(given.out, {**about, **report, "sound": sound(report)})
+        counts = report["counts"]
+        if counts["waves"] % 10 == 0 or counts["waves"] < 5:
+            print(f"{counts['requests']:,} requests, {report['seconds']:.0f} s, sound: {sound(report)}", flush=True)
+
+    report = soak.run(given.requests, tell)
+    print(report["counts"])
+    sys.exit(0 if sound(report) else 1)
+
+
+if __name__ == "__main__":
+    main()

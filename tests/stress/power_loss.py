@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from tests.stress.store_faults import Count, block, name
 from workbench.core.files import write_text
-from workbench.experiments.store_faults import Count, block, name
 from workbench.store import FolderStore
 from workbench.store.manifest import MANIFEST
 

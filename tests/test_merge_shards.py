@@ -2,11 +2,11 @@
 
 import json
 
+import merge_shards
 import numpy as np
 import pytest
 
 from workbench.core.errors import BadInput
-from workbench.experiments import collected
 from workbench.methods.config import MethodConfig
 
 BLOCK = MethodConfig(mode="block")
@@ -66,7 +66,7 @@ def measured(tmp_path):
 
 
 def methods(folder):
-    return collected.methods(collected.complete(collected.gather(folder))[0], CONFIGS)
+    return merge_shards.methods(merge_shards.complete(merge_shards.gather(folder))[0], CONFIGS)
 
 
 def test_a_method_has_a_row_a_kind_with_how_it_was_measured_and_what_it_closes(measured):
@@ -87,7 +87,7 @@ def test_a_method_has_a_row_a_kind_with_how_it_was_measured_and_what_it_closes(m
 
 
 def test_questions_keep_scores_and_no_text(measured):
-    table = collected.questions(collected.gather(measured))
+    table = merge_shards.questions(merge_shards.gather(measured))
     assert len(table) == 12 and table.kl.dtype == np.float32 and set(table.trial) == {"full", "after_system", "chosen"}
     assert not {"full", "answer"} & set(table.columns)
     assert table[table.trial == "full"].full_f1.notna().all() and table[table.trial == "chosen"].full_f1.isna().all()
@@ -115,53 +115,19 @@ def test_other_prompts_are_other_questions(measured):
 def test_questions_that_a_method_lacks_are_left_out_and_the_group_is_named(measured):
     path = measured / "tiny-nq-choices-1.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    assert [group.n for group in collected.gather(measured)] == [3]
-    whole, lacking = collected.complete(collected.gather(measured))
+    assert [group.n for group in merge_shards.gather(measured)] == [3]
+    whole, lacking = merge_shards.complete(merge_shards.gather(measured))
     assert whole == [] and lacking == ["tiny on nq, choices: 3 of 4 questions"]
 
 
 def test_a_group_that_lacks_a_tenth_of_its_questions_at_most_is_taken(tmp_path):
     write(tmp_path, "tiny-nq-choices-0", [row(m, i) for m in ("full", "after_system") for i in range(9)], n=10)
-    whole, lacking = collected.complete(collected.gather(tmp_path))
+    whole, lacking = merge_shards.complete(merge_shards.gather(tmp_path))
     assert [group.n for group in whole] == [9] and lacking == ["tiny on nq, choices: 9 of 10 questions"]
-    table = collected.methods(whole, CONFIGS)
+    table = merge_shards.methods(whole, CONFIGS)
     assert set(table.n) == {9} and set(table.asked) == {10}
     write(tmp_path, "tiny-nq-choices-0", [row(m, i) for m in ("full", "after_system") for i in range(9)], n=11)
-    assert collected.complete(collected.gather(tmp_path))[0] == []
-
-
-def parts(folder, **heads):
-    """Two parts that ran side by side: three methods on two questions each, the second ends last."""
-    for part in (0, 1):
-        rows = [row(m, 2 * part + i) for m in ("full", "after_system", "chosen") for i in (0, 1)]
-        times = {"begun": 100.0 + part, "ended": 130.0 + part, "made": len(rows), "beside": 2}
-        write(folder, f"tiny-nq-choices-{part}", rows, **(times | heads))
-    return collected.pace(collected.complete(collected.gather(folder))[0])
-
-
-def test_the_pace_of_parts_side_by_side_is_from_the_first_begin_to_the_last_end(tmp_path):
-    (told,) = parts(tmp_path)
-    assert told == {
-        "model": "tiny",
-        "data": "nq",
-        "group": "choices",
-        "device": "some GPU",
-        "processes": 2,
-        "questions": 4,
-        "methods": 3,
-        "pairs": 12,
-        "seconds": 31.0,
-        "tokens": 90.0,
-    }
-
-
-@pytest.mark.parametrize("heads", [{"made": 5}, {"beside": 8}])
-def test_parts_of_several_runs_tell_no_pace(tmp_path, heads):
-    assert parts(tmp_path, **heads) == []
-
-
-def test_parts_without_times_tell_no_pace(measured):
-    assert collected.pace(collected.gather(measured)) == []
+    assert merge_shards.complete(merge_shards.gather(tmp_path))[0] == []
 
 
 @pytest.mark.parametrize(
@@ -177,4 +143,4 @@ def test_parts_without_times_tell_no_pace(measured):
 def test_a_folder_that_cannot_be_gathered_is_refused(measured, spoil, problem):
     spoil(measured)
     with pytest.raises(BadInput, match=problem):
-        collected.methods(collected.gather(measured), CONFIGS)
+        merge_shards.methods(merge_shards.gather(measured), CONFIGS)

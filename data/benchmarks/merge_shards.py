@@ -1,7 +1,7 @@
 """What many processes have measured by `fidelity.measure_into`, gathered into a table of methods and one of questions.
 
     groups, lacking = complete(gather(folder))
-    methods(groups, configs), questions(groups), pace(groups)
+    methods(groups, configs), questions(groups)
 
 A file of rows is named MODEL-DATA-GROUP-PART.jsonl; MODEL-DATA-GROUP-PART.head beside it is JSON and says how they were
 measured, and .kept has a line of JSON a sparse method with what it keeps.
@@ -22,7 +22,6 @@ from workbench.metrics.answers import Records
 
 REUSE = "after_system"  # name of Full Reuse among the methods
 ALIKE = ("n", "seed", "passages", "max_new_tokens")  # fields of a head that all parts of a group share
-TIMES = ("begun", "ended", "made", "beside")  # of a head, once its part has ended
 HEAD = (*ALIKE, "corpus", "device", "versions", "note")
 SCORES = ("nll", "nll_full", "kl", "kl_first", "kl_gold", "agree", "agree_first")  # of every question
 ANSWERS = ("full_em", "full_f1")  # of full attention's own answer
@@ -38,7 +37,6 @@ class Group:
     head      how they were measured: `HEAD`
     methods   name → rows of `fidelity.measure`, of the questions that every method has
     kept      name → what a sparse method keeps, of `metrics.sparsity`
-    pace      how fast it was measured (`pace`); None where that is not known
     """
 
     model: str
@@ -47,7 +45,6 @@ class Group:
     head: Mapping[str, Any]
     methods: Mapping[str, Records]
     kept: Mapping[str, Mapping[str, Any]]
-    pace: Mapping[str, Any] | None = None
 
     @property
     def n(self) -> int:
@@ -133,41 +130,12 @@ def questions(groups: Sequence[Group]) -> pd.DataFrame:
     return table.astype(types | {"passages": "int16"})
 
 
-def pace(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return how fast every group was measured of which that is known: all its parts say so, and were made in one go.
-
-    A record is {model, data, group, device, processes, questions, methods, pairs (of a question and a method), seconds,
-    tokens (mean of a prompt)}. Seconds are from the first part's begin to the last one's end.
-    """
-    named = [({"model": group.model, "data": group.data, "group": group.name}, group) for group in groups]
-    return [about | {"device": group.head["device"], **group.pace} for about, group in named if group.pace]
-
-
-def _pace(heads: Sequence[Mapping[str, Any]], parts: Sequence[Records]) -> dict[str, Any] | None:
-    """Return the pace of parts that ran side by side, from their heads and rows; None where one does not tell it."""
-    if any(name not in head for head in heads for name in TIMES):
-        return None
-    together = {head["beside"] for head in heads} == {len(parts)}
-    if not together or any(head["made"] != len(rows) for head, rows in zip(heads, parts, strict=True)):
-        return None
-    tokens = {row["id"]: row["tokens"] for rows in parts for row in rows}
-    return {
-        "processes": len(parts),
-        "questions": len(tokens),
-        "methods": len({row["method"] for rows in parts for row in rows}),
-        "pairs": sum(map(len, parts)),
-        "seconds": round(max(head["ended"] for head in heads) - min(head["begun"] for head in heads), 1),
-        "tokens": round(sum(tokens.values()) / len(tokens), 1),
-    }
-
-
 def _group(model: str, data: str, name: str, paths: Sequence[Path]) -> Group:
     heads = [_head(path.with_suffix(".head")) for path in paths]
     for field in ALIKE:
         if len(values := sorted({head[field] for head in heads})) > 1:
             raise BadInput(f"{paths[0].stem} and its parts differ in {field}: {' and '.join(map(str, values))}")
-    parts = [fidelity.read(path) for path in paths]
-    every = [row for rows in parts for row in rows]
+    every = [row for path in paths for row in fidelity.read(path)]
     by_method = compare.by("method", every)
     shared = set.intersection(*({row["id"] for row in rows} for rows in by_method.values()))
     taken = {
@@ -176,7 +144,7 @@ def _group(model: str, data: str, name: str, paths: Sequence[Path]) -> Group:
     }
     kept = [row for path in paths for row in fidelity.read(path.with_suffix(".kept"))]
     measured = {row["method"]: row for row in kept}
-    return Group(model, data, name, heads[0], taken, measured, _pace(heads, parts))
+    return Group(model, data, name, heads[0], taken, measured)
 
 
 def _head(path: Path) -> dict[str, Any]:

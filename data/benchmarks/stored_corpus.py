@@ -6,8 +6,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import cold_files
 import numpy as np
 import torch
+from prefix_engine import PrefixEngine
+from serving_load import SIZE, Load, State
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block, Prompt
@@ -15,9 +18,6 @@ from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine.cuda_graphs import Runner
 from workbench.engine.paged_pool import Pool
-from workbench.experiments.bench import cold_files
-from workbench.experiments.bench.prefix_engine import PrefixEngine
-from workbench.experiments.bench.serving_load import SIZE, Load, State
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.select.query_guided import QueryGuided

@@ -7,10 +7,12 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from workbench.experiments.store_faults import Count, block, is_block, name
-from workbench.experiments.store_operations import STEPS, in_memory
+from tests.stress.store_faults import Count, block, is_block, name
 from workbench.store import FolderStore
 from workbench.store.collection import collect_garbage
+
+STEPS = 200  # operations of a sequence
+MEMORY = Path("/dev/shm")  # files in memory: what is tried is no disk
 
 
 class FolderMachine(RuleBasedStateMachine):
@@ -21,7 +23,7 @@ class FolderMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = tempfile.TemporaryDirectory(dir=in_memory())
+        self.place = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
         self.folder = Path(self.place.name, "a")
         FolderStore(self.folder, new=True, durable=False)
         self.stores = [FolderStore(self.folder, durable=False, mapped=bool(i)) for i in range(2)]

@@ -13,10 +13,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from engine_tokens import Tokens, differences
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Prompt
-from workbench.experiments.engine_tokens import Tokens, differences
 from workbench.experiments.trial import Trial, batches
 from workbench.methods import Method
 from workbench.methods.answered import Generation
