@@ -2,7 +2,6 @@
 Tables there: no row is cut, no space is left."""
 
 from pathlib import Path
-from string import ascii_letters, digits, punctuation
 
 import pytest
 from test_report_index import STRANGE, card, executed
@@ -10,8 +9,7 @@ from test_report_index import STRANGE, card, executed
 from workbench.app import html, report_index, thumbnail
 from workbench.app.figure_files import page_of
 from workbench.plots.table import table
-from workbench.plots.text_metrics import drawn_width
-from workbench.plots.theme import FONT, PAGE_STYLE
+from workbench.plots.theme import PAGE_STYLE
 
 pytestmark = pytest.mark.browser
 DRAWN = "() => [...document.querySelectorAll('[data-picture]')].every(place => place.dataset.drawn)"
@@ -65,8 +63,6 @@ SCALE = """() => { const plot = document.querySelector('.js-plotly-plot');
 BEYOND = """() => [...document.querySelectorAll('.column-cell')].filter(node => node.textContent).map(node =>
   node.querySelector('.cell-text').getBoundingClientRect().right
     - node.querySelector('.cell-rect').getBoundingClientRect().right)"""
-MEASURED = """([letters, font]) => { const context = document.createElement('canvas').getContext('2d');
-  context.font = font; return [...letters].map(letter => context.measureText(letter).width); }"""
 SETTING = "bfla(block=64 flat=16 local=4 mass=0.99 stride=16 threshold=0.5), of every layer and head"
 
 
@@ -102,13 +98,3 @@ def test_headings_stay_in_their_cells_where_a_page_is_narrow(lab, tmp_path):
         reader.page.wait_for_selector(".column-cell .cell-text")
         assert reader.page.evaluate(SCALE) < 0.9
         assert [px for px in reader.page.evaluate(BEYOND) if px > 0] == []
-
-
-def test_no_letter_is_wider_than_it_is_taken_for(lab, index):
-    letters = ascii_letters + digits + punctuation + " –×…·≈±−→≥≤µαéß"
-    with lab.page(index) as reader:
-        for bold in (False, True):
-            widths = reader.page.evaluate(MEASURED, [letters, f"{'bold ' * bold}100px {FONT}"])
-            taken = [drawn_width(letter, 100, bold) for letter in letters]
-            assert [x for x, px, most in zip(letters, widths, taken, strict=True) if px > most + 8] == []
-            assert sum(widths) <= sum(taken)

@@ -1,6 +1,8 @@
 """Colours are told apart by people with the common colour-vision deficiencies, on light pages and on dark ones."""
 
+import json
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +26,8 @@ GROUPS = {
     "reuse": styles.REUSE_STATUSES,
     "schemes": styles.SCHEMES,
 }
+# Advances in thousandths of an em, None where a font lacks a letter; of Arial those of Liberation Sans, its equal.
+WIDTHS = json.loads((Path(__file__).parent / "letter_widths.json").read_text())
 APART = 8  # CAM02-UCS; 1 is about what can just be seen side by side
 HUE = np.array([[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144], [0.426, 1.43, -0.856]])  # hue-rotate(180deg)
 
@@ -132,6 +136,16 @@ def test_columns_fill_a_table_and_no_line_is_wider_than_its_column(rows, widths,
     assert sum(drawn.columnwidth) == pytest.approx(ROOM)
     texts = zip(drawn.columnwidth[:words], drawn.cells.values[:words], strict=True)
     assert all(drawn_width(line) <= px - 16 for px, column in texts for text in column for line in text.split("<br>"))
+
+
+@pytest.mark.parametrize("bold", [False, True], ids=["regular", "bold"])
+@pytest.mark.parametrize("font", WIDTHS["widths"])
+def test_no_letter_is_wider_than_it_is_taken_for(font, bold):
+    advances = WIDTHS["widths"][font]["bold" if bold else "regular"]
+    taken = [drawn_width(letter, 1000, bold) for letter in WIDTHS["letters"]]
+    there = [(x, px, most) for x, px, most in zip(WIDTHS["letters"], advances, taken, strict=True) if px is not None]
+    assert [x for x, px, most in there if px > most + 80] == []
+    assert sum(px for _, px, _ in there) <= sum(most for _, _, most in there)
 
 
 def test_numbers_of_a_table_have_room():

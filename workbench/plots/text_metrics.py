@@ -1,25 +1,26 @@
 """How wide a text is drawn, and how it breaks into lines.
 
-The widths are those of DejaVu Sans, the widest font of `theme.FONT`: a text in another font takes less.
+The width of a letter is its widest advance in DejaVu Sans, Arial and Noto Sans: a figure is laid out before it is known
+which of them a browser has.
 """
 
 from collections.abc import Iterator
 from unicodedata import combining, east_asian_width
 
 _EM = {  # width by the size of the font: the letters that have it
-    0.29: "ijlIJ'",
-    0.34: " ,.·/:;\\|",
+    0.29: "ijlI'",
+    0.34: " ,.·/:;\\",
     0.40: "f-()[]t!",
     0.46: 'r"',
-    0.50: "*_`–",
+    0.50: "*_`–J|",
     0.54: "szc?",
     0.60: "LFkvxyP",
     0.64: "TYaoeESbdghnpqu$0123456789{}µK",
     0.70: "AVBRXZC",
     0.76: "UHNDG",
     0.80: "&OQw",
-    0.86: "M#+<=>^~×≈±−→≥≤",
-    1.00: "%mW@…",
+    0.86: "M#+<=>^~×≈±−≥≤",
+    1.00: "%mW@…→",
 }
 _WIDTHS = {letter: width for width, letters in _EM.items() for letter in letters}
 _OTHER, _SQUARE = 0.66, 1.0  # of a letter that is not listed; of one of Chinese, Japanese, Korean
