@@ -52,7 +52,7 @@ def test_a_page_holds_no_hostile_tag_of_a_figure(tmp_path):
 def test_an_index_shows_markup_of_titles_messages_and_metrics_as_text(tmp_path):
     (tmp_path / "a").mkdir()
     said = " ".join(HOSTILE)
-    card = report_index.card(tmp_path / "a", said, "failed", 1.0, said, {"found": said, said: 1})
+    card = report_index.card(tmp_path / "a", said, "failed", 1.0, said, {said: {said: 1}})
     page = report_index.page(said, [report_index.Group([card], said, said)])
     clean = report_index.page("", [report_index.Group([report_index.card(tmp_path / "a", "", "failed", 1.0, "", {})])])
     for tag in ("<script", "<img", "<a ", "<svg", "<iframe", "<b "):

@@ -73,14 +73,13 @@ def card(tmp_path, name="01_a", metrics=None, message="", **more):
     return report_index.card(path.parent, more.pop("title", "Title"), "ok", 1.0, message, metrics or {})
 
 
-def test_an_entry_tells_figures_parameters_data_and_what_was_found(tmp_path):
-    entry = card(tmp_path, metrics={"em": 0.98765, "found": "Reuse costs 3 points.", "records": {"a": 1}})
-    assert entry["found"] == "Reuse costs 3 points."
-    assert entry["metrics"] == [("em", "0.9877")]
+def test_an_entry_tells_figures_parameters_data_and_numbers_with_their_source(tmp_path):
+    entry = card(tmp_path, metrics={"here": {"em": 0.98765, "records": {"a": 1}}, "mine": {"em": 0.5}})
+    assert entry["metrics"] == [("em (here)", "0.9877"), ("em (mine)", "0.5")]
     assert entry["figures"] == [("01_a/01_a.html#figure-2-0", "Who sees whom")]
     assert entry["parameters"] == [("n", "7", "how many")]
     assert entry["data"] == [("01_a/metrics.json", "metrics.json")]
-    assert all(word in entry["searched"] for word in ("first words", "who sees whom", "n 7", "reuse costs", "em"))
+    assert all(word in entry["searched"] for word in ("first words", "who sees whom", "n 7", "em"))
 
 
 def test_an_entry_is_found_by_the_names_of_its_lines_and_categories(tmp_path):
@@ -98,7 +97,7 @@ def test_names_with_signs_are_addresses_that_lead_to_their_files(tmp_path):
 
 
 def test_what_notebooks_say_is_text(tmp_path):
-    entry = card(tmp_path, title=STRANGE, message=STRANGE, metrics={"found": STRANGE, STRANGE: 1})
+    entry = card(tmp_path, title=STRANGE, message=STRANGE, metrics={STRANGE: {STRANGE: 1}})
     page = report_index.page(STRANGE, [report_index.Group([entry], STRANGE, STRANGE)], [("docs/index.html", STRANGE)])
     assert "<img" not in page and page.count("&lt;img src=x onerror=&#34;alert(1)&#34;&gt;") >= 6
     assert '<a href="docs/index.html">' in page

@@ -178,3 +178,11 @@ def test_a_figure_names_every_source_of_its_numbers_and_is_none_without_rows(dra
     assert figure.layout.meta["sources"] == ["shipped", "mine"] and "shipped" in text and "mine" in text
     assert "n = 9" in text
     assert draw(rows[:0]) is None
+
+
+def test_records_for_trackers_hold_configuration_and_metrics_by_kind(tmp_path):
+    with results.Writer(tmp_path, "trial", **ORIGIN) as out:
+        out.counts([{"measure": "em", "kind": kind, "value": value, "n": 4} for kind, value in (("all", 1), ("x", 0))])
+    ((name, config, metrics),) = results.records(results.read([f"mine={tmp_path}"]))
+    assert name == "mine m d block" and config["ratio"] == 0.15 and "sparse" not in config
+    assert metrics == {"em": 1.0, "n": 4.0, "x/em": 0.0, "x/n": 4.0}

@@ -1,4 +1,4 @@
-"""A figure as a file: PNG and SVG are drawn by the Chromium of this machine, HTML stands alone without a network."""
+"""A figure as a file: PNG, SVG and PDF are drawn by the Chromium of this machine; HTML, CSV and LaTeX need none."""
 
 import re
 import subprocess
@@ -13,8 +13,9 @@ from workbench.app.thumbnail import FLAGS, chromium, screenshot
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically, write_text
 from workbench.plots.theme import PAGE_STYLE, TURNED
+from workbench.results import figure_data, latex
 
-KINDS = ("png", "svg", "html")
+KINDS = ("png", "svg", "pdf", "html", "csv", "tex")
 LARGEST = 40_000_000  # bytes of a page
 DARK = "#121212"  # what white paper is turned to
 
@@ -43,10 +44,10 @@ def page_of(figure: go.Figure, theme: str = "", then: str = "", still: bool = Fa
 
 
 def write_figure(figure: go.Figure, path: str | Path, dark: bool = False) -> Path:
-    """Write a figure as PNG, SVG or HTML, by the ending of `path`, and return the path.
+    """Write a figure as PNG, SVG, PDF or HTML, or its data as CSV or LaTeX, by the ending of `path`; return the path.
 
     An HTML page follows the reader's theme unless `dark` is set. Raises BadInput for another ending, for a folder that
-    is not there, where PNG or SVG is asked for and no Chromium is installed, and for a page over 40 MB.
+    is not there, where a picture is asked for and no Chromium is installed, and for a page over 40 MB.
     """
     path = Path(path)
     kind = path.suffix.lower().lstrip(".")
@@ -60,16 +61,38 @@ def write_figure(figure: go.Figure, path: str | Path, dark: bool = False) -> Pat
             raise BadInput(f"the page would have {len(text) / 1e6:.0f} MB, at most {LARGEST / 1e6:.0f} are written")
         write_text(path, text)
         return path
+    if kind in ("csv", "tex"):
+        data = figure_data(figure)
+        write_text(path, data.to_csv(index=False) if kind == "csv" else latex(data))
+        return path
     if chromium() is None:
         raise BadInput(f"no Chromium draws {kind} on this machine: install chromium, or write .html")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "figure.html")
         page.write_text(page_of(figure, "dark" if dark else "light", then=AS_SVG * (kind == "svg"), still=True))
-        return _svg(page, path, dark) if kind == "svg" else _png(figure, page, path)
+        return {"svg": _svg, "pdf": _pdf, "png": _png}[kind](figure, page, path, dark)
 
 
-def _png(figure: go.Figure, page: Path, path: Path) -> Path:
-    size = int(figure.layout.width or 700), int(figure.layout.height or 450)
+def _size(figure: go.Figure) -> tuple[int, int]:
+    return int(figure.layout.width or 700), int(figure.layout.height or 450)
+
+
+def _pdf(figure: go.Figure, page: Path, path: Path, dark: bool) -> Path:
+    """Print the page on paper of the figure's size."""
+    width, height = _size(figure)
+    paper = f"<style>@page {{ size: {width}px {height + 1}px; margin: 0; }}</style>"
+    page.write_text(page.read_text().replace("</head>", f"{paper}</head>", 1))
+    printed = page.with_suffix(".pdf")
+    options = [f"--user-data-dir={page.parent}", "--no-pdf-header-footer", f"--print-to-pdf={printed}"]
+    done = _chromium([*options, "--virtual-time-budget=10000", page.as_uri()])
+    if done is None or not printed.is_file():
+        raise BadInput(f"Chromium has not drawn {path.name}: write .html instead")
+    write_atomically(path, lambda part: part.write_bytes(printed.read_bytes()))
+    return path
+
+
+def _png(figure: go.Figure, page: Path, path: Path, dark: bool) -> Path:
+    size = _size(figure)
 
     def draw(part: Path) -> None:
         picture = page.with_suffix(".png")
@@ -81,12 +104,17 @@ def _png(figure: go.Figure, page: Path, path: Path) -> Path:
     return path
 
 
-def _svg(page: Path, path: Path, dark: bool) -> Path:
-    command = [str(chromium()), *FLAGS.split(), f"--user-data-dir={page.parent}", "--dump-dom", page.as_uri()]
+def _chromium(options: list[str]) -> subprocess.CompletedProcess[bytes] | None:
+    """Run Chromium; None where it does not end."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+        command = [str(chromium()), *FLAGS.split(), *options]
+        return subprocess.run(command, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
-        done = None
+        return None
+
+
+def _svg(figure: go.Figure, page: Path, path: Path, dark: bool) -> Path:
+    done = _chromium([f"--user-data-dir={page.parent}", "--dump-dom", page.as_uri()])
     found = re.search(r'<pre id="svg">(.*?)</pre>', done.stdout.decode() if done else "", re.DOTALL)
     if not found:
         raise BadInput(f"Chromium has not drawn {path.name}: write .html instead")

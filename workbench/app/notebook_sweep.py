@@ -151,14 +151,15 @@ def _on_worker(task: Task) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def _row(task: Task, problem: str) -> dict[str, Any]:
-    """Return a row of the table; metrics that are numbers or texts, inner ones as `outer.inner`."""
+    """Return a row of the table; metrics that are numbers or texts, inner ones as `outer.inner`, those of other sources
+    than this run as `source.name`."""
     file = Path(task.out) / task.name / "metrics.json"
     metrics = json.loads(file.read_text(encoding="utf-8")) if file.is_file() and not problem else {}
     about = {"run": task.name, "notebook": Path(task.path).stem, "ok": not problem, "message": problem}
     given = {
         name: value if isinstance(value, str | int | float) else str(value) for name, value in task.parameters.items()
     }
-    return about | dict(_flat(metrics.items())) | given
+    return about | dict(_flat({**metrics.pop(notebook.HERE, {}), **metrics}.items())) | given
 
 
 def _flat(items: Iterable[tuple[str, Any]], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""The index of a report: one entry a notebook, with its picture, what it found, its figures, parameters and raw data.
+"""The index of a report: one entry a notebook, with its picture, its first paragraph, figures, parameters and raw data.
 
 The page needs no network. Pictures are drawn when they come into view, by the plotly.js that lies beside the page, and
 again where the reader changes between light and dark. What notebooks say (titles, sentences, names) stays text.
@@ -58,17 +58,22 @@ def card(
     folder: Path, title: str, status: str, seconds: float, message: str, metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return one notebook's entry in the index. `folder` lies beside the index and holds the files of its run."""
-    executed, found = folder / f"{folder.name}.ipynb", str(metrics.get("found", ""))
+    executed = folder / f"{folder.name}.ipynb"
     shown = executed.with_suffix(".html")
     files = sorted(file for file in folder.iterdir() if file.suffix in (*KINDS, *DATA))
     cells = json.loads(executed.read_text(encoding="utf-8"))["cells"] if executed.exists() else []
     titled = [(f"{_address(shown)}#{name}", text) for name, text in _figures(cells)]
     parameters = list(_parameters(executed)) if executed.exists() else []
-    numbers = [(name, _short(value)) for name, value in metrics.items() if isinstance(value, int | float)]
+    numbers = [(f"{name} ({source})", _short(value)) for source, name, value in _numbers(metrics)]
+    about = _first_paragraph(cells)
     drawn = folder / thumbnail.FILE
-    words = [title, found, message, _prose(cells), *(text for _, text in titled)]
+    words = [title, message, _prose(cells), *(text for _, text in titled)]
     words += _drawn(cells)
-    words += [*metrics, *(f"{name} {value}" for name, value, _ in parameters), *(file.name for file in files)]
+    words += [
+        *(name for _, name, _ in _numbers(metrics)),
+        *(f"{name} {value}" for name, value, _ in parameters),
+        *(file.name for file in files),
+    ]
     return {
         "page": _address(shown if shown.exists() else executed),
         "name": folder.name,
@@ -76,9 +81,9 @@ def card(
         "files": [(_address(file), KINDS[file.suffix]) for file in files if file.suffix in KINDS],
         "data": [(_address(file), file.name) for file in files if file.suffix in DATA],
         "metrics": numbers[:SHOWN_METRICS],
+        "about": about,
         "figures": titled,
         "parameters": parameters,
-        "found": found,
         "searched": " ".join(" ".join(words).lower().split()),
         **{"title": title, "status": status, "seconds": seconds, "message": message},
     }
@@ -110,6 +115,20 @@ def figure_title(figure: Mapping[str, Any]) -> str:
     own = layout.get("title", {})
     text = next(bold, own.get("text", "") if isinstance(own, dict) else own) or ""
     return MARKUP.sub("", text)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Yield (source, name, number) of a notebook's metrics."""
+    for source, values in metrics.items():
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if isinstance(value, int | float):
+                yield source, str(name), value
+
+
+def _first_paragraph(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a notebook is about: the first paragraph under its title."""
+    text = next(("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"), "")
+    return next((part for part in map(str.strip, text.split("\n\n")) if part and not part.startswith("#")), "")
 
 
 def _prose(cells: Sequence[Mapping[str, Any]]) -> str:

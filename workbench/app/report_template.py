@@ -44,8 +44,8 @@ nav { font-size: 14px; display: flex; gap: 2px 14px; flex-wrap: wrap; }
 <h2><a href="{{ card.page }}">{{ card.title }}</a></h2>
 <div><span class="status {{ card.status }}">{{ card.status }}</span> · {{ "%.1f" | format(card.seconds) }} s</div>
 {% if card.message %}<pre>{{ card.message }}</pre>{% endif %}
-{%- if card.found %}<p class="found">{{ card.found }}</p>{% endif %}
-{%- if card.metrics %}<details{% if not card.found %} open{% endif %}><summary>numbers</summary><table>
+{%- if card.about %}<p class="found">{{ card.about }}</p>{% endif %}
+{%- if card.metrics %}<details><summary>numbers</summary><table>
 {%- for name, value in card.metrics %}<tr><td>{{ name }}</td><td>{{ value }}</td></tr>{% endfor -%}
 </table></details>{% endif -%}
 {%- if card.figures %}<details><summary>{{ card.figures | length }} figure

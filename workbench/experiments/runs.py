@@ -141,6 +141,7 @@ def _of_notebook(folder: Path) -> Run:
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
         raise BadInput(f"{folder / 'metrics.json'} is no whole JSON file: {problem}") from None
+    metrics = metrics.get("here", {})  # of other sources nothing was measured by this notebook
     texts = {key: value for key, value in metrics.items() if isinstance(value, str)}
     return Run(folder.name, str(folder), _given(folder) | texts, dict(_numbers(metrics)))
 

@@ -6,6 +6,7 @@ found = results.read(["shipped", "runs/mine"])
 results.scores(found.counts("trial"))          # a row a method and kind of question, a column a measure
 """
 
+from workbench.results.exports import figure_data, latex, records
 from workbench.results.reader import HERE, SHIPPED, Missing, Results, expanded, read
 from workbench.results.schema import EXPERIMENTS, MEASURES, METHOD, Answer, Count, Origin, Timing
 from workbench.results.summary import means, paired, scores, speedups
@@ -25,9 +26,12 @@ __all__ = [
     "Timing",
     "Writer",
     "expanded",
+    "figure_data",
+    "latex",
     "means",
     "paired",
     "read",
+    "records",
     "scores",
     "speedups",
     "this_run",

@@ -8,6 +8,10 @@ import typer
 from workbench.app.commands.options import parse
 from workbench.core.errors import BadInput
 
+RESULTS = (
+    "Draw the pages from these results: a folder that `--out` wrote, or shipped; repeat it to compare several. "
+    "Without notebooks, all that draw results are run"
+)
 REAL = (
     "Some notebooks also with a real pretrained model, which is fetched where an index of packages can be reached; "
     "by default where neither notebooks nor a model are named"
@@ -24,18 +28,25 @@ def command(
     parameter: Annotated[
         list[str] | None, typer.Option("--parameter", "-p", metavar="NAME=VALUE", help="For notebooks that have it")
     ] = None,
+    results: Annotated[
+        list[str] | None, typer.Option(help=RESULTS, metavar="FOLDER", rich_help_panel="Your own results")
+    ] = None,
     real: Annotated[bool | None, typer.Option(help=REAL)] = None,
 ) -> None:
     """Run the notebooks and write a website of figures, metrics and tables."""
     from workbench.app import real_pages  # papermill and plotly: not for `--help`
     from workbench.app.report import run
+    from workbench.app.report_results import parameters_of, takes_results
 
     try:
         chosen = notebooks or sorted(Path("notebooks").glob("[0-9][0-9]_*.ipynb"))
         given = parse(parameter or [])
-        is_wanted = real if real is not None else not notebooks and "model" not in given
+        if results:
+            given = parameters_of(results) | given
+            chosen = chosen if notebooks else takes_results(chosen)
+        is_wanted = real if real is not None else not notebooks and not results and "model" not in given
         lab, ours = real_pages.split(chosen) if is_wanted else (chosen, [])
-        result = run(lab, out, given, jobs, real=ours, docs=not notebooks)
+        result = run(lab, out, given, jobs, real=ours, docs=not notebooks and not results)
     except BadInput as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
