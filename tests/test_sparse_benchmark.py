@@ -3,29 +3,18 @@
 import argparse
 import json
 import re
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import needles
 import pandas as pd
 import pytest
+import sparse as script
 from sparse_results import replaced
 
 from workbench.core.errors import BadInput
 from workbench.experiments.papers import compact_attention, evidence, sparse_evidence
 
 FOLDER = Path(__file__).parents[1] / "data" / "benchmarks"
-
-
-def loaded_script(name):
-    spec = spec_from_file_location(f"{name}_benchmark", FOLDER / f"{name}.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def script():
-    return loaded_script("sparse")
 
 
 def tables(specs: dict[str, str], score: float, ids=("a", "b")) -> dict[str, pd.DataFrame]:
@@ -42,20 +31,19 @@ def tables(specs: dict[str, str], score: float, ids=("a", "b")) -> dict[str, pd.
     return {"sparse": pd.DataFrame(rows), "sparse-answers": pd.DataFrame(answers), "sparse-heads": pd.DataFrame(heads)}
 
 
-def test_rows_of_a_method_that_is_measured_again_take_the_place_of_the_old_ones():
+def test_rows_of_a_method_that_is_measured_again_replace_the_old_ones():
     before = tables({"dense": "dense", "quoka(old=1)": "quoka", "seer": "seer_attention", "window": "window"}, 0.0)
     made = tables({"seer": "seer_attention", "quoka(new=1)": "quoka"}, 1.0, ids=("b", "a"))
     found = replaced(before, made, ["seer_attention", "quoka"])
-    order = ["dense", "quoka(new=1)", "seer", "window"]
-    assert list(dict.fromkeys(found["sparse"].spec)) == order == list(dict.fromkeys(found["sparse-heads"].spec))
-    assert list(found["sparse"].data) == list(before["sparse"].data)
+    specs = ["dense", "window", "seer", "quoka(new=1)"]
+    assert list(dict.fromkeys(found["sparse"].spec)) == specs == list(dict.fromkeys(found["sparse-heads"].spec))
     for name, column in (("sparse", "em"), ("sparse-heads", "density")):
         again = found[name].spec.isin(["seer", "quoka(new=1)"])
         assert len(found[name]) == len(before[name]) and (found[name][column] == again.astype(float)).all()
     answers = found["sparse-answers"]
     assert list(answers.id) == ["a", "b"] and "em quoka(old=1)" not in answers
     assert answers["em seer"].tolist() == [1, 1] and answers["f1 dense"].tolist() == [0, 0]
-    assert list(answers)[:3] == ["data", "kind", "id"] and list(answers)[-1].startswith("f1 ")
+    assert list(answers)[:3] == ["data", "kind", "id"]
 
 
 def test_other_questions_than_those_of_the_files_are_refused():
@@ -64,13 +52,13 @@ def test_other_questions_than_those_of_the_files_are_refused():
         replaced(before, made, ["dense"])
 
 
-def test_the_gate_is_distilled_on_a_seed_that_is_not_scored(script):
+def test_the_gate_is_distilled_on_a_seed_that_is_not_scored():
     (seed,) = re.findall(r"--seed (\d+)", (FOLDER / "seer_gate.sh").read_text())
     others = {int(n.replace("_", "")) for p in FOLDER.glob("*.py") for n in re.findall(r"\b\d\d_000\b", p.read_text())}
     assert script.SEED in others and int(seed) not in others | {20_000, 30_000}
 
 
-def test_a_scoring_of_some_methods_is_of_these_alone(script):
+def test_a_scoring_of_some_methods_is_of_these_alone():
     assert script.method_names("quoka, dense") == ["quoka", "dense"]
     with pytest.raises(argparse.ArgumentTypeError, match="there is no method 'quokka': allowed are dense, oracle"):
         script.method_names("quokka")
@@ -82,7 +70,7 @@ def test_a_scoring_of_some_methods_is_of_these_alone(script):
     assert {setting.method for unit in work for setting in unit.settings} == {"quoka"}
 
 
-def test_rows_are_written_without_pandas_whatever_each_of_them_lacks(script, tmp_path):
+def test_rows_are_written_without_pandas_whatever_each_of_them_lacks(tmp_path):
     script.rows_to(tmp_path / "t", [{"a": 1, "x": None}, {"a": 2, "b": 0.5}], ("b",))
     found = pd.read_parquet(tmp_path / "t")
     assert (
@@ -91,14 +79,13 @@ def test_rows_are_written_without_pandas_whatever_each_of_them_lacks(script, tmp
     assert found["x"].dtype == "float64"
 
 
-def test_needles_are_those_of_the_sparse_methods_and_decide_where_they_are_measured(script, tmp_path, monkeypatch):
-    more = loaded_script("needles")
-    assert [(more.MODEL, more.SEED, more.PASSAGES, more.CHUNK)] == [
+def test_needles_are_those_of_the_sparse_methods_and_decide_where_they_are_measured(tmp_path, monkeypatch):
+    assert [(needles.MODEL, needles.SEED, needles.PASSAGES, needles.CHUNK)] == [
         (script.MODEL, script.SEED, script.PASSAGES, script.CHUNK)
     ]
     measured = set(evidence.table("sparse").spec)
-    assert set(more.SPECS) <= measured and set(more.TASKS) == set(compact_attention.TASKS)
-    before = sparse_evidence.sparse_right(more.SPECS[1], "needles", "common")
-    (tmp_path / "needles.json").write_text(json.dumps({"tasks": {"common": {more.SPECS[1]: "0110"}}}))
+    assert set(needles.SPECS) <= measured and set(needles.TASKS) == set(compact_attention.TASKS)
+    before = sparse_evidence.sparse_right(needles.SPECS[1], "needles", "common")
+    (tmp_path / "needles.json").write_text(json.dumps({"tasks": {"common": {needles.SPECS[1]: "0110"}}}))
     monkeypatch.setattr(evidence.results, "FOLDER", tmp_path)
-    assert sparse_evidence.needles_right(more.SPECS[1], "common") == [0, 1, 1, 0] and len(before) == 100
+    assert sparse_evidence.needles_right(needles.SPECS[1], "common") == [0, 1, 1, 0] and len(before) == 100

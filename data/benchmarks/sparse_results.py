@@ -14,36 +14,25 @@ NUMBERS = (*MEASURES, "kl", "agree")
 def replaced(
     before: dict[str, pd.DataFrame], made: dict[str, pd.DataFrame], only: list[str]
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables of before, with the rows of the methods `only` replaced where they stood.
+    """Return the tables of before, with the rows of the methods `only` replaced; the new ones come last.
 
     BadInput where other questions were asked.
     """
-    old, new = before["sparse"], made["sparse"]
+    old = before["sparse"]
     dropped = set(old[old.method.isin(only)].spec)
-    answers_before, fresh = before["sparse-answers"], made["sparse-answers"].set_index(["data", "id"])
-    keys = pd.MultiIndex.from_frame(answers_before[["data", "id"]])
+    tables = {
+        name: pd.concat([before[name][~before[name].spec.isin(dropped)], table], ignore_index=True)
+        for name, table in made.items()
+        if name != "sparse-answers"
+    }
+    answered, fresh = before["sparse-answers"], made["sparse-answers"].set_index(["data", "id"])
+    keys = pd.MultiIndex.from_frame(answered[["data", "id"]])
     if set(keys) != set(fresh.index):
         raise BadInput(f"{len(fresh)} questions were asked, sparse-answers.parquet has {len(keys)}: ask the same")
-    gone = [f"{what} {spec}" for what in ("em", "f1") for spec in dropped]
-    kept = answers_before.drop(columns=[name for name in gone if name in answers_before])
+    gone = {f"{score} {spec}" for score in ("em", "f1") for spec in dropped}
+    kept = answered[[name for name in answered if name not in gone]]
     added = fresh.drop(columns="kind").loc[keys].reset_index(drop=True)
-    columns = sorted([*kept.columns[3:], *added.columns], key=lambda name: name.startswith("f1 "))
-    tables = {"sparse-answers": pd.concat([kept, added], axis=1)[[*kept.columns[:3], *columns]]}
-    order = {spec: at for at, spec in enumerate(dict.fromkeys([*old.spec, *new.spec]))}
-    order |= {spec: order[first] for spec, first in _places(old, new, only).items()}
-    for name in made.keys() - {"sparse-answers"}:
-        table = pd.concat([before[name][~before[name].spec.isin(dropped)], made[name]], ignore_index=True)
-        by = {"data": table["data"].map({"lab": 0, "needles": 1})} if "data" in table else {}
-        places = pd.DataFrame(by | {"at": table.spec.map(order)}, index=table.index)
-        tables[name] = table.loc[places.sort_values([*by, "at"], kind="stable").index].reset_index(drop=True)
-    return {name: tables[name] for name in made}
-
-
-def _places(old: pd.DataFrame, new: pd.DataFrame, only: list[str]) -> dict[str, str]:
-    """Return for every new spec of a method the first spec that the method had before, if it had one."""
-    first = {name: old[old.method == name].spec.iloc[0] for name in only if (old.method == name).any()}
-    found = new[new.method.isin(list(first))]
-    return {spec: first[name] for spec, name in zip(found.spec, found.method, strict=True)}
+    return tables | {"sparse-answers": pd.concat([kept, added], axis=1)}
 
 
 def by_head(heads: pd.DataFrame) -> pd.DataFrame:
