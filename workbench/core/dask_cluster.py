@@ -8,7 +8,7 @@
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from logging import ERROR
@@ -100,31 +100,7 @@ def _deployed(package: str, make: Callable[[], Any]) -> Any:
         raise BadInput(f"the cluster could not be begun ({type(problem).__name__}: {said}): see {package}") from None
 
 
-def submitted(
-    client: Any,
-    work: Callable[..., Any],
-    items: Sequence[Any],
-    given: tuple[Any, ...] = (),
-    retries: int = 0,
-    gpu: Sequence[bool] = (),
-) -> dict[Any, int]:
-    """Submit `work(item, *given)` for every item, the first ones first; return the futures with numbers of items.
-
-    retries  how often Dask tries again what raises; where a worker dies, as often as the scheduler allows
-    gpu      for each item, whether it takes a GPU slot
-
-    Raises BadInput where no worker has a slot that is needed.
-    """
-    if any(gpu):
-        _check_slots(client)
-    slots = [{GPU: 1} if each else None for each in gpu] or [None] * len(items)
-    return {
-        client.submit(work, item, *given, pure=False, retries=retries, resources=slot, priority=-number): number
-        for number, (item, slot) in enumerate(zip(items, slots, strict=True))
-    }
-
-
-def _check_slots(client: Any) -> None:
+def check_slots(client: Any) -> None:
     """Refuse a cluster whose workers, those there are, have no slot for a GPU; workers may also come later."""
     known = client.scheduler_info()["workers"].values()
     if known and not any(worker["resources"].get(GPU) for worker in known):

@@ -123,7 +123,7 @@ class Workers:
         futures = {}
         try:
             futures = {self._pool.submit(tried, task, work, retries): number for number, task in tasks.items()}
-            for future in as_completed(dict(futures)):
+            for future in as_completed(futures):
                 yield futures[future], future.result()
         except BrokenProcessPool:
             self._end_pool()
@@ -142,13 +142,17 @@ class Workers:
     ) -> Iterator[tuple[T, Outcome]]:
         import distributed
 
+        if any(gpu):
+            dask_cluster.check_slots(self._client)
         threads = max(1, torch.get_num_threads() // self.jobs) if self.cluster == dask_cluster.LOCAL else None
-        given = (work, self.shared, threads)
-        futures = dask_cluster.submitted(self._client, _on_worker, tasks, given, retries, gpu)
+        futures = {}
+        for number, (task, slot) in enumerate(zip(tasks, gpu or [False] * len(tasks), strict=True)):
+            given = {"retries": retries, "priority": -number, "resources": {dask_cluster.GPU: 1} if slot else None}
+            future = self._client.submit(_on_worker, task, work, self.shared, threads, pure=False, **given)
+            futures[future] = task
         try:
             for future in distributed.as_completed(futures, loop=self._client.loop):
-                task = tasks[futures.pop(future)]
-                yield task, _outcome(future)
+                yield futures.pop(future), _outcome(future)
                 future.release()
         finally:
             self._client.cancel(list(futures))

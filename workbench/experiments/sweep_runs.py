@@ -52,8 +52,9 @@ class Runs:
         todo = sorted(todo, key=self._order)
         sent = workers.cluster is not None
         tasks = [Task(case, _sizes(case.trial) if sent else None) for case in todo]
-        alone = workers.jobs == 1 and not sent
-        work = partial(run, keep_gib=self.keep_gib, **({"loaded": self.loaded, "tell": tell} if alone else {}))
+        work = partial(run, keep_gib=self.keep_gib)
+        if workers.jobs == 1 and not sent:
+            work = partial(work, loaded=self.loaded, tell=tell)
         for task, outcome in workers.run(work, tasks, self.retries, [needs_gpu(case.trial) for case in todo]):
             if outcome.problem:
                 self._fail(task.case, outcome)
