@@ -3,11 +3,20 @@
 `make docs` (`workbench.app.docs_site`) copies this folder, adds generated pages and builds runs/docs/index.html.
 """
 
+from importlib.util import find_spec
+
 from docutils import nodes
 from latex2mathml.converter import convert
 
+from workbench.app import docs_text
+
 project = "Cached-block workbench"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False
+autodoc_mock_imports = [name for name in ("triton",) if find_spec(name) is None]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]
@@ -36,6 +45,11 @@ def _display(translator, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def _docstring(app, what, name, obj, options, lines: list[str]) -> None:
+    lines[:] = docs_text.rst("\n".join(lines))
+
+
 def setup(app) -> None:
-    """Register formulas as MathML, which browsers draw by themselves."""
+    """Register formulas as MathML, which browsers draw by themselves, and docstrings as this house writes them."""
+    app.connect("autodoc-process-docstring", _docstring)
     app.add_html_math_renderer("mathml", (_inline, None), (_display, None))

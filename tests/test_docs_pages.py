@@ -1,20 +1,18 @@
-"""Pages that the documentation makes of classes and results: every method has one, and no number is typed by hand."""
+"""Pages that the documentation makes of docstrings: every method has one, with its formula."""
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from latex2mathml.converter import convert
 
-from workbench.app import docs_methods, docs_site, docs_text
-from workbench.app.docs_results import Results
-from workbench.methods import modes, prepare, registry, select, sparse
+from workbench.app import docs_api, docs_methods, docs_site, docs_text
+from workbench.methods import registry
 from workbench.methods.presets import METHODS
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {"modes": modes, "prepare": prepare, "select": select, "sparse": sparse}
 PLAIN = {"all", "none", "random", "dense", "full"}  # a sentence says what these do
+POLICIES = [(folder, name) for folder in docs_methods.KINDS for name in docs_methods.names(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +21,7 @@ def pages():
 
 
 def test_every_method_has_a_page(pages):
-    names = {f"{folder}-{name}" for folder, package in FOLDERS.items() for name in registry.names(package.__name__)}
-    assert set(pages) == names | {"index"}
+    assert set(pages) == {f"{folder}-{name}" for folder, name in POLICIES} | {"index"}
     assert all(f"| `{name}` |" in pages["index"] for name in METHODS)
 
 
@@ -33,49 +30,39 @@ def test_every_page_says_what_it_does_how_to_use_it_how_it_did_and_shows_its_cod
         if name != "index":
             assert re.findall(r"^## (.+)$", text, re.M)[:4] == ["What it does", "Use it", "How it does", "Code"]
             assert "workbench trial --model lab-full" in text
+            (notebook,) = re.findall(r"workbench report (notebooks/\S+\.ipynb)", text)
+            assert (ROOT / notebook).is_file()
 
 
-def test_formulas_are_drawn_without_a_network(pages):
-    for name, text in pages.items():
-        formulas = re.findall(r"\$\$(.+?)\$\$", text.split("## Code")[0], re.S)
-        if name != "index" and name.partition("-")[2] not in PLAIN:
-            assert formulas, f"{name} has no formula: put one in its docstring, between $$"
-        assert all("<math" in convert(formula, display="block") for formula in formulas)
+@pytest.mark.parametrize(("folder", "name"), POLICIES)
+def test_formulas_are_drawn_without_a_network(folder, name):
+    policy, _ = registry.found(f"workbench.methods.{folder}", name, docs_methods.GIVEN)
+    formulas = re.findall(r"\$\$(.+?)\$\$", policy.__doc__, re.S)
+    assert formulas or name in PLAIN, f"{name} has no formula: put one in its docstring, between $$"
+    assert all("<math" in convert(formula, display="block") for formula in formulas)
 
 
-@pytest.mark.parametrize("folder", ["prepare", "select", "sparse"])
-def test_options_are_those_of_the_policy_with_their_defaults(pages, folder):
-    for name in registry.names(FOLDERS[folder].__name__):
-        given = {"corpus": None} if folder == "prepare" else {"trained": None, "profiled": ()}
-        policy, _ = registry.found(FOLDERS[folder].__name__, name, given)
-        rows = dict(re.findall(r"^\| `(\w+)` \| `.+` \| (.+) \|$", pages[f"{folder}-{name}"], re.M))
-        for field in fields(policy):
-            if field.name not in given and field.init and field.repr:
-                assert rows[field.name] == f"`{field.default!r}`", f"{name}: {field.name}"
-
-
-def test_results_of_a_page_are_those_of_the_file():
-    results = Results(ROOT / "data" / "benchmarks")
-    row = results.lab.query("prepare == 'after_system' and select == 'answer_guided' and ratio == 0.15").iloc[0]
-    said = results.of_selector("answer_guided")
-    assert f"At 15%, exact match is {row.em:.1%}" in said
-    assert f"`answer_guided` at 15% | {row.em:.1%} ({row.em_low:.1%} to {row.em_high:.1%})" in said
-    assert results.of_sparse("seer_attention").count("`seer_attention(") == 5
-    assert "Not measured there" in results.of_selector("no_such_selector")
+def test_the_reference_names_every_public_module_once():
+    pages = dict(docs_api.pages())
+    named = [name for page in pages.values() for name in re.findall(r"automodule:: (\S+)", page)]
+    assert len(named) == len(set(named)) and set(pages) == {"index", *docs_api.FOLDERS}
+    for folder in docs_api.FOLDERS:
+        root = ROOT if folder == "kernels" else ROOT / "workbench"
+        files = {f"workbench.{folder}.{path.stem}" for path in (root / folder).glob("[!_]*.py")}
+        assert files <= set(named)
 
 
 @pytest.mark.parametrize(
     ("docstring", "written"),
     [
-        ("Read `a_b` of a_b, arXiv:2404.06910.", "[arXiv:2404.06910](https://arxiv.org/abs/2404.06910)."),
-        ("k   first\n    more\nlonger  second", "- **k**: first more\n- **longer**: second"),
-        ("Head.\n\n    x = 1\n    y = 2\n\nEnd.", "Head.\n\n```text\nx = 1\ny = 2\n```\n\nEnd."),
-        ("Costs $5 and <b>*", r"Costs \$5 and \<b\>\*"),
-        ("Let $x_1$.\n\n$$x_1^2$$", "Let $x_1$.\n\n$$x_1^2$$"),
+        ("Read `a_b` of a_b*.", r"Read \ :code:`a_b`\  of a\_b\*."),
+        ("k   first\n    more\nlonger  second", "- k: first more\n- longer: second"),
+        ("Head.\n\n    x = 1\n    y = 2\n\nEnd.", "Head.\n\n.. code-block:: text\n\n   x = 1\n   y = 2\n\nEnd."),
+        ("Let $x_1$.\n\n$$x_1^2$$", "Let \\ :math:`x_1`\\ .\n\n.. math::\n\n   x_1^2"),
     ],
 )
-def test_a_docstring_becomes_markdown_and_what_looks_like_markup_stays_text(docstring, written):
-    assert written in docs_text.markdown(docstring)
+def test_a_docstring_becomes_markup_and_what_looks_like_markup_stays_text(docstring, written):
+    assert "\n".join(docs_text.rst(docstring)) == written
 
 
 def test_a_site_of_the_same_files_is_left_as_it_is(tmp_path):

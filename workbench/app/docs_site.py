@@ -1,7 +1,7 @@
 """The documentation as a static site that needs no network: `make docs`, or `python -m workbench.app.docs_site`.
 
-docs/ holds what is written by hand. Pages of methods and the API reference are made of the source and of committed
-results. A site that was built from the same files is left as it is.
+docs/ holds what is written by hand. Pages of methods and the API reference are made of docstrings, by autodoc. A site
+that was built from the same files is left as it is.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from workbench.core.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "runs" / "docs"
-NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml", "griffe")
+NEEDED = ("sphinx", "furo", "myst_parser", "latex2mathml")
 READ = (
     "docs/**/*.md",
     "docs/**/*.css",
@@ -27,7 +27,6 @@ READ = (
     "docs/*.json",
     "workbench/**/*.py",
     "kernels/*.py",
-    "data/benchmarks/*.parquet",
 )
 OTHER = ("__pycache__", "*.png", "*.json", "picture.py", "measured.py")  # in docs/, and no pages
 STAMP = ".built_from"
@@ -55,8 +54,21 @@ def build(site: Path = SITE) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "source"), Path(folder, "site")
         write_sources(source)
-        command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going", str(source), str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        command = [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-b",
+            "html",
+            "-j",
+            "auto",
+            "-q",
+            "-W",
+            "--keep-going",
+            str(source),
+            str(made),
+        ]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
             raise BadInput(f"the documentation was not built: {done.stderr.strip()[-2000:]}")
         shutil.rmtree(made / ".doctrees", ignore_errors=True)
@@ -117,10 +129,10 @@ def write_sources(folder: Path) -> None:
 
 
 def _made() -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
-    from workbench.app import docs_api, docs_methods  # these need packages of the extra `docs`
+    from workbench.app import docs_api, docs_methods  # these import every method
 
     yield "methods", docs_methods.pages(ROOT)
-    yield "api", docs_api.pages(ROOT)
+    yield "api", docs_api.pages()
 
 
 def _state() -> str:

@@ -1,4 +1,4 @@
-"""Docstrings and tables as MyST Markdown, for the pages of the documentation.
+"""Docstrings as reStructuredText, for Sphinx's autodoc, and tables as Markdown, for the pages of the documentation.
 
 A docstring of this house is plain text: paragraphs, lists of names with their meaning two spaces behind, examples
 indented by four spaces, and formulas between dollar signs where it is a raw string.
@@ -11,27 +11,30 @@ from inspect import cleandoc
 ITEM = re.compile(r"^([^\s].*?) {2,}(\S.*)$")
 CODE = re.compile(r"(`[^`\n]+`)")
 MATH = re.compile(r"(`[^`\n]+`|\$[^$\n]+\$)")
-SIGNS = re.compile(r"([\\*_\[\]{}<>$|#~])")
+SIGNS = {"rst": re.compile(r"([\\*_|`])"), "md": re.compile(r"([\\*_\[\]{}<>$|#~])")}
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 
 
-def markdown(docstring: str) -> str:
-    """Return a docstring as Markdown; what is no formula, code or list in it is text."""
+def rst(docstring: str) -> list[str]:
+    """Return the lines of a docstring; what is no formula, code or list in it is text."""
     text = cleandoc(docstring)
     has_math = "$$" in text
-    return "\n\n".join(_paragraph(part, has_math) for part in re.split(r"\n\s*\n", text) if part.strip())
+    return "\n\n".join(_paragraph(part, has_math) for part in re.split(r"\n\s*\n", text) if part.strip()).split("\n")
 
 
 def _paragraph(part: str, has_math: bool) -> str:
     lines = part.rstrip().splitlines()
     if has_math and part.lstrip().startswith("$$"):
-        return "\n".join(line.strip() for line in lines)
+        return _block("math::", [line.strip() for line in part.replace("$$", "").strip().splitlines()])
     if all(line.startswith("    ") for line in lines):
-        body = "\n".join(line[4:] for line in lines)
-        return f"```text\n{body}\n```"
+        return _block("code-block:: text", [line[4:] for line in lines])
     if ITEM.match(lines[0]):
         return _items(lines, has_math)
-    return escaped(" ".join(line.strip() for line in lines), has_math)
+    return _text(" ".join(line.strip() for line in lines), has_math)
+
+
+def _block(directive: str, lines: Sequence[str]) -> str:
+    return "\n".join([f".. {directive}", "", *(f"   {line}" for line in lines)])
 
 
 def _items(lines: Sequence[str], has_math: bool) -> str:
@@ -44,13 +47,23 @@ def _items(lines: Sequence[str], has_math: bool) -> str:
             items[-1][1] += f" {line.strip()}"
         else:
             items.append([line.strip(), ""])
-    return "\n".join(f"- **{escaped(name, has_math)}**: {escaped(text, has_math)}".rstrip(": ") for name, text in items)
+    return "\n".join(f"- {_text(name, has_math)}: {_text(text, has_math)}".rstrip(": ") for name, text in items)
 
 
-def escaped(text: str, has_math: bool = False) -> str:
-    """Return text with the signs of Markdown disarmed, but for code and, with `has_math`, formulas; papers linked."""
+def _text(text: str, has_math: bool) -> str:
     parts = (MATH if has_math else CODE).split(text)
-    said = [part if i % 2 else SIGNS.sub(r"\\\1", part) for i, part in enumerate(parts)]
+    return "".join(_marked(part) if i % 2 else SIGNS["rst"].sub(r"\\\1", part) for i, part in enumerate(parts))
+
+
+def _marked(part: str) -> str:
+    """Return code or a formula; what stands beside it may touch it."""
+    role, text = ("math", part.strip("$")) if part[0] == "$" else ("code", part.strip("` ").replace("\\", "\\\\"))
+    return rf"\ :{role}:`{text}`\ "
+
+
+def escaped(text: str) -> str:
+    """Return text with the signs of Markdown disarmed, but for code; papers are linked."""
+    said = [part if i % 2 else SIGNS["md"].sub(r"\\\1", part) for i, part in enumerate(CODE.split(text))]
     return ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", "".join(said))
 
 
