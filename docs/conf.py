@@ -49,7 +49,15 @@ def _docstring(app, what, name, obj, options, lines: list[str]) -> None:
     lines[:] = docs_text.rst("\n".join(lines))
 
 
+def _skipped(app, what: str, name: str, member, skip: bool, options) -> bool | None:
+    """Skip what a module only imports, before autodoc asks for its signature and source."""
+    here = app.env.temp_data.get("autodoc:module")
+    elsewhere = what == "module" and here and getattr(member, "__module__", here) != here
+    return True if elsewhere else None
+
+
 def setup(app) -> None:
     """Register formulas as MathML, which browsers draw by themselves, and docstrings as this house writes them."""
     app.connect("autodoc-process-docstring", _docstring)
+    app.connect("autodoc-skip-member", _skipped)
     app.add_html_math_renderer("mathml", (_inline, None), (_display, None))
