@@ -212,7 +212,7 @@ def test_a_run_of_tokens_is_put_into_a_pool():
 
 
 def test_pages_come_back():
-    pool = pools.of(MODEL, made(0, 1), reserve=20, size=16)
+    pool = Pool(MODEL, 1 + sum(-(-len(block) // 16) for block in BLOCKS[:2]) + 2, 16)
     cached = pool.encode(MODEL, BLOCKS[:2])
     assert pool.free == 2
     held = pool.open(cached, 20)

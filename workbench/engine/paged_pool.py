@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.core import annotations
-from workbench.core.blocks import Block, Prompt
+from workbench.core.blocks import Block
 from workbench.core.errors import BadInput, shown
 from workbench.core.kv import KV
 from workbench.engine.assembly import Positions, check_positions
@@ -236,12 +236,6 @@ class Pool(PageStorage):
         needed = sum(-(-n // self.size) for n in lengths)
         if needed > self.free:
             raise NoPages(needed, self.free, f"the context of {len(lengths)} blocks")
-
-
-def of(model: PreTrainedModel, prompt: Prompt, reserve: int, size: int = 64, kernels: bool | None = None) -> Pool:
-    """Make a pool just large enough for the blocks of one prompt and `reserve` tokens of its own."""
-    count = sum(-(-len(block) // size) for block in prompt.context)
-    return Pool(model, 1 + count + -(-reserve // size), size, kernels)
 
 
 def _check_recompute(rows: Ints, length: int) -> None:

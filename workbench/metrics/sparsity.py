@@ -101,15 +101,3 @@ def scaled(model: PreTrainedModel, layer: int, step: PrefillOutput) -> Tensor:
     queries = step.queries[layer]
     own = getattr(model.get_decoder().layers[layer].self_attn, "scaling", None)
     return queries if own is None else queries * (own * queries.shape[-1] ** 0.5)
-
-
-def operations(
-    method: Sparse, heads: int, rows: int, length: int, width: int, density: float
-) -> tuple[float, float, float]:
-    """Count the multiply-adds of one layer for `rows` that end a prompt of `length` keys: (choice, sparse, dense).
-
-    Sparse attends to the share `density` of the causal pairs (scores and values), dense to all of them. A sparse
-    method pays where the first two together are below the third.
-    """
-    pairs = heads * rows * (2 * length - rows + 1) / 2
-    return float(method.operations(heads, rows, length, width)), 2 * width * pairs * density, 2 * width * pairs
