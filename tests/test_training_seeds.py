@@ -3,12 +3,10 @@
 import json
 
 import numpy as np
-import pytest
 
 from tests.test_sparse_benchmark import loaded_script
-from workbench.experiments import block_seeds, results, sparse_seeds
-from workbench.experiments.papers.evidence import block_gap
-from workbench.experiments.papers.sparse_evidence import needles_over_seeds, sparse_over_seeds
+from workbench.experiments import results, sparse_seeds
+from workbench.experiments.papers.sparse_evidence import needles_over_seeds
 from workbench.plots import training_seeds
 from workbench.plots.block_finetuning import FULL, REUSED, TUNED, TUNED_FULL, VANILLA
 
@@ -43,22 +41,6 @@ def swept(bfla: float, drawn: float) -> dict:
     return about | {"tokens": 100.0, "settings": settings}
 
 
-def test_a_gap_over_trainings_takes_the_untrained_model_beside_every_seed():
-    content = tuned(0.9)
-    got = block_seeds.gap(content, TUNED, FULL)
-    assert (got.seeds, got.n) == (3, N) and got.mean == pytest.approx(-0.08) and got.low <= got.mean <= got.high
-    assert block_seeds.gap(content, REUSED, FULL).seeds == 1
-    assert block_seeds.gap(content, TUNED, VANILLA).seeds == 1  # of the training that both have
-
-
-@pytest.mark.parametrize(("block", "words"), [(1.0, "confirmed"), (0.6, "contradicted"), (0.955, "left open")])
-def test_the_sentence_on_block_tuning_branches_on_the_interval(block, words):
-    said = training_seeds.said_of_tuning(tuned(block))
-    assert words in said and "Over 3 trainings" in said
-    side = "above" if block == 1.0 else "below"
-    assert block == 0.955 or f"{side} full attention" in said
-
-
 def test_the_sentence_on_sparse_methods_branches_on_the_sign():
     below, above = (training_seeds.said_of_sparse(swept(bfla, drawn)) for bfla, drawn in ((0.5, 0.2), (1.0, 1.0)))
     assert "points below dense" in below and "random tiles (24%) 30.0 points below BFLA (25%)" in below.lower().replace(
@@ -70,37 +52,6 @@ def test_the_sentence_on_sparse_methods_branches_on_the_sign():
 def test_the_best_setting_of_a_method_keeps_at_most_the_share():
     content = swept(0.5, 0.2)
     assert sparse_seeds.best(content, "bfla(", 0.3) == "bfla(mass=0.9)" and not sparse_seeds.best(content, "bfla(", 0.2)
-
-
-def test_a_missing_file_leaves_one_training(monkeypatch, tmp_path):
-    for name in ("block-attention",):
-        (tmp_path / f"{name}.json").write_text(json.dumps(results.read(name)))
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    assert training_seeds.block_tuning() is None and training_seeds.sparse_methods() is None
-    finding = block_gap("fine-tuned against full attention", TUNED, FULL, "above", -0.01)
-    assert finding.n == 2000 and "1 training seed" in finding.what
-    assert sparse_over_seeds("best", "bfla(", 0.3, "above", 0.0) == []
-
-
-def test_a_training_of_either_file_counts(monkeypatch, tmp_path):
-    one = results.read("block-attention")
-    (tmp_path / "block-attention.json").write_text(json.dumps(one))
-    digits = {"1": "0" * one["samples"]}
-    over = {"samples": one["samples"], "seed": one["seed"], "device": "a", "methods": {VANILLA: digits}}
-    (tmp_path / "block-seeds.json").write_text(json.dumps(over))
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    content = block_seeds.kept()
-    assert block_seeds.seeds(content, VANILLA) == ["0", "1"] and block_seeds.seeds(content, TUNED) == ["0"]
-    assert block_seeds.gap(content, VANILLA, TUNED).seeds == 1
-
-
-def test_results_on_other_questions_are_not_joined(monkeypatch, tmp_path):
-    one = results.read("block-attention")
-    (tmp_path / "block-attention.json").write_text(json.dumps(one))
-    other = {"samples": 3, "seed": one["seed"], "device": "a", "methods": {TUNED: {"1": "111"}}}
-    (tmp_path / "block-seeds.json").write_text(json.dumps(other))
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    assert block_seeds.seeds(block_seeds.kept(), TUNED) == ["0"]
 
 
 def test_units_are_joined_up_to_the_first_question_that_a_seed_lacks():
@@ -123,18 +74,6 @@ def test_units_are_joined_up_to_the_first_question_that_a_seed_lacks():
     dense, union = script.SPECS[0], next(spec for spec in script.SPECS if spec.startswith("compact("))
     shares = [sparse_seeds.density(made, dense), sparse_seeds.attended(made, dense), sparse_seeds.attended(made, union)]
     assert np.allclose(shares, [0.5, 0.5, 0.7])
-
-
-def test_files_of_several_runs_are_joined_by_method_and_seed(tmp_path):
-    script = loaded_script("block_seeds")
-    paths = []
-    for seed in ("1", "0"):
-        content = {"samples": 2, "seed": 5, "device": f"GPU {seed}", "methods": {TUNED: {seed: "01"}}, "minutes": {}}
-        paths.append(tmp_path / f"{seed}.json")
-        paths[-1].write_text(json.dumps(content))
-    (tmp_path / "other.json").write_text(json.dumps({"samples": 3, "methods": {TUNED: {"2": "010"}}, "minutes": {}}))
-    held = script.ordered(script.together([*paths, tmp_path / "other.json", tmp_path / "absent.json"], 2))
-    assert list(held["methods"][TUNED]) == ["0", "1"] and held["device"] == "GPU 0"
 
 
 def test_needles_over_trainings_are_told_by_their_sign(monkeypatch, tmp_path):

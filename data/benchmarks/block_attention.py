@@ -1,71 +1,77 @@
-"""Block-Attention's table 2 on the lab model: every method on the same questions of held-out worlds.
+"""Block-Attention's table 2 on the lab model, over training runs: all methods on the questions of held-out worlds.
 
-    python data/benchmarks/block_attention.py --device cuda --samples 2000
+    RUNS="mixed-1 mixed-2 full-1 naive-1" bash data/benchmarks/lab_block.sh
+    python data/benchmarks/block_attention.py --device cuda --processes 4
 
-writes data/benchmarks/block-attention.json: one entry a method with its Record and, per question, whether the answer is
-right (a string of 0 and 1, in the order of the questions), so that differences can be taken question by question.
-Methods that the file holds for as many questions are not run again. With several GPUs, `--processes` shares the methods
-out. `--unpositioned` is a model that was fine-tuned with naive positions, `--vanilla` one that was fine-tuned in full
-mode alone on the same questions (data/benchmarks/lab_block.sh makes both); they do not ship.
+A model is runs/lab-block-KIND-SEED/model, KIND is mixed, naive or full (fine-tuned in both modes, without positions, in
+full mode alone); mixed-0 is lab-block, which ships. What is written for as many questions is not measured again.
 """
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from workbench.core.runner import Workers
-from workbench.experiments import results
+from workbench.experiments import rows
+from workbench.experiments.record import Record
 from workbench.experiments.trial import Trial
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
-OUT = Path(__file__).with_name("block-attention.json")
-SEED = 30_000  # of worlds that neither trained nor chose a model
-UNPOSITIONED = "fine-tuned without positions"
-VANILLA = "fine-tuned in full mode alone"
-METHODS: dict[str, dict[str, Any]] = {  # name in the table: fields of the trial
-    "full attention": {"model": "lab-full", "mode": "full"},
-    "Superposition": {"model": "lab-full", "mode": "superposition"},
-    "PromptCache": {"model": "lab-full", "mode": "block", "positions": "naive"},
-    "block, not fine-tuned": {"model": "lab-full", "mode": "block"},
-    UNPOSITIONED: {"mode": "block", "positions": "naive"},
-    VANILLA: {"mode": "block"},
-    f"{VANILLA}, full mode": {"mode": "full"},
-    "block fine-tuned": {"model": "lab-block", "mode": "block"},
-    "block fine-tuned, full mode": {"model": "lab-block", "mode": "full"},
+SEED, PASSAGES = 30_000, 10  # of worlds that neither trained nor chose a model
+METHODS: dict[str, dict[str, dict[str, Any]]] = {  # kind of a training: methods and the fields of their trials
+    "before": {
+        "full attention": {"mode": "full"},
+        "Superposition": {"mode": "superposition"},
+        "PromptCache": {"mode": "block", "positions": "naive"},
+        "block, not fine-tuned": {"mode": "block"},
+    },
+    "mixed": {"block fine-tuned": {"mode": "block"}, "block fine-tuned, full mode": {"mode": "full"}},
+    "naive": {"fine-tuned without positions": {"mode": "block", "positions": "naive"}},
+    "full": {
+        "fine-tuned in full mode alone": {"mode": "block"},
+        "fine-tuned in full mode alone, full mode": {"mode": "full"},
+    },
 }
+Job = tuple[str, str, int | None, Trial]  # method, name of the model, training seed and what is run
 
 
-def run(job: tuple[str, Trial]) -> dict[str, Any]:
-    """Return the entry of a method."""
-    return results.entry(*job[1].run_each())
+def jobs(runs: Path, common: dict[str, Any]) -> Iterator[Job]:
+    """Yield every method of every model there is."""
+    found = {"before-0": "lab-full", "mixed-0": "lab-block"}
+    found |= {path.parts[-2].removeprefix("lab-block-"): str(path) for path in sorted(runs.glob("lab-block-*-*/model"))}
+    for run, model in found.items():
+        kind, _, seed = run.rpartition("-")
+        name = {"before": "lab-full", "mixed": "lab-block"}.get(kind, f"lab-block-{kind}")
+        for method, fields in METHODS.get(kind, {}).items():
+            yield method, name, None if kind == "before" else int(seed), Trial(model=model, **fields, **common)
+
+
+def run(job: Job) -> tuple[Record, list[dict[str, Any]]]:
+    """Answer all questions."""
+    return job[-1].run_each()
 
 
 def main() -> None:
+    """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--unpositioned", default="", help="folder of the model tuned with naive positions")
-    parser.add_argument("--vanilla", default="", help="folder of the model tuned in full mode alone")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the trainings")
+    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
-    folders = {UNPOSITIONED: args.unpositioned, VANILLA: args.vanilla, f"{VANILLA}, full mode": args.vanilla}
-    gpus = max(1, torch.cuda.device_count()) if args.device == "cuda" else 0
-    common = {"samples": args.samples, "seed": SEED, "passages": 10, "batch": 64, "timed": 50}
-    held: dict[str, Any] = results.read_json(OUT) if OUT.is_file() else {}
-    entries: dict[str, Any] = held["methods"] if held.get("samples") == args.samples else {}
-    jobs = []
-    for i, (name, method) in enumerate(METHODS.items()):
-        fields = {"model": folders.get(name, ""), **method}
-        device = f"cuda:{i % gpus}" if gpus else args.device
-        if fields["model"] and name not in entries:
-            jobs.append((name, Trial(**fields, **common, device=device)))
-    with Workers(args.processes) as workers:
-        for (name, _), outcome in workers.run(run, jobs):
-            entries[name] = outcome.value()
-            ordered = {name: entries[name] for name in METHODS if name in entries}
-            results.write(OUT, args.samples, SEED, ordered)
-    print(results.summary(entries))
+    common = {"samples": args.samples, "seed": SEED, "passages": PASSAGES, "batch": 64, "timed": 50}
+    with Writer(args.out, "trial@block-tuning", resume=True, **this_run()) as out, Workers(args.processes) as workers:
+        there = {(row["method"], row["training_seed"]) for row in out.there("answers")}
+        todo = [job for job in jobs(args.runs, {**common, "device": args.device}) if (job[0], job[2]) not in there]
+        for (method, model, seed, _), outcome in workers.run(run, todo):
+            record, answers = outcome.value()
+            origin = {**rows.origin(record, method), "model": model, "training_seed": seed, "setting": {}}
+            out.answers({**origin, **row} for row in rows.answers(answers))
+            out.counts({**origin, **row} for row in rows.counts(record))
+            print(f"{method}, {model} {seed}: {record.em:.4f}", flush=True)
 
 
 if __name__ == "__main__":

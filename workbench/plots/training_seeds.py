@@ -6,64 +6,18 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from workbench.experiments import block_seeds, results, sparse_seeds
-from workbench.metrics.published_numbers import TABLE_2
+from workbench.experiments import results, sparse_seeds
 from workbench.metrics.seeds import OverSeeds, crossed
-from workbench.plots.block_finetuning import FULL, REUSED, TUNED, TUNED_FULL, VANILLA
 from workbench.plots.faithful_answers import CROSSED
-from workbench.plots.findings import compared, joined, judged, sentence
+from workbench.plots.findings import compared, joined, sentence
 from workbench.plots.styles import SPARSE_METHODS
 from workbench.plots.table import table
 
 Content = Mapping[str, Any]
-NO_BLOCK = "Not measured over training seeds yet: python data/benchmarks/block_seeds.py"
 NO_NEEDLES = "Not measured over training seeds yet: python data/benchmarks/needles_seeds.py"
 NO_SPARSE = "Not measured over training seeds yet: python data/benchmarks/sparse_seeds.py"
 KEPT = 0.33  # of the pairs: the settings of which sentences speak
 DRAWN = "random("
-
-
-def block_tuning() -> go.Figure | None:
-    """Tabulate every method of Block-Attention's table over training seeds; None where one training was measured."""
-    content = block_seeds.kept()
-    if len(block_seeds.seeds(content, TUNED)) < 2:
-        return None
-    rows = []
-    for name in content["methods"]:
-        shares = [block_seeds.digits(content, name, seed) for seed in block_seeds.seeds(content, name)]
-        one_by_one = ", ".join(f"{sum(each) / len(each):.1%}" for each in shares)
-        gap = "" if name == FULL else points(block_seeds.gap(content, name, FULL))
-        count = "not tuned" if name in content["untrained"] else f"{len(shares)}"
-        rows.append([name, count, scored(block_seeds.share(content, name)), gap, one_by_one])
-    return table(
-        ["method", "trainings", "exact match", "points to full attention", "by training"],
-        rows,
-        widths=[2.8, 0.9, 1.6, 1.7, 1.9],
-        title="Block fine-tuning over training seeds (Block-Attention, table 2)",
-        notice=said_of_tuning(content),
-        caption=f"lab-full tuned again from other seeds by data/benchmarks/lab_block.sh, by one recipe; n = "
-        f"{content['samples']:,} questions each, seed {content['seed']:,}, 10 passages; {CROSSED}. "
-        "data/benchmarks/block_seeds.py.",
-    )
-
-
-def said_of_tuning(content: Content) -> str:
-    """Say how block mode after fine-tuning compares with full attention, with itself in full mode and with none."""
-    against = block_seeds.gap(content, TUNED, FULL)
-    parts = [
-        beside("block fine-tuned", FULL, against),
-        beside("its block mode", "its own full mode", block_seeds.gap(content, TUNED, TUNED_FULL)),
-        beside("its full mode", "full attention before", block_seeds.gap(content, TUNED_FULL, FULL)),
-        beside("block fine-tuned", "block mode not fine-tuned", block_seeds.gap(content, TUNED, REUSED)),
-    ]
-    if VANILLA in content["methods"]:
-        control = block_seeds.gap(content, TUNED, VANILLA)
-        parts.append(f"{beside('block fine-tuned', VANILLA, control)}, {trainings(control.seeds)} of both")
-    widest = max(full - ours for full, ours in zip(TABLE_2["accuracy"][FULL], TABLE_2["accuracy"][TUNED], strict=True))
-    bar = -widest / 100
-    holds = True if against.low > bar else False if against.high < bar else None
-    claim = f"block fine-tuning loses at most {widest:.1f} points to full attention"
-    return f"Over {trainings(against.seeds)}: {'; '.join(parts)}. {judged('Block-Attention', claim, holds)}"
 
 
 def sparse_methods() -> go.Figure | None:

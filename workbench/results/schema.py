@@ -121,7 +121,9 @@ MEASURES = tuple(f.name for f in fields(Answer) if f.type == "float | None" or f
 METHOD = ("method", "mode", "positions", "prepare", "select", "ratio", "sparse", "chunk")
 # What there is to measure, and the command that does; {model} and {data} are the reader's own.
 EXPERIMENTS = {
-    "trial": "workbench sweep --model {model} --data {data} --fidelity --out {out}",
+    "trial": "workbench sweep --model {model} --data {data} --out {out}",
+    "training": "workbench tune --model {model} --data {data} --out {out}",
+    "session": "python data/benchmarks/beyond_rag.py --model {model} --out {out}",
 }
 
 
