@@ -2,13 +2,13 @@
 
 import json
 
+import needles
 import numpy as np
+import sparse_seeds as measuring
 
-from tests.test_sparse_benchmark import loaded_script
 from workbench.experiments import results, sparse_seeds
 from workbench.experiments.papers.sparse_evidence import needles_over_seeds
 from workbench.plots import training_seeds
-from workbench.plots.block_finetuning import FULL, REUSED, TUNED, TUNED_FULL, VANILLA
 
 N = 200
 
@@ -17,15 +17,6 @@ def answered(share: float, shift: int = 0) -> str:
     """Digits of N questions of which a share is right, begun `shift` questions later."""
     right = "1" * round(share * N) + "0" * (N - round(share * N))
     return right[shift:] + right[:shift]
-
-
-def tuned(block: float, full: float = 0.98) -> dict:
-    """Results over three trainings; the model before them answers 98% in full mode and 75% over blocks."""
-    over = {str(seed): seed for seed in range(3)}
-    methods = {FULL: {"0": answered(0.98)}, REUSED: {"0": answered(0.75)}, VANILLA: {"0": answered(0.9)}}
-    methods |= {TUNED: {seed: answered(block, at) for seed, at in over.items()}}
-    methods |= {TUNED_FULL: {seed: answered(full, at) for seed, at in over.items()}}
-    return {"samples": N, "seed": 1, "methods": methods, "untrained": [FULL, REUSED]}
 
 
 def swept(bfla: float, drawn: float) -> dict:
@@ -55,30 +46,27 @@ def test_the_best_setting_of_a_method_keeps_at_most_the_share():
 
 
 def test_units_are_joined_up_to_the_first_question_that_a_seed_lacks():
-    script = loaded_script("sparse_seeds")
-
     def unit(digit: str, count: int) -> dict:
-        settings = {spec: {"right": digit * count, "density": [0.5], "union": [0.7]} for spec in script.SPECS}
+        settings = {spec: {"right": digit * count, "density": [0.5], "union": [0.7]} for spec in measuring.SPECS}
         return {"settings": settings, "tokens": [10] * count, "device": "cpu"}
 
     units = {(seed, start, 2): unit(str(seed % 2), 2) for seed in (1, 2, 3) for start in (0, 2)}
     units[3, 6, 2] = unit("1", 2)  # a gap before it
     del units[2, 2, 2]
-    made = script.joined(units, 8)
+    made = measuring.joined(units, 8)
     assert made["samples"] == 2
-    assert {seed: one["right"] for seed, one in made["settings"][script.SPECS[0]].items()} == {
+    assert {seed: one["right"] for seed, one in made["settings"][measuring.SPECS[0]].items()} == {
         "1": "11",
         "2": "00",
         "3": "11",
     }
-    dense, union = script.SPECS[0], next(spec for spec in script.SPECS if spec.startswith("compact("))
+    dense, union = measuring.SPECS[0], next(spec for spec in measuring.SPECS if spec.startswith("compact("))
     shares = [sparse_seeds.density(made, dense), sparse_seeds.attended(made, dense), sparse_seeds.attended(made, union)]
     assert np.allclose(shares, [0.5, 0.5, 0.7])
 
 
 def test_needles_over_trainings_are_told_by_their_sign(monkeypatch, tmp_path):
-    script = loaded_script("needles")
-    dense, quoka, union = script.SPECS
+    dense, quoka, union = needles.SPECS
     shares = {dense: 0.8, quoka: 0.5, union: 0.8}
     by_spec = {spec: {str(seed): answered(share, seed) for seed in (1, 2)} for spec, share in shares.items()}
     content = {"model": "lab-hard-small", "seed": 1, "samples": N, "passages": 40, "chunk": 512}

@@ -85,13 +85,15 @@ def dot_plot(
     look: Style | None = None,
     axis: str = "",
     percent: bool = False,
+    whole: bool = False,
     level: float | None = None,
     caption: str = "",
     **more: Any,
 ) -> go.Figure | None:
     """Draw a row a value of `y`, and in it a mark with its interval a value of `by`; None without rows.
 
-    panels   value of `panel` → {title, axis, percent, level, log} of `plots.dots.Column`, in the order drawn
+    whole    the axis is a share from 0 to 100%
+    panels   value of `panel` → {title, axis, percent, level, log, whole} of `plots.dots.Column`, in the order drawn
     more     as `plots.dots.dots`: spread, lines, notice
     """
     rows = rows.dropna(subset=[x])
@@ -106,7 +108,8 @@ def dot_plot(
     )
     columns = []
     for name, part in _panels(marked, panel, {key: key for key in panels} if panels else None):
-        about = dict((panels or {}).get(name, {"title": name, "axis": axis, "percent": percent, "level": level}))
+        common = {"title": name, "axis": axis, "percent": percent, "level": level, "whole": whole}
+        about = dict((panels or {}).get(name, common))
         columns.append(Column(rows=part.to_dict("records"), **{"title": name, "axis": axis, **about}))
     if not columns:
         return None

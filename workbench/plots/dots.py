@@ -10,14 +10,27 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.elements import interval
 from workbench.plots.styles import Look
-from workbench.plots.theme import FAINT, INK, LETTER, SMALLEST, WIDTH, Texts, clear, finish, log_ticks, panel_titles
+from workbench.plots.theme import (
+    FAINT,
+    INK,
+    LETTER,
+    SMALLEST,
+    WIDTH,
+    Texts,
+    clear,
+    finish,
+    legend_lines,
+    log_ticks,
+    panel_titles,
+)
 
 
 @dataclass(frozen=True)
 class Column:
     """One panel of `dots`: records {name, series, mean, low, high} and what their values are called.
 
-    A dotted line is drawn at `level`. Values are shares, shown in percent, or nats; `log`: on a logarithmic axis.
+    A dotted line is drawn at `level`. Values are shares, shown in percent, or nats; `log`: on a logarithmic axis;
+    `whole`: from 0 to 100%.
     """
 
     title: str
@@ -26,6 +39,7 @@ class Column:
     percent: bool = False
     level: float | None = None
     log: bool = False
+    whole: bool = False
 
 
 def dots(
@@ -48,34 +62,41 @@ def dots(
     left = 30 + round(6.1 * max(map(len, names)))
     wide = round((WIDTH - left - 24) * (1 - 0.03 * (len(columns) - 1)) / len(columns))  # px, of a panel
     titled, size = _axis_titles([column.axis for column in columns], wide)
+    shifts = _shifts(columns, looks) if spread else {}
     for col, column in enumerate(columns, 1):
-        _marks(fig, col, column, names, looks, spread)
+        _marks(fig, col, column, names, looks, shifts)
         _axis(fig, col, column, wide, {"text": column.axis if col in titled else "", "font": {"size": size}})
     _name_once(fig)
     ticks = {"tickvals": list(range(len(names))), "ticktext": names, "ticks": ""}
     fig.update_yaxes(**ticks, range=[len(names) - 0.4, -0.6], showgrid=True, gridcolor=FAINT)
     panel_titles(fig, across=WIDTH - left - 24)
-    tall = 20 + (7 * len(looks) if spread else 0)
+    most = max((sum(of == name for of, _ in shifts) for name in names), default=1)
+    tall = 20 + (7 * most if most > 1 else 0)
+    lines = max(lines, legend_lines(look.name for look in looks.values()))
     heads = 16 * max(title.count("<br>") for title in titles)  # px of further lines
     above = {"above": 46 + 20 * lines + heads, "legend": 26 + heads}
     return finish(fig, height=tall * len(names) + 12, below=56, left=left, **above, **texts)
 
 
 def _marks(
-    fig: go.Figure, col: int, column: Column, names: Sequence[str], looks: Mapping[str, Look], spread: bool
+    fig: go.Figure,
+    col: int,
+    column: Column,
+    names: Sequence[str],
+    looks: Mapping[str, Look],
+    shifts: Mapping[tuple[str, str], float],
 ) -> None:
     """Add the marks of a panel, one trace a series."""
     form = ".1%" if column.percent else ".3f"
-    for index, (series, look) in enumerate(looks.items()):
+    for series, look in looks.items():
         rows = [r for r in column.rows if r["series"] == series]
         if not rows:
             continue
-        shift = (index - (len(looks) - 1) / 2) * 0.72 / len(looks) if spread else 0
         values, low, high = ([r[key] for r in rows] for key in ("mean", "low", "high"))
         ends = f"95% interval %{{customdata[1]:{form}}} to %{{customdata[2]:{form}}}"
         fig.add_scatter(
             x=values,
-            y=[names.index(r["name"]) + shift for r in rows],
+            y=[names.index(r["name"]) + shifts.get((r["name"], series), 0) for r in rows],
             error_x={**interval(values, low, high, 1.3, 2), "color": clear(look.colour, 0.6)},
             mode="markers",
             name=look.name,
@@ -89,10 +110,21 @@ def _marks(
         )
 
 
+def _shifts(columns: Sequence[Column], looks: Mapping[str, Look]) -> dict[tuple[str, str], float]:
+    """Return how far the mark of every (row, series) stands off its row's line: only series of that row take room."""
+    present = {(r["name"], r["series"]) for column in columns for r in column.rows}
+    shifts = {}
+    for name in {name for name, _ in present}:
+        own = [series for series in looks if (name, series) in present]
+        shifts |= {(name, series): (i - (len(own) - 1) / 2) * 0.72 / len(own) for i, series in enumerate(own)}
+    return shifts
+
+
 def _axis(fig: go.Figure, col: int, column: Column, wide: int, title: dict[str, Any]) -> None:
     """Set the horizontal axis of a panel of `wide` px, and its level."""
     shown: dict[str, Any] = {"nticks": max(2, min(6, wide // 45)), "tickangle": 0}
     shown |= {"tickformat": ".0%"} if column.percent else {}
+    shown |= {"range": [-0.04, 1.04]} if column.whole else {}
     shown |= {"type": "log", **log_ticks(r["mean"] for r in column.rows)} if column.log else {}
     fig.update_xaxes(title=title, gridcolor=FAINT, **shown, row=1, col=col)
     if column.level is not None and not column.log:
