@@ -12,6 +12,11 @@ from hypothesis import settings
 
 from workbench.app import quick_jsonschema  # noqa: F401  (before test files import nbformat)
 
+# What a terminal would change: commands are tested as they print to a file of 80 columns, without colours.
+for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
+os.environ["COLUMNS"], os.environ["TERM"] = "80", "dumb"
+
 gc.disable()  # while test files are imported: modules stay
 
 # Must be set before Triton is imported, as transformers may do: without a GPU, Triton interprets kernels on the CPU.
