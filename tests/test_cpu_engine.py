@@ -22,7 +22,6 @@ from workbench.methods.generation import first_token
 from workbench.methods.modes.reuse import Reuse
 from workbench.models.spec import attach
 from workbench.models.weight_layout import by_input_channel
-from workbench.plots import kept_costs
 from workbench.store import MemoryStore, fetching, keys
 
 PROMPT = prompt_of(17, 8, 17, 11)
@@ -203,28 +202,6 @@ def test_a_timed_request_takes_the_blocks_that_are_there_and_encodes_none(monkey
     monkeypatch.setattr(fetching, "encode_many", lambda model, blocks, after: encoded.extend(blocks) or [])
     (job,) = first_tokens(model, [PROMPT], method, "auto", kept)
     assert job() == wanted and not encoded
-
-
-def kept_of(model, ms, lengths=(500, 1500)):
-    """A file of `data/benchmarks/ttft.py` in which a method takes `ms[way]` milliseconds a thousand tokens, and 2."""
-    rows = [
-        {"length": n, "way": way, "n": 3, "p50": p50, "p5": p50, "p95": p50, "least": p50, "most": p50}
-        for n in lengths
-        for way, each in ms.items()
-        for p50 in [(2 + each * n / 1000) / 1000]
-    ]
-    return {"model": model, "device": "a CPU", "question": 50, "ratio": 0.15, "rows": rows}
-
-
-def test_requests_on_a_cpu_are_said_with_their_slopes_and_drawn_a_panel_a_model():
-    lab = kept_of("lab-full", {"full": 80.0, "block": 10.0, "stock prefix": 12.0})
-    other = kept_of("smollm2", {"full": 800.0, "block": 60.0}, lengths=(900,))
-    said = kept_costs.cpu_words(lab)
-    assert "at 1,500 tokens blocks take 17 ms" in said and "122 ms (7.2 times)" in said
-    assert "A thousand tokens more cost" in said and "10.0 ms and" in said and "12.0 ms" in said
-    assert "A thousand" not in kept_costs.cpu_words(other)
-    figure = kept_costs.requests_on_cpu([lab, other])
-    assert len({trace.xaxis for trace in figure.data}) == 2
 
 
 def test_a_kv_knows_anew_how_its_layers_lie_when_one_is_exchanged():

@@ -53,18 +53,6 @@ def test_rows_of_other_numbers_at_a_time_stay(kept):
     assert engine_speed.beside({}, found, [2]) == found
 
 
-def test_the_figure_shows_all_and_its_sentence_is_made_of_the_numbers(kept):
-    fig = engines_beside(kept[0])
-    cells = fig.data[0].cells.values
-    assert cells[4].count("3 of 3") == 2 and len(cells[0]) == 2 + 4 + 2
-    assert "Of 6 answers 0 differ." in notice(kept[0])
-    pair = kept[0]["units"]["a"]["tokens"][0]
-    told = {**kept[0], "units": {"a": {**kept[0]["units"]["a"], "tokens": [pair | {"equal": 1, "tie": 2}]}}}
-    assert notice(told).endswith("Of 3 answers 2 differ, all of them ties.")
-    told["units"]["a"]["tokens"][0]["tie"] = 1
-    assert notice(told).endswith("Of 3 answers 2 differ, 1 of them by more than a tie.")
-
-
 def test_tokens_alone_are_compared_portion_by_portion_and_go_on(kept, tmp_path):
     folder = str(tiny.checkpoint(tmp_path / "model"))
     loaded, trial = models.load(folder), Trial(folder, mode="block", max_new_tokens=4)
@@ -85,23 +73,6 @@ def test_other_work_on_the_gpu_is_named(kept):
     assert "Beside other work" not in engines_beside(kept[0]).to_json()
     told = {**kept[0], "units": {"a": unit | {"beside": "trainings"}}}
     assert "Beside other work on the GPU (trainings)" in engines_beside(told).to_json().replace("<br>", " ")
-
-
-@pytest.mark.parametrize(("rounded", "words"), [(2, "of all 2 that"), (1, "of 1 of 2 that")])
-def test_the_sentence_says_how_many_differences_are_rounding(kept, rounded, words):
-    pair = kept[0]["units"]["a"]["tokens"][0] | {"equal": 1, "tie": 2, "rounded": rounded}
-    told = {**kept[0], "units": {"a": {**kept[0]["units"]["a"], "tokens": [pair]}}}
-    assert words in notice(told) and "fp32" not in notice(kept[0])
-
-
-@pytest.mark.parametrize(("gap", "words"), [(0.2, "of all 2 that"), (0.9, "of 1 of 2 that")])
-def test_the_sentence_says_how_many_differences_are_ties_and_what_could_have_been_one(kept, gap, words):
-    pair = kept[0]["units"]["a"]["tokens"][0] | {"equal": 1, "tie": 2, "rounded": 0}
-    pair |= {"listed": [{"exact_gap": 0.1}, {"exact_gap": gap}]}
-    pair |= {"margins": engine_margins.counted([(4.0, 0.3), (0.1, 0.01), (7.0, 0.2), (9.0, 0.2)])}
-    told = {**kept[0], "units": {"a": {**kept[0]["units"]["a"], "tokens": [pair]}}}
-    assert words in notice(told)
-    assert "of 4 tokens that are answered alike (0.30 at most); 25% of those" in notice(told)
 
 
 def test_what_differs_is_counted_on():

@@ -43,16 +43,6 @@ def test_a_row_without_a_pair_is_refused():
         head_bound(torch.zeros(2, 2), torch.zeros(2, 1), torch.tensor([[True, False], [False, False]]))
 
 
-def test_the_sentence_turns_with_the_numbers():
-    row = {"threshold": 0.5, "head": 0, "density": 0.5, "error": 0.2, "bound": 40.0}
-    assert "holds in every case" in figures.said([row]) and "for more than the whole output" in figures.said([row])
-    small = {**row, "bound": 0.5}
-    assert "for less than the whole output" in figures.said([small])
-    assert "broken in 1 of 1 cases" in figures.said([{**row, "bound": 0.1}])
-    assert "no head's output changes" in figures.said([{**row, "error": 0.0, "bound": 0.0}])
-    assert "4\xa0·\xa010<sup>9</sup>" in figures.said([{**row, "bound": 4e9}])
-
-
 def test_every_head_is_measured_at_every_threshold():
     from tests.random_models import model_of, prompt_of
     from workbench.methods import sparse

@@ -6,7 +6,6 @@ import torch
 from workbench.core.errors import BadInput
 from workbench.metrics.key_rankings import Rankings, rankings
 from workbench.metrics.tile_states import States
-from workbench.plots.key_rankings import key_rankings, said
 
 
 def test_a_key_that_one_row_needs_is_missed_by_the_mean():
@@ -31,11 +30,3 @@ def test_a_window_without_keys_before_it_is_refused(window):
     states = States({0: torch.zeros(1, 12, 2)}, {0: torch.zeros(1, 12, 2)})
     with pytest.raises(BadInput, match=f"window is {window}: between 1 and 11 rows"):
         rankings(states, window)
-
-
-def test_the_sentence_turns_with_the_numbers():
-    same, apart = torch.tensor([0.5, 0.1]), torch.tensor([0.1, 0.5])
-    assert "keep the same 50% of the keys" in said([Rankings(0, 0, same, same)], 0.5)
-    ranked = [Rankings(0, 0, same, same), Rankings(2, 1, same, apart)]
-    assert "misses 50% over 2 heads, and 100% in layer 2, head 1" in said(ranked, 0.5)
-    assert len(key_rankings(ranked, budget=0.5, window=1, about="made up").data) == 4

@@ -98,14 +98,3 @@ def test_models_that_are_not_scored_yet_are_left_out(folder):
     assert "lab-hard-small 2 and lab-hard-large 1" in notice(figures.by_setting())
     words = notice(figures.by_preparation())
     assert "lab-hard-small, titles kept" in words and "lab-hard-large, titles kept" not in words
-
-
-@pytest.mark.parametrize(("document", "words"), [(0.9, "lifts reuse"), (0.3, "lowers reuse"), (0.6, "leaves open")])
-def test_what_a_document_gives_is_worded_by_its_sign(folder, document, words):
-    write(folder, "lab-hard-small", 1, 0.85, 0.6, document)
-    assert words in notice(figures.by_preparation())
-    assert {row["prepare"] for row in lab_hard_results.preparations()} == {
-        "after_system",
-        "behind_document",
-        "with_neighbours-n-4--",
-    }

@@ -3,7 +3,6 @@
 import sys
 
 import memory_checks
-import notes
 import pytest
 
 CLEAN = "========= COMPUTE-SANITIZER\nrope_and_cache: right\n========= ERROR SUMMARY: 0 errors\n"
@@ -54,16 +53,3 @@ def test_every_kernel_runs_under_every_tool(sanitizer):
     sanitizer.write_text(CLEAN)
     rows = list(memory_checks.of_kernels(["a", "b"], memory_checks.TOOLS, 2, 60))
     assert {(row["tool"], row["name"]) for row in rows} == {(t, n) for t in memory_checks.TOOLS for n in "ab"}
-
-
-def test_the_sentence_follows_what_was_found():
-    rows = [
-        {"tool": "memcheck", "name": "a", "errors": 0},
-        {"tool": "memcheck", "name": "b", "errors": 3},
-        {"tool": "racecheck", "name": "a", "errors": None},
-    ]
-    said = notes.memory({"device": "GPU", "rows": rows})
-    assert "memcheck found no error over the cases of `a`. memcheck found errors: `b` (3)." in said
-    assert said.endswith("racecheck did not come to its end: `a`.") and "racecheck found" not in said
-    said = notes.memory({"device": "GPU", "rows": [{"tool": "racecheck", "name": "a", "errors": 3}]})
-    assert "racecheck names hazards in `a`: it does not follow" in said

@@ -32,7 +32,6 @@ from workbench.plots.position_encoding import exactness, rotation
 from workbench.plots.prompt_strip import strip
 from workbench.plots.reduce import firsts, shares, visible_pairs
 from workbench.plots.theme import TEMPLATE, WIDTH
-from workbench.plots.token_sources import reuse
 
 SAID = {"caption": "n = 3, seed 0, CPU", "notice": "Look here."}
 SIZES = (3, 5, 4)
@@ -217,7 +216,7 @@ def attention_of(token, p) -> go.Figure:
 
 def test_a_turned_key_lands_where_the_model_puts_it(model):
     found = key_rotation(model, Block((5, 6, 7, 8)), token=2, layer=1, head=1, distances=[0, 1, 7, 100])
-    fig = rotation(found.cached, found.inv_freq, found.distances, found.moved, pairs=found.pairs, start=2, **SAID)
+    fig = rotation(found.cached, found.inv_freq, found.distances, found.in_place, pairs=found.pairs, start=2, **SAID)
     check(fig)
     assert len(fig.frames) == 4 and fig.layout.sliders[0].active == 2
     for frame in fig.frames:
@@ -291,17 +290,6 @@ def test_quality_orders_kinds_and_carries_intervals():
     assert "n = 40" in fig.layout.xaxis.ticktext[0]
     assert fig.data[0].error_y.array == pytest.approx([0.1] * 4)
     assert [trace.visible for trace in fig.data] == [True, True, False, False]
-
-
-def test_reuse_says_the_hit_rate():
-    runs = [
-        {"name": "full", "reused": 0, "encoded": 90, "question": 10, "hit_rate": None},
-        {"name": "block", "reused": 90, "encoded": 0, "question": 10, "hit_rate": 0.25},
-    ]
-    check(fig := reuse(runs, **SAID))
-    texts = [note.text for note in fig.layout.annotations]
-    assert "no store" in texts and "hit rate 25%" in texts
-    assert [bar.x for bar in fig.data] == [(0, 0.9), (0.9, 0), (0.1, 0.1)]
 
 
 def test_costs_against_length_have_bands_and_rings():

@@ -1,7 +1,5 @@
 """What makes preparation lift: the sentence turns with what each intervention gives."""
 
-import pytest
-
 from workbench.plots import preparation_causes as figures
 from workbench.plots import preparation_lift
 
@@ -24,24 +22,6 @@ def hard(similar, titles, meaning, document):
     plain, named = figures.FAMILIES["lab-hard"]
     gains = {(plain, "t"): similar, (named, "t"): titles, (plain, "m"): meaning, (plain, "d"): document}
     return kept(gains)
-
-
-@pytest.mark.parametrize(
-    ("gains", "words"),
-    [
-        ((0.1, 0.1, 0.1, 0.1), "Preparation lifts as FusionRAG says."),
-        ((0.0, 0.1, 0.0, 0.1), "It lifts only with document titles"),
-        ((0.0, 0.1, 0.1, 0.1), "It lifts only with document titles and MiniLM for TF-IDF"),
-        ((0.0, 0.0, 0.0, 0.1), "similarity finds for 10% of them at most: forced in, it lifts"),
-        ((0.0, -0.1, 0.0, 0.0), "the true antecedent shows no lift either"),
-    ],
-)
-def test_what_follows_for_the_paper_turns_with_the_gains(gains, words):
-    one = hard(*gains)
-    text = figures.said({"lab-hard-small": figures.rows(one)})
-    assert words in text and text.startswith("lab-hard-small on lab-hard: ")
-    assert "not measured: both and the true antecedent, and titles." in text
-    assert ("lowering: document titles -10.0 [-13.0, -7.0]" in text) == (gains[1] < 0)
 
 
 def test_every_family_has_a_panel_and_every_model_a_mark():

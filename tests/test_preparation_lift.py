@@ -24,19 +24,6 @@ def kept(similar, hits, document):
     return {**about, "rows": [*rows, row(SIMILAR, similar, hits, "lab-hard"), row(DOCUMENT, document, 100, "lab-hard")]}
 
 
-@pytest.mark.parametrize(
-    ("similar", "hits", "document", "words"),
-    [
-        (0.0, 2, 0.1, "similarity finds that for 2% of them at most: this is why the lab contradicts"),
-        (0.1, 90, 0.1, "lift reuse here, as FusionRAG says"),
-        (0.0, 80, 0.1, "up to 80%, and yet lifts nothing"),
-        (0.0, 2, -0.1, "The true antecedent lifts nothing either"),
-    ],
-)
-def test_the_sentence_turns_with_the_numbers(similar, hits, document, words):
-    assert words in figures.said(kept(similar, hits, document))
-
-
 def test_every_corpus_has_a_panel_and_every_preparation_its_number():
     fig = figures.lift(kept(0.0, 2, 0.1))
     texts = [note.text for note in fig.layout.annotations]

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton is not available on this platform")
 from tests.test_bench_models import TINY
 from workbench.experiments import scale
 from workbench.experiments.bench.whole_model import LLAMA, Scene, build
-from workbench.plots.scale import _ticks, growth, scale_curves
+from workbench.plots.scale import _ticks
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +28,6 @@ def test_the_slope_of_a_line_is_found_and_needs_two_points():
     line = [{"axis": "context", "x": x, "ms": 3 + 0.5 * x} for x in (1, 8, 16, 128)]
     assert scale.slope(line, "context") == pytest.approx(0.5)
     assert scale.slope(line, "context", least=100) is None and scale.slope(line, "batch") is None
-
-
-def test_the_sentence_names_the_bandwidth_of_the_slope(rows):
-    line = [{"axis": "context", "x": x, "ms": 1 + 0.05 * x, "p5": 1, "p95": 9, "peak_gb": 16 + x} for x in (8, 16)]
-    kept = {"rows": line, "token_bytes": 131072, "copy_bytes_per_s": 4e12, "device": "a GPU", "shape": "a model"}
-    assert "50 µs, as if they were read at 2.68 TB/s (67% of a copy)" in growth(kept)
-    assert "from 24.0 GB at 8K to 32.0 GB at 16K" in growth(kept)
-    assert growth({"rows": [], "token_bytes": 1}) == "Nothing was measured."
-    figure = scale_curves(kept | {"rows": [*rows, *line]})
-    assert len(figure.data) >= 4
 
 
 def test_ticks_are_measured_values_that_have_room():

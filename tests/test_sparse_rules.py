@@ -307,8 +307,3 @@ def test_the_oracle_keeps_the_fewest_tiles_that_hold_the_true_mass(rows):
         return j in covering(held, 0.7, {row // 8 for _, row in ours[i]})
 
     assert torch.equal(OracleTiles(block=8, mass=0.7)(q, k, rows).kept, expected(rows, k.shape[1], 8, wanted))
-
-
-def test_thresholds_answer_to_their_names_of_earlier_versions():
-    assert FlashPrefill().dial == FlashPrefill().threshold_steps
-    assert FlashPrefill().turned(0.5) == FlashPrefill().with_threshold(0.5)

@@ -140,8 +140,8 @@ def test_a_trial_takes_the_preparation_of_its_store(folder, files, tmp_path):
 
 
 def test_garbage_is_collected_down_to_a_budget_and_misses_say_so(kept, folder, files):
-    whole = said("store", "stat", kept)
-    assert whole == said("store", "stats", kept) and whole["blocks"] == 9
+    whole = said("store", "stats", kept)
+    assert whole["blocks"] == 9
     damage(kept)
     said("store", "repair", kept, "--no-encode")
     assert aside.reasons(kept)
@@ -289,7 +289,7 @@ def test_a_url_is_filled_resumed_verified_and_answers_a_trial(folder, files, tmp
     assert (told["made"], told["passages"]) == (8, 8)
     assert said(*words, "with_neighbours(n=2)")["made"] == 0
     assert run(*words, "independent")[0] == 2
-    assert said("store", "verify", to)["whole"] and said("store", "stat", to)["blocks"] == 9
+    assert said("store", "verify", to)["whole"] and said("store", "stats", to)["blocks"] == 9
     assert trial(folder, files, "--store", to)["hit_rate"] == 1
     assert Preparation(str(folder), to, str(files / "questions.json"), "with_neighbours(n=2)").run().made == 0
 

@@ -54,25 +54,6 @@ def row(low, high):
     return {"score": "em", "method": "reuse", "mean": (low + high) / 2, "low": low, "high": high, "n": 9, "bytes": 0.27}
 
 
-def test_sentences_follow_the_numbers():
-    assert "nothing measurable" in store_results.rounded([row(-0.1, 0.1)])
-    assert "by -0.150" in store_results.rounded([row(-0.2, -0.1)])
-    runs = [
-        {
-            "run": "reuse",
-            "state": "cold",
-            "mode": mode,
-            "ratio": 0.0,
-            "ttft": {"mean": mean},
-            "idle": 0.5,
-            "questions": 3,
-        }
-        for mode, mean in (("sync", 2.0), ("request", 1.0))
-    ]
-    assert "50% less" in store_results.overlap(runs, "cold")
-    assert "100% more" in store_results.overlap([runs[0] | {"mode": "request"}, runs[1] | {"mode": "sync"}], "cold")
-
-
 def test_answers_a_second_stand_beside_every_baseline_and_what_is_printed():
     def run(name, state, rate, ratio=0.0):
         return {"run": name, "state": state, "mode": "request", "ratio": ratio, "per_second": rate}

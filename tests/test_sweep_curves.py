@@ -5,16 +5,13 @@ import pytest
 
 from workbench.core.errors import BadInput
 from workbench.experiments.compare import with_explained
-from workbench.plots.measures import MEASURES, measure_of
+from workbench.plots.measures import measure_of
 from workbench.plots.sweep_curves import (
     against,
     by_neighbours,
     by_preparation,
     curves,
     levels,
-    number_of_neighbours,
-    quality_by_operations,
-    quality_by_ratio,
 )
 
 
@@ -121,18 +118,6 @@ def test_any_score_of_a_sweep_is_a_curve(measured):
         assert [(r["mean"], r["low"], r["high"]) for r in shares] == [(x, x, x) for x in (0, 0.5, 0.75)]
     assert [r["mean"] for r in by_neighbours(measured, ["random"], metric="kl_explained")] == [0.25, 0.75]
     assert levels(measured, "kl_explained")["full", "all"] == 1
-
-
-@pytest.mark.parametrize("metric", ["em", "kl", "kl_explained"])
-def test_figures_say_what_is_drawn_and_which_way_is_better(measured, metric):
-    measure = MEASURES[metric]
-    figures = [draw(measured, ["first_k"], metric=metric) for draw in (number_of_neighbours, quality_by_operations)]
-    figures.append(quality_by_ratio(measured, ["first_k"], ["all"], metric))
-    for figure in figures:
-        assert figure.layout.yaxis.title.text == measure.axis
-        assert (figure.layout.yaxis.tickformat is not None) == measure.percent
-    assert ("lower is better" in measure.axis) == (metric == "kl")
-    assert "model-1.7B on nq.jsonl" in str(figures[2].layout) and measure.interval in str(figures[2].layout)
 
 
 def test_a_score_that_the_table_lacks_is_refused():

@@ -35,16 +35,6 @@ def test_selectors_compute_their_share_and_what_they_score_by(planned):
     assert fusion.encoded > blend.encoded, "chunks are encoded again behind their neighbours"
 
 
-def test_the_figures_say_what_they_show(planned):
-    prompt, found = planned
-    fig = plans.timelines(found, prompt, ratio=0.25, about="tiny")
-    (grid,) = [trace.z for trace in fig.data if trace.type == "heatmap"]
-    assert grid.shape == (11, len(prompt)) and (grid[1] == 3).all() and (grid[3, : prompt.starts[-1]] == 1).all()
-    assert "Full Reuse computes the fewest, Full attention the most" in fig.layout.annotations[-2].text.replace(
-        "<br>", " "
-    )
-
-
 def test_the_mask_of_cache_fusion_is_the_papers_example():
     fig = plans.fusion_mask(structure.EXAMPLE, structure.CHOSEN)
     assert [int(n) for n in (torch.as_tensor(fig.data[0].z) > 0).sum(1)] == list(structure.SEEN)

@@ -16,7 +16,6 @@ from workbench.methods.generation import Generation
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics import cost, fidelity
 from workbench.metrics.faithfulness import verdict
-from workbench.store import MemoryStore
 
 QUESTIONS = {"samples": 6, "passages": 3, "max_new_tokens": 4, "timed": 2, "batch": 4}
 
@@ -71,26 +70,12 @@ def test_rows_of_scores_name_the_mode_and_the_kind(records):
     assert rows[0]["n"] == 6 and rows[0]["mode"] == "block"
 
 
-def test_a_trial_repeats_itself(folder, records):
-    again = Trial(str(folder), mode="block", **QUESTIONS).run()
-    for name in ("em", "f1", "f1_low", "by_kind", "hit_rate", "flops", "trial"):
-        assert getattr(again, name) == getattr(records["block"], name)
-
-
 def test_a_record_does_not_depend_on_what_its_process_computed_before(folder, records):
     loaded = models.load(str(folder))
     Trial(str(folder), mode="block", **QUESTIONS | {"batch": 1}).run(loaded=loaded)  # references of other batches
     for mode in ("full", "block"):
         again = Trial(str(folder), mode=mode, **QUESTIONS).run(loaded=loaded)
         assert again.by_kind == records[mode].by_kind and again.kl == records[mode].kl
-
-
-def test_answers_do_not_depend_on_the_batch(folder, loaded):
-    _, tokenizer, layout = loaded
-    prompts = layout.prompts(data.load("lab", 6, 0, 3), tokenizer)
-    trials = [Trial(str(folder), mode="block", max_new_tokens=8, batch=batch) for batch in (1, 5)]
-    alone, together = [[answer.tokens for answer in trial.answer(prompts, loaded, MemoryStore())] for trial in trials]
-    assert alone == together and all(alone)
 
 
 def test_right_answers_score_one(folder, loaded, monkeypatch):
@@ -144,13 +129,6 @@ def test_a_prompt_over_the_models_context_is_refused(tmp_path):
     small = tiny.checkpoint(tmp_path / "small", max_position_embeddings=128)
     with pytest.raises(BadInput, match=r"sample 'lab-0-.' has .* tokens, the model's context is 128"):
         Trial(str(small), **QUESTIONS).run()
-
-
-def test_a_model_that_cannot_be_reused_is_refused_with_its_name(tmp_path):
-    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    dynamic = tiny.checkpoint(tmp_path / "dynamic", rope_parameters=scaling)
-    with pytest.raises(BadInput, match="dynamic"):
-        Trial(str(dynamic), **QUESTIONS).run()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
