@@ -94,16 +94,6 @@ def test_where_the_order_never_changes_it_finds_what_a_prefix_cache_finds(length
             assert not any(match.moved for match in matches) and set(index) == plain.kept
 
 
-@given(PROMPTS, st.sampled_from(ENCODINGS))
-def test_it_finds_no_less_than_a_prefix_cache_but_for_the_copies_it_replaced(prompts, encoding):
-    index, plain = AlternativePath(KEYS, encoding), PrefixCache()
-    for chunks in prompts:
-        computed = sum(match.computed for match in index.serve(chunks))
-        missed = plain.serve(chunks).count(False)
-        assert encoding == "in_place" or computed <= missed
-        assert len(index) <= len(plain.kept)
-
-
 def test_looking_keeps_nothing_and_a_removed_chunk_is_not_found():
     index = AlternativePath(KEYS)
     assert index.find([A, B]) == [None, None] and len(index) == 0
@@ -111,11 +101,6 @@ def test_looking_keeps_nothing_and_a_removed_chunk_is_not_found():
     index.remove(A)
     index.remove(B)
     assert index.find([A]) == [None] and KEYS(A, []) not in index
-
-
-def test_another_system_prompt_or_model_is_another_path():
-    other = chain_keys("weights", torch.float32, [Block((3,))])
-    assert other(A, []) != KEYS(A, []) != chain_keys("others", torch.float32, [SYSTEM])(A, [])
 
 
 def test_an_unknown_encoding_is_refused():

@@ -9,9 +9,6 @@ from accelerate import Accelerator
 from tests.random_models import model_of
 from workbench.core.files import earlier, folder_atomically, write_atomically, write_text
 from workbench.methods import seer_gate
-from workbench.methods.sparse import xattention
-from workbench.methods.sparse.xattention import Xattention
-from workbench.models import random_init
 from workbench.training import common, run_folder
 from workbench.training.common import Progress, Training
 
@@ -98,35 +95,6 @@ def test_a_gate_that_cannot_be_written_leaves_the_earlier_one_alone(tmp_path, mo
     with pytest.raises(OSError, match="full"):
         gate.save(path)
     assert names(tmp_path) == ["gate.safetensors"] and path.read_bytes() == before
-
-
-def test_thresholds_that_cannot_be_written_leave_the_earlier_ones_alone(tmp_path, monkeypatch):
-    model, method, path = model_of("llama"), Xattention(8, 4), tmp_path / "thresholds.json"
-    xattention.save(path, model, method, [[0.5]])
-    before, write = path.read_text(), Path.write_text
-
-    def write_half(self, text, *args, **options):
-        write(self, text[:5], *args, **options)
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "write_text", write_half)
-    with pytest.raises(OSError, match="full"):
-        xattention.save(path, model, method, [[0.9]])
-    assert names(tmp_path) == ["thresholds.json"] and path.read_text() == before
-
-
-def test_a_random_model_that_cannot_be_written_leaves_no_folder(tmp_path, monkeypatch):
-    write = Path.write_text
-
-    def refuse(self, *args, **options):
-        if self.name == "workbench.json":
-            raise OSError("disk full")
-        return write(self, *args, **options)
-
-    monkeypatch.setattr(Path, "write_text", refuse)
-    with pytest.raises(OSError, match="full"):
-        random_init.write(tmp_path / "random")
-    assert names(tmp_path) == []
 
 
 @pytest.fixture

@@ -55,22 +55,6 @@ def test_scattered_rows_over_cached_blocks_in_chunks(data):
     same(step, kv, one, other)
 
 
-def test_blocks_before_the_chunks_may_be_cached():
-    """A cached front, the rest computed in chunks that see it."""
-    rows = torch.arange(PROMPT.starts[2], LENGTH)
-    kv = assemble(MODEL, PROMPT, CACHED)
-    other = kv.clone()
-    one = prefill(MODEL, PROMPT.tokens, Plan(rows), other)
-    same(
-        prefill_chunked(
-            MODEL, PrefillRequest(PROMPT.tokens, Plan(rows, sparse=sparse.named("dense(block=8)")), kv), 16
-        ),
-        kv,
-        one,
-        other,
-    )
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral-window"])
 def test_the_rule_of_a_plan_holds_across_chunks(name):
     model = model_of(name)

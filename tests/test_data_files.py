@@ -212,19 +212,6 @@ def test_fewer_passages_keep_the_supporting_ones_in_order(tmp_path):
     assert [p.title for p in data.load(path, passages=2)[0].ctxs] == ["b", "e"]
 
 
-@pytest.mark.parametrize("name", ["samples", "passages"])
-def test_numbers_under_one_are_refused(name):
-    with pytest.raises(BadInput, match=f"{name} is 0"):
-        data.load("lab", **{name: 0})
-
-
-def test_the_lab_corpus_loads_by_name():
-    samples = data.load("lab", samples=3, seed=5, passages=4)
-    assert samples == data.load("lab", samples=3, seed=5, passages=4)
-    assert [len(sample.ctxs) for sample in samples] == [4, 4, 4]
-    assert all(Sample.from_json(sample.to_json()) == sample for sample in samples)
-
-
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real question files are not in the repository")
 @pytest.mark.parametrize(
     "name, count, passages",

@@ -9,9 +9,8 @@ from tests.random_models import VOCABULARY, Letters, model_of, prompt_of
 from workbench.core.errors import BadInput
 from workbench.core.masks import block_attention, causal, visible, window
 from workbench.core.plan import Plan
-from workbench.engine.assembly import assemble, empty
+from workbench.engine.assembly import empty
 from workbench.engine.decoding import decode, text_of
-from workbench.engine.encoding import encode_many
 from workbench.engine.forward import prefill
 from workbench.methods.generation import generate
 from workbench.methods.modes.full import Full
@@ -79,12 +78,6 @@ def test_block_mode_computes_the_question_only_and_answers_as_block_attention_in
     assert (store.stats.misses, store.stats.hits) == (6, 6)
 
 
-def test_one_block_asked_for_twice_is_encoded_once():
-    store = MemoryStore()
-    generate(MODEL, LETTERS, [PROMPTS[0], PROMPTS[0]], "block", store=store, max_new_tokens=1)
-    assert (store.stats.misses, store.stats.hits, store.stats.entries) == (2, 2, 2)
-
-
 def test_any_rule_holds_for_what_is_generated_too():
     kv, logits = ready(PROMPTS[0], window(3))
     answer = tokens_of(decode(MODEL, [kv], [logits], 6, sees=window(3)))
@@ -132,14 +125,6 @@ def test_the_end_of_text_is_not_streamed_and_ends_a_request():
     assert list(decode(MODEL, [ready(PROMPTS[0])[0]], logits[:1], 3)) == []
 
 
-def test_draws_repeat_with_their_seed_and_differ_between_seeds():
-    def drawn(seed):
-        kv, logits = ready(PROMPTS[0])
-        return tokens_of(decode(MODEL, [kv], [logits], 12, temperature=1.5, seed=seed))
-
-    assert drawn(3) == drawn(3) and len({tuple(drawn(seed)) for seed in range(4)}) > 1
-
-
 def test_draws_follow_the_temperature_and_stay_in_the_nucleus():
     probability = torch.tensor([0.5, 0.3, 0.15, 0.05])
     logits = torch.full((VOCABULARY,), -1e9)
@@ -162,16 +147,6 @@ def test_an_answer_ends_at_the_end_of_the_context():
     kv = empty(model, 16)
     logits = prefill(model, prompt.tokens, Plan(torch.arange(16)), kv).logits
     assert len(tokens_of(decode(model, [kv], [logits], 50))) == 5 and len(kv) == 20
-
-
-def test_a_shared_cached_block_is_untouched_by_the_answers_made_from_it():
-    cached = encode_many(MODEL, PROMPTS[0].context)
-    before = [kv.clone() for kv in cached]
-    kvs = [assemble(MODEL, PROMPTS[0], cached, reserve=4) for _ in range(2)]
-    logits = [prefill(MODEL, PROMPTS[0].tokens, Plan(PROMPTS[0].question), kv).logits for kv in kvs]
-    list(decode(MODEL, kvs, logits, 9))
-    for kv, copy in zip(cached, before, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(kv.tensors(), copy.tensors(), strict=True))
 
 
 class Refusing:

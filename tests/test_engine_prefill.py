@@ -88,24 +88,6 @@ def test_scattered_rows_computed_again_over_a_right_cache_change_nothing(chosen,
     torch.testing.assert_close(prefill(MODEL, TOKENS, Plan(rows, rule), kv).logits, whole[rows], **CLOSE)
 
 
-def test_recomputing_every_token_of_a_reused_prompt_is_full_attention_exactly():
-    full = prefill(MODEL, TOKENS, Plan(ALL), empty(MODEL, len(TOKENS))).logits
-    reused = assemble(MODEL, PROMPT, encode_many(MODEL, PROMPT.context))
-    assert torch.equal(prefill(MODEL, TOKENS, Plan(ALL), reused).logits, full)
-
-
-def test_full_block_and_any_rule_switch_from_call_to_call():
-    first = {
-        name: prefill(MODEL, TOKENS, Plan(ALL, rule), empty(MODEL, len(TOKENS))).logits for name, rule in RULES.items()
-    }
-    again = {
-        name: prefill(MODEL, TOKENS, Plan(ALL, RULES[name]), empty(MODEL, len(TOKENS))).logits
-        for name in reversed(RULES)
-    }
-    assert all(torch.equal(first[name], again[name]) for name in RULES)
-    assert not torch.allclose(first["full"], first["block"], atol=1e-3)
-
-
 @pytest.mark.parametrize("rule", ["full", "window", "block"])
 def test_what_no_row_sees_cannot_poison_a_result(rule):
     """Rows 0-12 (block 0), then the question under a window that reaches only itself: all else is NaN."""
@@ -222,26 +204,6 @@ def test_tiles_hide_keys_per_head(rows, elements, monkeypatch):
     kernel = prefill(MODEL, TOKENS, Plan(rows, sparse=choose, backend=dense), kv.clone()).logits
     assert seen["called"]
     torch.testing.assert_close(ours, kernel, **CLOSE)
-
-
-def test_tiles_that_keep_everything_change_nothing():
-    def everything(q, k, rows, site):
-        return Tiles(torch.ones(4, 10, 10, dtype=torch.bool), 4)
-
-    plain = prefill(MODEL, TOKENS, Plan(ALL), empty(MODEL, len(TOKENS))).logits
-    tiled = prefill(MODEL, TOKENS, Plan(ALL, sparse=everything), empty(MODEL, len(TOKENS))).logits
-    torch.testing.assert_close(tiled, plain, **CLOSE)
-
-
-def test_logits_only_of_the_last_rows():
-    def kv():
-        return empty(MODEL, len(TOKENS))
-
-    every = prefill(MODEL, TOKENS, Plan(ALL), kv()).logits
-    torch.testing.assert_close(prefill(MODEL, TOKENS, Plan(ALL), kv(), logits_to_keep=2).logits, every[-2:])
-    requests = [PrefillRequest(TOKENS, Plan(ALL[:n]), kv()) for n in (1, 20)]
-    assert [len(step.logits) for step in prefill_many(MODEL, requests, logits_to_keep=3)] == [1, 3]
-    assert prefill_many(MODEL, []) == []
 
 
 EDITS = st.lists(

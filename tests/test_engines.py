@@ -18,7 +18,7 @@ from workbench.experiments.trial import Trial
 from workbench.methods import engines
 from workbench.methods import select as selectors
 from workbench.methods.engines import choose_engine, pages_of
-from workbench.methods.generation import answer, first_token, generate, stream
+from workbench.methods.generation import answer, generate, stream
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
@@ -196,13 +196,6 @@ def test_a_pool_that_finds_no_memory_names_the_pages_and_auto_goes_on_without(mo
     monkeypatch.setattr(engines, "on_gpu", lambda device: True)
     got = answer(model, Letters(), PROMPTS, Full(), params=SamplingParams(max_new_tokens=2))
     assert got.engine.startswith("contiguous: no memory for a pool")
-
-
-def test_first_tokens_are_those_of_the_other_engine():
-    store = MemoryStore()
-    for mode in ("full", "block"):
-        tokens = {first_token(MODEL, PROMPTS[0], mode, store, engine) for engine in ("contiguous", "paged")}
-        assert len(tokens) == 1
 
 
 def test_what_is_kept_of_a_model_is_not_copied_and_is_made_again_where_its_weights_have_moved():

@@ -133,17 +133,6 @@ def test_every_block_has_one_fate(llama, old, new, expected, shifts):
     assert revision.blocks("encoded") == expected.count("encoded")
 
 
-def test_a_block_of_an_earlier_prompt_is_recalled(llama):
-    revision = revisions(llama, [A, B], [A], [A, B])[-1]
-    assert revision.statuses == ("kept", "recalled") and revision.computed == len(Q)
-
-
-def test_a_block_that_was_evicted_is_encoded_again(llama):
-    first, second = revisions(llama, [A, B], [A, B], store=room_for(llama, len(A)))
-    assert first.statuses == ("encoded", "encoded")
-    assert second.statuses == ("encoded", "kept"), "B came last, so B is what the store still held"
-
-
 def test_a_prefix_cache_keeps_what_stands_before_the_first_change(llama):
     first, same, edited, longer = revisions(llama, [A, B, C], [A, B, C], [A, D, C], [A, D, C, B])
     assert first.prefix == 0

@@ -11,13 +11,12 @@ from workbench.core.plan import Plan
 from workbench.core.rope import rotate
 from workbench.engine.assembly import empty
 from workbench.engine.encoding import encode_many
-from workbench.engine.forward import PrefillRequest, prefill, prefill_many
+from workbench.engine.forward import prefill, prefill_many
 from workbench.methods.generation import first_token, generate
 from workbench.methods.modes.full import Full
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.modes.superposition import Superposition
 from workbench.methods.prepare.after_system import AfterSystem
-from workbench.methods.select.all import All
 from workbench.methods.select.random import RandomTokens
 from workbench.models.spec import attach
 from workbench.store import MemoryStore
@@ -33,13 +32,6 @@ def logits_of(start):
     return step.logits[-1]
 
 
-def test_recomputing_everything_is_full_attention_to_the_bit():
-    (whole,) = Full().begin(MODEL, [PROMPT])
-    (again,) = Reuse(select=All()).begin(MODEL, [PROMPT])
-    assert again.reused == 0 and again.computed == len(PROMPT)
-    assert torch.equal(logits_of(again), logits_of(whole))
-
-
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 1.0])
 def test_a_ratio_counts_document_tokens_and_the_question_is_extra(ratio):
     (start,) = Reuse(prepare=AfterSystem(), select=RandomTokens(), ratio=ratio).begin(MODEL, [PROMPT])
@@ -47,15 +39,6 @@ def test_a_ratio_counts_document_tokens_and_the_question_is_extra(ratio):
     assert start.computed == round(ratio * documents) + len(PROMPT.question)
     assert start.computed + start.reused == len(PROMPT)
     assert len(start.passes[-1].rows) == start.computed
-
-
-def test_blocks_that_stay_in_the_store_are_not_touched_by_what_is_computed_again():
-    store = MemoryStore()
-    generate(MODEL, LETTERS, [PROMPT], Reuse(), store, max_new_tokens=2)
-    before = [kv.clone() for kv in store._entries.values()]
-    generate(MODEL, LETTERS, [PROMPT, PROMPT], Reuse(select=RandomTokens(), ratio=0.7), store, max_new_tokens=2)
-    for old, now in zip(before, store._entries.values(), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(old.tensors(), now.tensors(), strict=True))
 
 
 def superposed(prompt, kept):
@@ -157,12 +140,3 @@ def test_bad_input_is_one_sentence(what):
     call, sentence = BAD[what]
     with pytest.raises(BadInput, match=sentence):
         call()
-
-
-def test_work_of_a_superposition_can_be_batched_with_others():
-    starts = [*Superposition().begin(MODEL, [PROMPT, EVEN]), *Full().begin(MODEL, [PROMPT])]
-    together = [step.logits[-1] for step in prefill_many(MODEL, [s.request for s in starts], logits_to_keep=1)]
-    again = [*Superposition().begin(MODEL, [PROMPT, EVEN]), *Full().begin(MODEL, [PROMPT])]
-    for packed, start in zip(together, again, strict=True):
-        assert isinstance(start.request, PrefillRequest)
-        torch.testing.assert_close(packed, logits_of(start), atol=1e-5, rtol=1e-4)

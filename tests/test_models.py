@@ -46,19 +46,6 @@ def cut(path, share=0.5):
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
 
 
-def drop_a_weight(folder):
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def widen(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-
-
 def rename_type(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "nonesuch", "architectures": []}))
@@ -79,9 +66,6 @@ BROKEN = {
     ),
     "weights cut in the header": (lambda folder: cut(folder / "model.safetensors", 0.001), "corrupt or half-written"),
     "empty weights": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "corrupt or half-written"),
-    "a weight missing": (drop_a_weight, "not whole: 1 weights are missing or of the wrong shape, first .*up_proj"),
-    "weights of another shape": (widen, "not whole|cannot be loaded"),
-    "half a layout": (lambda folder: cut(folder / "workbench.json"), "workbench.json is corrupt"),
     "no layout in it": (lambda folder: (folder / "workbench.json").write_text("{}"), "no layout object"),
 }
 

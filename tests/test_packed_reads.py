@@ -49,14 +49,6 @@ def test_a_flipped_bit_is_a_miss_that_names_the_tensor(tmp_path, at):
     assert same(store.get(key), kv_of(0))
 
 
-def test_a_file_that_was_cut_is_a_miss(tmp_path):
-    store = folder(tmp_path)
-    store.put("a", kv_of(1))
-    path = store.file_of("a")
-    path.write_bytes(path.read_bytes()[:-8])
-    assert store.get("a") is None and store.why("a").reason == "damaged"
-
-
 def test_blocks_of_several_dtypes_are_read_as_ever(tmp_path):
     store, kv = folder(tmp_path), kv_of(1)
     kv.values = [x.double() for x in kv.values]

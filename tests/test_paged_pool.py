@@ -174,15 +174,6 @@ def test_steps_of_one_bucket_are_captured_once_and_leave_nothing_behind(filled):
     assert torch.equal(results[0], results[2]) and not torch.allclose(results[0], results[1])
 
 
-def test_naive_positions_leave_keys_as_they_were_cached():
-    pool, prompt = Pool(MODEL, 40, 16), made(2, 0, 1)
-    cached = pool.encode(MODEL, prompt.context)
-    held = pool.open(cached, 5, positions="naive")
-    assert held.pages.shifts is None
-    got = Runner(MODEL, pool).prefill([held], [asked(prompt)])[0]
-    torch.testing.assert_close(got, expected(prompt, positions="naive")[0], **CLOSE)
-
-
 @pytest.mark.parametrize("name", ["llama3", "glm4", "phi3", "qwen3"])
 def test_families_turn_their_keys_in_their_own_way(name):
     assert name in FAMILIES

@@ -13,7 +13,6 @@ from forked import ended, forked
 from typer.testing import CliRunner
 
 from tests import tiny
-from tests.random_models import block_of, model_of
 from workbench import data
 from workbench.app import cli
 from workbench.core import runner
@@ -23,7 +22,7 @@ from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.trial import Trial
 from workbench.methods import prepare, shards
 from workbench.methods.precompute import Preparation, kind_of
-from workbench.store import FolderStore, MemoryStore, block_file, fetch
+from workbench.store import FolderStore, MemoryStore, block_file
 
 DATA = {"samples": 16, "passages": 3, "prepare": "with_neighbours(n=2)", "shard": 2}
 
@@ -47,31 +46,6 @@ def same(one: dict[str, KV], other: dict[str, KV]) -> None:
         assert all(torch.equal(a, b) for a, b in zip(kv.tensors(), other[key].tensors(), strict=True))
 
 
-def test_a_folder_gives_back_what_was_put_bit_for_bit(tmp_path):
-    model = model_of(dtype=torch.bfloat16)
-    store = FolderStore(tmp_path / "new", {"model": "a"}, new=True)
-    (made,) = fetch(model, [block_of(5)], store, [[block_of(3)]])
-    again = FolderStore(tmp_path / "new")
-    assert len(again) == 1 and again.kind["model"] == "a" and again.get("other") is None
-    (read,) = fetch(model, [block_of(5)], again, [[block_of(3)]])
-    assert read.start == 3 and read.read_only and read.keys[0].dtype == made.keys[0].dtype
-    same({"": made}, {"": read})
-    assert again.bytes == sum(path.stat().st_size for path in (tmp_path / "new").glob("*.safetensors"))
-
-
-def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    store = FolderStore(tmp_path / "new", new=True)
-
-    def half(path, blocks):
-        path.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr("workbench.store.block_file.save", half)
-    with pytest.raises(BadInput, match="cannot be written: disk full; nothing is left of it"):
-        fetch(model_of(), [block_of(5)], store)
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["manifest.json"] and len(store) == 0
-
-
 def test_folders_that_are_something_else_are_refused(tmp_path):
     with pytest.raises(BadInput, match="is no folder of cached blocks"):
         FolderStore(tmp_path)
@@ -81,28 +55,9 @@ def test_folders_that_are_something_else_are_refused(tmp_path):
     with pytest.raises(BadInput, match=r"notes.txt is no folder of cached blocks"):
         FolderStore(tmp_path / "notes.txt", {})
     store = FolderStore(tmp_path / "a", {"model": "one", "preparation": "independent"}, new=True)
-    for kind, message in (
-        ({"model": "two", "preparation": "independent"}, "blocks of another model: one, and not two"),
-        (
-            {"model": "one", "preparation": "after_system"},
-            "blocks of another preparation: independent, and not after_system",
-        ),
-        ({"model": "one"}, "another preparation: independent, and not null"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            FolderStore(tmp_path / "a", kind)
     store.put("key", KV([torch.zeros(1, 2, 2)], [torch.zeros(1, 2, 2)]))
     with pytest.raises(BadInput, match=r"'../escape' is no name for a file of blocks"):
         store.write("../escape", {})
-
-
-def test_memory_before_a_folder_counts_what_the_folder_has_as_a_hit(tmp_path):
-    model, folder = model_of(), FolderStore(tmp_path / "a", new=True)
-    fetch(model, [block_of(5)], folder)
-    store = MemoryStore(behind=folder)
-    fetch(model, [block_of(5), block_of(6)], store)
-    fetch(model, [block_of(5), block_of(6)], store)
-    assert (store.stats.hits, store.stats.misses, store.stats.entries, len(folder)) == (3, 1, 2, 1)
 
 
 def test_what_lies_in_the_folder_is_what_a_request_would_make(whole, loaded):

@@ -72,11 +72,6 @@ TestLeastRecentlyUsed = LeastRecentlyUsed.TestCase
 TestLeastRecentlyUsed.settings = settings(max_examples=40, stateful_step_count=20)
 
 
-def test_a_budget_must_be_positive():
-    with pytest.raises(BadInput, match="budget of 0 bytes"):
-        MemoryStore(0)
-
-
 def test_what_is_put_is_copied_unless_it_is_read_only_already():
     store, kv = MemoryStore(), kv_of(3)
     store.put("a", kv)

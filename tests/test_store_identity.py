@@ -13,7 +13,7 @@ from tests.store_blocks import kv_of
 from workbench.core.errors import BadInput
 from workbench.methods import prepare
 from workbench.methods.precompute import kind_of
-from workbench.store import FolderStore, fingerprint, key_of, keys, scrub
+from workbench.store import FolderStore, key_of, scrub
 
 BLOCK, BEFORE, NEIGHBOUR = block_of(4, 1), block_of(3, 2), block_of(5, 3)
 
@@ -21,53 +21,6 @@ BLOCK, BEFORE, NEIGHBOUR = block_of(4, 1), block_of(3, 2), block_of(5, 3)
 @pytest.fixture(scope="module")
 def model():
     return model_of()
-
-
-def another(model, changed):
-    """The key of the same block where one thing is changed."""
-    mark = fingerprint(model)
-    match changed:
-        case "weights":
-            return key_of(fingerprint(model_of(seed=1)), model.dtype, BLOCK, [BEFORE])
-        case "configuration":
-            return key_of(fingerprint(model_of(rms_norm_eps=1e-3)), model.dtype, BLOCK, [BEFORE])
-        case "dtype":
-            return key_of(mark, torch.bfloat16, BLOCK, [BEFORE])
-        case "tokens":
-            return key_of(mark, model.dtype, block_of(4, 7), [BEFORE])
-        case "length":
-            return key_of(mark, model.dtype, block_of(5, 1), [BEFORE])
-        case "nothing before it":
-            return key_of(mark, model.dtype, BLOCK)
-        case "another before it":
-            return key_of(mark, model.dtype, BLOCK, [NEIGHBOUR])
-        case "order before it":
-            return key_of(mark, model.dtype, BLOCK, [NEIGHBOUR, BEFORE]), key_of(
-                mark, model.dtype, BLOCK, [BEFORE, NEIGHBOUR]
-            )
-        case "neighbours":
-            return key_of(mark, model.dtype, BLOCK, [BEFORE], [NEIGHBOUR])
-        case "no neighbours":
-            return key_of(mark, model.dtype, BLOCK, [BEFORE], [])
-
-
-@pytest.mark.parametrize(
-    "changed",
-    "weights,configuration,dtype,tokens,length,nothing before it,another before it,order before it,neighbours,"
-    "no neighbours".split(","),
-)
-def test_another_block_has_another_key(model, changed):
-    kept = key_of(fingerprint(model), model.dtype, BLOCK, [BEFORE])
-    assert kept == key_of(fingerprint(model_of()), model.dtype, block_of(4, 1), [block_of(3, 2)])
-    other = another(model, changed)
-    assert len({kept, *(other if isinstance(other, tuple) else (other,))}) == (3 if isinstance(other, tuple) else 2)
-
-
-@pytest.mark.parametrize("name", ["FORMAT_VERSION", "ENGINE_VERSION"])
-def test_another_version_of_the_format_or_the_engine_has_another_key(model, monkeypatch, name):
-    kept = key_of(fingerprint(model), model.dtype, BLOCK)
-    monkeypatch.setattr(keys, name, 7)
-    assert key_of(fingerprint(model), model.dtype, BLOCK) != kept
 
 
 def test_keys_of_many_descriptions_never_meet():

@@ -12,15 +12,13 @@ from tests.store_blocks import earlier_folder, key_for, kv_of
 from workbench import data
 from workbench.app import cli
 from workbench.core.errors import BadInput
-from workbench.core.kv import KV
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.record import Record
 from workbench.experiments.trial import Trial
 from workbench.methods import prepare
 from workbench.methods.lookups import Lookups
 from workbench.methods.precompute import Preparation
-from workbench.store import FolderStore, Key, MemoryStore, fetch, fingerprint, key_of, keys
-from workbench.store.misses import REASONS, Index
+from workbench.store import FolderStore, MemoryStore, fetch, fingerprint, key_of, keys
 from workbench.store.views import ReadOnlyStore, RecordingStore, StagingStore
 
 BLOCK, BEFORE, NEIGHBOUR = block_of(4, 1), block_of(3, 2), block_of(5, 3)
@@ -68,28 +66,11 @@ def test_another_dtype_model_scaling_context_neighbour_or_version_is_a_miss_that
     assert store.get(key_of(*key, [BEFORE])) is not None
 
 
-def test_a_miss_says_what_is_kept_and_what_was_asked():
-    store = MemoryStore()
-    store.put(key_of("a" * 64, torch.float32, BLOCK, [BEFORE]), kv_of(1, 4))
-    told = str(store.why(key_of("b" * 64, torch.float32, BLOCK)))
-    assert told.startswith("other model: model: kept aaaaaaaaaaaa…, asked bbbbbbbbbbbb…; blocks before it: kept 1 (")
-    assert told.endswith("asked none")
-
-
 def test_the_nearest_of_many_kept_blocks_explains_a_miss():
     store = MemoryStore()
     for model in ("a", "b"):
         store.put(key_of(model, torch.float32, BLOCK, [BEFORE]), kv_of(1, 4))
     assert store.why(key_of("b", torch.float32, BLOCK)).reason == "other context before it"
-
-
-def test_keys_of_the_first_engine_are_those_of_earlier_versions(monkeypatch):
-    one = key_of("model", torch.float32, BLOCK, [BEFORE])
-    parts = ["2", "model", "torch.float32", BEFORE.content, BLOCK.content]
-    assert one == keys.sha256(" ".join(parts).encode()).hexdigest()
-    monkeypatch.setattr(keys, "ENGINE_VERSION", 2)
-    assert key_of("model", torch.float32, BLOCK, [BEFORE]) != one
-    assert isinstance(one, Key) and one.identity.start == 3 and one.identity.tokens == 4
 
 
 def test_what_was_evicted_or_never_fitted_says_so():
@@ -127,20 +108,6 @@ def test_views_pass_the_reason_on():
     for view in (ReadOnlyStore(store), RecordingStore(store), StagingStore(MemoryStore(), store)):
         assert view.why(key_for(1)).reason == "evicted"
     assert ReadOnlyStore(store, set()).why(key_for(2)).reason == "never seen"
-
-
-def test_an_index_forgets_what_is_taken_out():
-    index = Index()
-    index.add(key_for(1))
-    index.add("text")
-    index.remove("text")
-    assert [identity.start for identity in index] == [1]
-    index.remove(key_for(1))
-    assert not index._keys and index.miss(key_for(1)).reason == "never seen"
-
-
-def test_every_reason_has_a_place_in_the_order():
-    assert REASONS[0] == "damaged" and REASONS[-1] == "never seen"
 
 
 # Trials and the command line
@@ -270,12 +237,3 @@ def test_explain_refuses_what_a_trial_refuses(prepared, folder):
     for change, says in (({"samples": 0}, "samples is 0"), ({"prepare": "fused"}, "unknown prepare 'fused'")):
         with pytest.raises(BadInput, match=says):
             Lookups(prepared, str(folder), **{**DATA, **change}).run()
-
-
-def test_blocks_of_one_file_may_have_any_dtype(tmp_path):
-    store = FolderStore(tmp_path / "a", new=True)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        kv = KV([x.to(dtype) for x in kv_of(1).keys], [x.to(dtype) for x in kv_of(1).values])
-        key = key_of("model", dtype, block_of(3, 1))
-        store.put(key, kv)
-        assert all(torch.equal(a, b) for a, b in zip(store.get(key).tensors(), kv.tensors(), strict=True))

@@ -13,10 +13,9 @@ from tests.tier_cases import KEYS, Shelf, kv_of, two
 from workbench.core.errors import BadInput
 from workbench.core.kv import KV
 from workbench.engine.encoding import encode
-from workbench.store import fetch, key_of
+from workbench.store import key_of
 from workbench.store.events import Events
 from workbench.store.heat import Heat
-from workbench.store.packed import PackedKV, pack
 from workbench.store.quantized import quantize, size_in_bytes
 from workbench.store.tiered import TieredStore
 from workbench.store.tiers import HostTier, StoreTier
@@ -148,12 +147,6 @@ def test_a_block_that_left_the_last_tier_says_when_and_why():
     assert store.stats.reasons == {"evicted": 1}
 
 
-def test_what_is_written_through_lies_in_every_tier():
-    store = two(64, write="through")
-    store.put("a", kv_of(1))
-    assert [list(tier) for tier in store.tiers] == [["a"], ["a"]]
-
-
 def test_threads_keep_the_books():
     store = two(64, 96)
 
@@ -188,16 +181,6 @@ def test_a_block_that_is_put_again_keeps_its_copy_below_where_its_key_says_its_c
     assert list(store.tiers[1]) == [key]
 
 
-def test_blocks_are_fetched_through_tiers_as_through_memory():
-    model, blocks = model_of(), [block_of(5), block_of(7, 1)]
-    store, size = two(1 << 20), 0
-    for expected in (0, 2):
-        kvs = fetch(model, blocks, store)
-        size = sum(kv.nbytes for kv in kvs)
-        assert store.stats.hits == expected
-    assert store.bytes == size
-
-
 @given(st.integers(1, 9), st.integers(0, 5), st.floats(1e-6, 1e6))
 def test_eight_bits_lose_at_most_half_a_step(tokens, seed, scale):
     torch.manual_seed(seed)
@@ -227,16 +210,3 @@ def test_a_tier_of_eight_bits_holds_more_blocks():
         HostTier(storage="int4")
     with pytest.raises(BadInput, match="not page-locked"):
         HostTier(storage="int8", pinned=True)
-
-
-def test_packed_blocks_are_the_same_numbers_in_one_run_of_bytes():
-    kv = encode(model_of(), block_of(7))
-    packed = pack(kv)
-    begin, end = packed.layers[1]
-    assert packed.flat[begin:end].data_ptr() == packed.keys[1].data_ptr()
-    assert all(torch.equal(a, b) for a, b in zip(packed.tensors(), kv.tensors(), strict=True))
-    tier = HostTier(1 << 20, pinned=True)
-    held = tier.made(kv)
-    tier.keep("a", held)
-    assert isinstance(held, PackedKV) and held.read_only and tier.made(held) is held
-    assert tier.bytes == held.flat.nbytes >= kv.nbytes

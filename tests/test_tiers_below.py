@@ -34,12 +34,6 @@ def test_a_disk_that_cannot_be_written_to_keeps_what_it_holds():
     assert [store.where(key) for key in "abc"] == ["disk", None, "host"] and store.get("a") is not None
 
 
-@pytest.mark.parametrize("budget", [0, -1])
-def test_a_budget_is_positive(budget):
-    with pytest.raises(BadInput, match=f"budget of host is {budget} bytes"):
-        HostTier(budget)
-
-
 def test_a_budget_smaller_than_a_block_is_one_clear_error_and_nothing_is_written():
     store = two(16, 32)
     with pytest.raises(BadInput, match=r"a block of 48 bytes is larger than every budget \(host 16, disk 32 bytes\)"):

@@ -49,20 +49,6 @@ def test_pages_list_exactly_the_union(choice):
         assert indices[indptr[group] : indptr[group + 1]].tolist() == union[group].nonzero()[:, 0].tolist()
 
 
-def test_reading_pages_is_attending_under_the_union():
-    torch.manual_seed(0)
-    choice = Tiles(torch.rand(4, 3, 6) < 0.3, size=8)
-    choice.kept[..., 0] = True
-    q, k, v = torch.randn(4, 24, 16), torch.randn(2, 48, 16), torch.randn(2, 48, 16)
-    masked = attention(q[None], k[None], v[None], choice.union(2).visible(24, 48), enable_gqa=True)[0]
-    indptr, indices = choice.pages(2)
-    for group in range(2):
-        pages = indices[indptr[group] : indptr[group + 1]].long()
-        keys, values = (x[group].unflatten(0, (-1, 8))[pages].flatten(0, 1)[None] for x in (k, v))
-        heads = slice(2 * group, 2 * group + 2)
-        torch.testing.assert_close(attention(q[heads], keys, values), masked[heads])
-
-
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
