@@ -1,7 +1,6 @@
 """Faithfulness: exact on the lab corpus, and the mechanics of a model that judges."""
 
 from dataclasses import replace
-from random import Random
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from tests import tiny
 from workbench import data, models
 from workbench.core.errors import BadInput
 from workbench.data import lab
-from workbench.data.lab_facts import statements, supported
-from workbench.data.lab_world import World, passages_of
+from workbench.data.lab_facts import supported
 from workbench.data.sample import Passage, Sample
 from workbench.metrics.faithfulness import LabJudge, ModelJudge, faithfulness, verdict
 from workbench.models.spec import attach
@@ -28,16 +26,6 @@ ADA = (
 
 def about(question: str, *answers: str, ctxs=ADA) -> Sample:
     return Sample("x", question, answers or ("?",), ctxs)
-
-
-@settings(max_examples=30)
-@given(st.integers(0, 9999), st.integers(2, 16))
-def test_what_is_read_from_passages_is_what_is_true_of_the_world(seed, passages):
-    world = World(Random(seed), passages)
-    context = world.context(passages)
-    told = [s for s in statements(passages_of(context)) if s.relation != "alias"]
-    true = [(e.name, fact.relation.name, fact.object) for e in context for facts in e.facts for fact in facts]
-    assert sorted((s.subject, s.relation, s.object) for s in told) == sorted(true)
 
 
 @settings(max_examples=30)

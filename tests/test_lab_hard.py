@@ -26,7 +26,7 @@ LAB_AS_IT_WAS = {  # seed: SHA-256 of 50 samples before there were switches
     20000: "bf9bc2e635436cfaf33fd5f91369f3731054b3b4802c8461521bf1db9732ecaf",
     30000: "d61a511848ac8052b214d7f92bee001b100f9958fd0503f49b2a92a63c651b3b",
 }
-STYLES = [HARD, Style(hints=0.0, chain=3, continued=0.8), Style(titles="kept"), Style(distractors=2.0)]
+STYLES = [PLAIN, HARD, Style(hints=0.0, chain=3, continued=0.8), Style(titles="kept"), Style(distractors=2.0)]
 STYLES += [Style(paraphrases=1.0), Style(phrases=1.0), Style(values=1.0)]
 
 

@@ -21,7 +21,6 @@ from workbench.training.common import watched
 from workbench.training.lab import checkpoint
 from workbench.training.lab.config import PretrainConfig
 from workbench.training.lab.curriculum import ANSWER, NOTHING, STAGES, Stage, draw
-from workbench.training.lab.evaluate import recompute_all
 from workbench.training.lab.tokenizer import train_tokenizer
 from workbench.training.lab.train import Order, PretrainProgress, train
 
@@ -93,18 +92,6 @@ def test_a_run_that_was_interrupted_ends_with_the_weights_of_one_that_was_not(wh
         assert torch.equal(a, b)
 
 
-def test_a_state_that_an_earlier_version_saved_is_resumed(whole, tokenizer, tmp_path):
-    train(SMALL, tokenizer, tmp_path / "old", EASY, minutes=0)
-    record = tmp_path / "old" / "state" / "progress.json"
-    curve = json.loads(record.read_text())["progress"]["curve"]
-    progress = {"step": 20, "entered": [0, 20], "curve": curve}
-    record.write_text(json.dumps({"recipe": asdict(SMALL), "progress": progress}))
-    resumed, progress = train(SMALL, tokenizer, tmp_path / "old", EASY)
-    assert progress.step == 60 and [row["step"] for row in progress.curve] == [20, 40, 60]
-    for a, b in zip(whole[0].parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_the_loss_falls_and_the_curriculum_moves_on(whole):
     _, progress = whole
     losses = [row["loss"] for row in progress.curve]
@@ -134,37 +121,6 @@ def test_a_finished_model_is_a_whole_checkpoint_with_a_card(whole, tokenizer, tm
     assert "12,345 parameters" in card and "1.5 minutes" in card and f"seed {SMALL.seed}" in card
     assert models.load(tmp_path / "model")[2].name == "lab"
     assert not list(tmp_path.glob(".model*"))
-
-
-def test_a_model_that_cannot_be_written_leaves_the_earlier_one_alone(whole, tokenizer, tmp_path, monkeypatch):
-    model, progress = deepcopy(whole)  # saving rounds its weights
-    facts = {"minutes": 1.5, "device": "the CPU", "parameters": 12345, "stages": len(EASY)}
-    checkpoint.save(tmp_path / "model", model, tokenizer, SMALL, progress, facts)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
-
-    def refuse(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(checkpoint, "write_card", refuse)
-    with pytest.raises(OSError, match="full"):
-        checkpoint.save(tmp_path / "model", model, tokenizer, replace(SMALL, seed=1), progress, facts)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_the_shipped_model_recomputes_a_whole_cache_to_exactly_full_attention():
-    found = recompute_all(models.load("lab-full"), seed=1, samples=3)
-    assert found == {"samples": 3, "bit_identical": 3, "max_difference": 0.0}
-
-
-def test_the_shipped_card_says_what_its_files_say():
-    folder = models.folder("lab-full")
-    card, training = (folder / "README.md").read_text(), json.loads((folder / "training.json").read_text())
-    checkpoint_size = sum(path.stat().st_size for path in folder.iterdir())
-    assert f"{training['parameters']:,} parameters" in card and training["parameters"] <= 12_000_000
-    assert checkpoint_size <= 24e6
-    scores = json.loads((folder / "scores.json").read_text())
-    assert f"{scores['independent blocks, 10 passages']['all']['em']:.3f}" in card
 
 
 @pytest.mark.parametrize("name", [name for name in models.names() if name == "lab-full" or name.startswith("lab-hard")])

@@ -1,14 +1,9 @@
 """Headline comparisons over training seeds: readers, sentences by their sign, the joining of units."""
 
-import json
-
-import needles
 import numpy as np
 import sparse_seeds as measuring
 
-from workbench.experiments import results, sparse_seeds
-from workbench.experiments.papers.sparse_evidence import needles_over_seeds
-from workbench.plots import training_seeds
+from workbench.experiments import sparse_seeds
 
 N = 200
 
@@ -30,14 +25,6 @@ def swept(bfla: float, drawn: float) -> dict:
     }
     about = {"model": "lab-hard-small", "data": "lab-hard", "seed": 1, "samples": N, "passages": 2, "chunk": 64}
     return about | {"tokens": 100.0, "settings": settings}
-
-
-def test_the_sentence_on_sparse_methods_branches_on_the_sign():
-    below, above = (training_seeds.said_of_sparse(swept(bfla, drawn)) for bfla, drawn in ((0.5, 0.2), (1.0, 1.0)))
-    assert "points below dense" in below and "random tiles (24%) 30.0 points below BFLA (25%)" in below.lower().replace(
-        "bfla", "BFLA"
-    )
-    assert "points above dense" in above and "level with" in above
 
 
 def test_the_best_setting_of_a_method_keeps_at_most_the_share():
@@ -63,17 +50,3 @@ def test_units_are_joined_up_to_the_first_question_that_a_seed_lacks():
     dense, union = measuring.SPECS[0], next(spec for spec in measuring.SPECS if spec.startswith("compact("))
     shares = [sparse_seeds.density(made, dense), sparse_seeds.attended(made, dense), sparse_seeds.attended(made, union)]
     assert np.allclose(shares, [0.5, 0.5, 0.7])
-
-
-def test_needles_over_trainings_are_told_by_their_sign(monkeypatch, tmp_path):
-    dense, quoka, union = needles.SPECS
-    shares = {dense: 0.8, quoka: 0.5, union: 0.8}
-    by_spec = {spec: {str(seed): answered(share, seed) for seed in (1, 2)} for spec, share in shares.items()}
-    content = {"model": "lab-hard-small", "seed": 1, "samples": N, "passages": 40, "chunk": 512}
-    (tmp_path / "needles-seeds.json").write_text(json.dumps(content | {"tasks": {"common": by_spec}}))
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    said = training_seeds.needles().to_json()
-    assert "QUOKA 30.0 points below dense" in said and "CompactAttention" in said
-    (one,) = needles_over_seeds("QUOKA against dense, common words", "common", quoka, "below", 0.0)
-    assert one.verdict == "confirmed" and "2 training seeds" in one.what
-    assert needles_over_seeds("QUOKA", "multi-key", quoka, "below", 0.0) == []

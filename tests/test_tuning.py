@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -103,18 +103,6 @@ def test_a_state_saved_after_the_engine_laid_weights_side_by_side_is_resumed(
     run.save(stopped)
     resumed, progress = tuned(CONFIG, base, questions, tmp_path / "out")
     assert same(weights(uninterrupted[0]), weights(resumed)) and progress.step == 6
-
-
-def test_a_state_that_an_earlier_version_saved_is_resumed(uninterrupted, base, questions, tmp_path, monkeypatch):
-    whole, through = uninterrupted
-    monkeypatch.setattr(common, "READ_EVERY", 2)
-    run, stopped = tuned(CONFIG, base, questions, tmp_path / "old", minutes=0)
-    settings = {"recipe": asdict(CONFIG), "base": run.base, "data": run.identity["data"], "processes": 1}
-    progress = {"step": 2, "seconds": 60.0, "curve": stopped.curve, "scores": []}
-    (tmp_path / "old" / "state" / "progress.json").write_text(json.dumps({**settings, "progress": progress}))
-    resumed, progress = tuned(CONFIG, base, questions, tmp_path / "old")
-    assert same(weights(whole), weights(resumed)) and progress.step == 6
-    assert progress.seconds > 60 and progress.curve[-1]["lr"] == through.curve[-1]["lr"]
 
 
 def test_drawing_processes_and_time_limits_change_nothing(uninterrupted, base, questions, tmp_path, monkeypatch):
