@@ -8,13 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.random_models import Letters, model_of, prompt_of
+from tests.random_models import Letters, prompt_of
 from workbench import data
 from workbench.core.errors import BadInput
 from workbench.data.layouts import LAB
-from workbench.engine.assembly import assemble
-from workbench.engine.encoding import encode_many
-from workbench.methods import select
 from workbench.metrics.selection import agreement, antecedents, by_block, by_offset, chosen, summary
 
 
@@ -58,18 +55,6 @@ def test_a_constant_has_no_place(sizes, bins):
     ones = [torch.ones(prompt.starts[-1])]
     assert np.nanmin(by_offset(ones, [prompt], bins)) == np.nanmax(by_offset(ones, [prompt], bins)) == 1
     assert (by_block(ones, [prompt]) == 1).all()
-
-
-def test_kv_deviation_prefers_later_blocks_and_starts():
-    """Figure 3b: tokens at the start of a block and in later blocks lack the most context."""
-    model = model_of("llama")
-    prompts = [prompt_of(3, 12, 12, 12, 12, 4, seed=i) for i in range(12)]
-    kvs = [assemble(model, p, encode_many(model, p.context, [(), *[(p.blocks[0],)] * 4])) for p in prompts]
-    rows = select.named("kv_deviation").rows(model, prompts, kvs, ratio=0.25)
-    masks = [chosen(choice, prompt) for choice, prompt in zip(rows, prompts, strict=True)]
-    ranks, offsets = by_block(masks, prompts).mean(0), by_offset(masks, prompts, bins=4).mean(0)
-    assert ranks[0] == 0 and ranks[3] > ranks[1]
-    assert offsets[0] == offsets.max()
 
 
 class Words(Letters):

@@ -12,8 +12,7 @@ from workbench.core.errors import BadInput
 from workbench.core.masks import window
 from workbench.core.plan import Plan, Site
 from workbench.core.tiles import Tiles
-from workbench.engine.assembly import assemble, empty
-from workbench.engine.encoding import encode_many
+from workbench.engine.assembly import empty
 from workbench.engine.forward import PrefillRequest, prefill, prefill_many
 from workbench.methods import registry, seer_gate, sparse
 from workbench.methods.sparse.bfla import Bfla
@@ -159,24 +158,6 @@ def test_a_gpu_chooses_as_the_cpu(name):
     ours = choose(queries.cuda(), keys.cuda(), rows.cuda(), Site(1, LENGTH)).visible(len(rows), keys.shape[1]).cpu()
     theirs = method(SPECS[name])(queries, keys, rows, Site(1, LENGTH)).visible(len(rows), keys.shape[1])
     assert (ours == theirs).float().mean() > 0.995, "but for equal scores"
-
-
-def test_a_choice_composes_with_cached_blocks_and_recomputed_rows():
-    """Rows of a plan that recomputes some tokens, under tiles: what a kernel sees is what the reference computes."""
-    kv = assemble(MODEL, PROMPT, encode_many(MODEL, PROMPT.context))
-    rows = torch.cat((torch.tensor([11, 12, 50, 71]), PROMPT.question))
-    tiles = method(SPECS["flash_prefill"])
-
-    def slow(q, k, v, at, sees, chosen, scale):
-        mask = (torch.arange(k.shape[1]) <= at[:, None]) & chosen.visible(len(at), k.shape[1])
-        k, v = (x.repeat_interleave(2, 0) for x in (k, v))
-        return (q @ k.mT * scale).masked_fill(~mask, -torch.inf).softmax(-1) @ v
-
-    ours = prefill(MODEL, PROMPT.tokens, Plan(rows, sparse=tiles), kv.clone()).logits
-    theirs = prefill(MODEL, PROMPT.tokens, Plan(rows, sparse=tiles, backend=slow), kv.clone()).logits
-    dense = prefill(MODEL, PROMPT.tokens, Plan(rows), kv.clone()).logits
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
-    assert (ours - dense).abs().max() > 1e-3
 
 
 def test_layers_with_a_window_are_left_alone_and_the_scale_of_the_model_is_used():
