@@ -10,7 +10,6 @@ import pytest
 from workbench import Block, MemoryStore, Prompt, data, explore, fetch
 from workbench.app.explore.given import loaded_of, reading_of
 from workbench.app.explore.linked import selection_of
-from workbench.app.explore.live import Live
 from workbench.app.explore.saving import file_name, free
 from workbench.core.errors import BadInput
 from workbench.experiments import results
@@ -113,13 +112,6 @@ def test_figures_of_32k_tokens_stay_small():
 
 def test_wide_and_joined_letters_take_their_place():
     assert [width_of(text) for text in ("abc", "日本", "e\u0301", "")] == [3, 4, 1, 0]
-
-
-def test_a_live_figure_without_token_axes_is_left_alone(loaded, sample):
-    selection = selection_of(reading_of(loaded, sample).prompt)
-    live = Live(go.Figure(go.Scatter(y=[1])), selection)
-    selection.token = 3
-    assert list(live.widget.layout.shapes) == []
 
 
 def test_tradeoff_takes_tables_records_and_files(loaded, tmp_path):

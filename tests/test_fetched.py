@@ -25,7 +25,6 @@ from workbench import models
 from workbench.app import cli
 from workbench.core.errors import BadInput
 from workbench.core.files import digest
-from workbench.experiments.trial import Trial
 from workbench.models import fetched, from_gguf
 from workbench.models.fetched import CATALOGUE, Fetchable
 
@@ -95,12 +94,6 @@ def test_a_model_is_fetched_once_and_loads_by_its_name(index, monkeypatch):
     assert fetched.get("tiny") == folder
     with pytest.raises(BadInput, match=r"unknown model 'tyni': .* one that is fetched \(smollm2, tiny\)"):
         models.load("tyni")
-
-
-def test_a_fetched_model_answers_by_name(without_pip):
-    fetched.get("tiny")
-    record = Trial("tiny", samples=1, passages=2, max_new_tokens=2, timed=1).run()
-    assert record.n == 1 and record.note == "Its weights are 4-bit."
 
 
 def test_what_an_earlier_version_converted_is_made_again(without_pip, monkeypatch):

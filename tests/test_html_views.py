@@ -7,7 +7,6 @@ import torch
 
 from workbench import KV, Block, Plan, Prompt, Tiles
 from workbench.core import html_views
-from workbench.experiments.trial import Trial
 
 EVIL = '<img src=x onerror="alert(1)"><b>'
 PROMPT = Prompt((Block((1, 2, 3), EVIL), Block(tuple(range(40)), "passage"), Block((4, 5))))
@@ -59,12 +58,6 @@ def test_tiles_show_a_picture_of_bounded_size(side):
     text = shown(Tiles(kept, 32, columns=torch.zeros(2, side * 32, dtype=torch.bool)))
     assert f"{side:,} query tiles × {side:,} key tiles of 32 tokens" in text and "0.0% of the keys" in text
     assert Tiles(kept, 32)._repr_html_().count("<rect") <= html_views.CELLS**2
-
-
-def test_a_record_shows_scores_costs_and_parameters(loaded):
-    record = Trial("tiny", samples=2, passages=2, timed=1, max_new_tokens=2, mode="block").run(loaded=loaded)
-    text = shown(record)
-    assert "tiny on lab: block" in text and "exact match" in text and "tokens computed" in text and "seed" in text
 
 
 def test_a_long_table_is_cut():

@@ -70,13 +70,6 @@ def test_layers_that_arrive_one_by_one_are_computed_as_they_come():
     assert busy(events) == 2.0, "the engine is idle while it waits for a layer"
 
 
-def test_slow_storage_makes_layers_and_requests_alike():
-    """Where loading takes much longer than computing, the two converge (section 4.2)."""
-    (request,), _ = finished("request", [100.0])
-    (layer,), _ = finished("layer", [100.0])
-    assert (request - layer) / request < 0.02
-
-
 def test_requests_end_in_the_order_in_which_their_blocks_arrive():
     ended, events = finished("request", [9.0, 1.0, 4.0], loaders=3)
     assert sorted(range(3), key=ended.__getitem__) == [1, 2, 0]
