@@ -36,7 +36,7 @@ lab: $(READY) ## open the notebooks in JupyterLab, on this machine alone: it ask
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate notebooks
 
 test: style ## style, types (tests/test_types.py) and all tests
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= PYTHONUTF8=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 check: style ## style and types only
 	$(BIN)/mypy workbench kernels data/benchmarks

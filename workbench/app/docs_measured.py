@@ -18,7 +18,7 @@ def page(text: str, kept: Path) -> str:
     """Return the page with its place filled; without a file of results its commands stand alone."""
     if not kept.is_file():
         return text.replace(PLACE, "*Not run yet: `python docs/measured.py`.*")
-    return text.replace(PLACE, told(json.loads(kept.read_text())))
+    return text.replace(PLACE, told(json.loads(kept.read_text(encoding="utf-8"))))
 
 
 def told(kept: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def page(root: Path, folder: str, name: str) -> str:
         "with `--results FOLDER`, from your own trials.",
         "## Code",
         f"`{file}`",
-        f"```python\n{(root / file).read_text().rstrip()}\n```",
+        f"```python\n{(root / file).read_text(encoding='utf-8').rstrip()}\n```",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -49,7 +49,7 @@ def build(site: Path = SITE) -> Path:
     if problem := missing():
         raise BadInput(problem)
     state = _state()
-    if (site / STAMP).is_file() and (site / STAMP).read_text() == state:
+    if (site / STAMP).is_file() and (site / STAMP).read_text(encoding="utf-8") == state:
         return site / "index.html"
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "source"), Path(folder, "site")

@@ -69,7 +69,8 @@ def write_figure(figure: go.Figure, path: str | Path, dark: bool = False) -> Pat
         raise BadInput(f"no Chromium draws {kind} on this machine: install chromium, or write .html")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "figure.html")
-        page.write_text(page_of(figure, "dark" if dark else "light", then=AS_SVG * (kind == "svg"), still=True))
+        drawn = page_of(figure, "dark" if dark else "light", then=AS_SVG * (kind == "svg"), still=True)
+        page.write_text(drawn, encoding="utf-8")
         return {"svg": _svg, "pdf": _pdf, "png": _png}[kind](figure, page, path, dark)
 
 
@@ -81,7 +82,8 @@ def _pdf(figure: go.Figure, page: Path, path: Path, dark: bool) -> Path:
     """Print the page on paper of the figure's size."""
     width, height = _size(figure)
     paper = f"<style>@page {{ size: {width}px {height + 1}px; margin: 0; }}</style>"
-    page.write_text(page.read_text().replace("</head>", f"{paper}</head>", 1))
+    drawn = page.read_text(encoding="utf-8").replace("</head>", f"{paper}</head>", 1)
+    page.write_text(drawn, encoding="utf-8")
     printed = page.with_suffix(".pdf")
     options = [f"--user-data-dir={page.parent}", "--no-pdf-header-footer", f"--print-to-pdf={printed}"]
     done = _chromium([*options, "--virtual-time-budget=10000", page.as_uri()])

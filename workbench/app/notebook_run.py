@@ -128,7 +128,7 @@ class Workers:
             if not answer.exists():
                 last = log.read_text(errors="replace").strip().splitlines()[-1:]
                 raise ProcessDied(": ".join([f"its process ended with exit code {process.returncode}", *last]))
-            return json.loads(answer.read_text())
+            return json.loads(answer.read_text(encoding="utf-8"))
 
 
 class ProcessDied(RuntimeError):
@@ -207,7 +207,7 @@ def main(action: str, question: Path, answer: Path) -> None:
     """Answer a question of `Workers` in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
     logging.getLogger("papermill").setLevel(logging.ERROR)
-    argument = json.loads(question.read_text())
+    argument = json.loads(question.read_text(encoding="utf-8"))
     result: Any = None
     if action == "check":
         try:

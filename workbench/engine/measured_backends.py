@@ -27,7 +27,7 @@ NEAR = 1.0  # octaves between the length that is asked for and one that was meas
 def tables(path: Path = FILE) -> Mapping[str, Any]:
     """Read what was measured, by the name of the GPU: {"capability", "rows"}. Empty where there is no such file."""
     try:
-        found = json.loads(path.read_text())["gpus"]
+        found = json.loads(path.read_text(encoding="utf-8"))["gpus"]
         return found if isinstance(found, dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

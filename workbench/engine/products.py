@@ -116,7 +116,7 @@ class Products:
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = json.loads(self.path.read_text()) if self.path else {}
+            found = json.loads(self.path.read_text(encoding="utf-8")) if self.path else {}
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}

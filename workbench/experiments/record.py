@@ -154,6 +154,6 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     name, threads = platform.processor() or platform.machine(), torch.get_num_threads()
     with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     return f"{name}, {threads} thread{'s' if threads > 1 else ''}"

@@ -34,7 +34,7 @@ def read(name: str) -> dict[str, Any]:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises BadInput where it is half-written."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as problem:
         raise BadInput(f"{path} is no whole JSON file ({problem}): make it anew") from None
 

@@ -67,7 +67,7 @@ def gpu_facts() -> dict[str, Any]:
 
 def driver(path: Path = DRIVER) -> str | None:
     """Read the version of the NVIDIA driver; None where the system does not say."""
-    text = path.read_text() if path.is_file() else ""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
     match = re.search(r"Module.*?\s(\d+\.[\d.]+)", text)
     return match.group(1) if match else None
 
@@ -125,7 +125,7 @@ def dense_time(row: Mapping[str, Any]) -> dict[str, Any]:
 def before(path: Path, gpu: str) -> list[dict[str, Any]]:
     """Read the workloads in a report that was written earlier, if it is of the same GPU; else none."""
     try:
-        report = json.loads(path.read_text())
+        report = json.loads(path.read_text(encoding="utf-8"))
         return list(report["workloads"]) if report["card"] == gpu else []
     except (OSError, JSONDecodeError, KeyError, TypeError):
         return []

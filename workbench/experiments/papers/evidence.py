@@ -40,7 +40,7 @@ def has(name: str, kind: str = "parquet") -> bool:
 
 def card(model: str, name: str) -> Any:
     """Read a JSON file of a shipped model, `tuning` say."""
-    return json.loads((ROOT / "models" / model / f"{name}.json").read_text())
+    return json.loads((ROOT / "models" / model / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def gap(what: str, one: Sequence[float], other: Sequence[float], side: Side, bar: float, label: str) -> Finding:

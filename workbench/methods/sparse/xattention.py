@@ -108,7 +108,7 @@ class Xattention(Sparse):
     def _read(self, model: PreTrainedModel) -> tuple[tuple[float, ...], ...]:
         path = Path(str(self.threshold))
         try:
-            saved = json.loads(path.read_text())
+            saved = json.loads(path.read_text(encoding="utf-8"))
             thresholds = tuple(tuple(float(value) for value in layer) for layer in saved["thresholds"])
             model_key, block, stride = saved["model"], saved["block"], saved["stride"]
         except (OSError, ValueError, TypeError, KeyError):

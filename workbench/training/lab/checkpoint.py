@@ -54,7 +54,7 @@ def write_card(folder: Path, name: str | None = None) -> None:
 
     The last two where they are there: no number is typed by hand.
     """
-    training, model = (json.loads((folder / file).read_text()) for file in (TRAINING, "config.json"))
+    training, model = (json.loads((folder / file).read_text(encoding="utf-8")) for file in (TRAINING, "config.json"))
     recipe = training["recipe"]
     about = (
         "A small language model that answers questions over passages about invented people, companies and places. It "
@@ -76,7 +76,8 @@ def write_card(folder: Path, name: str | None = None) -> None:
         f"Prompt: the layout in `workbench.json`. {_loading(folder)}",
     ]
     scores, choice = (
-        json.loads((folder / file).read_text()) if (folder / file).is_file() else {} for file in (SCORES, CHOICE)
+        json.loads((folder / file).read_text(encoding="utf-8")) if (folder / file).is_file() else {}
+        for file in (SCORES, CHOICE)
     )
     facts += [_chosen(choice, recipe["seed"])] if choice else []
     facts += [ROUNDED] if choice and (folder / COMPACT).is_file() else []

@@ -62,7 +62,7 @@ def train_model(
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)  # tells at every save that embeddings are tied
     tokenizer, begin = tokenizer_for(config.corpus), time.monotonic()
     clock = out / "seconds"
-    spent = float(clock.read_text()) if clock.is_file() else 0.0
+    spent = float(clock.read_text(encoding="utf-8")) if clock.is_file() else 0.0
     main = PartialState().is_main_process
     stages = len(STAGES_OF[config.corpus])
     with watched(main, LINE_EVERY, lambda row: _postfix(row, stages)) as show:

@@ -47,7 +47,7 @@ def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | N
 
     `state` has the weights of a sharded model. Returns the number of parameters.
     """
-    base = json.loads((models.base_folder(models.folder(run.base["name"])) / "config.json").read_text())
+    base = json.loads((models.base_folder(models.folder(run.base["name"])) / "config.json").read_text(encoding="utf-8"))
     number = models.DTYPES.get(base.get("dtype") or base.get("torch_dtype"), torch.bfloat16)
     model: Any = run.accelerator.unwrap_model(run.model)
     if run.config.lora_rank:
@@ -59,7 +59,7 @@ def _save_weights(run: TuneRun, folder: Path, state: dict[str, torch.Tensor] | N
         model.to(dtype=number).save_pretrained(folder)
     else:
         model.save_pretrained(folder, state_dict={name: x.to(number) for name, x in state.items()})
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config["dtype"] = str(number).removeprefix("torch.")
         write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
     return {"parameters": sum(x.numel() for x in weights)}
@@ -80,7 +80,7 @@ def save_adapter(run: TuneRun, progress: TuneProgress, folder: Path, base: str |
         model.save_pretrained(partial)
         weights = {key: x.bfloat16() for key, x in load_file(partial / adapters.WEIGHTS).items()}
         save_file(weights, partial / adapters.WEIGHTS, metadata={"format": "pt"})
-        config = json.loads((partial / adapters.CONFIG).read_text()) | {"base_model_name_or_path": name}
+        config = json.loads((partial / adapters.CONFIG).read_text(encoding="utf-8")) | {"base_model_name_or_path": name}
         write_text(partial / adapters.CONFIG, json.dumps(config, indent=1) + "\n")
         declared = {"layout": run.loaded.layout.to_json(), "note": models.note_of(run.base["name"])}
         declared["adapter"] = {"base": name, "weights": run.base["weights"]}
@@ -104,7 +104,7 @@ def write_card(folder: Path, name: str, merged: bool = True) -> None:
 
     merged   the folder holds a whole model, else an adapter
     """
-    tuning = json.loads((folder / TUNING).read_text())
+    tuning = json.loads((folder / TUNING).read_text(encoding="utf-8"))
     recipe, base, data = tuning["recipe"], tuning["base"], tuning["data"]
     taught = recipe.get("teacher") == "self"
     batch = recipe["batch"] * recipe["accumulate"] * tuning["processes"]

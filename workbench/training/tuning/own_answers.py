@@ -32,7 +32,7 @@ def draw(run: TuneRun, source: Source) -> None:
 
 
 def _read(path: Path, settings: dict[str, Any]) -> dict[str, list[int]] | None:
-    saved = json.loads(path.read_text()) if path.is_file() else {}
+    saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return saved["answers"] if saved and all(saved.get(name) == settings[name] for name in settings) else None
 
 
