@@ -20,7 +20,6 @@ from workbench.metrics.position_encoding import SCHEMES, key_rotation, shift_err
 from workbench.metrics.published_numbers import TABLE_3
 from workbench.plots import table as tables
 from workbench.plots.attention_mass import attention, block_mass
-from workbench.plots.block_finetuning import steps
 from workbench.plots.cost import against_length, cost_panel, cost_series
 from workbench.plots.intervals import forest, quality
 from workbench.plots.lines import SCHEMES as DRAWN_SCHEMES
@@ -353,17 +352,3 @@ def test_a_forest_has_a_panel_a_kind_a_row_a_method_and_marks_the_reference():
     assert [list(trace.error_x.arrayminus) for trace in fig.data] == [pytest.approx([0.1, 0.1])] * 2
     assert [shape.x0 for shape in fig.layout.shapes] == [0.9, 0.9]
     assert list(fig.layout.yaxis.categoryarray) == ["Block-Attention", "Full attention"]  # plotly counts from below
-
-
-def test_steps_draw_a_line_and_a_band_for_every_mode():
-    records = [
-        {"mode": mode, "step": step, "n": 20, "em": em, "em_low": em - 0.1, "em_high": em + 0.1}
-        for mode, ems in {"full": (0.9, 0.9), "block": (0.4, 0.8)}.items()
-        for step, em in ((200, ems[1]), (0, ems[0]))
-    ]
-    fig = steps(records, title="Curve", **SAID)
-    check(fig)
-    lines = {trace.name: trace for trace in fig.data if trace.name}
-    assert list(lines["block attention, re-encoded"].x) == [0, 200]
-    assert list(lines["block attention, re-encoded"].y) == [0.4, 0.8]
-    assert sum(trace.fill == "toself" for trace in fig.data) == 2

@@ -1,14 +1,10 @@
 """What block fine-tuning changes, in sentences of made-up losses and with their signs reversed; and what ships."""
 
-import json
-
 import pandas as pd
 import pytest
 
-from workbench import models
 from workbench.experiments import results
 from workbench.metrics.paired import Difference, Explained
-from workbench.plots import block_finetuning
 from workbench.plots import real_tuned as tuned
 from workbench.plots import real_tuning as tuning
 from workbench.plots.real_results import Real
@@ -88,14 +84,6 @@ def test_figures_are_drawn_with_both_models():
     assert "tiny and tiny-block, seed 5" in text_of(figure, -1)
     names = {trace.name for trace in tuning.held_out({"block": run(0.1)}).data if trace.name}
     assert names == {"block mode", "full attention"}
-
-
-def test_the_card_of_a_model_that_taught_itself_is_drawn_by_its_losses():
-    card = json.loads((models.folder("smollm2-block") / "tuning.json").read_text())
-    figure = block_finetuning.tuning_curve(card, "smollm2-block")
-    assert {trace.name for trace in figure.data if trace.name} == {"block mode", "full attention"}
-    assert text_of(figure, -3) == "<b>While the model is tuned</b>"
-    assert all({"kl", "nll_gap", "step"} <= set(row) for row in block_finetuning.tuning_scores(card))
 
 
 def test_what_ships_holds_what_was_asked_of_it():

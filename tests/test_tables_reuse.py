@@ -5,10 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.figure_views import rows, texts
-from workbench.data.sample import Sample
-from workbench.experiments import results
 from workbench.plots import (
-    block_finetuning,
     cost,
     intervals,
     token_sources,
@@ -95,47 +92,3 @@ def test_tokens_of_trials_come_from_the_store_or_are_computed():
     assert "They lose most on order: 25 points (n = 4)" in texts(scores)
     turned = {"full": TRIALS["block"], "block": TRIALS["full"], "naive": TRIALS["full"]}
     assert "No kind of question answers less" in texts(intervals.reuse_quality(turned, about="tiny"))
-
-
-MEASURED = results.read("block-attention")
-
-
-def test_the_comparison_quotes_differences_of_the_results_file():
-    fig = block_finetuning.comparison(MEASURED)
-    methods = MEASURED["methods"]
-    gap, (low, high) = results.difference(methods["block fine-tuned"], methods["full attention"])
-    assert gap < 0 and f"{-gap * 100:.1f} points below the model before it" in texts(fig)
-    assert f"({-high * 100:.1f} to {-low * 100:.1f})" in texts(fig)
-    assert set(methods) <= set(block_finetuning.COLOURS)
-
-
-def test_scores_by_kind_stand_in_the_order_of_the_methods():
-    fig = block_finetuning.by_kind(MEASURED)
-    by_kind = MEASURED["methods"]["block fine-tuned"]["record"]["by_kind"]
-    for kind, count, _full, _reused, tuned, _tuned_full in rows(fig):
-        assert count == f"{by_kind[kind]['n']:,}" and tuned.startswith(f"{by_kind[kind]['em']:.1%} (")
-    assert len(rows(fig)) == len([kind for kind in by_kind if kind])
-
-
-def test_published_accuracy_has_a_dash_where_nothing_is_ours():
-    ours = {"full attention": {"record": {"em": 0.5}}}
-    fig = block_finetuning.paper_accuracy({"methods": ours, "samples": 10})
-    cells = {row[0]: row[1] for row in rows(fig)}
-    assert cells["full attention"] == "50.0" and cells["PromptCache"] == "–"
-
-
-def test_trials_here_stand_with_tokens_and_milliseconds():
-    fig = block_finetuning.measured_here({"full attention": TRIALS["full"]}, about="tiny")
-    assert rows(fig) == [("full attention", "75%", "38% to 100%", "100", "12.5")]
-
-
-def test_answers_of_both_modes_stand_question_by_question():
-    def answer(text, *tokens):
-        return SimpleNamespace(text=text, tokens=tokens)
-
-    samples = [Sample("s0", "Where?", ("Wilby",), (), kind="single-hop")]
-    full, block, before = [answer(" Wilby", 1)], [answer(" Wilby", 1)], [answer(" Tamton", 2)]
-    assert block_finetuning.equal_in_both_modes(full, block) == 1
-    assert block_finetuning.equal_in_both_modes(full, before) == 0
-    fig = block_finetuning.question_by_question(samples, before, block, full, model="a", tuned="b", about="lab")
-    assert rows(fig) == [("Where?", "single-hop", "Wilby", "✗ Tamton", "✓ Wilby", "✓ Wilby")]
