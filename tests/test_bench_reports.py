@@ -47,14 +47,6 @@ def test_kernels_come_before_models_and_launches_that_were_tried_are_left_out(fo
     assert bench_reports.ceilings(found, made_up.CARD) == (made_up.COPY * 1e12, made_up.PRODUCT * 1e12)
 
 
-def test_a_launch_tried_is_told_by_its_name():
-    tried = ("ours, 128x64, 8 warps, 2 stages", "ours, 4 splits", "ours, 16x128, 4 warps, 2 stages, descriptors")
-    assert all(bench_reports.TRIED.search(who) for who in tried)
-    assert not any(
-        bench_reports.TRIED.search(who) for who in ("ours", "ours, written in place", "ours, no graph", "flash")
-    )
-
-
 def test_where_time_goes_is_read_where_it_was_measured(tmp_path):
     assert bench_reports.split(tmp_path) == {}
     assert bench_reports.split(made_up.stages(tmp_path))["rows"][0]["way"] == "full attention"
@@ -85,22 +77,6 @@ def recomputed(shape, **ms):
     work = {"name": "15% of 27K", "shape": {"rows": 4197, "context": 27648} | shape, "flops": 1.0, "bytes": 1.0}
     rows = [{"who": who, "ms": time} if time else {"who": who, "problem": "no memory"} for who, time in ms.items()]
     return bench_reports.table({"recompute": head | {"workloads": [work | {"floor_ms": 1.0, "contestants": rows}]}})
-
-
-def test_what_recomputing_takes_is_said_with_the_choice_that_was_timed():
-    stock = {"transformers, full prefill (flash)": 1200.0, "transformers, full prefill (cudnn)": 1000.0}
-    both = {"ours, answer-guided": 210.0, "ours, random rows, no choice": 160.0, "ours, gathered": 180.0}
-    said = bench_reports.recomputation(recomputed({"choice": "question-guided"}, ours=200.0, **both, **stock))
-    assert said == (
-        "4,197 rows over 27,648 tokens, question-guided, choosing included: 200 ms, answer-guided 210 ms, "
-        "random rows, no choice 160 ms; stock full prefill takes 5.0 times as long"
-    )
-    earlier = bench_reports.recomputation(recomputed({}, ours=160.0, **stock))
-    assert "tokens, drawn at random, without a choice: 160 ms; stock full prefill takes 6.2 times" in earlier
-    assert bench_reports.recomputation(recomputed({}, ours=None)) == ""
-    for shape, count in (({"choice": "question-guided", "question": 50}, 1), ({"question": 50}, 0)):
-        assert len(bench_reports.by_context(recomputed(shape, ours=5.0))) == count, "a point of the method, or none"
-    assert bench_reports.recomputation(recomputed({"choice": "x"}, ours=5.0)).endswith("choosing included: 5 ms")
 
 
 def test_workloads_stand_by_their_context_whatever_the_order_of_the_file():

@@ -68,13 +68,6 @@ def test_tokens_alone_are_compared_portion_by_portion_and_go_on(kept, tmp_path):
     )
 
 
-def test_other_work_on_the_gpu_is_named(kept):
-    unit = kept[0]["units"]["a"]
-    assert "Beside other work" not in engines_beside(kept[0]).to_json()
-    told = {**kept[0], "units": {"a": unit | {"beside": "trainings"}}}
-    assert "Beside other work on the GPU (trainings)" in engines_beside(told).to_json().replace("<br>", " ")
-
-
 def test_what_differs_is_counted_on():
     one = {"questions": 2, "equal": 1, "tie": 1, "near": 0, "apart": 0, "listed": [{"steps": 1.0, "question": 1}]}
     both = engine_tokens._added(one, one)

@@ -8,7 +8,6 @@ import torch
 
 from workbench.engine import blocks_backends, encoding, measured_backends
 from workbench.engine.backends import kernel
-from workbench.plots.attention_backends import fastest_backends, over_two_gpus, taken
 
 TIMES = {"tile_attention": 1.0, "cudnn": 0.9, "flash": 2.0}
 ROW = {"work": "dense", "heads": [32, 8], "width": 128, "length": 8192, "times": TIMES}
@@ -46,31 +45,11 @@ def test_on_a_cpu_nothing_is_looked_up():
     assert blocks_backends.chosen(q, q, [4, 4]) == "encode_blocks"
 
 
-@pytest.mark.parametrize("way", ["flash", "cudnn", "tile_attention"])
-def test_ways_are_known_by_their_names(way):
-    assert way in blocks_backends.WAYS and (way in blocks_backends.EQUAL) == (way != "flash")
-
-
 def test_blocks_of_one_length_are_a_batch(monkeypatch):
     monkeypatch.setattr(blocks_backends, "sdpa_kernel", lambda _: nullcontext())
     q, k, v = (torch.randn(12, heads, 16).transpose(0, 1) for heads in (4, 2, 2))
     arguments = (q, k, v, torch.tensor([0, 4, 8, 12], dtype=torch.int32), 4, 0.3)
     assert torch.allclose(blocks_backends.cudnn(*arguments), kernel("encode_blocks").reference(*arguments), atol=1e-5)
-
-
-def test_the_table_says_who_is_taken():
-    assert "1 go to a kernel that torch brings (cudnn)" in taken({"gpus": GPUS})
-    slow = {"a GPU": {"capability": [9, 0], "rows": [ROW | {"times": {"tile_attention": 1.0}}]}}
-    assert taken({"gpus": slow}) == "Our kernels are taken for all 1 shapes."
-    assert taken({"gpus": {}}) == "Nothing was measured."
-    assert fastest_backends({"gpus": GPUS}) is not None
-
-
-def test_two_gpus_are_told_beside_one():
-    rows = [{"gpus": 1, "seconds": 4.0, "tokens_per_s": 10}, {"gpus": 2, "seconds": 2.0, "tokens_per_s": 20}]
-    kept = {"rows": rows, "device": "GPUs", "blocks": 8, "tokens": 512, "shape": "a model"}
-    assert "2.00 times as fast as one: 20 tokens a second" in over_two_gpus(kept)
-    assert over_two_gpus(kept | {"rows": rows[:1]}) == ""
 
 
 @pytest.mark.parametrize("width", [4, 3])

@@ -8,10 +8,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from tests.random_models import block_of, model_of
 from tests.store_blocks import key_for, kv_of, same
 from workbench.core.errors import BadInput
-from workbench.store import FolderStore, MemoryStore, block_file, fetch, scrub
+from workbench.store import FolderStore, MemoryStore, block_file, scrub
 from workbench.store.places import is_begun, opened
 from workbench.store.remote import RemoteStore
 
@@ -91,15 +90,6 @@ def test_what_is_put_at_a_url_is_found_there_bit_for_bit(url, tmp_path, fault):
     assert again.get(key_for(1)) is None and len(again) == 1
     with pytest.raises(BadInput, match="holds blocks of another model: m, and not n"):
         RemoteStore(url, {"model": "n"})
-
-
-def test_blocks_of_a_model_are_fetched_from_a_remote_behind_memory(fault):
-    model, blocks = model_of(), [block_of(5, seed) for seed in range(3)]
-    store = RemoteStore("faulty://kept", new=True)
-    made = fetch(model, blocks, store)
-    memory = MemoryStore(behind=RemoteStore("faulty://kept"))
-    assert all(same(a, b) for a, b in zip(fetch(model, blocks, memory), made, strict=True))
-    assert (memory.stats.hits, memory.stats.misses) == (3, 0)
 
 
 @pytest.mark.parametrize(

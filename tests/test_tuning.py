@@ -18,7 +18,6 @@ from workbench.app.cli import app
 from workbench.core.errors import BadInput
 from workbench.engine.fused_layers import side_by_side
 from workbench.training import common
-from workbench.training.tuning import output
 from workbench.training.tuning import train as loop
 from workbench.training.tuning.config import TuneConfig
 from workbench.training.tuning.examples import Data
@@ -143,17 +142,6 @@ def test_both_modes_learn_the_answers_and_the_model_is_whole(base, questions, tm
     assert record["recipe"]["steps"] == record["steps"] == 45 and record["base"]["name"] == base
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert record["base"]["fingerprint"][:16] in card and "seed 0" in card and f"{last['block']:.3f}" in card
-
-
-def test_a_model_that_cannot_be_written_leaves_no_folder(base, questions, tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError("disk full")
-
-    run, progress = tuned(replace(CONFIG, steps=2), base, questions, tmp_path / "run")
-    monkeypatch.setattr(output, "write_card", refuse)
-    with pytest.raises(OSError, match="full"):
-        save_model(run, progress, tmp_path / "run" / "model")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["curve.json", "state"]
 
 
 def test_both_modes_are_scored_at_the_beginning_every_so_often_and_at_the_end(base, questions, tmp_path):
