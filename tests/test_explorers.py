@@ -1,12 +1,9 @@
 """Every explorer draws what its controls say."""
 
-from pathlib import Path
-
 import ipywidgets as widgets
 import pytest
 
-from tests import tiny
-from workbench import data, models
+from workbench import data
 from workbench.app.explore import editing, live_masks, live_tradeoff, positions, reuse, sparse_quality
 from workbench.app.explore.live import explorer, slider
 from workbench.core.errors import BadInput
@@ -17,11 +14,6 @@ from workbench.plots.block_history import turnover
 
 RECORD = {"step": 0, "label": "", "tokens": 9, "after_prefix": 5, "computed": 1}
 RECORD |= {"ttft_full": 1.0, "ttft_anew": 1.0, "ttft": 0.5}
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    return models.load(tiny.checkpoint(Path(tmp_path_factory.mktemp("model")) / "tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Python calls with wrong types, shapes and numbers are refused by the name of the argument, before any work."""
 
 import pytest
-import tiny
 import torch
 
 from workbench import Runner, block_attention, data, explore, fetch, generate, models, revise
@@ -21,11 +20,6 @@ from workbench.store.transfer import pack
 
 NAN, INFINITY = float("nan"), float("inf")
 PROMPT = Prompt((Block((1, 2, 3)), Block((4, 5))))
-
-
-@pytest.fixture(scope="module")
-def lm(tmp_path_factory):
-    return models.load(tiny.checkpoint(tmp_path_factory.mktemp("calls") / "tiny"))
 
 
 @pytest.mark.parametrize(
@@ -72,9 +66,9 @@ def test_a_plan_refuses_an_argument_by_its_name(name, value):
         Plan(**{"rows": [0, 1], name: value})
 
 
-def prefill(lm, tokens=PROMPT.tokens, kv=None, **plan):
-    request = PrefillRequest(tokens, Plan(**{"rows": torch.arange(5), **plan}), kv or lm.spec.empty(5))
-    return prefill_many(lm.model, [request])
+def prefill(loaded, tokens=PROMPT.tokens, kv=None, **plan):
+    request = PrefillRequest(tokens, Plan(**{"rows": torch.arange(5), **plan}), kv or loaded.spec.empty(5))
+    return prefill_many(loaded.model, [request])
 
 
 TOKENS = [[1, 2, 3, 4, 5], torch.rand(5), torch.ones(1, 5).long(), torch.tensor([1, 2, 3, 4, 10**6]), None, "abcde"]
@@ -82,9 +76,9 @@ TOKENS += [torch.tensor([], dtype=torch.long), torch.ones(5, dtype=torch.bool), 
 
 
 @pytest.mark.parametrize("tokens", TOKENS, ids=range(len(TOKENS)))
-def test_tokens_of_a_prefill_are_a_tensor_of_ids(lm, tokens):
+def test_tokens_of_a_prefill_are_a_tensor_of_ids(loaded, tokens):
     with pytest.raises(BadInput, match="token"):
-        prefill(lm, tokens)
+        prefill(loaded, tokens)
 
 
 CHOSEN = [5, torch.ones(4, 1, 1, dtype=torch.bool), Tiles(torch.ones(3, 1, 1, dtype=torch.bool), 16)]
@@ -92,9 +86,9 @@ CHOSEN += [Tiles(torch.ones(4, 1, 1, dtype=torch.bool), 2)]
 
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids=["number", "tensor", "other heads", "other tiles"])
-def test_what_a_sparse_method_answers_is_looked_at(lm, chosen):
+def test_what_a_sparse_method_answers_is_looked_at(loaded, chosen):
     with pytest.raises(BadInput, match=r"sparse chooses|tiles of \("):
-        prefill(lm, sparse=lambda queries, keys, rows, site: chosen)
+        prefill(loaded, sparse=lambda queries, keys, rows, site: chosen)
 
 
 @pytest.mark.parametrize(("kept", "size"), [(5, 16), (None, 16), (torch.ones(4, 1, 1), 16)])
@@ -126,14 +120,14 @@ def test_keys_and_values_agree(what):
         KV(*KVS[what])
 
 
-def test_keys_and_values_that_were_changed_since_are_refused(lm):
+def test_keys_and_values_that_were_changed_since_are_refused(loaded):
     for change in (lambda kv: kv.values.pop(), lambda kv: kv.keys.__setitem__(0, kv.keys[0][:, :3])):
-        kv = lm.spec.empty(5)
+        kv = loaded.spec.empty(5)
         change(kv)
         with pytest.raises(BadInput, match="a KV has keys"):
-            prefill(lm, kv=kv)
+            prefill(loaded, kv=kv)
     with pytest.raises(BadInput, match="kv is 5"):
-        prefill(lm, kv=5)
+        prefill(loaded, kv=5)
 
 
 LOGITS = [torch.full((400,), NAN), torch.full((400,), INFINITY), torch.full((400,), -INFINITY), None, [1, 2]]
@@ -141,15 +135,15 @@ LOGITS = [torch.full((400,), NAN), torch.full((400,), INFINITY), torch.full((400
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("logits", LOGITS, ids=["nan", "inf", "-inf", "none", "list"])
-def test_logits_that_choose_no_token_are_refused(lm, logits, temperature):
+def test_logits_that_choose_no_token_are_refused(loaded, logits, temperature):
     with pytest.raises(BadInput, match="logits of request 0"):
-        decode(lm.model, [lm.spec.empty(5, 4)], [logits], 2, temperature, tokenizer=lm.tokenizer)
+        decode(loaded.model, [loaded.spec.empty(5, 4)], [logits], 2, temperature, tokenizer=loaded.tokenizer)
 
 
 @pytest.mark.parametrize("logits", [torch.zeros(399), torch.zeros(2, 10), torch.zeros(0), torch.tensor(1.0)], ids=str)
-def test_logits_narrower_than_the_vocabulary_are_refused(lm, logits):
+def test_logits_narrower_than_the_vocabulary_are_refused(loaded, logits):
     with pytest.raises(BadInput, match="logits of request 0 are"):
-        decode(lm.model, [lm.spec.empty(5, 4)], [logits], 2, tokenizer=lm.tokenizer)
+        decode(loaded.model, [loaded.spec.empty(5, 4)], [logits], 2, tokenizer=loaded.tokenizer)
 
 
 ANSWERS = {
@@ -164,17 +158,17 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("what", ANSWERS)
-def test_what_a_backend_answers_is_looked_at(lm, what):
+def test_what_a_backend_answers_is_looked_at(loaded, what):
     def own(q, keys, values, rows, sees, tiles, scale):
         return ANSWERS[what](q)
 
     with pytest.raises(BadInput, match=r"backend own answers .*: \[heads, rows, width\] = \(4, 5, "):
-        prefill(lm, backend=own)
+        prefill(loaded, backend=own)
 
 
-def test_one_logit_that_rules_a_token_out_is_allowed(lm):
+def test_one_logit_that_rules_a_token_out_is_allowed(loaded):
     logits = torch.zeros(400).index_fill(0, torch.tensor(3), -INFINITY)
-    assert list(decode(lm.model, [lm.spec.empty(5, 4)], [logits], 1, tokenizer=lm.tokenizer)) == [[0]]
+    assert list(decode(loaded.model, [loaded.spec.empty(5, 4)], [logits], 1, tokenizer=loaded.tokenizer)) == [[0]]
 
 
 CALLS = {
@@ -195,9 +189,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_an_answer_is_refused_by_the_name_of_the_argument(lm, name, value):
-    prompts = lm.layout.prompts(data.load("lab", samples=1, passages=2), lm.tokenizer)
-    given = {"model": lm.model, "tokenizer": lm.tokenizer, "prompts": prompts, "max_new_tokens": 1}
+def test_an_answer_is_refused_by_the_name_of_the_argument(loaded, name, value):
+    prompts = loaded.layout.prompts(data.load("lab", samples=1, passages=2), loaded.tokenizer)
+    given = {"model": loaded.model, "tokenizer": loaded.tokenizer, "prompts": prompts, "max_new_tokens": 1}
     with pytest.raises(BadInput, match=name):
         generate(**given | {name: value})
 
@@ -209,7 +203,7 @@ def test_names_are_texts(value):
 
 
 @pytest.mark.parametrize("value", ["a", 1.5, None, 10**30, "cuda:99", b"x"])
-def test_a_device_is_one_that_is_there(lm, value):
+def test_a_device_is_one_that_is_there(loaded, value):
     with pytest.raises(BadInput, match="device"):
         models.device_of(value)
 
@@ -222,13 +216,13 @@ def test_numbers_of_data_are_whole(name, value):
 
 
 @pytest.mark.parametrize(("name", "value"), [("pages", 2.5), ("pages", "8"), ("size", 16.0), ("size", None)])
-def test_a_pool_has_a_whole_number_of_pages_and_tokens(lm, name, value):
+def test_a_pool_has_a_whole_number_of_pages_and_tokens(loaded, name, value):
     with pytest.raises(BadInput, match=rf"{name} is .*: it must be a whole number"):
-        Pool(lm.model, **{"pages": 8, "size": 16, name: value})
+        Pool(loaded.model, **{"pages": 8, "size": 16, name: value})
 
 
-def test_a_prompt_in_pages_is_made_of_blocks_of_the_pool(lm):
-    pool = Pool(lm.model, 8, 16)
+def test_a_prompt_in_pages_is_made_of_blocks_of_the_pool(loaded):
+    pool = Pool(loaded.model, 8, 16)
     with pytest.raises(BadInput, match="'x' is no block of this pool"):
         pool.open(["x"], 1)
     assert pool.free == 7
@@ -240,9 +234,9 @@ def test_a_store_lies_in_a_folder(folder):
         FolderStore(folder)
 
 
-def test_prompts_are_made_of_samples(lm):
+def test_prompts_are_made_of_samples(loaded):
     with pytest.raises(BadInput, match="1 is no sample"):
-        lm.layout.prompts([1], lm.tokenizer)
+        loaded.layout.prompts([1], loaded.tokenizer)
 
 
 @pytest.mark.parametrize(("name", "value"), [("jobs", "2"), ("jobs", 1.5), ("jobs", 0)])
@@ -269,14 +263,14 @@ def test_a_store_is_not_exported_into_itself(tmp_path):
 
 
 @pytest.mark.parametrize("count", [5000, 10**9])
-def test_more_new_tokens_than_the_context_holds_are_refused_before_any_work(lm, count, monkeypatch):
-    prompts = lm.layout.prompts(data.load("lab", samples=1, passages=2), lm.tokenizer)
+def test_more_new_tokens_than_the_context_holds_are_refused_before_any_work(loaded, count, monkeypatch):
+    prompts = loaded.layout.prompts(data.load("lab", samples=1, passages=2), loaded.tokenizer)
     monkeypatch.setattr("workbench.engine.forward.run", None)
     asked = [
-        lambda: generate(lm.model, lm.tokenizer, prompts, max_new_tokens=count),
-        lambda: decode(lm.model, [lm.spec.empty(5, 4)], [torch.zeros(400)], count),
-        lambda: explore.prompt(lm, prompts[0], max_new_tokens=count),
-        lambda: Trial(model="lab-full", samples=1, max_new_tokens=count).run(loaded=lm),
+        lambda: generate(loaded.model, loaded.tokenizer, prompts, max_new_tokens=count),
+        lambda: decode(loaded.model, [loaded.spec.empty(5, 4)], [torch.zeros(400)], count),
+        lambda: explore.prompt(loaded, prompts[0], max_new_tokens=count),
+        lambda: Trial(model="lab-full", samples=1, max_new_tokens=count).run(loaded=loaded),
     ]
     for call in asked:
         with pytest.raises(BadInput, match=r"max_new_tokens is \d+: [\d,]+ is the model's context, prompt included"):
@@ -289,35 +283,35 @@ NO_BLOCKS = [None, "ab", [None], [Block((1,)), 5], 5]
 
 
 @pytest.mark.parametrize("value", NO_BLOCKS)
-def test_blocks_are_a_list_of_blocks(lm, value):
+def test_blocks_are_a_list_of_blocks(loaded, value):
     with pytest.raises(BadInput, match="blocks is"):
-        encode_many(lm.model, value)
+        encode_many(loaded.model, value)
     with pytest.raises(BadInput, match="blocks is"):
-        fetch(lm.model, value, MemoryStore())
+        fetch(loaded.model, value, MemoryStore())
 
 
-def test_requests_of_a_prefill_are_requests_with_a_kv_each(lm):
+def test_requests_of_a_prefill_are_requests_with_a_kv_each(loaded):
     for value in (None, [None], "ab", 5):
         with pytest.raises(BadInput, match="requests is"):
-            prefill_many(lm.model, value)
-    kv, plan = lm.spec.empty(5, 5), Plan(torch.arange(5))
+            prefill_many(loaded.model, value)
+    kv, plan = loaded.spec.empty(5, 5), Plan(torch.arange(5))
     requests = [PrefillRequest(torch.arange(3, 8), plan, kv), PrefillRequest(torch.arange(13, 18), plan, kv)]
     with pytest.raises(BadInput, match="two requests share one KV"):
-        prefill_many(lm.model, requests)
+        prefill_many(loaded.model, requests)
     assert not any(keys.any() for keys in kv.keys), "nothing was written"
 
 
-def test_draws_with_numbers_next_to_nothing_are_refused_or_greedy(lm):
+def test_draws_with_numbers_next_to_nothing_are_refused_or_greedy(loaded):
     def drawn(**options):
-        return list(decode(lm.model, [lm.spec.empty(5, 4)], [torch.arange(400.0)], 1, **options))
+        return list(decode(loaded.model, [loaded.spec.empty(5, 4)], [torch.arange(400.0)], 1, **options))
 
     with pytest.raises(BadInput, match="temperature 1e-300"):
         drawn(temperature=1e-300)
     assert drawn(temperature=-0.0) == drawn(temperature=1e-6) == drawn(temperature=1.0, top_p=1e-300) == [[399]]
 
 
-def test_blocks_are_kept_in_a_store(lm):
-    for call in (lambda: fetch(lm.model, [Block((1,))], None), lambda: revise(lm.model, PROMPT, 5)):
+def test_blocks_are_kept_in_a_store(loaded):
+    for call in (lambda: fetch(loaded.model, [Block((1,))], None), lambda: revise(loaded.model, PROMPT, 5)):
         with pytest.raises(BadInput, match="a store is needed"):
             call()
 
@@ -328,13 +322,13 @@ def test_a_budget_is_a_positive_number(budget):
         MemoryStore(budget)
 
 
-def test_what_is_no_pool_no_prompt_and_no_place_is_named(lm):
+def test_what_is_no_pool_no_prompt_and_no_place_is_named(loaded):
     with pytest.raises(BadInput, match="pool is None"):
-        Runner(lm.model, None)
+        Runner(loaded.model, None)
     with pytest.raises(BadInput, match="context is None"):
-        Pool(lm.model, 8, 16).open(None, 1)
+        Pool(loaded.model, 8, 16).open(None, 1)
     with pytest.raises(BadInput, match=r"2,147,483,647 pages takes [\d,.]+ GB"):
-        Pool(lm.model, (1 << 31) - 1, 1 << 20)
+        Pool(loaded.model, (1 << 31) - 1, 1 << 20)
     with pytest.raises(BadInput, match="prompt is None"):
         block_attention(None)
     with pytest.raises(BadInput, match="nothing can be written there"):
@@ -343,13 +337,13 @@ def test_what_is_no_pool_no_prompt_and_no_place_is_named(lm):
         TieredStore(None)
 
 
-def test_half_a_character_is_no_text(lm):
+def test_half_a_character_is_no_text(loaded):
     with pytest.raises(BadInput, match="half of a character"):
-        explore.prompt(lm, "a\ud800b\n\nWho?")
+        explore.prompt(loaded, "a\ud800b\n\nWho?")
 
 
-def test_a_page_is_written_to_a_file(lm, tmp_path):
+def test_a_page_is_written_to_a_file(loaded, tmp_path):
     grid = {"orders": 1, "selectors": ["none"], "ratios": [0.1], "max_new_tokens": 1}
-    page = explore.prompt_page(lm, "Ada is here.\n\nWho?", **grid)
+    page = explore.prompt_page(loaded, "Ada is here.\n\nWho?", **grid)
     with pytest.raises(BadInput, match="is a folder: a file is needed"):
         page.write(tmp_path)

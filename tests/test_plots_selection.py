@@ -1,16 +1,13 @@
 """Figures and explorers of deviation and selection, on small numbers."""
 
 import json
-from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
-from tests import tiny
 from tests.random_models import prompt_of
 from tests.test_plots import SAID, check
-from workbench import data, models
+from workbench import data
 from workbench.app.explore import critical, repair
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode_many
@@ -104,11 +101,6 @@ def test_the_slider_moves_the_set_and_the_answer():
 
 
 # --- explorers
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    return models.load(tiny.checkpoint(Path(tmp_path_factory.mktemp("model")) / "tiny"))
 
 
 def test_packed_answers_are_those_of_each_choice_alone(loaded):

@@ -4,7 +4,6 @@ from dataclasses import asdict
 
 import pytest
 
-from tests import tiny
 from workbench import models
 from workbench.core.errors import BadInput
 from workbench.experiments import preflight
@@ -15,8 +14,8 @@ QUESTIONS = {"samples": 4, "passages": 3, "max_new_tokens": 3, "timed": 1}
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return Trial(str(tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")), **QUESTIONS)
+def base(folder):
+    return Trial(str(folder), **QUESTIONS)
 
 
 def trials(base, **lists):

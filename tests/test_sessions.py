@@ -2,24 +2,16 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench import models
 from workbench.core.errors import BadInput
 from workbench.data import chat, demonstrations, game
 from workbench.data.layouts import LAB
 from workbench.experiments import sessions
 from workbench.experiments.session_replay import follow, scores
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory) -> models.Loaded:
-    return models.load(tiny.checkpoint(Path(tmp_path_factory.mktemp("models")) / "tiny"))
 
 
 @given(seed=st.integers(0, 200), turns=st.integers(2, 14), memory=st.integers(1, 9))

@@ -1,9 +1,8 @@
 """Several sparse methods on one prompt give what each gives alone."""
 
 import pytest
-import tiny
 
-from workbench import data, models
+from workbench import data
 from workbench.core.errors import BadInput
 from workbench.experiments.trial import Trial
 from workbench.methods import sparse
@@ -16,11 +15,6 @@ SPECS = {
     "quoka": "quoka(block=16, keep=0.2)",
     "compact": "compact(over=flash_prefill(block=16, alpha=0.9, window=1, sink=1, tail=1))",
 }
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    return models.load(str(tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")))
 
 
 @pytest.fixture(scope="module")

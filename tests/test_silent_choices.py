@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import tiny
 from typer.testing import CliRunner
 
 from workbench import data, models
@@ -17,8 +16,8 @@ SHORT = {"samples": 1, "passages": 3, "max_new_tokens": 1, "timed": 1, "fidelity
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(tiny.checkpoint(tmp_path_factory.mktemp("silent") / "tiny"))
+def model(folder):
+    return str(folder)
 
 
 def test_published_blocks_on_a_short_prompt_say_that_nothing_is_sparse_and_what_fits(model):

@@ -28,13 +28,8 @@ MEASURED = ["seconds", "ttft_p5", "ttft_p50", "ttft_p95", "ttft_least", "ttft_mo
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny"))
-
-
-@pytest.fixture(scope="module")
 def base(folder):
-    return Trial(folder, **QUESTIONS)
+    return Trial(str(folder), **QUESTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +248,19 @@ def test_differences_are_paired_by_question(first, more):
 
 
 def test_the_command_takes_lists_of_anything(folder, tmp_path):
-    command = ["sweep", "--model", folder, "--samples", "4", "--passages", "3", "--timed", "1", "--max-new-tokens", "2"]
+    command = [
+        "sweep",
+        "--model",
+        str(folder),
+        "--samples",
+        "4",
+        "--passages",
+        "3",
+        "--timed",
+        "1",
+        "--max-new-tokens",
+        "2",
+    ]
     command += [
         "--fidelity",
         "false",
@@ -275,7 +282,7 @@ def test_the_command_takes_lists_of_anything(folder, tmp_path):
 def test_the_command_ends_with_one_where_a_trial_failed_and_with_two_where_it_was_asked_wrongly(
     folder, tmp_path, monkeypatch
 ):
-    command = ["sweep", "--model", folder, "--samples", "2", "--seed", "0,1", "--out", str(tmp_path / "out")]
+    command = ["sweep", "--model", str(folder), "--samples", "2", "--seed", "0,1", "--out", str(tmp_path / "out")]
 
     def fail(*_):
         raise RuntimeError("broken")

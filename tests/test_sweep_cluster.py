@@ -7,7 +7,6 @@ from dataclasses import asdict
 import pandas as pd
 import pytest
 
-from tests import tiny
 from workbench.core import dask_cluster
 from workbench.core.errors import BadInput
 from workbench.experiments import sweep as sweeps
@@ -23,8 +22,8 @@ MEASURED = ["seconds", "ttft_p5", "ttft_p50", "ttft_p95", "ttft_least", "ttft_mo
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return Trial(str(tiny.checkpoint(tmp_path_factory.mktemp("models") / "tiny")), **QUESTIONS)
+def base(folder):
+    return Trial(str(folder), **QUESTIONS)
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests import tiny
 from tests.figure_views import PROMPT, rows, texts, view_of
-from workbench import models
 from workbench.core.kv import KV
 from workbench.core.masks import block_attention, causal
 from workbench.data import prompt_view
@@ -24,11 +22,6 @@ def mass_of(tokens: list[list[list[float]]], blocks: torch.Tensor | None = None)
     kv = KV([torch.zeros(1, 12, 4)], [torch.zeros(1, 12, 4)], 0)
     blocks = torch.zeros(1, 1, 3, 3) if blocks is None else blocks
     return AttentionMass(torch.tensor(tokens), blocks, torch.zeros(5), kv)
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    return models.load(tiny.checkpoint(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 def test_masks_are_compared_on_one_prompt_and_cached_rows_are_pale():

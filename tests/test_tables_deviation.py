@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests import tiny
 from tests.figure_views import PROMPT, texts, view_of
 from tests.random_models import prompt_of
-from workbench import models
 from workbench.core.kv import KV
 from workbench.data import prompt_view
 from workbench.engine.encoding import encode_many
@@ -20,11 +18,6 @@ from workbench.plots import (
     deviation_repair,
     ratio_outcomes,
 )
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    return models.load(tiny.checkpoint(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 def test_the_context_of_a_prompt_is_measured_without_its_question():

@@ -38,8 +38,8 @@ FSDP = {
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return str(tiny.checkpoint(tmp_path_factory.mktemp("base") / "tiny"))
+def base(folder):
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
