@@ -201,16 +201,6 @@ def test_lora_is_merged_and_kept_beside(base, questions, tmp_path):
     torch.testing.assert_close(adapted(ids).logits, after, rtol=0, atol=1e-4)
 
 
-def test_lora_resumes_bit_for_bit(base, questions, tmp_path):
-    pytest.importorskip("peft")
-    config = replace(CONFIG, lora_rank=2, steps=4)
-    whole = weights(tuned(config, base, questions, tmp_path / "whole")[0])
-    run, source = start(config, base, Data(questions), tmp_path / "cut")
-    with pytest.raises(Killed):
-        train(run, source, report=lambda row: (_ for _ in ()).throw(Killed) if row["step"] == 4 else None, save_every=2)
-    assert same(whole, weights(tuned(config, base, questions, tmp_path / "cut", save_every=2)[0]))
-
-
 def test_a_missing_peft_is_told_with_the_line_that_installs_it(base, questions, tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.training.tuning.start.find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"pip install 'cached-block-workbench\[lora\]'"):

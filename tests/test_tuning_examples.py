@@ -105,14 +105,6 @@ def test_shuffled_contexts_part_what_belongs_together_and_nobody_asks_for_their_
     assert "100% of contexts shuffled" in mixed.identity
 
 
-def test_no_seed_of_a_trial_draws_a_training_world(words):
-    trained = {Lab(LAB, words, LIMITS, seed=s, passages=(2, 2), questions=1)[i].context for s in (0, 1) for i in (0, 1)}
-    asked = {
-        example([sample], LAB, words).context for seed in range(3) for sample in data.load("lab", 2, seed, passages=2)
-    }
-    assert not trained & asked
-
-
 @pytest.mark.parametrize(
     ("change", "limits", "message"),
     [

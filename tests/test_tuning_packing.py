@@ -63,19 +63,6 @@ def test_training_logits_are_those_of_inference_over_cached_blocks(family, posit
     torch.testing.assert_close(found, torch.cat([logits for _, logits in wanted]), rtol=0, atol=1e-5)
 
 
-def test_block_mode_and_naive_positions_are_told_apart():
-    model = model_of("llama")
-    windows = tuple(attach(model).windows)
-    model.set_attn_implementation(NAME)
-    copies = [(("full",), False), (("block",), False), (("block",), True)]
-    with torch.no_grad():
-        full, block, naive = (
-            forward(model, packed, masks_of(packed, windows)) for packed in (pack(EXAMPLES[:1], *how) for how in copies)
-        )
-    assert (full - block).abs().max() > 1e-2
-    assert (block - naive).abs().max() > 1e-2
-
-
 @pytest.mark.parametrize("family", ["llama", "mistral-window"])
 def test_tiles_and_parts_give_what_a_dense_mask_gives(family):
     model = model_of(family)
