@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import tiny
+import torch
 
 from workbench import data
 from workbench.training.tuning.config import TuneConfig
@@ -43,3 +44,13 @@ def tuned(config, base, name, out, evaluation=None, **options):
     run, source = start(config, base, Data(name), out, **({"evaluation": evaluation} if evaluation else {}))
     draw(run, source)
     return run, train(run, source, evaluation or Evaluation(), **options)
+
+
+def weights(run):
+    """A copy of the weights of a run, by name."""
+    return {name: x.detach().clone() for name, x in run.loaded.model.state_dict().items()}
+
+
+def same(one, other):
+    """Whether two sets of weights are equal to the last bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

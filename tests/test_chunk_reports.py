@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.figure_views import texts
 from workbench.experiments import chunk_reports, results
 from workbench.experiments.papers import compact_attention
 from workbench.experiments.papers.verdicts import CONTRADICTED, UNREACHABLE
@@ -61,17 +62,13 @@ def prefill(folder, short):
     write(folder, "prefill", *works)
 
 
-def notice(fig):
-    return " ".join(note.text for note in fig.layout.annotations).replace("<br>", " ")
-
-
 @pytest.mark.parametrize(("chunk", "words"), [(0.3, "as the paper prints"), (0.09, "against the paper")])
 def test_equal_sparsity_is_compared_with_the_fastest_dense_baseline(folder, chunk, words):
     sparsity(folder, chunk)
     rows = chunk_reports.equal_sparsity()
     assert [row["against"] for row in rows] == ["cudnn, dense", *["flashinfer, dense"] * 2]
     assert rows[0]["mean"] == pytest.approx(8) and rows[1]["mean"] == pytest.approx(0.9 / chunk)
-    assert words in notice(chunks.equal_sparsity())
+    assert words in texts(chunks.equal_sparsity())
 
 
 @pytest.mark.parametrize(("factor", "words"), [(3, "as the paper prints"), (0.9, "against the paper")])
@@ -81,14 +78,14 @@ def test_choices_summed_over_chunks_stand_beside_one_pass(folder, factor, words)
     assert {row["name"]: round(row["mean"], 3) for row in rows} == dict.fromkeys(
         ("flash_prefill", "xattention", "seer_attention"), factor
     )
-    assert words in notice(chunks.summed_choices())
+    assert words in texts(chunks.summed_choices())
 
 
 @pytest.mark.parametrize(("rises", "words"), [(True, "rises with the length"), (False, "does not rise")])
 def test_speedups_stand_beside_the_published_ones(folder, rises, words):
     lengths(folder, rises)
     fig = chunks.speedups()
-    assert words in notice(fig) and ("above the printed" if rises else "below the printed") in notice(fig)
+    assert words in texts(fig) and ("above the printed" if rises else "below the printed") in texts(fig)
     rings = [tuple(trace.y) for trace in fig.data if (trace.name or "").startswith("published")]
     assert rings == [(2.72,), (1.96,)]
     assert "QUOKA" not in [trace.name for trace in fig.data]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.figure_views import texts
 from workbench.core.errors import BadInput
 from workbench.experiments import faithful_results, results
 from workbench.experiments.papers import fusion_rag_answers
@@ -28,10 +29,6 @@ def write(folder, model, **right):
     about = {"model": model, "data": "lab", "seed": 1, "passages": 10, "ratio": 0.15, "samples": 100}
     content = about | {"methods": {name: {"right": each, "faithful": each} for name, each in methods.items()}}
     (folder / f"faithful-{model.replace('-', '_')}.json").write_text(json.dumps(content))
-
-
-def notice(fig):
-    return " ".join(note.text for note in fig.layout.annotations).replace("<br>", " ")
 
 
 def test_without_results_nothing_is_drawn(folder):
@@ -67,7 +64,7 @@ def test_two_sizes_are_paired_by_their_seed_and_their_questions(folder):
     write(folder, "lab-hard-large-2", CacheBlend=60)
     assert figures.smaller_model() is None, "seeds differ"
     write(folder, "lab-hard-large-1", CacheBlend=60, FusionRAG=90)
-    assert "CacheBlend +0.0" in notice(figures.smaller_model()) and "FusionRAG +30.0" in notice(figures.smaller_model())
+    assert "CacheBlend +0.0" in texts(figures.smaller_model()) and "FusionRAG +30.0" in texts(figures.smaller_model())
 
 
 @pytest.mark.parametrize(("ours", "words"), [(90, "confirmed here"), (20, "contradicted here"), (50, "left open here")])
@@ -78,7 +75,7 @@ def test_methods_are_ranked_over_training_seeds_of_every_size(folder, ours, word
     for size, seed in (("small", 1), ("small", 3), ("large", 2)):
         write(folder, f"lab-hard-{size}-{seed}", FusionRAG=ours)
     fig = figures.ranked_over_seeds()
-    assert notice(fig).count(words) == 2 and "lab-hard-small 2 and lab-hard-large 1" in notice(fig)
+    assert texts(fig).count(words) == 2 and "lab-hard-small 2 and lab-hard-large 1" in texts(fig)
     assert {trace.name for trace in fig.data} == {"lab-hard-small", "lab-hard-large"}
 
 

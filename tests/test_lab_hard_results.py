@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.figure_views import texts
 from workbench.core.errors import BadInput
 from workbench.experiments import lab_hard_results, results
 from workbench.metrics.seeds import crossed, gains_over_seeds, gap_over_seeds, over_seeds
@@ -28,10 +29,6 @@ def write(folder, size, seed, full, reuse, document=0.9):
     for prepare, em in (("after_system", reuse), ("behind_document", document), ("with_neighbours-n-4--", reuse)):
         record = {"n": 1000, "em": em, "by_kind": {"order": {"n": 90, "em": em}}}
         (folder / f"{size}-{seed}-kept-{prepare}.json").write_text(json.dumps(record))
-
-
-def notice(fig):
-    return " ".join(note.text for note in fig.layout.annotations).replace("<br>", " ")
 
 
 @given(SHARES, st.integers(1, 500))
@@ -86,7 +83,7 @@ def test_sizes_and_seeds_are_read_and_ranked(folder, full, reuse, words):
             write(folder, size, seed, full, reuse)
     assert lab_hard_results.sizes(lab_hard_results.scores()) == ["lab-hard-small", "lab-hard-large"]
     fig = figures.by_setting()
-    assert notice(fig).count(words) == 2 and [tuple(trace.x) for trace in fig.data][1] == (full, reuse)
+    assert texts(fig).count(words) == 2 and [tuple(trace.x) for trace in fig.data][1] == (full, reuse)
 
 
 def test_models_that_are_not_scored_yet_are_left_out(folder):
@@ -95,6 +92,6 @@ def test_models_that_are_not_scored_yet_are_left_out(folder):
     write(folder, "lab-hard-small", 3, 0.85, 0.6)
     (folder / "lab-hard-small-2.json").write_text(json.dumps({"model": "x", "samples": 1000}))
     (folder / "lab-hard-large-1-kept-behind_document.json").unlink()
-    assert "lab-hard-small 2 and lab-hard-large 1" in notice(figures.by_setting())
-    words = notice(figures.by_preparation())
+    assert "lab-hard-small 2 and lab-hard-large 1" in texts(figures.by_setting())
+    words = texts(figures.by_preparation())
     assert "lab-hard-small, titles kept" in words and "lab-hard-large, titles kept" not in words

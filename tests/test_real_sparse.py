@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from tests.figure_views import texts
 from workbench.plots import real_sparse as figures
 from workbench.plots.real_results import Real
 
@@ -30,10 +31,6 @@ def real(bfla=0.1, drawn=0.2, density=0.22, kept=True):
     return Real.of(table, pd.DataFrame(questions), "tiny")
 
 
-def notice(fig):
-    return " ".join(note.text for note in fig.layout.annotations).replace("<br>", " ")
-
-
 def test_without_sparse_results_nothing_is_drawn():
     none = Real("tiny", "nq", real().table.assign(sparse="none"), real().questions)
     assert figures.what_is_kept(none) is None is figures.what_is_lost(none)
@@ -44,10 +41,10 @@ def test_without_sparse_results_nothing_is_drawn():
 
 
 def test_every_measure_has_a_panel_and_compactattention_is_drawn_at_its_union():
-    words = notice(figures.what_is_kept(real()))
+    words = texts(figures.what_is_kept(real()))
     assert all(title in words for title in figures.KEPT.values())
     assert "Bars" not in words and "over layers and heads of 8 prompts" in words
-    assert all(title in notice(figures.what_is_lost(real())) for title in ("agree",))
+    assert all(title in texts(figures.what_is_lost(real())) for title in ("agree",))
     at = figures.settings(real()).set_index("trial").density
     assert at[COMPACT] == pytest.approx(0.2) and at[BFLA] == pytest.approx(0.2)
     lines = {trace.name for trace in figures.what_is_lost(real()).data}

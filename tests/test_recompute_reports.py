@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.figure_views import texts
 from workbench.experiments import recompute_reports, results
 from workbench.plots import recomputed_shares
 
@@ -15,10 +16,6 @@ def one(who, ms, **facts):
 def write(folder, *works):
     listed = [{"name": f"{i}", "shape": shape, "contestants": who} for i, (shape, who) in enumerate(works)]
     (folder / "recompute.json").write_text(json.dumps({"card": "NVIDIA H200", "workloads": listed}))
-
-
-def notice(fig):
-    return " ".join(note.text for note in fig.layout.annotations).replace("<br>", " ")
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ def test_shares_stand_beside_the_printed_range(folder, ms, words):
     write(folder, (chosen, [*ours, *full]), ({"recomputed": 0.0}, [one("ours", 12.0), *full]))
     rows = {(row["way"], row["at"]): row for row in recompute_reports.by_share()}
     assert rows["ours", 0.15]["mean"] == pytest.approx(1000 / ms) and rows["ours", 0.0]["at"] == 0
-    said = notice(recomputed_shares.by_share())
+    said = texts(recomputed_shares.by_share())
     assert words in said and "Not measured yet with the choice: 5% and 30%" in said
 
 
@@ -47,4 +44,4 @@ def test_rows_of_an_earlier_report_are_called_drawn(folder):
     write(folder, ({"context": 27648}, [one("ours", 160.0), one("transformers, full prefill", 1000.0)]))
     (row,) = recompute_reports.by_share()
     assert row["way"] == "ours, random rows, no choice" and row["at"] == 0.15
-    assert "rows drawn" in notice(recomputed_shares.by_share())
+    assert "rows drawn" in texts(recomputed_shares.by_share())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from self_teacher import CONFIG, LORA, tuned
+from self_teacher import CONFIG, LORA, same, tuned, weights
 from torch.nn.functional import kl_div
 
 from workbench import generate, models
@@ -25,14 +25,6 @@ from workbench.training.tuning.scores import Evaluation
 from workbench.training.tuning.start import start
 from workbench.training.tuning.teacher import divergence, logits_of, pack_taught
 from workbench.training.tuning.train import train
-
-
-def weights(run):
-    return {name: x.detach().clone() for name, x in run.loaded.model.state_dict().items()}
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(2, 30), st.integers(0, 2**31))

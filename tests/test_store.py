@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.random_models import block_of, model_of, prompt_of
+from tests.tier_cases import kv_of
 from workbench.core.errors import BadInput
-from workbench.core.kv import KV
 from workbench.core.plan import Plan
 from workbench.engine.assembly import assemble
 from workbench.engine.encoding import encode, encode_many
@@ -19,11 +19,6 @@ from workbench.engine.forward import prefill
 from workbench.store import MemoryStore, fetch, fingerprint, key_of, keys
 
 PROMPT = prompt_of(6, 4, 9, 3)
-
-
-def kv_of(tokens: int) -> KV:
-    """16 bytes a token."""
-    return KV([torch.zeros(1, tokens, 2)], [torch.zeros(1, tokens, 2)])
 
 
 class LeastRecentlyUsed(RuleBasedStateMachine):

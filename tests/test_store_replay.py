@@ -5,6 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from tests.figure_views import texts
 from workbench import data
 from workbench.app.explore.live_store import store_explorer
 from workbench.core.errors import BadInput
@@ -25,10 +26,6 @@ MODES = ("sync", "request", "layer")
 @pytest.fixture(scope="module")
 def runs():
     return [replay(REQUESTS, MACHINE, mode, range(40), model=MODEL) for mode in MODES]
-
-
-def texts(figure):
-    return " ".join(note.text for note in figure.layout.annotations).replace("<br>", " ")
 
 
 def test_every_request_is_served_in_every_mode_and_every_look_up_counted(runs):

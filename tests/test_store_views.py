@@ -1,15 +1,10 @@
 """Stores in front of other stores: what they show, record and hold back."""
 
 import pytest
-import torch
 
-from workbench.core.kv import KV
+from tests.tier_cases import kv_of
 from workbench.store import MemoryStore
 from workbench.store.views import ReadOnlyStore, RecordingStore, StagingStore
-
-
-def kv_of(tokens: int) -> KV:
-    return KV([torch.zeros(1, tokens, 2)], [torch.zeros(1, tokens, 2)])
 
 
 @pytest.fixture

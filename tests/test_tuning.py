@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from self_teacher import same, weights
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -50,18 +51,10 @@ def questions(tmp_path_factory):
     return str(path)
 
 
-def weights(run):
-    return {name: x.detach().clone() for name, x in run.loaded[0].state_dict().items()}
-
-
 def tuned(config, base, questions, out, **options):
     run, source = start(config, base, Data(questions), out)
     progress = train(run, source, **options)
     return run, progress
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 class Killed(Exception):
