@@ -3,7 +3,7 @@
     rows = measure(loaded, samples, {"Full Reuse": Reuse(), "CacheBlend": Reuse(select=..., ratio=0.15)})
 
 A batch of questions is answered by full attention once; every method of the batch is compared with that, over blocks
-that methods of one preparation share. Nothing of it needs pandas.
+that methods of one preparation share. `answers` and `counts` make rows of result tables of what was measured.
 """
 
 import json
@@ -23,6 +23,7 @@ from workbench.data import Sample
 from workbench.engine.decoding import text_of
 from workbench.experiments.trial import batches
 from workbench.methods import Method, finish
+from workbench.methods.config import MethodConfig
 from workbench.methods.generation import decode_ready
 from workbench.methods.modes.reuse import Reuse
 from workbench.methods.sampling import SamplingParams
@@ -30,10 +31,12 @@ from workbench.metrics import answers as quality
 from workbench.metrics import cost, fidelity
 from workbench.metrics.fidelity import Reference
 from workbench.models.loading import Loaded
+from workbench.results import METHOD, means, schema
 from workbench.store import UNLIMITED, MemoryStore, Store
 
 Rows = list[dict[str, Any]]
 Done = Container[tuple[str, str]]  # (method, id of the sample)
+COUNTED = ("em", "f1", "nll", "nll_extra", "kl", "kl_first", "kl_gold", "agree", "agree_first", "rows_charged", "flops")
 TOKENS = 32768  # most prompt tokens of a batch
 
 
@@ -143,6 +146,28 @@ def read(path: Path) -> Rows:
             if number < len(lines):
                 raise BadInput(f"{path}, line {number}: not JSON ({problem.msg})") from None
     return rows
+
+
+def answers(rows: Rows, configs: Mapping[str, MethodConfig]) -> Rows:
+    """Return rows of the result table `answers` from what `measure` returned of methods by these names."""
+    known = {name: {field: getattr(config, field) for field in METHOD[1:]} for name, config in configs.items()}
+    taken = schema.columns("answers")
+    return [
+        {**known[row["method"]], "question": row["id"], **{k: v for k, v in row.items() if k in taken and v is not None}}
+        for row in rows
+    ]
+
+
+def counts(answered: Rows) -> Rows:
+    """Return rows of the result table `counts`: the mean of every score with its interval, by method and kind."""
+    frame = schema.frame("answers", schema.rows("answers", answered, experiment="trial"))
+    frame = frame.assign(nll_extra=frame.nll - frame.nll_full, rows_charged=frame.rows)
+    kinds = [frame.assign(kind="all"), *([frame] if frame.kind.nunique() > 1 else [])]
+    return [
+        {name: value for name, value in row.items() if value == value}
+        for each in kinds
+        for row in means(each, COUNTED, [*METHOD, "kind"]).to_dict("records")
+    ]
 
 
 def _rows(

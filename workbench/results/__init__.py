@@ -9,7 +9,7 @@ results.scores(found.counts("trial"))          # a row a method and kind of ques
 from workbench.results.exports import figure_data, latex, records
 from workbench.results.reader import HERE, SHIPPED, Missing, Results, expanded, read
 from workbench.results.schema import EXPERIMENTS, MEASURES, METHOD, Answer, Count, Origin, Timing
-from workbench.results.summary import means, paired, scores, speedups
+from workbench.results.summary import beside, mainly, means, over_seeds, paired, ranked, scores, speedups
 from workbench.results.writer import Writer, this_run
 
 __all__ = [
@@ -25,11 +25,15 @@ __all__ = [
     "Results",
     "Timing",
     "Writer",
+    "beside",
     "expanded",
     "figure_data",
     "latex",
+    "mainly",
     "means",
+    "over_seeds",
     "paired",
+    "ranked",
     "read",
     "records",
     "scores",

@@ -8,6 +8,7 @@ import pandas as pd
 from workbench.core.errors import BadInput
 from workbench.metrics.answers import bootstrap, wilson
 from workbench.metrics.paired import difference
+from workbench.metrics.seeds import crossed
 from workbench.results.schema import METHOD
 
 RIGHT = ("em", "contains", "faithful", "agree_first", "full_em", "full_contains")  # 0 or 1 a question
@@ -33,13 +34,22 @@ def means(answers: pd.DataFrame, measures: Sequence[str], by: Sequence[str]) -> 
 
 
 def paired(
-    answers: pd.DataFrame, baseline: Callable[[pd.DataFrame], Any], measure: str, by: Sequence[str] = ("method",)
+    answers: pd.DataFrame,
+    baseline: Callable[[pd.DataFrame], Any],
+    measure: str,
+    by: Sequence[str] = ("method",),
+    within: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Return {by, value, low, high, n, against}: each group's mean difference from the baseline's, by question.
 
     `baseline` picks rows of `answers` (a mask). Questions that one side lacks are left out; the interval is a paired
-    bootstrap's. Raises BadInput where the baseline holds a question twice, or none.
+    bootstrap's. `within`: columns of `by`, such as the source and the data; each of their groups is compared with its
+    own baseline, or left out without one. Raises BadInput where a baseline holds a question twice, or there is none.
     """
+    if within:
+        groups = [group for _, group in answers.groupby(list(within), sort=False) if baseline(group).any()]
+        found = [paired(group, baseline, measure, by) for group in groups]
+        return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=[*by, *INTERVAL])
     base = answers[baseline(answers)].set_index("question")[measure].dropna()
     if base.empty or base.index.duplicated().any():
         what = "no question" if base.empty else f"question {base.index[base.index.duplicated()][0]!r} twice"
@@ -101,3 +111,45 @@ def candidate(name: str) -> Callable[[pd.DataFrame], pd.Series | None]:
 def fastest(rows: pd.DataFrame) -> pd.Series | None:
     """Return the fastest of rows, for `speedups`; None of none."""
     return rows.loc[rows.ms.idxmin()] if len(rows) else None
+
+
+def mainly(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Return, of every source, the rows of the value of a column that most observations have; column by column.
+
+    A table may hold several models, data sets and shares: a figure of one of them draws the one that was measured most.
+    Rows that lack a value (the share, of a method that recomputes nothing) are kept.
+    """
+    for column in columns:
+        known = rows[column].notna() & (rows[column] != "")
+        counted = rows[known].assign(weight=rows.n.fillna(1)).groupby(["source", column], sort=False).weight.sum()
+        most = counted.groupby("source", sort=False).idxmax()
+        rows = rows[~known | pd.Series([*zip(rows.source, rows[column], strict=True)], rows.index).isin(most)]
+    return rows
+
+
+def ranked(rows: pd.DataFrame, by: str, measure: str) -> pd.DataFrame:
+    """Return rows of several measures in the order of one measure's value, all rows of one `by` together."""
+    order = rows[rows.measure == measure].groupby(by).value.min()
+    return rows.assign(rank=rows[by].map(order)).sort_values("rank", kind="stable").drop(columns="rank")
+
+
+def beside(counts: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Return counts with a column `measure`, that of the same trial over all questions; rows of others are left out."""
+    keys = [name for name in OF_TRIAL if name in counts]
+    own = counts[(counts.measure == measure) & counts.kind.isin(["", "all"])]
+    trials, known = ([*frame[keys].astype(str).itertuples(index=False, name=None)] for frame in (counts, own))
+    values = dict(zip(known, own.value, strict=True))
+    return counts.assign(**{measure: [values.get(trial) for trial in trials]}).dropna(subset=[measure])
+
+
+def over_seeds(answers: pd.DataFrame, measure: str, by: Sequence[str]) -> pd.DataFrame:
+    """Return {by, value, low, high, n, seeds}: means over training seeds, seeds and questions resampled crosswise."""
+    found = []
+    trained = answers[answers.training_seed.notna()]
+    for keys, group in trained.groupby(list(by), sort=False, dropna=False):
+        grid = group.pivot_table(index="training_seed", columns="question", values=measure).dropna(axis=1)
+        if grid.size:
+            got = crossed(grid.to_numpy().tolist())
+            numbers = {"value": got.mean, "low": got.low, "high": got.high, "n": got.n, "seeds": got.seeds}
+            found.append({**dict(zip(by, keys, strict=True)), **numbers})
+    return pd.DataFrame(found, columns=[*by, *INTERVAL, "seeds"])
