@@ -5,18 +5,20 @@
 `notes.py` runs it, too.
 """
 
+import json
 from dataclasses import dataclass
 
 import pandas as pd
 
+from workbench import results as tables
 from workbench.core.files import write_text
 from workbench.experiments import bench_reports, results
 from workbench.experiments.results import FOLDER
-from workbench.plots.real_results import RATIO, Real
 
 README = FOLDER.parents[1] / "README.md"
 BEGIN, END = "<!-- measured: python data/benchmarks/headline.py -->\n", "<!-- end of what was measured -->"
 OURS = "ours"
+RATIO = 0.15
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ LINES = (
     Line("dense attention, 32K", "tile_attention", "dense, 32K", "cudnn"),
     Line("32K tokens encoded as 64 blocks", "encode", "32K encoded as 64 blocks", FULL),
 )
-METHODS = {  # name in the table: preparation and selector of a method; prompts of `Real`
+METHODS = {  # name in the table: preparation and selector of a method; recomputing RATIO
     "blocks cached independently": ("independent", "none"),
     "Full Reuse": ("after_system", "none"),
     "CacheBlend": ("after_system", "kv_deviation"),
@@ -93,19 +95,36 @@ def speed(rows: pd.DataFrame) -> str:
     return markdown(["work", "here", "beside it", "ratio", "report"], cells)
 
 
-def quality(real: Real) -> str:
+def trials() -> pd.DataFrame:
+    """Return what was measured most on real text: a row a method, on one model and data set."""
+    counts = tables.read().counts("trial")
+    losses = counts[(counts.measure == "kl") & (counts.kind == "all") & (counts["sparse"] == "none")]
+    most = tables.mainly(losses, "model", "data", "passages")
+    same = [counts[name].isin(most[name]) for name in ("model", "data", "passages")]
+    return tables.scores(counts[(counts.kind == "all") & same[0] & same[1] & same[2]])
+
+
+def quality(rows: pd.DataFrame) -> str:
     """Tabulate METHODS: how far predictions are from those of full attention, and the rows computed for it."""
     cells = []
     for name, (prepare, select) in METHODS.items():
-        if (trial := real.trial(prepare, select)) is None:
-            continue
-        kl, row = real.score(trial), real.rows().set_index("trial").loc[trial]
-        share = "" if select == "none" else f", {RATIO:.0%} recomputed"
-        interval = f"{kl['mean']:.3f} ({kl['low']:.3f} to {kl['high']:.3f})"
-        cells.append([name + share, interval, f"{row.agree:.0%}", f"{row.rows:,.0f}"])
-    full = real.rows().query("mode == 'full'").iloc[0]
-    cells.append(["full attention", "0", "100%", f"{full.rows:,.0f}"])
+        chosen = rows[(rows["mode"] == "block") & (rows.positions == "re-encoded") & (rows.prepare == prepare)]
+        for _, row in chosen[(chosen["select"] == select) & ((select == "none") | (chosen.ratio == RATIO))].iterrows():
+            share = "" if select == "none" else f", {RATIO:.0%} recomputed"
+            interval = f"{row.kl:.3f} ({row.kl_low:.3f} to {row.kl_high:.3f})"
+            cells.append([name + share, interval, f"{row['agree']:.0%}", f"{row.rows_charged:,.0f}"])
+    full = rows[(rows["mode"] == "full") & (rows["sparse"] == "none")].iloc[0]
+    cells.append(["full attention", "0", "100%", f"{full.rows_charged:,.0f}"])
     return markdown(["method", "KL from full attention, nats a token (95%)", "same top token", "rows computed"], cells)
+
+
+def about(rows: pd.DataFrame) -> str:
+    """Say what was measured: the model with what it says of itself, questions, seed and device."""
+    row, asked = rows.iloc[0], json.loads(rows.setting.iloc[0])
+    return (
+        f"{asked['note']} {row['data']}: n = {row.n:,.0f}, seed {row.seed:,.0f}, {row.passages:.0f} passages; full "
+        f"attention's own answers have {asked['max_new_tokens']} tokens at most; {row.device}"
+    )
 
 
 def touched() -> str:
@@ -120,13 +139,13 @@ def touched() -> str:
 
 def measured() -> str:
     """Return both tables, each with how it was measured, and how soon the prompt one can touch answers."""
-    reports, real = bench_reports.of_first_gpu(bench_reports.reports()), Real.read()
+    reports, real = bench_reports.of_first_gpu(bench_reports.reports()), trials()
     return (
         f"**Time**, on one {reports.gpu}, bf16, Llama-3.1-8B's shape with random weights; medians, all of one "
         "process. `workbench bench question` measures the first report, and so on; "
         "[notes.md](data/benchmarks/notes.md) holds every workload and what was tried.\n\n"
         f"{speed(reports.rows)}\n\n"
-        f"**Quality.** {real.about()}. [data/benchmarks/real.py](data/benchmarks/real.py) measures it, notebook 12 "
+        f"**Quality.** {about(real)}. [data/benchmarks/real.py](data/benchmarks/real.py) measures it, notebook 12 "
         f"shows it.\n\n{quality(real)}\n\n"
         f"**The prompt one can touch**, on two threads of a CPU: the answer to a change of ratio, selector, order or "
         f"word begins after {touched()} (medians; [touch.py](data/benchmarks/touch.py)).\n"

@@ -1,15 +1,10 @@
-"""Committed results of data/benchmarks/deviation.py: deviation.json of the lab, deviation-MODEL-DATA.json of others.
-
-Whatever files there are, are read; a number that a file lacks is left out.
-"""
+"""Shipped results of data/benchmarks/deviation.py, by model and data set; a number that was not measured is left out."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.experiments import results
-
-LAB = "deviation"  # the file of the lab model
+from workbench.results import read
 
 
 @dataclass(frozen=True)
@@ -38,15 +33,28 @@ class Deviations:
 
 
 def kept() -> list[Deviations]:
-    """Read every file: the lab model first, then others by name. Raises BadInput for a half-written one."""
-    names = [name for name in results.names() if name == LAB or name.startswith(f"{LAB}-")]
-    return [_read(name) for name in sorted(names)]
+    """Read what ships: the lab model first, then others by name."""
+    rows = read("shipped").counts("deviation")
+    rows = rows[rows.model != ""]
+    found = []
+    for (model, data), own in rows.groupby(["model", "data"]):
+        numbers = {
+            _name(row): {key: row[key] for key in ("value", "low", "high", "n")} for row in own.to_dict("records")
+        }
+        about = own.iloc[0][["seed", "passages", "device"]].to_dict()
+        found.append(Deviations(str(model), str(data), numbers, about))
+    return sorted(found, key=lambda one: (one.is_real, one.where))
 
 
-def _read(name: str) -> Deviations:
-    content = results.read(name)
-    numbers = content.pop("measured")
-    return Deviations(content["model"], content["data"], numbers, content)
+def _name(row: Mapping[str, Any]) -> str:
+    """Return the name of a number: its measure, and the selectors that it is of."""
+    who = {"kv_deviation": "CacheBlend", "query_guided": "query-guided", "answer_guided": "answer-guided"}
+    if row["measure"] == "together":
+        return f"together_{row['at']:.0f}"
+    if not row["select"]:
+        return str(row["measure"])
+    of = who.get(row["select"], row["select"]) + (f" and {who.get(row['kind'], row['kind'])}" if row["kind"] else "")
+    return f"{of}: {row['measure'].replace('_', ' ')}"
 
 
 def by_name(measured: Iterable[Deviations], name: str) -> Iterator[tuple[Deviations, Mapping[str, Any]]]:

@@ -152,10 +152,8 @@ def answers(rows: Rows, configs: Mapping[str, MethodConfig]) -> Rows:
     """Return rows of the result table `answers` from what `measure` returned of methods by these names."""
     known = {name: {field: getattr(config, field) for field in METHOD[1:]} for name, config in configs.items()}
     taken = schema.columns("answers")
-    return [
-        {**known[row["method"]], "question": row["id"], **{k: v for k, v in row.items() if k in taken and v is not None}}
-        for row in rows
-    ]
+    whole = ({**known[row["method"]], **row, "question": row["id"]} for row in rows)
+    return [{name: value for name, value in row.items() if name in taken and value is not None} for row in whole]
 
 
 def counts(answered: Rows) -> Rows:

@@ -179,13 +179,17 @@ def times(
 def costs(model: CrossoverModel, settings: Sequence[Mapping[str, Any]]) -> list[float]:
     """Count operations of attention and choice of measured settings, as shares of those of dense attention.
 
-    `settings`: {method, spec, tokens, chunk, density, union}; CompactAttention reads the pages of its union.
+    `settings`: {sparse, prompt_tokens, chunk, density, union}; CompactAttention reads the pages of its union.
     """
-    read = [r["union"] if r["method"].startswith("compact") else r["density"] for r in settings]
+    read = [r["union"] if r["sparse"].startswith("compact") else r["density"] for r in settings]
     return [
-        sum(attention_share(model, sparse.named(r["spec"]), int(r["tokens"]), density, int(r["chunk"])))
+        sum(attention_share(model, sparse.named(r["sparse"]), int(r["prompt_tokens"]), density, _chunk(r["chunk"])))
         for r, density in zip(settings, read, strict=True)
     ]
+
+
+def _chunk(rows: float | None) -> int | None:
+    return None if rows is None or rows != rows else int(rows)
 
 
 def with_saved(records: Iterable[Mapping[str, Any]]) -> Records:

@@ -19,7 +19,7 @@ from workbench.metrics.tile_recall import chosen
 from workbench.metrics.tile_states import States, dense_states
 from workbench.models.loading import Loaded
 
-KEPT = ("em", "f1", "mass", "recall", "agree", "first")  # measures that are higher where more is kept
+KEPT = ("em", "f1", "mass", "recall", "prefill_agree", "first")  # measures that are higher where more is kept
 
 
 def cheapest(
@@ -27,27 +27,37 @@ def cheapest(
 ) -> Records:
     """Find, for every method of `table` (a row a setting), the setting of least `cost` that keeps enough of `measure`.
 
-    Enough is the share `keep` of what dense attention reaches. Methods whose settings all keep less have `spec` None.
-    Records {method, spec, value, density, union, reached, low, high, sure}: `sure` where the 95% interval keeps it as
-    well. With `answers`, exact match is compared question by question: of those that dense attention answers right, the
-    share that the method does has to keep it, by Wilson's interval.
+    Rows hold {source, rule, sparse, density, union} and measures, as `results.scores` and `plots.method_names.named`
+    return them; dense attention has the rule "". Enough is the share `keep` of what dense attention reaches.
+    Methods whose settings all keep less have `sparse` "". Records {source, rule, sparse, density, union, value, low,
+    high, n, sure}: `sure` where the 95% interval keeps it as well. With `answers` (rows of the result table), exact
+    match is compared question by question: of those that dense attention answers right, the share that the method does
+    has to keep it, by Wilson's interval. A source without dense attention is left out.
     """
     if measure not in KEPT:
         raise not_allowed("measure", measure, KEPT)
-    dense = table[table.method == "dense"].iloc[0]
-    records = []
-    for method, settings in table[table.method != "dense"].groupby("method", sort=False):
-        enough = settings[settings[measure] >= keep * dense[measure] - 1e-9].sort_values(cost)
-        best = enough.iloc[0] if len(enough) else settings.sort_values(measure).iloc[-1]
-        low, high = best[f"{measure}_low"], best[f"{measure}_high"]
-        sure = low >= keep * dense[measure] - 1e-9
-        if answers is not None and measure == "em":
-            both = answers[f"em {best.spec}"][answers[f"em {dense.spec}"] == 1]
-            sure = wilson(both.sum(), len(both))[0] >= keep
-        record = {"method": method, "spec": best.spec if len(enough) else None, "value": best.value}
-        record |= {"density": best.density, "union": best.union, "reached": best[measure], "low": low, "high": high}
-        records.append(record | {"sure": bool(sure and len(enough))})
-    return sorted(records, key=lambda r: (r["spec"] is None, r.get(cost, 0)))
+    records: Records = []
+    for source, own in table.dropna(subset=[measure]).groupby("source", sort=False):
+        right = {} if answers is None else _right(answers[answers.source == source])
+        for dense in own[own.rule == ""].head(1).to_dict("records"):
+            for rule, settings in own[own.rule != ""].groupby("rule", sort=False):
+                enough = settings[settings[measure] >= keep * dense[measure] - 1e-9].sort_values(cost)
+                best = enough.iloc[0] if len(enough) else settings.sort_values(measure).iloc[-1]
+                low, high = best.get(f"{measure}_low"), best.get(f"{measure}_high")
+                sure = low is not None and low >= keep * dense[measure] - 1e-9
+                both = right.get(best["sparse"], pd.Series(dtype=float))[right.get(dense["sparse"], {}) == 1]
+                if measure == "em" and len(both):
+                    sure = wilson(both.sum(), len(both))[0] >= keep
+                record = {"source": source, "rule": rule, "sparse": best["sparse"] if len(enough) else ""}
+                record |= {"density": best.density, "union": best.get("union"), "value": best[measure]}
+                record |= {"low": low, "high": high, "n": best.get("n")}
+                records.append(record | {"sure": bool(sure and len(enough))})
+    return sorted(records, key=lambda r: (r["sparse"] == "", r[cost]))
+
+
+def _right(answers: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return exact match by question of every sparse method."""
+    return {str(spec): rows.set_index("question").em.dropna() for spec, rows in answers.groupby("sparse", sort=False)}
 
 
 def search(

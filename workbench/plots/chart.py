@@ -102,7 +102,7 @@ def dot_plot(
     by = by or "source"
     looks = {label: replace(style, name=label) for label, style, _ in _groups(rows, rows, by, look)}
     low, high = _ends(x)
-    marked = rows.assign(series=_labels(rows, by), name=rows[y], mean=rows[x])
+    marked = rows.assign(series=_labels(rows, by, look), name=rows[y].astype(str), mean=rows[x])
     marked = marked.assign(low=rows.get(low, rows[x]), high=rows.get(high, rows[x])).fillna(
         {"low": rows[x], "high": rows[x]}
     )
@@ -214,9 +214,9 @@ def _panels(rows: pd.DataFrame, panel: str, panels: Mapping[str, str] | None) ->
     return [(title, part) for name, title in names.items() if len(part := rows[rows[panel] == name])]
 
 
-def _labels(rows: pd.DataFrame, by: str) -> pd.Series:
+def _labels(rows: pd.DataFrame, by: str, look: Style | None) -> pd.Series:
     """Return the name of every row's series: with its source, where there are several."""
-    names = rows[by].astype(str)
+    names = rows[by].map(lambda value: (look(value).name if look else "") or str(value))
     return names + " · " + rows.source if by != "source" and rows.source.nunique() > 1 else names
 
 

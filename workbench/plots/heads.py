@@ -4,12 +4,28 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.plots.theme import MUTED, SEQUENTIAL, Texts, finish, panel_titles
 
 CELL, MOST = 21, 150  # px of a line; cells of a panel that still carry their number
+
+
+def of_rows(rows: pd.DataFrame, measures: Mapping[str, str], **texts: Unpack[Texts]) -> go.Figure | None:
+    """Draw counts of kind "layer 3 head 2", a column a value of `series`; `measures` name → title. None without rows.
+
+    The first source with such rows is drawn.
+    """
+    places = rows.kind.str.extract(r"^layer (?P<layer>\d+) head (?P<head>\d+)$").dropna().astype(int)
+    cells = rows.join(places, how="inner")
+    cells = cells[cells.measure.isin(measures) & (cells.source == cells.source.iloc[0])] if len(cells) else cells
+    grids: dict[str, dict[str, np.ndarray]] = {}
+    for (measure, series), part in cells.groupby(["measure", "series"], sort=False):
+        grid = part.pivot(index="layer", columns="head", values="value")
+        grids.setdefault(measures[str(measure)], {})[str(series)] = grid.to_numpy(np.float32)
+    return by_head(grids, layers=sorted(cells.layer.unique()), **texts) if grids else None
 
 
 def by_head(

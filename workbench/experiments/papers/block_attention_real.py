@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.experiments import results
-from workbench.experiments.papers.evidence import LEAST, has, table
+from workbench.experiments.papers.evidence import LEAST, real_questions, shipped
 from workbench.experiments.papers.verdicts import Finding, Findings, Side
 from workbench.metrics.paired import bits_explained, difference
 
@@ -75,9 +74,22 @@ def tuning() -> Findings:
 
 
 def _run(name: str) -> list[dict[str, Any]]:
-    if name == "naive":
-        return results.read("smollm2-naive")["scores"] if has("smollm2-naive", "json") else []
-    return results.read("smollm2-block")["scores"] if has("smollm2-block", "json") else []
+    """Return {step, n, full, block} of every evaluation of a run, both modes with {kl, nll_gap} and their ends."""
+    rows = shipped("counts", "training")
+    positions = "naive" if name == "naive" else "re-encoded"
+    own = rows[(rows.model == BASE) & (rows.positions == positions) & rows.measure.isin(["kl", "nll_extra"])]
+    found = []
+    for step, at in own.groupby("at"):
+        modes = {
+            mode: {
+                f"{ {'kl': 'kl', 'nll_extra': 'nll_gap'}[row['measure']] }{end}": row[column]
+                for row in part.to_dict("records")
+                for end, column in (("", "value"), ("_low", "low"), ("_high", "high"))
+            }
+            for mode, part in at.groupby("kind")
+        }
+        found.append({"step": int(step), "n": int(at.n.max()), **modes})
+    return found
 
 
 def _gap(what: str, one: list[float], other: list[float], side: Side) -> Finding:
@@ -96,9 +108,7 @@ def _apart(what: str, one: Mapping[str, Any], other: Mapping[str, Any], loss: st
 
 def _losses(loss: str) -> list[tuple[str, Losses]]:
     """Return the data sets that both models were measured on, with both modes' losses on the same questions."""
-    if not has("real-questions"):
-        return []
-    rows = table("real-questions")
+    rows = real_questions()
     wanted = [(model, trial) for model in (BASE, TUNED) for trial in (FULL, BLOCK)]
     chosen = rows[rows.model.isin([BASE, TUNED]) & rows.trial.isin([FULL, BLOCK]) & (rows.passages == 10)]
     found: list[tuple[str, Losses]] = []

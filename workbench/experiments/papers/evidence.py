@@ -134,14 +134,36 @@ def recovered(what: str, method: Method, reuse: Method, side: Side, bar: float) 
     return Finding(what, *ours, len(answers(FULL)), "lab", side, bar, ".0%")
 
 
-# A real model on real questions: real-questions.parquet
+# A real model on real questions: answers of the shipped result tables
+
+
+@cache
+def shipped(kind: str, experiment: str = "trial") -> pd.DataFrame:
+    """Read the rows of an experiment in the shipped result tables once; `kind`: answers or counts."""
+    return read_tables().table(kind, experiment)
+
+
+@cache
+def real_questions() -> pd.DataFrame:
+    """Return the scores of every question on models of real text, with `trial`, the method by its choices."""
+    rows = shipped("answers")
+    rows = rows[rows.kl.notna() & (rows["sparse"] == "none")]
+    fields = rows[["mode", "positions", "prepare", "select", "ratio"]]
+    names = {each: _trial_name(*each) for each in set(fields.itertuples(index=False, name=None))}
+    return rows.assign(trial=[names[each] for each in fields.itertuples(index=False, name=None)], id=rows.question)
+
+
+def _trial_name(mode: str, positions: str, prepare: str, select: str, ratio: float) -> str:
+    if mode == "full":
+        return "full"
+    if positions == "naive":
+        return "naive positions"
+    return prepare + ("" if select == "none" else f", {select}" + ("" if ratio != ratio else f" {ratio:.0%}"))
 
 
 def real_pairs(one: str, other: str, score: str) -> Iterator[tuple[str, list[float], list[float]]]:
     """Yield where two methods were measured, "smollm2 on nq", and their scores, a question each."""
-    if not has("real-questions"):
-        return
-    rows = table("real-questions")
+    rows = real_questions()
     for (model, data), of_data in rows[rows.trial.isin([one, other])].groupby(["model", "data"], sort=True):
         pairs = of_data.pivot_table(index="id", columns="trial", values=score, observed=True).dropna()
         if {one, other} <= set(pairs.columns) and len(pairs):

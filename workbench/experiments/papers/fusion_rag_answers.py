@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from workbench.experiments import faithful_results, preparation_results, results
-from workbench.experiments.papers.evidence import gap, has, over_seeds
+from workbench.experiments import faithful_results, preparation_results
+from workbench.experiments.papers.evidence import gap, over_seeds, shipped
 from workbench.experiments.papers.verdicts import Finding, Findings, Side, leading
 from workbench.metrics.published_numbers import FUSION_RAG
 from workbench.metrics.seeds import OverSeeds
@@ -89,9 +89,10 @@ def faithfulness() -> Findings:
 def together() -> Findings:
     """Read how often passages that are alike were retrieved for one question of a real data set."""
     found = []
-    for row in results.read("together")["rows"] if has("together", "json") else []:
+    rows = shipped("counts", "deviation")
+    for row in rows[(rows.measure == "together") & (rows.model == "")].to_dict("records"):
         if (bar := FUSION_RAG["retrieved_together"].get(row["at"])) is not None:
-            what = f"another passage of the question among {row['at']} neighbours ({row['data']}, {row['embedder']})"
-            numbers = row["mean"], row["low"], row["high"], row["n"]
+            what = f"another passage of the question among {row['at']:.0f} neighbours ({row['data']}, {row['kind']})"
+            numbers = row["value"], row["low"], row["high"], int(row["n"])
             found.append(Finding(what, *numbers, "real", "above", bar, ".0%"))
     return found
