@@ -1,4 +1,4 @@
-"""Shipped results of data/benchmarks/deviation.py, by model and data set; a number that was not measured is left out."""
+"""Shipped results of data/benchmarks/deviation.py, by model and data set; what was not measured is left out."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

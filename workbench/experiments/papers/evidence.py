@@ -140,7 +140,7 @@ def recovered(what: str, method: Method, reuse: Method, side: Side, bar: float) 
 @cache
 def shipped(kind: str, experiment: str = "trial") -> pd.DataFrame:
     """Read the rows of an experiment in the shipped result tables once; `kind`: answers or counts."""
-    return read_tables().table(kind, experiment)
+    return tables.read().table(kind, experiment)
 
 
 @cache
@@ -149,8 +149,8 @@ def real_questions() -> pd.DataFrame:
     rows = shipped("answers")
     rows = rows[rows.kl.notna() & (rows["sparse"] == "none")]
     fields = rows[["mode", "positions", "prepare", "select", "ratio"]]
-    names = {each: _trial_name(*each) for each in set(fields.itertuples(index=False, name=None))}
-    return rows.assign(trial=[names[each] for each in fields.itertuples(index=False, name=None)], id=rows.question)
+    names = [_trial_name(*each) for each in fields.itertuples(index=False, name=None)]
+    return rows.assign(trial=names, id=rows.question)
 
 
 def _trial_name(mode: str, positions: str, prepare: str, select: str, ratio: float) -> str:
@@ -158,7 +158,8 @@ def _trial_name(mode: str, positions: str, prepare: str, select: str, ratio: flo
         return "full"
     if positions == "naive":
         return "naive positions"
-    return prepare + ("" if select == "none" else f", {select}" + ("" if ratio != ratio else f" {ratio:.0%}"))
+    prepared = prepare.replace("search=exact, embedder", "embedder")
+    return prepared + ("" if select == "none" else f", {select}" + ("" if ratio != ratio else f" {ratio:.0%}"))
 
 
 def real_pairs(one: str, other: str, score: str) -> Iterator[tuple[str, list[float], list[float]]]:
@@ -246,7 +247,7 @@ def measured(what: str, name: str, side: Side, bar: float, form: str = ".0%", re
     for each, got in deviation_results.by_name(deviation_results.kept(), name):
         if each.is_real and not real:
             continue
-        numbers = got["value"], got["low"], got["high"], got["n"]
+        numbers = got["value"], got["low"], got["high"], int(got["n"])
         decides = each.is_real and got["n"] >= LEAST and not tuned_for_blocks(each.where)
         words, label = (f"{what} ({each.where})", "real") if each.is_real else (what, "lab")
         found.append(Finding(words, *numbers, label, side, bar, form, decides))
