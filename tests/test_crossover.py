@@ -86,9 +86,9 @@ def test_times_come_for_attention_and_every_method():
 def table(**em) -> pd.DataFrame:
     rows = [
         {
-            "method": name.rstrip("123"),
-            "spec": name,
-            "value": 0.0,
+            "source": "mine",
+            "rule": name.rstrip("123").removeprefix("dense"),
+            "sparse": name,
             "density": density,
             "union": 1.0,
             "em": share,
@@ -102,15 +102,25 @@ def table(**em) -> pd.DataFrame:
 
 def test_the_sparsest_setting_that_keeps_enough():
     swept = table(dense=(1, 0.8), a1=(0.2, 0.70), a2=(0.4, 0.77), a3=(0.6, 0.8), b1=(0.3, 0.2), b2=(0.5, 0.5))
-    found = {r["method"]: r for r in cheapest(swept, "em", 0.95)}
-    assert list(found) == ["a", "b"] and found["a"]["spec"] == "a2" and not found["a"]["sure"]
-    assert found["b"]["spec"] is None and found["b"]["reached"] == 0.5 and not found["b"]["sure"]
-    assert cheapest(swept, "em", 0.6)[0]["spec"] == "a1" and cheapest(swept, "em", 0.6)[0]["sure"]
-    same = {n: pd.DataFrame({f"em {spec}": [1, 1, 0, 1] * n for spec in swept.spec}) for n in (2, 40)}
+    found = {r["rule"]: r for r in cheapest(swept, "em", 0.95)}
+    assert list(found) == ["a", "b"] and found["a"]["sparse"] == "a2" and not found["a"]["sure"]
+    assert found["b"]["sparse"] == "" and found["b"]["value"] == 0.5 and not found["b"]["sure"]
+    assert cheapest(swept, "em", 0.6)[0]["sparse"] == "a1" and cheapest(swept, "em", 0.6)[0]["sure"]
+    same = {n: answered(swept, [1, 1, 0, 1] * n) for n in (2, 40)}
     assert cheapest(swept, "em", 0.95, same[40])[0]["sure"], "the same 120 questions are right"
     assert not cheapest(swept, "em", 0.95, same[2])[0]["sure"], "of six one cannot be sure"
+    assert cheapest(swept[swept.rule != ""], "em", 0.95) == [], "without dense attention nothing is said"
     with pytest.raises(BadInput, match="unknown measure 'error': allowed are em, f1, mass"):
         cheapest(swept, "error", 0.95)
+
+
+def answered(swept, right):
+    rows = [
+        {"source": "mine", "mode": "full", "sparse": name, "question": str(i), "em": em}
+        for name in swept["sparse"]
+        for i, em in enumerate(right)
+    ]
+    return pd.DataFrame(rows)
 
 
 def test_the_threshold_is_moved_until_the_mass_is_kept(tmp_path):

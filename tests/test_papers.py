@@ -15,6 +15,7 @@ from workbench.experiments.papers.verdicts import CONFIRMED, CONTRADICTED, UNREA
 from workbench.metrics import published_numbers
 from workbench.metrics.seeds import crossed
 from workbench.plots import papers as figures
+from workbench.results import Writer, read
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NUMBERED = {"block1": (4, 2), "block2": (5, 3), "fusionrag": (19, 2), "bfla": (1, 5), "compact": (5, 0)}
@@ -66,12 +67,17 @@ def test_equal_answers_to_every_question_leave_an_interval():
 
 
 @pytest.mark.parametrize("dense", ["1111", "1101"])
-def test_a_task_that_dense_attention_answers_wholly_decides_nothing(monkeypatch, dense):
-    of_seeds = {"dense(block=64)": {"1": dense, "2": dense}, "quoka(block=64, keep=0.25)": {"1": "1100", "2": "1100"}}
-    content = {"model": "x", "tasks": {"common": of_seeds}}
-    monkeypatch.setattr(sparse_evidence, "has", lambda *of: True)
-    monkeypatch.setattr(sparse_evidence.results, "read", lambda name: content)
-    (found,) = sparse_evidence.needles_over_seeds("QUOKA", "common", "quoka(block=64, keep=0.25)", "below", 0.0)
+def test_a_task_that_dense_attention_answers_wholly_decides_nothing(monkeypatch, tmp_path, dense):
+    quoka = "quoka(block=64, keep=0.25)"
+    with Writer(tmp_path, "trial@x", model="x", data="needles-common", mode="full") as out:
+        out.answers(
+            {"sparse": spec, "training_seed": seed, "question": f"q{i}", "em": float(digit)}
+            for spec, digits in {sparse_evidence.DENSE: dense, quoka: "1100"}.items()
+            for seed in (1, 2)
+            for i, digit in enumerate(digits)
+        )
+    monkeypatch.setattr(sparse_evidence, "shipped", lambda kind: read(tmp_path).table(kind, "trial"))
+    (found,) = sparse_evidence.needles_over_seeds("QUOKA", "common", quoka, "below", 0.0)
     assert found.decides == ("0" in dense)
 
 

@@ -23,8 +23,8 @@ def losses(models, data="nq", questions=100):
 @pytest.fixture
 def measured(monkeypatch):
     def of(table):
-        monkeypatch.setattr(evidence, "table", lambda name: table)
-        monkeypatch.setattr(block, "table", lambda name: table)
+        monkeypatch.setattr(evidence, "real_questions", lambda: table)
+        monkeypatch.setattr(block, "real_questions", lambda: table)
 
     return of
 

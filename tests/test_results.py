@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from workbench.core.errors import BadInput
 from workbench.experiments import results
-from workbench.experiments.record import Record
-from workbench.experiments.results import FOLDER
 from workbench.methods import sparse
+from workbench.results import read
 
 
 def entry(digits: str) -> dict:
@@ -46,40 +45,20 @@ def test_results_that_are_not_there_are_named(tmp_path, monkeypatch):
         results.read("half")
 
 
-def test_results_that_are_written_are_read_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    held = next(iter(results.read_json(FOLDER / "last-rows.json")["methods"].values()))
-    made = results.entry(Record.from_json(held["record"]), [{"em": 1.0}, {"em": 0.0}])
-    results.write(tmp_path / "written.json", 2, 7, {"a method": made})
-    assert results.read("written") == {"samples": 2, "seed": 7, "methods": {"a method": made}}
-    assert made["right"] == "10" and Record.from_json(made["record"]).n == held["record"]["n"]
-    assert results.summary({"a method": made}).startswith(f"a method {held['record']['em']:.3f} [")
-
-
-def test_the_shipped_tables_of_sparse_methods_belong_together():
-    swept, answers, heads = (results.table(name) for name in ("sparse", "sparse-answers", "sparse-heads"))
-    assert set(swept.data) <= {"lab", "needles"} and {"dense", "oracle", "bfla"} <= set(swept.method)
-    for row in swept.itertuples():
-        of = answers[answers.data == row.data]
-        of = of if row.kind == "all" else of[of.kind == row.kind]
-        assert row.n == len(of) and row.em == pytest.approx(of[f"em {row.spec}"].mean())
-        assert row.em_low <= row.em <= row.em_high and sparse.named(row.spec)
-    lab = swept[(swept.data == "lab") & (swept.kind == "all")].set_index("spec")
-    dense = lab[lab.method == "dense"].iloc[0]
-    assert dense.density == 1 and dense.mass == pytest.approx(1)
-    assert dense.kl == lab.kl.min() and dense.kl < 1e-3  # not 0: in bf16 chunks round otherwise than one pass
-    assert set(heads.spec) == set(lab.index) and lab.density.between(0, 1).all() and lab.mass.between(0, 1.001).all()
-
-
-def test_the_shipped_results_without_whole_last_rows_are_of_the_questions_of_the_sparse_table():
-    found, swept, answers = results.read("last-rows"), results.table("sparse"), results.table("sparse-answers")
-    lab = answers[answers.data == "lab"]
-    assert lab.id.tolist() == [f"lab-{found['seed']}-{i}" for i in range(found["samples"])] and found["samples"] >= 500
-    for spec, entry in found["methods"].items():
-        assert entry["with"] in set(swept.spec) and sparse.named(spec).tail == 0 < sparse.named(entry["with"]).tail
-        assert len(entry["right"]) == found["samples"] == entry["record"]["n"]
-        assert entry["record"]["em"] == pytest.approx(np.mean([int(digit) for digit in entry["right"]]))
-        assert entry["record"]["trial"]["seed"] == found["seed"] == swept.seed.iloc[0]
+def test_the_shipped_counts_of_sparse_methods_are_those_of_their_answers():
+    found = read()
+    same = ["data", "sparse", "kind"]
+    answers, counts = (
+        table[(table.model == "lab-full") & (table.passages == 40) & table.data.isin(["lab", "needles"])]
+        for table in (found.answers("trial"), found.counts("trial"))
+    )
+    counted = counts[(counts.measure == "em") & counts["sparse"].isin(answers["sparse"])].set_index(same)
+    means = pd.concat([answers, answers.assign(kind="all")]).groupby(same).em.agg(["mean", "size"])
+    assert set(means.index) == set(counted.index)
+    both = counted.join(means)
+    assert np.allclose(both.value, both["mean"]) and (both.n == both["size"]).all()
+    assert ((both.low <= both.value) & (both.value <= both.high)).all()
+    assert all(sparse.named(spec) for spec in counts["sparse"].unique())
 
 
 def test_a_table_is_written_smaller_and_read_back_to_the_last_bit(tmp_path):

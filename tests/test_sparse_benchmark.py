@@ -1,7 +1,6 @@
 """data/benchmarks/sparse.py: what is scored, what is refused, and rows that are measured again."""
 
 import argparse
-import json
 import re
 from pathlib import Path
 
@@ -9,47 +8,32 @@ import needles
 import pandas as pd
 import pytest
 import sparse as script
-from sparse_results import replaced
+from sparse_results import measures, scores
+from sparse_settings import fields
 
-from workbench.core.errors import BadInput
-from workbench.experiments.papers import compact_attention, evidence, sparse_evidence
+from workbench.experiments.papers import compact_attention, sparse_evidence
+from workbench.results import Writer
 
 FOLDER = Path(__file__).parents[1] / "data" / "benchmarks"
 
 
-def tables(specs: dict[str, str], score: float, ids=("a", "b")) -> dict[str, pd.DataFrame]:
-    """Committed files of settings {spec: method}, every number `score`."""
-    rows = [
-        {"data": name, "spec": spec, "method": method, "kind": kind, "em": score}
-        for name in ("lab", "needles")
-        for spec, method in specs.items()
-        for kind in ("all", "one")
-    ]
-    answers = {"data": ["lab"] * len(ids), "kind": ["one"] * len(ids), "id": list(ids)}
-    answers |= {f"{what} {spec}": [score] * len(ids) for what in ("em", "f1") for spec in specs}
-    heads = [{"spec": spec, "layer": layer, "density": score} for spec in specs for layer in range(2)]
-    return {"sparse": pd.DataFrame(rows), "sparse-answers": pd.DataFrame(answers), "sparse-heads": pd.DataFrame(heads)}
+def test_rows_of_a_method_that_is_measured_again_replace_the_old_ones(tmp_path):
+    specs = ("dense(block=64)", "quoka(block=64, keep=0.25)")
+    with Writer(tmp_path, "trial@sparse") as out:
+        out.counts({**fields(spec, 64), "measure": "em", "value": 0.0} for spec in specs)
+    kept = script.before(tmp_path, [specs[1]])
+    assert [row["sparse"] for row in kept["trial@sparse"]["counts"]] == [specs[0]]
+    assert not any(rows for rows in kept["trial@sparse-heads"].values())
 
 
-def test_rows_of_a_method_that_is_measured_again_replace_the_old_ones():
-    before = tables({"dense": "dense", "quoka(old=1)": "quoka", "seer": "seer_attention", "window": "window"}, 0.0)
-    made = tables({"seer": "seer_attention", "quoka(new=1)": "quoka"}, 1.0, ids=("b", "a"))
-    found = replaced(before, made, ["seer_attention", "quoka"])
-    specs = ["dense", "window", "seer", "quoka(new=1)"]
-    assert list(dict.fromkeys(found["sparse"].spec)) == specs == list(dict.fromkeys(found["sparse-heads"].spec))
-    for name, column in (("sparse", "em"), ("sparse-heads", "density")):
-        again = found[name].spec.isin(["seer", "quoka(new=1)"])
-        assert len(found[name]) == len(before[name]) and (found[name][column] == again.astype(float)).all()
-    answers = found["sparse-answers"]
-    assert list(answers.id) == ["a", "b"] and "em quoka(old=1)" not in answers
-    assert answers["em seer"].tolist() == [1, 1] and answers["f1 dense"].tolist() == [0, 0]
-    assert list(answers)[:3] == ["data", "kind", "id"]
-
-
-def test_other_questions_than_those_of_the_files_are_refused():
-    before, made = tables({"dense": "dense"}, 0.0), tables({"dense": "dense"}, 1.0, ids=("a", "c"))
-    with pytest.raises(BadInput, match=r"2 questions were asked, .* has 2: ask the same"):
-        replaced(before, made, ["dense"])
+def test_measured_questions_become_counts_with_their_intervals():
+    right = [1.0, 0.0, 1.0, 1.0]
+    frame = pd.DataFrame({"em": right, "f1": right, "first": right, "tokens": [9] * 4, "measured": [True] * 4})
+    frame = frame.assign(density=0.25, lowest=0.1, seconds=[1.0, 2.0, 3.0, 4.0])
+    found = {row["measure"]: row for row in [*scores(frame), *measures(frame)]}
+    assert found["em"]["value"] == 0.75 and found["em"]["low"] < 0.75 < found["em"]["high"] and found["em"]["n"] == 4
+    assert found["density"]["value"] == 0.25 and found["prefill_seconds"]["value"] == 2.5
+    assert found["prompt_tokens"]["value"] == 9 and "mass" not in found
 
 
 def test_the_gate_is_distilled_on_a_seed_that_is_not_scored():
@@ -79,13 +63,14 @@ def test_rows_are_written_without_pandas_whatever_each_of_them_lacks(tmp_path):
     assert found["x"].dtype == "float64"
 
 
-def test_needles_are_those_of_the_sparse_methods_and_decide_where_they_are_measured(tmp_path, monkeypatch):
+def test_needles_are_those_of_the_sparse_methods_and_decide_where_they_are_measured():
     assert [(needles.MODEL, needles.SEED, needles.PASSAGES, needles.CHUNK)] == [
         (script.MODEL, script.SEED, script.PASSAGES, script.CHUNK)
     ]
-    measured = set(evidence.table("sparse").spec)
-    assert set(needles.SPECS) <= measured and set(needles.TASKS) == set(compact_attention.TASKS)
-    before = sparse_evidence.sparse_right(needles.SPECS[1], "needles", "common")
-    (tmp_path / "needles.json").write_text(json.dumps({"tasks": {"common": {needles.SPECS[1]: "0110"}}}))
-    monkeypatch.setattr(evidence.results, "FOLDER", tmp_path)
-    assert sparse_evidence.needles_right(needles.SPECS[1], "common") == [0, 1, 1, 0] and len(before) == 100
+    assert set(needles.TASKS) == set(compact_attention.TASKS)
+    for spec in needles.SPECS:
+        few, many = (
+            sparse_evidence.sparse_right(spec, "needles", "common"),
+            sparse_evidence.needles_right(spec, "common"),
+        )
+        assert len(few) == 100 < len(many)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from statistics import fmean
 
-import pandas as pd
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -11,14 +10,12 @@ from transformers import LlamaConfig
 from workbench import data as datasets
 from workbench import models
 from workbench.core.errors import BadInput
-from workbench.experiments import results
 from workbench.methods import sparse
 from workbench.methods.sparse.compact import Compact
 from workbench.metrics import crossover, thresholds, tile_recall, tile_records, tile_union
 from workbench.metrics.published_numbers import LLAMA_3_8B
-from workbench.metrics.thresholds import cheapest
 from workbench.metrics.tile_states import States, synthetic_states
-from workbench.plots import long_masks, sparse_masks, sparse_quality, sparse_tables
+from workbench.plots import long_masks, sparse_masks
 from workbench.plots.theme import TEMPLATE
 
 LENGTH, SIZE = 203, 16
@@ -211,24 +208,14 @@ def test_a_long_prompt_is_drawn_framed_and_tabulated():
 # --- quality against density and cost
 
 
-@pytest.fixture(scope="module")
-def measured():
-    shipped, _, _ = models.load("lab-full")
-    return sparse_quality.Measured.of(crossover.CrossoverModel.of("lab-full", shipped.config))
-
-
-def cells_of(figure) -> list[tuple[str, ...]]:
-    return list(zip(*figure.data[0].cells["values"], strict=True))
-
-
-def test_costs_count_what_is_read_and_the_choice(measured):
+def test_costs_count_what_is_read_and_the_choice():
     model = crossover.CrossoverModel.of("llama", LlamaConfig(**LLAMA_3_8B))
-    setting = {"method": "window", "spec": "window", "tokens": 4096.0, "chunk": 1024, "density": 0.25, "union": 0.5}
-    compact = {**setting, "method": "compact", "spec": "compact(over=window)"}
+    setting = {"sparse": "window", "prompt_tokens": 4096.0, "chunk": 1024.0, "density": 0.25, "union": 0.5}
+    compact = {**setting, "sparse": "compact(over=window)"}
     alone, joined = crossover.costs(model, [setting, compact])
     assert alone == pytest.approx(0.25) and joined == pytest.approx(0.5, abs=0.01), "a union is what is read"
-    assert measured.dense["cost"] == pytest.approx(1)
-    assert (measured.settings.cost >= measured.settings.density - 1e-9).all()
+    whole = {**setting, "sparse": "dense", "chunk": float("nan"), "density": 1.0}
+    assert crossover.costs(model, [whole]) == [pytest.approx(1)]
 
 
 def test_a_method_saves_what_it_need_not_keep_less_its_choice():
@@ -242,11 +229,6 @@ def test_a_method_saves_what_it_need_not_keep_less_its_choice():
     assert [r["saved"] for r in saved if r["name"] == "bfla"] == [1.0 * 0.5 - 0.9, 4.0 * 0.5 - 1.0, 16.0 * 0.5 - 20.0]
     assert not any(r["saved"] for r in saved if not r["name"])
     assert crossover.first_paying(saved) == {"bfla": 128, "window": None}
-    check(figure := sparse_quality.choice_times(saved, (4, 2, 64), repeats=3, device="a CPU"))
-    assert notice_of(figure).startswith("It can pay from 128 tokens (BFLA); at no length here: window and sink.")
-    always = [{**r, "saved": 1.0} for r in saved if r["name"] != "window"]
-    said = notice_of(sparse_quality.choice_times(always, (4, 2, 64), repeats=3, device="a CPU"))
-    assert said.startswith("It can pay from 64 tokens (BFLA) on.")
 
 
 def test_crossings_of_two_models_leave_out_what_is_never_reached():
@@ -260,63 +242,9 @@ def test_crossings_of_two_models_leave_out_what_is_never_reached():
     names = {"own": "mine", "large": "large"}
     length = records[0]["own"]
     assert crossover.lengths_of(records, names) == {"window": {"mine": length, "large": length}, "dense": {}}
-    check(figure := sparse_tables.crossover_table(records, "mine", "large", kept_share=0.1, gain=0.05))
-    assert [row[-1] for row in cells_of(figure)] == [f"{length:,}", "never"]
-    assert "Operations of mine and large" in figure.layout.annotations[-1].text
 
 
-def test_settings_are_listed_with_intervals_and_dense_attention_last(measured):
-    check(figure := sparse_tables.settings_table(measured))
-    rows = cells_of(figure)
-    table = measured.settings[measured.settings.group == "table"]
-    assert len(rows) == len(table) + 5 + 1 and rows[-1][0].startswith("dense")
-    dense = measured.dense
-    assert rows[-1][1] == f"{dense['em']:.0%} ({dense['em_low']:.0%}–{dense['em_high']:.0%})"
-    assert rows[-1][2:4] == ("100.0%", "0.0%")
-
-
-def test_methods_are_compared_with_and_without_their_last_rows(measured):
-    without = results.read("last-rows")["methods"]
-    check(figure := sparse_tables.last_rows_table(measured, without))
-    rows = cells_of(figure)
-    for row, entry in zip(rows, without.values(), strict=False):
-        had = measured.settings.set_index("spec").em[entry["with"]]
-        assert row[2].startswith(f"{had:.1%} (") and row[3].startswith(f"{entry['record']['em']:.1%} (")
-        assert row[4].startswith(f"{100 * (entry['record']['em'] - had):+.1f} (")
-    others = rows[len(without) :]
-    assert all(row[2] == "no such rule" and not row[4] for row in others) and len(others) == 5
-    assert [row[3] for row in others] == sorted((row[3] for row in others), reverse=True)
-
-
-def test_the_nearest_setting_of_every_method():
-    settings = pd.DataFrame({"method": ["a", "a", "b", "b"], "density": [0.1, 0.5, 0.3, 0.9]})
-    assert sparse_quality.nearest(settings, 0.4).index.tolist() == [1, 2]
-
-
-def test_heads_at_one_density_have_a_panel_a_method(measured):
-    heads = results.table("sparse-heads")
-    check(figure := sparse_quality.heads_at(measured, heads))
-    assert len(figure.data) == 2 * len(sparse_quality.BY_HEAD)
-    part = heads[heads.spec == measured.curve.set_index("method").spec["oracle"].iloc[0]]
-    assert len(part) == figure.data[0].z.size
-
-
-def test_thresholds_and_needles_of_the_settings_that_keep_enough(measured):
-    chosen = cheapest(measured.curve, "em", 0.95, measured.answers)
-    check(figure := sparse_tables.threshold_table(measured, chosen, "em", 0.95))
-    rows = cells_of(figure)
-    assert len(rows) == len(chosen) == measured.curve.method.nunique() - 1
-    for row, r in zip(rows, chosen, strict=True):
-        assert (row[1] == "none measured") == (r["spec"] is None) and row[-1] == ("yes" if r["sure"] else "no")
-    none = [{**r, "spec": None, "sure": False} for r in chosen]
-    said = notice_of(sparse_tables.threshold_table(measured, none, "em", 0.95))
-    assert said.startswith(f"0 of {len(chosen)} methods have a threshold that keeps it. “Sure”")
-    for which in (chosen, none):
-        check(figure := sparse_quality.needles_by_task(measured, which))
-        assert "Dense attention (dotted): single" in notice_of(figure)
-
-
-def test_thresholds_are_searched_and_answered_on_own_prompts(measured):
+def test_thresholds_are_searched_and_answered_on_own_prompts():
     loaded = models.load("lab-full")
     samples = datasets.load("lab", 2, 0, 3)
     prompts = loaded.layout.prompts(samples, loaded.tokenizer)
@@ -326,8 +254,3 @@ def test_thresholds_are_searched_and_answered_on_own_prompts(measured):
     assert records[-1]["agree"] == 1 and records[-1]["kl"] == pytest.approx(0, abs=1e-6)
     for r in records:
         assert r["right"] is None or 0 <= r["right"] <= 2
-    unreached = [{**records[0], "value": None, "agree": None, "kl": None, "right": None}, *records[1:]]
-    check(figure := sparse_tables.own_table(unreached, prompts, 0.9, "About"))
-    rows = cells_of(figure)
-    assert rows[0][1] == "not reached" and rows[0][4:] == ("", "", "")
-    assert rows[-1][:3] == ("all tiles", "", "100%") and rows[-1][-1] == f"{records[-1]['right']:.0f}"

@@ -3,25 +3,23 @@
     python data/benchmarks/deviation.py --samples 200
     python data/benchmarks/deviation.py --model smollm2 --data nq=nq-test.jsonl --samples 500 --device cuda
 
-writes deviation.json: figures 3, 7 and 8 of FusionRAG and figure 2a of CompactAttention on lab questions, a number each
-with n and a 95% bootstrap interval over questions, and how far selectors agree (Jaccard); of another model or file,
-deviation-MODEL-NAME.json. Squared
-deviation (FusionRAG, equation 7) of the second layer, of tokens behind the system prompt; blocks are cached behind the
-system prompt (`after_system`), or behind ten neighbours.
+writes into the results folder --out: figures 3, 7 and 8 of FusionRAG and figure 2a of CompactAttention, a number each
+with n and a 95% bootstrap interval over questions, and how far selectors agree (Jaccard). Squared deviation (FusionRAG,
+equation 7) of the second layer, of tokens behind the system prompt; blocks are cached behind the system prompt
+(`after_system`), or behind ten neighbours.
 """
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from workbench import data, models
+from workbench import data, models, results
 from workbench.core.blocks import Prompt
-from workbench.core.files import write_text
 from workbench.data.retrieval_corpus import Corpus, nearest
 from workbench.engine.assembly import assemble
 from workbench.experiments.record import device_name, versions
@@ -144,13 +142,24 @@ def main() -> None:
     corpus = Corpus.of(data.corpus(*drawn), loaded.layout, loaded.tokenizer)
     measured = measure(loaded, data.load(*drawn), corpus)
     model = Path(args.model).name
-    about = {"model": model, "data": data_name, "seed": SEED, "passages": PASSAGES, "ratio": RATIO, "layer": LAYER}
-    about |= {"budget": BUDGET, "window": WINDOW, "neighbours": NEIGHBOURS}
-    about |= {"device": device_name(loaded.model.device)}
-    default = (args.model, args.data) == (MODEL, DATA)
-    name = "deviation.json" if default else f"deviation-{model}-{data_name}.json"
-    write_text(args.out / name, json.dumps({**about, "versions": versions(), "measured": measured}, indent=1) + "\n")
+    setting = {"ratio": RATIO, "layer": LAYER, "budget": BUDGET, "window": WINDOW, "neighbours": NEIGHBOURS}
+    about = {"model": model, "data": data_name, "seed": SEED, "passages": PASSAGES, "setting": setting}
+    about |= {"device": device_name(loaded.model.device), "versions": versions()}
+    with results.Writer(args.out, f"deviation@{model}-{data_name}", **about, **results.this_run()) as out:
+        out.counts([{**named(name), **numbers} for name, numbers in measured.items()])
     print(*(f"{name}: {x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for name, x in measured.items()), sep="\n")
+
+
+def named(name: str) -> dict[str, Any]:
+    """Return the columns of a number: its measure, and the selectors that it is of."""
+    who, _, what = name.partition(": ")
+    if name.startswith("together_"):
+        return {"measure": "together", "at": float(name.removeprefix("together_")), "kind": "tfidf"}
+    if not what:
+        return {"measure": name}
+    one, _, other = who.partition(" and ")
+    pair = {"kind": SELECTORS[other]} if other else {}
+    return {"measure": what.replace(" ", "_"), "select": SELECTORS[one], "ratio": RATIO, **pair}
 
 
 if __name__ == "__main__":

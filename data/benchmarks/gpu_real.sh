@@ -40,7 +40,7 @@ unit() { # MODEL JOB PART: measures what is missing of a part of a job, as long 
     log=$OUT/logs/$(basename "$1")-$name-$group-$3.log
     CUDA_VISIBLE_DEVICES=${cards[SLOT % GPUS]} "$PYTHON" data/benchmarks/real.py measure --model "$1" --device "$DEVICE" \
         --group "$group" --passages "$passages" --samples "$samples" --part "$3/$PARTS" --out "$OUT/rows" \
-        --beside "$PER_GPU" ${MINILM:+--minilm "$MINILM"} \
+        ${MINILM:+--minilm "$MINILM"} \
         --minutes "$((left / 60)).$((left % 60 * 10 / 60))" "$name=$file" >>"$log" 2>&1 ||
         { echo "failed: $what (see logs)" | tee -a "$OUT/left"; return 0; }
     if tail -n 1 "$log" | grep -q "minutes are over"; then echo "not finished: $what" | tee -a "$OUT/left"; fi

@@ -1,24 +1,25 @@
-"""Needles under dense attention, QUOKA and the union of block selections, with more questions than sparse.py asks.
+"""Needles under dense attention, QUOKA and the union of block selections: figure 2 of CompactAttention.
 
-    python data/benchmarks/needles.py --device cuda
+    python data/benchmarks/needles.py --samples 2000 --device cuda          lab-full
+    python data/benchmarks/needles.py --seeds --device cuda                 lab-hard-small over its training seeds
 
-leaves needles.json for figure 2 of CompactAttention: of every task and method a digit a question ("1": right), written
-after every task; a task of which the file holds as many questions for the same settings is not measured again. Model,
-seed, passages and chunks are those of data/benchmarks/sparse.py, so the first questions of a task are the same ones.
+appends answers and counts to the results folder --out after every task and model; what it holds of as many questions
+is not measured again. Seed, passages and chunks are those of sparse.py, so the first questions of a task are the same.
 """
 
 import argparse
-import json
 from pathlib import Path
 
-from workbench import data, models
-from workbench.experiments import results
+import sparse_settings
+from sparse_seeds import MODEL as HARD
+from sparse_seeds import folders
+
+from workbench import data, models, results
 from workbench.experiments.record import device_name, versions
 from workbench.methods import sparse
-from workbench.metrics import answers
+from workbench.metrics.answers import exact_match
 from workbench.metrics.side_by_side import compare_many
 
-HERE = Path(__file__).parent
 MODEL, SEED, PASSAGES, CHUNK = "lab-full", 40_000, 40, 512
 TASKS = ("multi-key", "common")
 SPECS = (
@@ -29,42 +30,45 @@ SPECS = (
 AT_ONCE = 24  # prompts
 
 
-def right(loaded: models.Loaded, samples: list[data.Sample], specs: list[str], together: int) -> dict[str, str]:
-    """Return a digit a question for every method."""
-    methods = {spec: sparse.named(spec).ready(loaded.model) for spec in specs}
+def right(loaded: models.Loaded, samples: list[data.Sample], together: int) -> dict[str, list[float]]:
+    """Return 1 a question that a method answers right, by its spec."""
+    methods = {spec: sparse.named(spec).ready(loaded.model) for spec in SPECS}
     prompts = loaded.layout.prompts(samples, loaded.tokenizer)
-    digits = dict.fromkeys(specs, "")
+    found: dict[str, list[float]] = {spec: [] for spec in SPECS}
     for start in range(0, len(samples), AT_ONCE):
-        found = compare_many(loaded, prompts[start : start + AT_ONCE], methods, CHUNK, 24, False, together)
-        for sample, by_spec in zip(samples[start:], found, strict=False):
-            for spec, compared in by_spec.items():
-                digits[spec] += str(int(answers.exact_match(compared.text, sample.answers)))
-    return digits
+        compared = compare_many(loaded, prompts[start : start + AT_ONCE], methods, CHUNK, 24, False, together)
+        for sample, by_spec in zip(samples[start:], compared, strict=False):
+            for spec, one in by_spec.items():
+                found[spec].append(exact_match(one.text, sample.answers))
+    return found
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure what is not there yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=500, help="questions of a task")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
-    parser.add_argument("--specs", nargs="+", default=list(SPECS))
+    parser.add_argument("--seeds", action="store_true", help="the trainings of sparse_seeds.py instead")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the trainings")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
-    loaded = models.load(MODEL, args.device)
-    about = {"model": MODEL, "seed": SEED, "passages": PASSAGES, "chunk": CHUNK}
-    about |= {"device": device_name(loaded.model.device), "versions": versions()}
-    path = args.out / "needles.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
-    same = all(before.get(name) == value for name, value in about.items())
-    by_task: dict[str, dict[str, str]] = before.get("tasks", {}) if same else {}
-    for task in args.tasks:
-        if all(len(by_task.get(task, {}).get(spec, "")) >= args.samples for spec in args.specs):
-            continue
-        samples = data.load(f"needles-{task}", args.samples, SEED, PASSAGES)
-        by_task[task] = right(loaded, samples, args.specs, 64 if args.device != "cpu" else 8)
-        results.write_json(path, {**about, "tasks": by_task})
-        print(task, {spec: digits.count("1") for spec, digits in by_task[task].items()}, flush=True)
+    trained: dict[int | None, str] = {**folders(args.runs)} if args.seeds else {None: MODEL}
+    part, about = "trial@needles" + "-seeds" * args.seeds, {"seed": SEED, "passages": PASSAGES, "versions": versions()}
+    about |= {"model": HARD if args.seeds else MODEL}
+    with results.Writer(args.out, part, resume=True, **about, **results.this_run()) as out:
+        there = {(row["data"], row["training_seed"]) for row in out.there("counts") if row["n"] >= args.samples}
+        for seed, folder in trained.items():
+            for task in TASKS:
+                if (f"needles-{task}", seed) in there:
+                    continue
+                loaded = models.load(folder, args.device)
+                samples = data.load(f"needles-{task}", args.samples, SEED, PASSAGES)
+                where = {"data": f"needles-{task}", "training_seed": seed, "device": device_name(loaded.model.device)}
+                for spec, scores in right(loaded, samples, 64 if args.device != "cpu" else 8).items():
+                    method = where | sparse_settings.fields(spec, CHUNK)
+                    out.answers(sparse_settings.answers(samples, scores, **method))
+                    out.counts([sparse_settings.count(scores, **method)])
+                print(task, folder, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@
 
 The first splits a file of questions by the titles of their passages, so that no passage is in both halves: a model
 is tuned on one and measured on the other. It writes questions over installed documentation besides, split by object,
-so that machines with other packages measure the same. The second appends a row a question and method to
-runs/real/MODEL-DATA-GROUP-PART.jsonl as it goes, batch by batch of questions, so that all methods have had the same,
-and goes on where it stopped, `--minutes` at most; the file *.head says how it measures.
-`--group` is what is measured: the choices of reuse, their ratios, sparse prefill (the file *.kept says what is kept),
-or the few methods that matter for a fine-tuned model. Several processes share the work with `--part 0/4`.
-The last writes data/benchmarks/real.parquet (a row a method, data set and kind of question, with intervals) and
-real-questions.parquet (the measures of every question, no text); a group that lacks questions is named, and left out
-where it lacks a tenth.
+so that machines with other packages measure the same. The second appends a row a question and method to the results
+folder --out as it goes, batch by batch of questions, so that all methods have had the same, and goes on where it
+stopped, `--minutes` at most. `--group` is what is measured: the choices of reuse, their ratios, sparse prefill with
+what is kept, or the few methods that matter for a fine-tuned model. Several processes share the work with `--part 0/4`.
+The last gathers all parts into the shipped results, with means and intervals. What one process measured is read as it
+is: notebook 12 with `-p results runs/real`.
 A data set is NAME=FILE, or `manuals`.
 """
 
@@ -23,18 +21,20 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from real_methods import GROUPS, SEER, Configs
 
-from workbench import data, models
+from workbench import data, models, results
 from workbench.core.errors import BadInput
 from workbench.core.files import write_text
 from workbench.data import Sample
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments import fidelity
+from workbench.experiments import rows as trial_rows
 from workbench.experiments.record import device_name, versions
 from workbench.methods import Method, seer_gate
 from workbench.methods.config import MethodConfig
@@ -44,6 +44,7 @@ from workbench.models.loading import Loaded
 HERE = Path(__file__).parent
 SEED = 50_000
 TOKENS = 32  # most of an answer
+ORIGIN = ("model", "data", "passages", "seed", "device", "versions", "setting", "command", "time")
 LEAST, MOST, BATCH_TOKENS = 4, 32, 16384  # questions of a batch, and tokens of their prompts
 
 
@@ -114,35 +115,30 @@ def measure(args: argparse.Namespace) -> None:
         corpus = Corpus.of(
             data.corpus(file or name, args.samples, SEED, args.passages), loaded.layout, loaded.tokenizer
         )
-        path = args.out / f"{Path(args.model).name}-{name}-{args.group}-{number}.jsonl"
-        about = {"data": name, "model": Path(args.model).name}
-        head = about | {
-            "n": len(samples),
-            "seed": SEED,
-            "corpus": len(corpus),
-            "device": device_name(loaded.model.device),
-            "passages": args.passages,
-            "max_new_tokens": TOKENS,
-            "note": models.note_of(args.model),
-            "versions": versions(),
-        }
-        print(json.dumps(head), flush=True)
-        write_text(path.with_suffix(".head"), json.dumps(head) + "\n")
         here = gated(configs, loaded, file or name, samples) if args.group == "sparse" else configs
         made = dict(methods(here, corpus, loaded))
         own = samples[number::parts]
+        part = f"trial@{Path(args.model).name}-{name}-{args.group}-{number}"
         options = {"answers": args.answers, "max_new_tokens": TOKENS, "tokens": args.tokens}
-        options |= {"batch": args.batch or batch_of(own, loaded), "go_on": pace.of(path.stem)}
-        if args.group == "sparse" and number == 0:
-            kept(path.with_suffix(".kept"), loaded, samples[: args.kept], here, about)
-        begin, there = time.time(), len(fidelity.read(path))
-        rows = fidelity.measure_into(path, loaded, own, made, about=about, **options)
-        head |= {"begun": begin, "ended": time.time(), "made": len(rows) - there, "beside": args.beside}
-        write_text(path.with_suffix(".head"), json.dumps(head) + "\n")
+        options |= {"batch": args.batch or batch_of(own, loaded), "go_on": pace.of(part)}
+        about = {"model": Path(args.model).name, "data": name, "passages": args.passages, "seed": SEED}
+        about |= {"device": device_name(loaded.model.device), "versions": versions(), **results.this_run()}
+        setting = {"max_new_tokens": TOKENS, "corpus": len(corpus), "note": models.note_of(args.model)}
+        with results.Writer(args.out, part, resume=True, setting=setting, **about) as out:
+            if args.group == "sparse" and number == 0:
+                kept(out, loaded, samples[: args.kept], here)
+            done = {(row["method"], row["question"]) for row in out.there("answers")}
+            write = partial(append, out, here)
+            fidelity.measure(loaded, own, made, done=done, write=write, **options)
         if pace.stopped:
-            print(f"{path.stem}: {args.minutes:g} minutes are over; it goes on with the same command", flush=True)
+            print(f"{part}: {args.minutes:g} minutes are over; it goes on with the same command", flush=True)
             return
-        print(f"{path.stem}: all {len(own)} questions, {time.time() - begin:.0f} s", flush=True)
+        print(f"{part}: all {len(own)} questions", flush=True)
+
+
+def append(out: results.Writer, configs: Configs, rows: list[dict[str, Any]]) -> None:
+    """Append the questions of a batch to the result tables."""
+    out.answers(fidelity.answers(rows, configs))
 
 
 def batch_of(samples: Sequence[Sample], loaded: Loaded) -> int:
@@ -151,18 +147,15 @@ def batch_of(samples: Sequence[Sample], loaded: Loaded) -> int:
     return min(MOST, max(LEAST, BATCH_TOKENS * len(lengths) // max(1, sum(lengths))))
 
 
-def kept(
-    path: Path, loaded: Loaded, samples: Sequence[Sample], configs: Mapping[str, MethodConfig], about: dict[str, Any]
-) -> None:
-    """Write what every sparse method keeps and loses on some prompts, a line of JSON a method."""
+def kept(out: results.Writer, loaded: Loaded, samples: Sequence[Sample], configs: Configs) -> None:
+    """Count what every sparse method keeps and loses on some prompts."""
     prompts = loaded.layout.prompts(samples, loaded.tokenizer)
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    there = {json.loads(line)["method"] for line in lines}
+    there = {row["method"] for row in out.there("counts")}
     for name, config in configs.items():
         if name not in there and (tiles := config.tiles()) is not None:
             measured = sparsity.measure(loaded.model, prompts, tiles.ready(loaded.model), config.chunk).record()
-            lines.append(json.dumps(about | {"method": name, "n": len(prompts)} | measured) + "\n")
-            write_text(path, "".join(lines))
+            method = {field: getattr(config, field) for field in results.METHOD[1:]}
+            out.counts({**method, "method": name, "kind": "all", **row} for row in trial_rows.sparsity(measured))
 
 
 def methods(configs: Mapping[str, MethodConfig], corpus: Corpus, loaded: Loaded) -> Iterator[tuple[str, Method]]:
@@ -175,19 +168,15 @@ def methods(configs: Mapping[str, MethodConfig], corpus: Corpus, loaded: Loaded)
 
 
 def collect(args: argparse.Namespace) -> None:
-    """Write the two committed tables from the rows of `measure`."""
-    import merge_shards  # these need pandas, which a machine that measures may lack
-
-    from workbench.experiments import results
-
-    configs = {name: config for group in GROUPS.values() for name, config in group("minilm").items()}
-    groups, lacking = merge_shards.complete(merge_shards.gather(args.folder))
-    tables = {"real": merge_shards.methods(groups, configs), "real-questions": merge_shards.questions(groups)}
-    for name, table in tables.items():
-        results.write_table(HERE / f"{name}.parquet", table)
-        print(f"{len(table)} rows in {HERE / name}.parquet")
-    for line in lacking:
-        print(f"not all questions: {line}")
+    """Gather the parts of a folder into one of the results folder, with a mean of every score."""
+    found = results.read(args.folder)
+    with results.Writer(args.results, "trial@real") as out:
+        for _, rows in found.answers("trial").drop(columns="source").groupby(["model", "data", "passages"]):
+            whole = rows.drop_duplicates(["method", "question"]).to_dict("records")
+            origin = {name: whole[0][name] for name in ORIGIN}
+            out.answers(whole)
+            out.counts({**origin, **row} for row in fidelity.counts(whole))
+        out.counts(found.counts("trial").drop(columns="source").to_dict("records"))
 
 
 def main() -> None:
@@ -208,7 +197,6 @@ def main() -> None:
     measuring.add_argument("--minutes", type=float, default=math.inf, help="stop before a batch that would take longer")
     measuring.add_argument("--tokens", type=int, default=fidelity.TOKENS)
     measuring.add_argument("--part", default="0/1", help="this process's share, as 0/4")
-    measuring.add_argument("--beside", type=int, default=1, help="processes that share the GPU, kept beside the times")
     measuring.add_argument("--minilm", help="file of vectors (`embedders.save`), for neighbours by MiniLM")
     measuring.add_argument("--group", choices=GROUPS, default="choices")
     measuring.add_argument("--passages", type=int, default=10)
@@ -220,6 +208,7 @@ def main() -> None:
     measuring.set_defaults(run=measure)
     collecting = commands.add_parser("collect")
     collecting.add_argument("folder", type=Path)
+    collecting.add_argument("--results", type=Path, default=HERE, help="results folder")
     collecting.set_defaults(run=collect)
     args: Any = parser.parse_args()
     args.run(args)

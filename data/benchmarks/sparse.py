@@ -4,12 +4,12 @@
         --device cuda --processes 14 --share $i/2 & done; wait; python data/benchmarks/sparse.py --device cuda --collect
 
 made the committed files on two GPUs (so many processes share one well under CUDA's multi-process service only). It
-leaves sparse.parquet (a row a setting, data set and kind of question: scores and measures with 95% intervals),
-sparse-answers.parquet (the scores of each question) and sparse-heads.parquet (by layer and head). Prompts of 40
+leaves in the results folder --results: answers, and counts by setting, data set, kind of question, layer and head, with
+95% intervals. Prompts of 40
 passages of the lab corpus, and needle tasks, prefilled in chunks of 512 rows. What runs/sparse holds is not computed
 again; `--minutes` begins nothing new after that, and the files are written from what is there; `--part` is one of the
 two data sets, `--share` some of the units of work, `--collect` only writes the files. `--only` measures some methods
-again: their rows take the place of those in the committed files, whose questions have to be the same. A gate that was
+again: their rows take the place of those that are there. A gate that was
 distilled on prompts that are scored is refused. On a CPU, a small preliminary set:
 
     python data/benchmarks/sparse.py --samples 6 --measured 2 --needles 5 --steps 2 --size 1
@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
-from sparse_settings import CURVES, TABLE, Setting
+from sparse_settings import CURVES, TABLE, Setting, fields
 
-from workbench import data, models
+from workbench import data, models, results
 from workbench.core import tile_grid
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically
@@ -185,37 +185,48 @@ def run_all(args: argparse.Namespace) -> None:
             print(f"{count} of {len(todo)}: {outcome.value()}", flush=True)
 
 
-def collect(done: list[WorkUnit], out: Path, only: list[str] | None) -> None:
-    """Write the committed files, from the units that are done; with `only` the rows of these methods are replaced."""
+def collect(done: list[WorkUnit], out: Path, only: list[str] | None, folder: Path) -> None:
+    """Write answers and counts, from the units that are done; with `only` the rows of these methods are replaced."""
     import pandas as pd
-    from sparse_results import by_head, measures, replaced, scores
-
-    from workbench.experiments import results
+    from sparse_results import by_head, measures, scores
 
     listed = {each.spec: each for each in done[0].settings}
     tables = [out / f"{unit.name}.parquet" for unit in done]
     every = pd.concat([pd.read_parquet(path) for path in tables], ignore_index=True)
-    rows = []
-    for (name, spec), group in every.groupby(["data", "spec"], sort=False):
-        about = vars(listed[str(spec)]) | {"data": name, "model": MODEL, "seed": SEED, "passages": PASSAGES}
-        about |= {"chunk": CHUNK, "tokens": group.tokens.mean(), "device": group.device.iloc[0]}
-        about["processes"] = int(group.processes.iloc[0])
-        for kind in ("all", *sorted(group.kind.unique())):
-            of_kind = group if kind == "all" else group[group.kind == kind]
-            rows.append(about | {"kind": kind} | scores(of_kind) | (measures(group) if kind == "all" else {}))
-    wide = every[["data", "kind", "id"]].drop_duplicates().set_index(["data", "id"])
-    for what, kind in (("em", "uint8"), ("f1", "float32")):
-        by_spec = every.pivot(index=["data", "id"], columns="spec", values=what).astype(kind)
-        wide = wide.join(by_spec.add_prefix(f"{what} "))
     heads = pd.concat([pd.read_parquet(path.with_suffix(".heads.parquet")) for path in tables], ignore_index=True)
-    made = {"sparse": pd.DataFrame(rows), "sparse-answers": wide.reset_index()}
-    made |= {"sparse-heads": by_head(heads)} if len(heads) else {}
-    if only:
-        before = {name: pd.read_parquet(HERE / f"{name}.parquet") for name in made}
-        made = replaced(before, made, only)
-    for name, table in made.items():
-        results.write_table(HERE / f"{name}.parquet", table)
-    print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions, {len(rows)} rows")
+    about = {"model": MODEL, "seed": SEED, "passages": PASSAGES, **results.this_run()}
+    kept = before(folder, [spec for spec in listed if listed[spec].method in only]) if only else {}
+    with results.Writer(folder, "trial@sparse", **about) as made:
+        for table, rows in kept.get("trial@sparse", {}).items():
+            made.add(table, rows)
+        for (name, spec), group in every.groupby(["data", "spec"], sort=False):
+            method = {"data": str(name), "device": group.device.iloc[0], **fields(str(spec), CHUNK)}
+            method |= {"setting": {"table": "BFLA 5"}} if listed[str(spec)].group == "table" else {}
+            made.answers(
+                {**method, "question": row["id"], "kind": row["kind"], "em": row["em"], "f1": row["f1"]}
+                for row in group.to_dict("records")
+            )
+            for kind in ("all", *sorted(group.kind.unique())):
+                of_kind = group if kind == "all" else group[group.kind == kind]
+                more = measures(group) if kind == "all" else []
+                made.counts({**method, "kind": kind, **row} for row in [*scores(of_kind), *more])
+    with results.Writer(folder, "trial@sparse-heads", **about, data="lab", device=every.device.iloc[0]) as made:
+        for table, rows in kept.get("trial@sparse-heads", {}).items():
+            made.add(table, rows)
+        made.counts({**fields(spec, CHUNK), **row} for spec, row in by_head(heads))
+    print(f"{len(listed)} settings, {every.groupby('data').id.nunique().to_dict()} questions")
+
+
+def before(folder: Path, again: list[str]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return the rows of both parts that stay when the settings `again` are replaced, by part and table."""
+    parts = ("trial@sparse", "trial@sparse-heads")
+    there = {part: results.Writer(folder, part, resume=True) for part in parts}
+    return {
+        part: {
+            table: [row for row in writer.there(table) if row["sparse"] not in again] for table in ("answers", "counts")
+        }
+        for part, writer in there.items()
+    }
 
 
 def main() -> None:
@@ -232,6 +243,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("all", "lab", "needles"), default="all")
     parser.add_argument("--share", type=share_of, default=(0, 1), metavar="I/N", help="the I-th of N shares, from 0")
     parser.add_argument("--out", type=Path, default=Path("runs/sparse"))
+    parser.add_argument("--results", type=Path, default=HERE, help="results folder")
     parser.add_argument("--only", type=method_names, metavar="A,B", help="these methods alone, in place of their rows")
     parser.add_argument("--collect", action="store_true", help="only write the files, from what is there")
     parser.add_argument("--measure", action="store_true", help="only measure, and write no file of results")
@@ -241,7 +253,7 @@ def main() -> None:
         run_all(args)
     done = [unit for unit in units(args) if (args.out / f"{unit.name}.parquet").exists()]
     if args.collect or (args.share == (0, 1) and not args.measure):
-        collect(done, args.out, args.only)
+        collect(done, args.out, args.only, args.results)
 
 
 if __name__ == "__main__":

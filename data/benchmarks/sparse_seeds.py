@@ -2,12 +2,12 @@
 
     python data/benchmarks/sparse_seeds.py --device cuda --processes 14
 
-leaves sparse-seeds.json: by setting and training seed a digit a question ("1": right), the density and that after
-CompactAttention's union, means over the first prompts. Settings are some of sparse.py, prompts of 40 passages are
-prefilled in chunks of 512 rows, the worlds neither trained nor chose a model. Models: RUNS/lab-hard-small-SEED/model,
-as data/benchmarks/lab_hard.sh leaves them, in 8 bits (`workbench lab ship --storage int8`); that of seed 3 is the
-shipped one. What OUT holds is not computed again; `--minutes` begins nothing new after that, and the file is written of
-the questions that all seeds have answered.
+leaves, in the results folder --results, by setting and training seed exact match of every question, the density and
+that after CompactAttention's union, means over the first prompts. Settings are some of sparse.py, prompts of 40
+passages are prefilled in chunks of 512 rows, the worlds neither trained nor chose a model. Models: RUNS/lab-hard-
+small-SEED/model, as data/benchmarks/lab_hard.sh leaves them, in 8 bits (`workbench lab ship --storage int8`); that of
+seed 3 is the shipped one. What OUT holds is not computed again; `--minutes` begins nothing new after that, and the
+file is written of the questions that all seeds have answered.
 """
 
 import argparse
@@ -20,18 +20,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import sparse_settings
 from sparse_settings import FLASH
 
 from workbench import data, models
+from workbench import results as tables
 from workbench.core import tile_grid
+from workbench.core.files import write_text
 from workbench.core.runner import Workers
-from workbench.experiments import results, sparse_seeds
 from workbench.experiments.record import device_name, versions
 from workbench.methods import sparse
 from workbench.metrics import answers
 from workbench.metrics.side_by_side import compare_many
 
-FILE = Path(__file__).with_name("sparse-seeds.json")
 MODEL, SEEDS, SHIPPED = "lab-hard-small", (1, 2, 3), 3
 DATA, SEED, PASSAGES, CHUNK = "lab-hard", 40_000, 40, 512
 SPECS = (  # of sparse.py: each method near a third of the pairs, and random tiles beside
@@ -131,8 +132,23 @@ def joined(units: Mapping[Unit, Mapping[str, Any]], samples: int) -> dict[str, A
     return about | {"settings": {spec: kept[spec] for spec in SPECS}}
 
 
+def write(content: Mapping[str, Any], folder: Path) -> None:
+    """Write answers and counts of every setting and training seed into a results folder."""
+    asked = questions(content["samples"])
+    about = {name: content[name] for name in ("model", "data", "seed", "passages", "device", "versions")}
+    with tables.Writer(folder, "trial@sparse-seeds", **about, **tables.this_run()) as out:
+        for spec, by_seed in content["settings"].items():
+            for seed, one in by_seed.items():
+                method = {**sparse_settings.fields(spec, CHUNK), "training_seed": int(seed)}
+                right = [float(digit) for digit in one["right"]]
+                out.answers(sparse_settings.answers(asked, right, **method))
+                shares = [{"kind": "all", "measure": x, "value": one[x], "n": one["prompts"]} for x in SHARES]
+                shares.append({"kind": "all", "measure": "prompt_tokens", "value": content["tokens"]})
+                out.counts([sparse_settings.count(right, **method), *({**method, **share} for share in shares)])
+
+
 def main() -> None:
-    """Measure what is not there yet, and write the file."""
+    """Measure what is not there yet, and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--measured", type=int, default=48, help="prompts of a seed whose density is taken")
@@ -142,7 +158,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=600, help="begin no unit after so many")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the trainings")
     parser.add_argument("--out", type=Path, default=Path("runs/sparse-seeds"), help="folder of finished units")
-    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent, help="results folder")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     end = time.time() + 60 * args.minutes
@@ -155,12 +171,10 @@ def main() -> None:
     with Workers(args.processes) as workers:
         for unit, outcome in workers.run(partial(run, **given), todo):
             if (found := outcome.value()) is not None:
-                results.write_json(paths[unit], found)
+                write_text(paths[unit], json.dumps(found))
                 print("{}-{:05}-{}".format(*unit), flush=True)
     made = {unit: json.loads(path.read_text()) for unit, path in paths.items() if path.is_file()}
-    content = joined(made, args.samples)
-    results.write_json(args.file, content)
-    print(sparse_seeds.summary(content))
+    write(joined(made, args.samples), args.results)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
 """Settings of sparse methods that are measured: each method by its threshold, and those of BFLA's table 5."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from workbench.data import Sample
+from workbench.metrics.answers import wilson
 
 FLASH = "flash_prefill(block=64, sink=1, window=2, tail=1, alpha={:g})"
 CURVES: dict[str, tuple[str, tuple[float, ...]]] = {  # method: its spec, and values that keep ever more
@@ -45,3 +50,22 @@ class Setting:
     spec: str
     value: float | None
     group: str
+
+
+def fields(spec: str, chunk: int) -> dict[str, Any]:
+    """Return the columns of result tables that name a sparse method in a chunked prefill."""
+    dense = {"mode": "full", "positions": "re-encoded", "prepare": "independent", "select": "none"}
+    return {**dense, "sparse": spec, "chunk": chunk, "method": f"full, {spec}, chunks of {chunk}"}
+
+
+def answers(samples: Sequence[Sample], right: Sequence[float], **more: Any) -> list[dict[str, Any]]:
+    """Return rows of the table `answers`: exact match of every question."""
+    pairs = zip(samples, right, strict=True)
+    return [{**more, "question": sample.id, "kind": sample.kind, "em": float(em)} for sample, em in pairs]
+
+
+def count(right: Sequence[float], **more: Any) -> dict[str, Any]:
+    """Return the row of the table `counts` for them: exact match with Wilson's interval."""
+    low, high = wilson(sum(right), len(right))
+    values = {"value": sum(right) / len(right), "low": low, "high": high, "n": len(right)}
+    return {**more, "kind": "all", "measure": "em", **values}

@@ -2,21 +2,19 @@
 
     python data/benchmarks/together.py hotpotqa=hotpotqa_distractor_100.jsonl nq=nq-test.jsonl
 
-leaves together.json: for every file, embedder and n, the share of the passages of a question among whose n most similar
-passages of the whole file is another one that was retrieved for the same question; a mean over questions with a 95%
-bootstrap interval. The files have to hold what a retriever returned, not gold passages alone. A curve for n.
+leaves, in the results folder --out, for every file, embedder and n, the share of the passages of a question among
+whose n most similar passages of the whole file is another one that was retrieved for the same question; a mean over
+questions with a 95% bootstrap interval. The files have to hold what a retriever returned, not gold passages alone.
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from workbench import data
+from workbench import data, results
 from workbench.data.retrieval_corpus import nearest
-from workbench.experiments import results
 from workbench.experiments.record import versions
 from workbench.metrics.answers import bootstrap
 
@@ -41,19 +39,20 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--out", type=Path, default=HERE)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for given in args.files:
-        name, _, file = given.partition("=")
-        samples = [sample for sample in data.load(file, args.samples, SEED) if len(sample.ctxs) > 1]
-        passages = float(np.mean([len(sample.ctxs) for sample in samples]))
-        for embedder in EMBEDDERS:
-            for n in NUMBERS:
-                values = shares(samples, embedder, n)
-                low, high = bootstrap(values)
-                about = {"data": name, "embedder": embedder, "at": n, "passages": passages, "n": len(values)}
-                rows.append({**about, "mean": float(np.mean(values)), "low": low, "high": high})
-                print(name, embedder, n, f"{rows[-1]['mean']:.3f} [{low:.3f}, {high:.3f}]", flush=True)
-            results.write_json(args.out / "together.json", {"seed": SEED, "versions": versions(), "rows": rows})
+    about = {"seed": SEED, "versions": versions(), "measure": "together"}
+    with results.Writer(args.out, "deviation@together", **results.this_run()) as out:
+        for given in args.files:
+            name, _, file = given.partition("=")
+            samples = [sample for sample in data.load(file, args.samples, SEED) if len(sample.ctxs) > 1]
+            passages = round(float(np.mean([len(sample.ctxs) for sample in samples])))
+            for embedder in EMBEDDERS:
+                for n in NUMBERS:
+                    values = shares(samples, embedder, n)
+                    low, high = bootstrap(values)
+                    where = {**about, "data": name, "passages": passages, "kind": embedder, "at": float(n)}
+                    row = {"value": float(np.mean(values)), "low": low, "high": high, "n": len(values)}
+                    out.counts([{**where, **row}])
+                    print(name, embedder, n, f"{row['value']:.3f} [{low:.3f}, {high:.3f}]", flush=True)
 
 
 if __name__ == "__main__":

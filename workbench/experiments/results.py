@@ -5,7 +5,7 @@ data, so that two methods are compared question by question.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from workbench import data
 from workbench.core.errors import BadInput
 from workbench.core.files import write_atomically, write_text
 from workbench.data.assets import ROOT
-from workbench.experiments.record import Record
 from workbench.metrics.answers import Interval, bootstrap
 
 FOLDER = ROOT / "benchmarks"
@@ -74,32 +73,9 @@ def right(entry: Mapping[str, Any]) -> list[int]:
     return [int(digit) for digit in entry["right"]]
 
 
-def entry(record: Record, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the entry of a method in a results file, from what `Trial.run_each` returns."""
-    return {"record": record.to_json(), "right": "".join(str(int(row["em"])) for row in rows)}
-
-
-def write(path: Path, samples: int, seed: int, methods: Mapping[str, Any]) -> None:
-    """Write a results file with an entry for every method."""
-    write_json(path, {"samples": samples, "seed": seed, "methods": methods})
-
-
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file whole or not at all."""
     write_text(path, json.dumps(content, indent=1) + "\n")
-
-
-def summary(methods: Mapping[str, Any]) -> str:
-    """Return exact match with its interval, a line a method."""
-    width = max(map(len, methods), default=0)
-    line = "{name:{width}} {em:.3f} [{em_low:.3f}, {em_high:.3f}]  n = {n}"
-    return "\n".join(line.format(name=name, width=width, **entry["record"]) for name, entry in methods.items())
-
-
-def rows(methods: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one row a method and kind of question: {name, kind, n, em, em_low, em_high, f1, …}; "all" comes first."""
-    records = {name: Record.from_json(entry["record"]) for name, entry in methods.items()}
-    return [row | {"name": name} for name, record in records.items() for row in record.rows()]
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any], seed: int = 0) -> tuple[float, Interval]:

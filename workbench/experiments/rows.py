@@ -52,7 +52,7 @@ def counts(record: Record) -> list[dict[str, Any]]:
     rows += [{"measure": f"misses {why}", "value": float(count)} for why, count in (record.misses or {}).items()]
     if judged := record.faithfulness:
         rows += [{"measure": "faithful", "value": judged["mean"], **{k: judged[k] for k in ("low", "high", "n")}}]
-    rows += _of_sparsity(record.sparsity or {})
+    rows += sparsity(record.sparsity or {})
     return [{"kind": "all", **row} for row in rows]
 
 
@@ -108,7 +108,7 @@ def _of_scores(scores: Mapping[str, Any], before: str = "") -> list[dict[str, An
     return found
 
 
-def _of_sparsity(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+def sparsity(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row a measure of what a sparse method keeps; `first`: the answer's first token stays the same."""
     ends = {"first": {"low": kept.get("low"), "high": kept.get("high")}}
     return [

@@ -45,9 +45,9 @@ def cheapest(
                 best = enough.iloc[0] if len(enough) else settings.sort_values(measure).iloc[-1]
                 low, high = best.get(f"{measure}_low"), best.get(f"{measure}_high")
                 sure = low is not None and low >= keep * dense[measure] - 1e-9
-                both = right.get(best["sparse"], pd.Series(dtype=float))[right.get(dense["sparse"], {}) == 1]
-                if measure == "em" and len(both):
-                    sure = wilson(both.sum(), len(both))[0] >= keep
+                both = _both(right, best["sparse"], dense["sparse"]) if measure == "em" else []
+                if len(both):
+                    sure = wilson(sum(both), len(both))[0] >= keep
                 record = {"source": source, "rule": rule, "sparse": best["sparse"] if len(enough) else ""}
                 record |= {"density": best.density, "union": best.get("union"), "value": best[measure]}
                 record |= {"low": low, "high": high, "n": best.get("n")}
@@ -57,7 +57,16 @@ def cheapest(
 
 def _right(answers: pd.DataFrame) -> dict[str, pd.Series]:
     """Return exact match by question of every sparse method."""
-    return {str(spec): rows.set_index("question").em.dropna() for spec, rows in answers.groupby("sparse", sort=False)}
+    whole = answers[answers["mode"] == "full"].dropna(subset=["em"]).drop_duplicates(["sparse", "question"])
+    return {str(spec): rows.set_index("question").em for spec, rows in whole.groupby("sparse", sort=False)}
+
+
+def _both(right: dict[str, pd.Series], method: str, dense: str) -> list[float]:
+    """Return exact match of a method on the questions that dense attention answers right; none without both."""
+    if not {method, dense} <= right.keys():
+        return []
+    pairs = pd.concat([right[method], right[dense]], axis=1, keys=["own", "dense"]).dropna()
+    return list(pairs.own[pairs.dense == 1])
 
 
 def search(
