@@ -4,6 +4,7 @@ Builds need no network: they use this environment's setuptools. A fresh environm
 through a .pth file, and also holds a package named `kernels` as Hugging Face ships one.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -113,7 +114,8 @@ def install(site: Path, wheel: Path) -> None:
 
 def check(python: Path, home: Path, cwd: Path) -> set[str]:
     """Run CHECK in `cwd`; the names of the models and corpora that were loaded."""
-    done = subprocess.run([python, "-c", CHECK, home], cwd=cwd, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run([python, "-c", CHECK, home], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return set(done.stdout.split())
 
