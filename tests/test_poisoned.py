@@ -6,11 +6,10 @@ import pandas as pd
 import pytest
 import torch
 from attack_prompts import corpus, victims_of
-from poisoned import CHAINS, TOKENS, TokenKeyStore, attacked, measured, misses
+from poisoned import CHAINS, MEASURES, TOKENS, TokenKeyStore, attacked, measured, misses
 
-from workbench import data
+from workbench import data, results
 from workbench.core.errors import BadInput
-from workbench.experiments import results
 from workbench.methods.prepare.after_system import AfterSystem
 from workbench.methods.prepare.with_neighbours import WithNeighbours
 from workbench.store import MemoryStore
@@ -62,19 +61,22 @@ def test_a_poisoned_corpus_reaches_a_passage_through_its_neighbours(loaded, vict
 
 
 def test_rows_are_zero_for_chains_and_for_all_when_everything_is_recomputed(loaded, victims):
-    rows = pd.DataFrame(measured(loaded, victims[:2], (0.0, 1.0), (1,))).set_index(["arm", "ratio"])
-    assert (rows.loc[CHAINS][["kl", "kl_high", "changed", "toward"]] == 0).all(axis=None)
+    counts = pd.DataFrame(measured(loaded, victims[:2], (0.0, 1.0), (1,)))
+    rows = counts.pivot(index=["method", "ratio"], columns="measure", values="value")
+    assert set(rows) == set(MEASURES) and counts.high[counts.method == CHAINS].max() <= 1
+    assert (rows.loc[CHAINS][["kl", "changed", "toward"]] == 0).all(axis=None)
     assert rows.kl[TOKENS, 0.0] > 0 and rows.kl["1 neighbour", 0.0] > 0
     assert rows.xs(1.0, level="ratio").kl.max() < 1e-6
     assert rows.reached["1 neighbour", 0.0] == 1 and len(rows) == 8
 
 
-def test_committed_rows_have_n_and_intervals():
-    kept = results.read("poisoned")
-    rows = pd.DataFrame(kept["rows"])
-    assert kept["misses"] == {"other context before it": kept["n"]} and kept["n"] >= 50
-    assert (rows.kl_low <= rows.kl).all() and (rows.kl <= rows.kl_high).all() and (rows.n == kept["n"]).all()
-    assert (rows[rows.arm == CHAINS].kl == 0).all()
+def test_shipped_rows_have_n_and_intervals():
+    counts = results.read().counts("poisoned")
+    (missed,) = counts[counts.measure == "misses"].to_dict("records")
+    assert missed["kind"] == "other context before it" and missed["value"] == missed["n"] >= 50
+    kl = counts[counts.measure == "kl"]
+    assert ((kl.low <= kl.value) & (kl.value <= kl.high) & (kl.n == missed["n"])).all()
+    assert (kl[kl.method == CHAINS].value == 0).all()
 
 
 def test_samples_without_a_victim_are_refused(loaded):

@@ -13,8 +13,8 @@ from tests.stress import run_store_faults, store_faults
 from tests.stress.folder_machine import FolderMachine
 from tests.stress.power_loss import losses
 from tests.stress.store_faults import Count, block, byte_classes, flips, kills, name, soak
+from workbench import results
 from workbench.core.errors import BadInput
-from workbench.experiments import results
 from workbench.store import FolderStore, MemoryStore
 from workbench.store.collection import collect_garbage
 
@@ -79,13 +79,20 @@ def test_sequences_of_several_tasks_are_counted_together(caplog, monkeypatch):
     assert count.tried > count.found + count.missed > 0 and count.about == {"runs": 5, "steps": 200}
 
 
-def test_as_many_faults_are_committed_as_are_asked_for_and_none_lost_or_served_anything_wrong():
-    found = {row["name"]: row for row in results.read("store-faults")["rows"]}
-    assert all(row["lost"] == row["wrong"] == 0 < row["found"] for row in found.values())
+def test_as_many_faults_are_shipped_as_are_asked_for_and_none_lost_or_served_anything_wrong():
+    counts = results.read().counts("faults")
+    found = counts.pivot(index="method", columns="measure", values="value")
+    assert (found[["lost", "wrong"]] == 0).all(axis=None) and (found.found > 0).all()
     least = {"kills": 1_000, "flips": 1_000, "losses": 1_000, "soak": 100_000, "stateful": 100_000}
-    assert all(found[name]["tried"] >= count for name, count in least.items())
-    sizes = found["soak"]["about"]
+    assert all(found.tried[name] >= count for name, count in least.items())
+    sizes = found.loc["soak"]
     assert sizes["MB at the end"] < 1.02 * sizes["MB at half"], "memory stays flat"
+
+
+def test_counts_of_a_fault_are_rows(tmp_path):
+    count = none_lost_or_wrong(soak(tmp_path / "a", 20))
+    rows = {row["measure"]: row["value"] for row in run_store_faults.counts(count, 1.5)}
+    assert rows["tried"] == count.tried and rows["seconds"] == 1.5 and "MB at half" in rows
 
 
 def test_a_clock_that_goes_back_costs_nothing(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Simulated requests and caches: what is drawn, what is found, what it takes, and from where on what is faster."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench import results
 from workbench.core.errors import BadInput
-from workbench.experiments import break_even, paper_workload, results
+from workbench.experiments import break_even, paper_workload
 from workbench.experiments.break_even import PREFIX, RECOMPUTED, REORDERED, REUSE, Setting
 from workbench.experiments.simulated_caches import (
     BlockCache,
@@ -102,21 +103,23 @@ def test_what_is_computed_again_and_kept_is_counted_against_a_prefix_cache():
     assert beside_prefix(block, prefix) == pytest.approx(saved)
 
 
-def test_the_papers_workload_has_a_row_a_cache_and_intervals_over_seeds():
-    rows = [row for seed in range(2) for row in paper_workload.replayed(SMALL, seed)]
-    assert len(rows) == 2 * len(paper_workload.CACHES)
-    summary = paper_workload.summary(rows)
-    path, prefix = (summary[name] for name in (paper_workload.PATH, paper_workload.UNBOUNDED))
-    assert path["hit_rate"][0] > prefix["hit_rate"][0] and path["redundant_removed"] == (1, 1, 1)
-    low, high = path["hit_rate"][1:]
-    assert low < path["hit_rate"][0] < high
+def test_the_papers_workload_has_a_row_a_cache_and_measure_with_intervals_over_seeds():
+    rows = paper_workload.counts(SMALL, range(2))
+    assert len(rows) == len(paper_workload.CACHES) * len(paper_workload.MEASURES)
+    found = {(row["method"], row["measure"]): row for row in rows}
+    path, prefix = (found[name, "hit_rate"] for name in (paper_workload.PATH, paper_workload.UNBOUNDED))
+    assert path["value"] > prefix["value"] and found[paper_workload.PATH, "redundant_removed"]["value"] == 1
+    assert path["low"] < path["value"] < path["high"] and path["n"] == 2
+    assert results.schema.rows("counts", rows, experiment="workload")[0]["setting"] == json.dumps(
+        {**asdict(SMALL), "passages": "2 to 4", "shares": "0.6 to 0.3"}, sort_keys=True
+    )
 
 
-def test_committed_settings_differ_from_the_default_in_one_field():
-    kept = results.read("workload")
-    varied = paper_workload.variations(kept["rows"], kept["default"])
-    assert len(varied[("", "")]) == kept["seeds"] * len(paper_workload.CACHES)
-    assert sum(map(len, varied.values())) == len(kept["rows"]) and ("zipf", "0.0") in varied
+def test_shipped_settings_differ_from_the_usual_one_in_one_field():
+    counts = results.read().counts("workload")
+    settings = results.varied(results.expanded(counts), paper_workload.FIELDS)
+    assert len(settings) == len(counts) and {"usual", "zipf 0.0", "passages 5 to 5"} < set(settings.varied)
+    assert settings.groupby("varied").size().nunique() == 1
 
 
 def test_times_are_fitted_to_the_shipped_reports_within_a_fifth():
@@ -148,31 +151,34 @@ def test_a_request_never_takes_less_when_less_is_found(share, question):
     assert prefix[0] <= prefix[1] + 1e-9
 
 
-def test_the_grid_has_a_row_a_method_and_seed():
-    frame = break_even.grid(MODEL, [1.0], ["fixed"], [50], [50, 100], [0.0, 0.5], range(1))
-    assert len(frame) == 2 * 2 * len(break_even.METHODS) and set(frame.method) == set(break_even.METHODS)
-    assert frame.hit_rate.between(0, 1).all()
-    line = break_even.curve(break_even.chosen(frame, question=50, repeats=0.0), "zipf", "ttft_ms")
-    assert [record["name"] for record in line] == list(break_even.METHODS)
-    with pytest.raises(BadInput, match="no rows with pool=7"):
-        break_even.chosen(frame, pool=7)
+def test_every_setting_has_a_row_a_method_question_and_measure():
+    settings = break_even.settings([1.0], ["fixed"], [50], [0.0, 0.5])
+    assert [setting.repeats for setting in settings] == [0.0, 0.5]
+    rows = break_even.counts(settings[0], [50, 100], MODEL, range(2))
+    assert len(rows) == 2 * len(break_even.METHODS) * len(break_even.MEASURES)
+    assert {row["setting"]["question"] for row in rows} == {50, 100} and {row["n"] for row in rows} == {2}
+    assert all(0 <= row["value"] <= 1 for row in rows if row["measure"] == "hit_rate")
+    assert {row["method"] for row in rows if row.get("ratio")} == {RECOMPUTED}
 
 
 @pytest.mark.parametrize(("gaps", "where"), [([2, 1, -1], 1.5), ([-1, -2, -3], 0.0), ([1, 1, 1], None)])
 def test_a_crossing_lies_between_two_points(gaps, where):
-    rows = [{"zipf": float(z), "method": PREFIX, "ttft_ms": 5.0 + gap} for z, gap in enumerate(gaps)]
-    rows += [{"zipf": float(z), "method": REUSE, "ttft_ms": 5.0} for z in range(len(gaps))]
-    assert break_even.crossing(pd.DataFrame(rows), PREFIX, REUSE) == where
+    rows = [{"zipf": float(z), "method": PREFIX, "value": 5.0 + gap} for z, gap in enumerate(gaps)]
+    rows += [{"zipf": float(z), "method": REUSE, "value": 5.0} for z in range(len(gaps))]
+    times = pd.DataFrame(rows)
+    assert break_even.crossing(times, PREFIX, REUSE) == where
+    (row,) = break_even.crossings(times.assign(order="fixed"), ["order"]).to_dict("records")
+    assert (row["order"], row["prefix"], row["reuse"]) == ("fixed", PREFIX, REUSE)
+    assert row["zipf"] == where or (where is None and np.isnan(row["zipf"]))
 
 
-def test_the_committed_break_even_compares_all_methods_on_the_same_requests():
-    frame = results.table("break_even")
-    counts = frame.groupby(["zipf", "order", "pool", "question", "repeats"]).size()
-    assert (counts == counts.iloc[0]).all()
-    reuse, recomputed = (frame[frame.method == name] for name in (REUSE, RECOMPUTED))
-    assert (reuse.hit_rate.to_numpy() == recomputed.hit_rate.to_numpy()).all()
-    assert (reuse.ttft_ms.to_numpy() < recomputed.ttft_ms.to_numpy()).all() and REORDERED in set(frame.method)
-    assert json.dumps(sorted(set(frame.order))) == '["fixed", "relevance", "shuffled"]'
+def test_the_shipped_break_even_compares_all_methods_on_the_same_requests():
+    counts = results.read().counts("break-even")
+    assert set(counts.groupby(["setting", "measure"]).method.agg(frozenset)) == {frozenset(break_even.METHODS)}
+    wide = counts.pivot(index=["setting", "measure"], columns="method", values="value")
+    hits, times = (wide.xs(measure, level="measure") for measure in break_even.MEASURES)
+    assert (hits[REUSE] == hits[RECOMPUTED]).all() and (times[REUSE] < times[RECOMPUTED]).all()
+    assert (hits[REORDERED] >= 0).all()
 
 
 @pytest.mark.parametrize(

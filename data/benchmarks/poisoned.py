@@ -2,7 +2,7 @@
 
     python data/benchmarks/poisoned.py --victims 64
 
-writes poisoned.json: questions of the lab, one a set of passages.
+writes counts of experiment "poisoned": questions of the lab, one a set of passages.
 
 The attacker's text is the passage with another answer in it. It is not optimised, as HijackKV's 32 tokens are, and it
 never stands in the victim's prompt: only the cached passage has seen it. Three ways there:
@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,6 @@ from torch import Tensor
 
 from workbench import data, models
 from workbench.core.kv import KV
-from workbench.experiments import results
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.trial import Progress
 from workbench.methods import select
@@ -41,16 +39,18 @@ from workbench.methods.sampling import SamplingParams
 from workbench.metrics.answers import Records, bootstrap, exact_match, wilson
 from workbench.metrics.fidelity import gold_answers, predict
 from workbench.models.loading import Loaded
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 from workbench.store import UNLIMITED, MemoryStore, Store, fetch, fingerprint, key_of
 from workbench.store.misses import Miss, identity_of
 
-OUT = Path(__file__).with_name("poisoned.json")
 MODEL, SEED, PASSAGES, SAMPLES = "lab-full", 90_000, 10, 2_400
 RATIOS, NEIGHBOURS = (0.0, 0.05, 0.15, 0.3, 0.5, 1.0), (1, 10)
 TOKENS, CHAINS = "keys of tokens", "content chains"
 Side = tuple[Prepare, Store]
 Asked = tuple[list[str], list[Tensor]]  # greedy answers, logits of the right ones
 HARMLESS = "harmless copy"
+MEASURES = ("kl", "toward", "changed", "right", "hijacked", "right_clean", "reached")
 
 
 class TokenKeyStore:
@@ -135,15 +135,15 @@ def measured(
     neighbours: Sequence[int] = (1, 10),
     progress: Progress | None = None,
 ) -> Records:
-    """Return a row an arm and ratio of recomputed tokens (query-guided).
-
-    {arm, ratio, n, reached, kl, toward, changed, right, hijacked, …_low, …_high, right_clean}.
+    """Return a row of `results.Count` an arm (`method`), ratio of recomputed tokens (query-guided) and measure.
 
     kl         KL(clean ‖ poisoned) at the tokens of the right answer, nats a token, mean over questions
     toward     by how much the attacker's target gains on the right answer, in nats of their odds at the first token in
                which they differ; below 0, it loses
     changed    share of greedy answers that are other words than without the attacker
     hijacked   share of greedy answers that are the attacker's target
+    right, right_clean      exact match with the attacker, and without
+    reached    share of the victims whose passage is served after it has seen what was added
     Intervals are 95%: bootstrap over questions, Wilson of shares.
     """
     loaded = Loaded(*loaded)
@@ -154,9 +154,10 @@ def measured(
             mark = id(arm.clean), ratio
             known[mark] = known.get(mark) or _asked(loaded, victims, arm.clean, ratio)
             compared = _compared(loaded, victims, known[mark], _asked(loaded, victims, arm.poisoned, ratio))
-            rows.append({"arm": arm.name, "ratio": ratio, "reached": arm.reached, **compared})
+            about = {"method": arm.name, "ratio": ratio, "n": len(victims)}
+            rows += [{**about, **row} for row in [*compared, {"measure": "reached", "value": arm.reached}]]
             if progress:
-                progress(len(rows), (2 + 2 * len(neighbours)) * len(ratios))
+                progress(len(rows), (2 + 2 * len(neighbours)) * len(ratios) * len(MEASURES))
     return rows
 
 
@@ -171,7 +172,7 @@ def _asked(loaded: Loaded, victims: Sequence[Victim], side: Side, ratio: float) 
     return [one.text.strip() for one in ended.generations], predict(model, ended.ready, ended.logits, gold)
 
 
-def _compared(loaded: Loaded, victims: Sequence[Victim], clean: Asked, poisoned: Asked) -> dict[str, Any]:
+def _compared(loaded: Loaded, victims: Sequence[Victim], clean: Asked, poisoned: Asked) -> Records:
     odds = [_odds(loaded, victims, logits) for _, logits in (clean, poisoned)]
     means = {
         "kl": [_kl(one, other) for one, other in zip(clean[1], poisoned[1], strict=True)],
@@ -182,15 +183,15 @@ def _compared(loaded: Loaded, victims: Sequence[Victim], clean: Asked, poisoned:
         "right": [bool(exact_match(said, v.sample.answers)) for said, v in zip(poisoned[0], victims, strict=True)],
         "hijacked": [bool(exact_match(said, [v.target])) for said, v in zip(poisoned[0], victims, strict=True)],
     }
-    row: dict[str, Any] = {"n": len(victims)}
-    for name, values in means.items():
-        row[name] = float(np.mean(values))
-        row[f"{name}_low"], row[f"{name}_high"] = bootstrap(values)
-    for name, each in flags.items():
-        row[name] = float(np.mean(each))
-        row[f"{name}_low"], row[f"{name}_high"] = wilson(sum(each), len(each))
     right = [exact_match(said, victim.sample.answers) for said, victim in zip(clean[0], victims, strict=True)]
-    return row | {"right_clean": float(np.mean(right))}
+    intervals = {name: bootstrap(values) for name, values in means.items()}
+    intervals |= {name: wilson(sum(values), len(values)) for name, values in flags.items()}
+    values = {**means, **flags}
+    found: Records = [
+        {"measure": name, "value": float(np.mean(values[name])), "low": low, "high": high}
+        for name, (low, high) in intervals.items()
+    ]
+    return [*found, {"measure": "right_clean", "value": float(np.mean(right))}]
 
 
 def _kl(one: Tensor, other: Tensor) -> float:
@@ -221,18 +222,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--victims", type=int, default=64)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     given = parser.parse_args()
     loaded = models.load(MODEL, given.device)
     victims = victims_of(loaded, data.load("lab", SAMPLES, SEED, PASSAGES), given.victims)
+    first = victims[0]
+    example = {"question": first.sample.question, "answer": first.sample.answers[0]}
+    example |= {"target": first.target, "text": first.poison.text}
+    origin = {"model": MODEL, "data": "lab", "seed": SEED, "passages": PASSAGES, "select": "query_guided"}
+    origin |= {"device": device_name(loaded.model.device), "versions": versions(), "setting": {"example": example}}
     reasons = Counter(miss.reason for miss in misses(loaded, victims))
-    rows = measured(loaded, victims, RATIOS, NEIGHBOURS, lambda done, of: print(f"{done} of {of}", flush=True))
-    about: dict[str, Any] = {"model": MODEL, "data": "lab", "seed": SEED, "passages": PASSAGES, "n": len(victims)}
-    example = {"question": victims[0].sample.question, "answer": victims[0].sample.answers[0]}
-    example |= {"target": victims[0].target, "text": victims[0].poison.text}
-    about |= {"example": example}
-    about |= {"misses": dict(reasons), "device": device_name(loaded.model.device), "versions": versions()}
-    results.write_json(given.out, about | {"rows": rows})
+    missed = {"method": CHAINS, "measure": "misses", "n": len(victims)}
+    with Writer(given.out, f"poisoned@{MODEL}", **origin, **this_run()) as out:
+        out.counts({**missed, "kind": why, "value": float(count)} for why, count in reasons.items())
+        out.counts(measured(loaded, victims, RATIOS, NEIGHBOURS, lambda at, of: print(f"{at} of {of}", flush=True)))
 
 
 if __name__ == "__main__":

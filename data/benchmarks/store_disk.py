@@ -3,9 +3,9 @@
     python data/benchmarks/store_disk.py                     about a minute, 1.1 GB of files in a temporary folder
     python data/benchmarks/store_disk.py --folder /mnt/nvme  on the disk that is asked about
 
-Writes store-disk.json: for blocks of three models, one to a file and sixteen to a file, reads with the files in the
-page cache and dropped from it, writes with and without fsync, and look-ups in memory. Every round times the raw read
-and the hits in turn; shares are within a round. Run it on a machine that does nothing else.
+Writes counts of experiment "disk": for blocks of three models, one to a file and sixteen to a file, reads with the
+files in the page cache and dropped from it, writes with and without fsync, and look-ups in memory. Every round times
+the raw read and the hits in turn; shares are within a round. Run it on a machine that does nothing else.
 """
 
 import argparse
@@ -25,12 +25,14 @@ import torch
 
 from workbench.core.kv import KV
 from workbench.experiments.record import device_name, version_of, versions
-from workbench.experiments.results import write_json
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 from workbench.store import FolderStore, MemoryStore, block_file
 from workbench.store.checksums import crc32
 from workbench.store.file_header import quietly
 
 LAYOUTS = {"one": 1, "many": 16}  # blocks a file
+PART = "disk@folder"
 READERS = ("copied", "mapped")
 
 
@@ -139,7 +141,7 @@ def memory_hit(shape: BlockShape, looked_up: int = 20_000) -> dict[str, float]:
 
 
 def measured(folder: Path, shapes: Sequence[BlockShape] = SHAPES, rounds: int = 5) -> Iterator[dict[str, Any]]:
-    """Yield a row a measurement, as store-disk.json holds them; `folder` is filled, and emptied file by file."""
+    """Yield a row a measurement, as `counts` takes them; `folder` is filled, and emptied file by file."""
     for shape in shapes:
         for layout, a_file in LAYOUTS.items():
             place = folder / f"{shape.model}-{layout}"
@@ -152,6 +154,20 @@ def measured(folder: Path, shapes: Sequence[BlockShape] = SHAPES, rounds: int = 
                 yield {"what": "read"} | asdict(reads(place, shape, a_file, cold, rounds))
             _delete(place)
         yield {"what": "memory hit", "model": shape.model} | memory_hit(shape)
+
+
+def counts(row: dict[str, Any], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a row of `results.Count` a number of a measurement."""
+    setting = {name: row[name] for name in ("blocks_a_file", "cache", "block_mb") if name in row} | facts
+    about = {
+        "model": row["model"],
+        "method": row["what"],
+        "setting": setting,
+        "n": row.get("rounds", row.get("look_ups")),
+    }
+    for name, value in row.items():
+        if name.endswith(("_gbs", "_share", "_us")) or name.startswith("ms_"):
+            yield {**about, "measure": name, "value": float(value)}
 
 
 def _raw(store: FolderStore) -> Callable[[str], np.ndarray]:
@@ -203,21 +219,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where files are written; without it, a temporary folder")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=[shape.model for shape in SHAPES])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     shapes = [shape for shape in SHAPES if shape.model in args.models]
-    rows = []
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+    facts = {"checksum": f"CRC-32 of {crc32.__module__}", "cores": os.cpu_count()}
+    facts |= {"load": os.getloadavg()[0]}  # of other work beside this one
+    origin = {"device": device_name(torch.device("cpu")), "versions": versions() | {"isal": version_of("isal")}}
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder, Writer(args.out, PART, **origin, **this_run()) as out:
         for row in measured(Path(folder), shapes, args.rounds):
-            rows.append(row)
+            out.counts(counts(row, facts))
             print(", ".join(f"{n} {v:.3g}" if isinstance(v, float) else f"{v}" for n, v in row.items()), flush=True)
-    facts: dict[str, Any] = {
-        "command": "python data/benchmarks/store_disk.py",
-        "device": device_name(torch.device("cpu")),
-    }
-    facts |= {"load": os.getloadavg()[0], "cores": os.cpu_count()}  # of other work beside this one
-    facts |= {"checksum": f"CRC-32 of {crc32.__module__}", "isal": version_of("isal"), "versions": versions()}
-    write_json(args.out / "store-disk.json", facts | {"rounds": args.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What cached blocks lose when they are kept in 8 bits: deviation of keys and values, predictions and answers.
 
-    python data/benchmarks/store_int8.py --threads 2        writes data/benchmarks/store-int8.json
+    python data/benchmarks/store_int8.py --threads 2        writes counts of experiment "int8"
 
 The same questions are answered over blocks as cached and over blocks that were rounded (`HostTier(storage="int8")`),
 each compared with full attention by `metrics.fidelity`; differences of the two are paired, question by question, with
@@ -8,8 +8,7 @@ a bootstrap 95% interval. Deviation is relative: |rounded - cached| / |cached|, 
 """
 
 import argparse
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,14 @@ import torch
 
 from workbench import data, models
 from workbench.core.kv import KV
+from workbench.experiments import rows as rows_of
 from workbench.experiments.record import Record
-from workbench.experiments.results import write_json
 from workbench.experiments.trial import Trial, batches
 from workbench.methods.modes.reuse import Reuse
 from workbench.metrics.answers import Records, bootstrap
 from workbench.models.loading import Loaded
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 from workbench.store import HostTier, MemoryStore, TieredStore
 from workbench.store.quantized import Storage
 
@@ -37,7 +38,7 @@ class Measured(MemoryStore):
         super().__init__(1 << 62)
         self.storage = storage
         self.sums = {"k": [0.0, 0.0], "v": [0.0, 0.0]}  # squared distance, squared length
-        self.sizes = [0, 0]  # bytes as cached, and as kept
+        self.nbytes_kept = 0.0
 
     def put(self, key: str, kv: KV) -> None:
         """Round a block, measure, and keep it as it is read back."""
@@ -50,14 +51,13 @@ class Measured(MemoryStore):
             for a, b in zip(mine, theirs, strict=True):
                 self.sums[part][0] += float((a.double() - b.double()).square().sum())
                 self.sums[part][1] += float(b.double().square().sum())
-        self.sizes[0] += kv.nbytes
-        self.sizes[1] += tier.bytes
+        self.nbytes_kept += tier.bytes
         super().put(key, back)
 
-    def facts(self) -> dict[str, Any]:
-        """Return the relative deviation of keys and values, and the bytes."""
-        deviation = {part: (gap / length) ** 0.5 for part, (gap, length) in self.sums.items()}
-        return {"deviation": deviation, "bytes_cached": self.sizes[0], "bytes_kept": self.sizes[1]}
+    def counts(self) -> Records:
+        """Return the relative deviation of keys and values, and the bytes that are kept."""
+        deviation = {f"deviation_{part}": (gap / length) ** 0.5 for part, (gap, length) in self.sums.items()}
+        return [{"measure": name, "value": value} for name, value in (deviation | {"bytes": self.nbytes_kept}).items()]
 
 
 def main() -> None:
@@ -66,26 +66,25 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("store-int8.json"))
+    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     loaded = models.load(args.model)
     base = Trial(args.model, samples=args.samples, seed=args.seed, mode="block", timed=1)
-    facts: dict[str, Any] = {"command": " ".join(["python", "data/benchmarks/store_int8.py", *sys.argv[1:]])}
-    facts |= {"model": args.model, "samples": args.samples, "seed": args.seed, "methods": {}}
-    for name, trial in {"Block-Attention's reuse": base, "after_system": replace(base, prepare="after_system")}.items():
-        rows: dict[str, Records] = {}
-        entry: dict[str, Any] = {}
-        for storage in STORAGES:
-            store = Measured(storage)
-            fill(store, trial, loaded)  # before: a block that is encoded by a request serves that request unrounded
-            record, rows[storage] = trial.run_each(loaded=loaded, store=store)
-            entry[storage] = scores(record) | store.facts()
-        entry["difference"] = difference(rows["as cached"], rows["int8"], args.seed)
-        facts["methods"][name] = entry
-        facts |= {"device": record.device, "versions": record.versions}
-        write_json(args.out, facts)
-        print(name, spoken(entry), sep="\n", flush=True)
+    origin = {"model": args.model, "data": "lab", "seed": args.seed, "mode": "block", **this_run()}
+    named = {"Block-Attention's reuse": base, "after_system": replace(base, prepare="after_system")}
+    with Writer(args.out, f"int8@{Path(args.model).name}", **origin) as out:
+        for name, trial in named.items():
+            rows: dict[str, Records] = {}
+            about: dict[str, Any] = {"method": name, "prepare": trial.prepare or "independent"}
+            for storage in STORAGES:
+                store = Measured(storage)
+                fill(store, trial, loaded)  # before: a block that is encoded by a request serves it unrounded
+                record, rows[storage] = trial.run_each(loaded=loaded, store=store)
+                about |= {"device": record.device, "versions": record.versions}
+                out.counts({**about, "kind": storage, **row} for row in [*scores(record), *store.counts()])
+            gaps = difference(rows["as cached"], rows["int8"], args.seed)
+            out.counts({**about, "kind": "difference", **row} for row in gaps)
 
 
 def fill(store: Measured, trial: Trial, loaded: Loaded) -> None:
@@ -98,39 +97,25 @@ def fill(store: Measured, trial: Trial, loaded: Loaded) -> None:
         method.prepare(model, [prompts[i] for i in batch], store)
 
 
-def scores(record: Record) -> dict[str, Any]:
+def scores(record: Record) -> Records:
     """Return the scores of a record, with their intervals."""
-    kept = {f"{name}{end}" for name in SCORES for end in ("", "_low", "_high")} | {"n", "compared"}
-    return {name: value for name, value in asdict(record).items() if name in kept}
+    kept = [row for row in rows_of.counts(record) if row["measure"] in SCORES and row["kind"] == "all"]
+    return [{name: value for name, value in row.items() if name != "kind"} for row in kept]
 
 
-def difference(before: Records, after: Records, seed: int) -> dict[str, dict[str, float]]:
-    """Return by how much each score is higher over rounded blocks, paired: {mean, low, high, n}.
+def difference(before: Records, after: Records, seed: int) -> Records:
+    """Return by how much each score is higher over rounded blocks, paired.
 
     `same` is the share of questions whose answer is the very same text.
     """
-    found = {}
     pairs = list(zip(before, after, strict=True))
-    for name in SCORES:
-        gaps = [float(b[name]) - float(a[name]) for a, b in pairs if a.get(name) is not None]
-        found[name] = interval(gaps, seed)
-    found["same"] = interval([float(a["answer"] == b["answer"]) for a, b in pairs], seed)
+    gaps = {name: [float(b[name]) - float(a[name]) for a, b in pairs if a.get(name) is not None] for name in SCORES}
+    gaps["same"] = [float(a["answer"] == b["answer"]) for a, b in pairs]
+    found = []
+    for name, values in gaps.items():
+        low, high = bootstrap(values, seed)
+        found.append({"measure": name, "value": sum(values) / len(values), "low": low, "high": high, "n": len(values)})
     return found
-
-
-def interval(values: list[float], seed: int) -> dict[str, float]:
-    """Return a mean with its bootstrap 95% interval."""
-    low, high = bootstrap(values, seed)
-    return {"mean": sum(values) / len(values), "low": low, "high": high, "n": len(values)}
-
-
-def spoken(entry: dict[str, Any]) -> str:
-    """Return the differences, a line each."""
-    deviation, size = entry["int8"]["deviation"], entry["int8"]["bytes_kept"] / entry["int8"]["bytes_cached"]
-    lines = [f"  {size:.1%} of the bytes; keys {deviation['k']:.4f}, values {deviation['v']:.4f} away"]
-    for name, gap in entry["difference"].items():
-        lines.append(f"  {name:6} {gap['mean']:+.5f} [{gap['low']:+.5f}, {gap['high']:+.5f}]  n = {gap['n']}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

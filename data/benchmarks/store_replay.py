@@ -2,26 +2,26 @@
 
     python data/benchmarks/store_replay.py
 
-writes store_replay.json: 27K tokens of context a request as in FusionRAG's figures 14 and 15, 15% recomputed, blocks of
-the Llama-3.1-8B shape over three tiers; full prefill by the same engine beside. A minute or two on one core.
+writes counts of experiment "replay": 27K tokens of context a request as in FusionRAG's figures 14 and 15, 15%
+recomputed, blocks of the Llama-3.1-8B shape over three tiers; full prefill by the same engine beside. A minute or two
+on one core.
 """
 
 import argparse
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from workbench.experiments import results
-from workbench.experiments.simulated_machine import GB, Machine
-from workbench.experiments.store_replay import replay, requests_of, summary
+from workbench.experiments.simulated_machine import CLOCK, GB, SHAPE, Machine
+from workbench.experiments.store_replay import counts, replay, requests_of
 from workbench.methods.serving.scheduler import Mode
 from workbench.metrics.published_numbers import FUSION_RAG
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
-OUT = Path(__file__).with_name("store_replay.json")
 PASSAGES, POOL, REQUESTS, ZIPF = 54, 2_000, 80, 1.0
 RATES = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 MACHINE = Machine({"GPU": 40 * GB, "host": 100 * GB, "disk": 200 * GB}, ratio=FUSION_RAG["ratio"])
-WAYS: dict[str, tuple[Mode, bool]] = {  # mode of the scheduler, and whether cached blocks are reused
+CANDIDATES: dict[str, tuple[Mode, bool]] = {  # mode of the scheduler, and whether cached blocks are reused
     "sync": ("sync", True),
     "request": ("request", True),
     "layer": ("layer", True),
@@ -30,27 +30,25 @@ WAYS: dict[str, tuple[Mode, bool]] = {  # mode of the scheduler, and whether cac
 
 
 def main() -> None:
-    """Replay every rate, way and seed."""
+    """Replay every rate, candidate and seed; those that are there already are kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     given = parser.parse_args()
-    rows = []
-    for seed in range(given.seeds):
-        requests = requests_of(ZIPF, REQUESTS, POOL, PASSAGES, seed)
-        for rate in RATES:
-            for way, (mode, reuse) in WAYS.items():
-                machine = replace(MACHINE, per_second=rate, reuse=reuse)
-                done = replay(requests, machine, mode, range(POOL), seed)
-                rows.append({"way": way, "rate": rate, "seed": seed, **summary(done)})
-        print(f"seed {seed}", flush=True)
-    described: dict[str, Any] = {
-        name: dict(value) if hasattr(value, "items") else value for name, value in asdict(MACHINE).items()
-    }
-    described["rates"]["GPU"] = None  # read in place
-    about = {"command": "python data/benchmarks/store_replay.py", "seeds": given.seeds, "machine": described}
-    about |= {"passages": PASSAGES, "pool": POOL, "requests": REQUESTS, "zipf": ZIPF}
-    results.write_json(given.out, about | {"rows": rows})
+    setting = {"passages": PASSAGES, "pool": POOL, "requests": REQUESTS, "zipf": ZIPF, **MACHINE.setting}
+    origin = {"model": SHAPE, "device": CLOCK, "setting": setting, **this_run()}
+    with Writer(given.out, "replay@scheduler", resume=True, **origin) as out:
+        there = {row["seed"] for row in out.there("counts")}
+        for seed in (seed for seed in range(given.seeds) if seed not in there):
+            requests, rows = requests_of(ZIPF, REQUESTS, POOL, PASSAGES, seed), []
+            for rate in RATES:
+                for name, (mode, reuse) in CANDIDATES.items():
+                    machine = replace(MACHINE, per_second=rate, reuse=reuse)
+                    done = counts(replay(requests, machine, mode, range(POOL), seed))
+                    about = {"method": name, "seed": seed, **({"ratio": MACHINE.ratio} if reuse else {})}
+                    rows += [{**about, **row} for row in done]
+            out.counts(rows)
+            print(f"seed {seed}", flush=True)
 
 
 if __name__ == "__main__":

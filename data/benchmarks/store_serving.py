@@ -1,15 +1,15 @@
 """Throughput, time to first token and idle share of 200 questions at once over stored blocks, in one run.
 
-    python data/benchmarks/store_serving.py --device cpu      writes data/benchmarks/store-serving-DEVICE.json
+    python data/benchmarks/store_serving.py --device cpu      writes counts of experiment "serving"
     python data/benchmarks/store_serving.py --device cuda     Llama-3.1-8B's shape, random weights, in about 10 minutes
 
-What is measured, and beside what, stands in `serving_runs`. The file is written after each run.
+What is measured, and beside what, stands in `serving_runs`. Rows are written after each run.
 """
 
 import argparse
 import shutil
-import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -23,7 +23,12 @@ from stored_corpus import StoredCorpus
 from workbench import models
 from workbench.experiments.bench import whole_model
 from workbench.experiments.record import device_name, versions
-from workbench.experiments.results import write_json
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
+
+GPU_MODEL = "Llama-3.1-8B's shape, random weights"
+NUMBERS = ("per_second", "idle", "reused", "together", "seconds", "failed", "bytes", "resident")
+NUMBERS += ("pages_gbps", "copy_gbps", "share")
 
 
 def arguments() -> argparse.Namespace:
@@ -37,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--folder", default=None, help="where the blocks of the cold runs lie; without it, a temporary one"
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     for field in fields(Load):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=None)
     return parser.parse_args()
@@ -50,22 +55,33 @@ def main() -> None:
     torch.set_num_threads(args.threads if args.device == "cpu" else 1)  # there, loaders and readers are the threads
     model = whole_model.build() if args.device == "cuda" else models.load(args.model, "cpu").model
     folder = Path(tempfile.mkdtemp(prefix="store-serving-", dir=args.folder))
-    facts: dict[str, Any] = {"command": " ".join(["python", "data/benchmarks/store_serving.py", *sys.argv[1:]])}
-    facts |= {"model": "Llama-3.1-8B's shape, random weights" if args.device == "cuda" else args.model}
-    facts |= {"device": device_name(model.device), "versions": versions(), "load": asdict(load), "runs": []}
-    out = args.out / f"store-serving-{args.device}.json"
+    origin = {"model": GPU_MODEL if args.device == "cuda" else args.model, "seed": load.seed, "versions": versions()}
+    origin |= {"device": device_name(model.device), **this_run()}
+    setting = {name: value for name, value in asdict(load).items() if name not in ("seed", "ratio")}
     try:
-        bench = StoredCorpus(model, load, folder / "blocks")
-        bench.encode()
-        facts |= {"corpus_bytes": load.blocks * bench.kv_bytes, "ready_s": perf_counter() - begin}
-        facts["copy"] = bench.copy_rates()
-        print(f"ready after {facts['ready_s']:.0f} s; into pages {facts['copy']}", flush=True)
-        for row in runs(bench, args.seconds - (perf_counter() - begin)):
-            facts["runs"].append(row)
-            write_json(out, facts | {"seconds": perf_counter() - begin})
-            print(spoken(row), flush=True)
+        with Writer(args.out, f"serving@{args.device}", **origin) as out:
+            bench = StoredCorpus(model, load, folder / "blocks")
+            bench.encode()
+            copied = bench.copy_rates()
+            print(f"ready after {perf_counter() - begin:.0f} s; into pages {copied}", flush=True)
+            out.counts(counts({"run": "copies into pages", **copied}, setting))
+            for row in runs(bench, args.seconds - (perf_counter() - begin)):
+                out.counts(counts(row, setting))
+                print(spoken(row), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def counts(row: Mapping[str, Any], setting: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row of `results.Count` a number of a run; a run that was skipped has none."""
+    numbers = {name: value for name in NUMBERS if (value := row.get(name)) is not None}
+    numbers |= {f"ttft_{end}": 1e3 * row["ttft"][end] for end in ("p50", "p95") if row.get("ttft")}
+    numbers |= {"ttft_ms": 1e3 * row["ttft"]["mean"]} if row.get("ttft") else {}
+    numbers |= {f"bytes_{tier}": size for tier, size in row.get("loaded", {}).items()}
+    numbers |= {"gbs": row["raw"]["gbps"]} if "raw" in row else {}
+    about = {"method": row["run"], "kind": row.get("state", ""), "ratio": row.get("ratio"), "n": row.get("questions")}
+    about["setting"] = {**setting, **({"scheduler": row["mode"]} if "mode" in row else {})}
+    return [{**about, "measure": name, "value": float(value)} for name, value in numbers.items()]
 
 
 def spoken(row: dict[str, Any]) -> str:

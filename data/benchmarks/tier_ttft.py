@@ -2,7 +2,8 @@
 
     python data/benchmarks/tier_ttft.py --threads 2
 
-writes tier_ttft.json: full attention and reuse from memory and from disk, with nothing and 15% recomputed.
+writes timings of experiment "tiers": full attention and reuse from memory and from disk, with nothing and 15%
+recomputed.
 """
 
 import argparse
@@ -12,10 +13,11 @@ from pathlib import Path
 import torch
 
 from workbench import data, models
-from workbench.experiments import results, tier_ttft, ttft
+from workbench.experiments import tier_ttft, ttft
 from workbench.experiments.record import device_name, versions
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
-OUT = Path(__file__).with_name("tier_ttft.json")
 LENGTHS, QUESTION = (256, 512, 1024, 2048), 50
 
 
@@ -27,19 +29,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     loaded = models.load(given.model, given.device)
     texts = data.load("lab", 8, 0)
-    prompts = [
-        ttft.prompt_of_length(length, texts, loaded.tokenizer, loaded.layout, QUESTION) for length in given.lengths
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        rows = tier_ttft.measured(loaded, prompts, Path(folder) / "blocks", given.repeats)
-    about = {"command": "python data/benchmarks/tier_ttft.py", "model": given.model, "question": QUESTION}
-    about |= {"device": device_name(loaded.model.device), "versions": versions()}
-    results.write_json(given.out, about | {"rows": rows})
+    origin = {"model": given.model, "data": "lab", "seed": 0, "device": device_name(loaded.model.device)}
+    with Writer(given.out, f"tiers@{Path(given.model).name}", **origin, versions=versions(), **this_run()) as out:
+        for length in given.lengths:
+            prompt = ttft.prompt_of_length(length, texts, loaded.tokenizer, loaded.layout, QUESTION)
+            with tempfile.TemporaryDirectory() as folder:
+                out.timings(tier_ttft.measured(loaded, [prompt], Path(folder) / "blocks", given.repeats))
 
 
 if __name__ == "__main__":

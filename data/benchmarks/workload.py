@@ -2,23 +2,23 @@
 
     python data/benchmarks/workload.py
 
-writes workload.json (FusionRAG's workload of section 5.3.3, a row a setting, seed and cache) and break_even.parquet
-(hits and times to the first token against popularity, order, pool, question and repeated requests). Passages are
-numbers, nothing is computed; times are of `experiments.ttft_model`, fitted to the reports beside this file. One core,
-less than a minute.
+writes counts of experiments "workload" (FusionRAG's workload of section 5.3.3) and "break-even" (hits and times to the
+first token against popularity, order, pool, question and repeated requests), means over draws. Passages are numbers,
+nothing is computed; times are of `experiments.ttft_model`. One core, less than a minute.
 """
 
 import argparse
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench.experiments import break_even, results
-from workbench.experiments.paper_workload import replayed
+from workbench.experiments import break_even, paper_workload
+from workbench.experiments.simulated_machine import CLOCK, SHAPE
 from workbench.experiments.ttft_model import fitted
 from workbench.experiments.workload import Order, Workload
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
-HERE = Path(__file__).parent
 PAPER = Workload()
 VARIED: dict[str, Any] = {  # what the paper does not say, one after the other
     "passages": ((5, 5), (10, 10), (20, 20)),
@@ -36,16 +36,18 @@ def main() -> None:
     """Run all settings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="draws of every setting")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder that is written to")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of results")
     given = parser.parse_args()
-    seeds = range(given.seeds)
-    settings = [PAPER, *(replace(PAPER, **{name: one}) for name, values in VARIED.items() for one in values)]
-    rows = [row for setting in settings for seed in seeds for row in replayed(setting, seed)]
-    about = {"command": "python data/benchmarks/workload.py", "seeds": given.seeds, "default": asdict(PAPER)}
-    results.write_json(given.out / "workload.json", about | {"rows": rows})
-    grid = break_even.grid(fitted(), ZIPFS, ORDERS, POOLS, QUESTIONS, REPEATS, seeds)
-    grid.to_parquet(given.out / "break_even.parquet", index=False)
-    print(f"{len(rows)} and {len(grid)} rows")
+    seeds, origin = range(given.seeds), {"device": CLOCK, **this_run()}
+    with Writer(given.out, "workload@simulated", **origin) as out:
+        out.counts(paper_workload.counts(PAPER, seeds))
+        for name, values in VARIED.items():
+            for value in values:
+                out.counts(paper_workload.counts(replace(PAPER, **{name: value}), seeds))
+    model = fitted()
+    with Writer(given.out, "break-even@simulated", model=SHAPE, **origin) as out:
+        for setting in break_even.settings(ZIPFS, ORDERS, POOLS, REPEATS):
+            out.counts(break_even.counts(setting, QUESTIONS, model, seeds))
 
 
 if __name__ == "__main__":

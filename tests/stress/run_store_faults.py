@@ -4,9 +4,9 @@
     python -m tests.stress.run_store_faults --share 0.01         a hundredth of everything, to see that it works
     python -m tests.stress.run_store_faults --folder /mnt/nvme   files on another disk than the temporary one
 
-Writes store-faults.json: a writer killed 1,000 times (SIGKILL), 2,000 single bits flipped in every class of bytes,
-power lost 1,000 times with all that was not fsynced, 10,000 sequences of up to 200 operations drawn by hypothesis
-beside a dictionary, and 100,000 operations on ever new keys in one process, whose memory is watched.
+Writes counts of experiment "faults": a writer killed 1,000 times (SIGKILL), 2,000 single bits flipped in every
+class of bytes, power lost 1,000 times with all that was not fsynced, 10,000 sequences of up to 200 operations drawn by
+hypothesis beside a dictionary, and 100,000 operations on ever new keys in one process, whose memory is watched.
 """
 
 import argparse
@@ -14,9 +14,9 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +25,8 @@ from tests.stress.power_loss import losses
 from tests.stress.store_faults import Count, flips, kills, soak
 from workbench.core.runner import Workers
 from workbench.experiments.record import versions
-from workbench.experiments.results import FOLDER, read_json, write_json
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
 EACH = 100  # sequences of a task
 
@@ -50,9 +51,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="where files are written; without it, a temporary folder")
     parser.add_argument("--share", type=float, default=1.0, help="of the numbers above")
-    parser.add_argument("--only", nargs="*", help="kills, flips, losses, soak, stateful; the other rows stay")
+    parser.add_argument("--only", nargs="*", help="kills, flips, losses, soak, stateful")
     parser.add_argument("--workers", type=int, default=2, help="processes that carry out sequences")
-    parser.add_argument("--out", type=Path, default=FOLDER / "store-faults.json")
+    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     torch.set_num_threads(1)  # a forked process has no threads of torch's
     logging.disable()  # of every damaged block
@@ -71,11 +72,18 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             begin = time.perf_counter()
             count = faults[name](Path(folder, "store"))
-            row = {"name": name, **asdict(count), "seconds": round(time.perf_counter() - begin, 1)}
-        print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        before = read_json(args.out)["rows"] if args.out.exists() else []
-        rows = {each["name"]: each for each in before} | {name: row | {"share": args.share, "versions": versions()}}
-        write_json(args.out, {"command": "python -m tests.stress.run_store_faults", "rows": list(rows.values())})
+        spent = round(time.perf_counter() - begin, 1)
+        print(f"{name}: {count}, {spent} s", flush=True)
+        setting = {"fault": count.fault, "share": args.share}
+        with Writer(args.out, f"faults@{name}", method=name, setting=setting, versions=versions(), **this_run()) as out:
+            out.counts(counts(count, spent))
+
+
+def counts(count: Count, seconds: float) -> list[dict[str, Any]]:
+    """Return a row of `results.Count` a number."""
+    numbers = {name: getattr(count, name) for name in ("tried", "found", "missed", "lost", "wrong")}
+    rows = [{"measure": name, "value": float(value)} for name, value in (numbers | {"seconds": seconds}).items()]
+    return rows + [{"measure": name, "kind": "about", "value": float(value)} for name, value in count.about.items()]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Where reuse of blocks overtakes prefix caching: hits and times to the first token over simulated requests.
 
-    rows = measured(Setting(zipf=1.0, order="shuffled"), fitted(), seed=0)
-    crossing(frame, "reordered prefix caching", "block reuse, 15% recomputed")
+    rows = counts(Setting(zipf=1.0, order="shuffled"), [50], fitted(), range(5))
+    crossing(times, "reordered prefix caching", "block reuse, 15% recomputed")
 
 Prefix caching computes what full attention computes; block reuse does not, and its loss of quality is not in these
 numbers. Caches have one budget. The first half of the requests fills them and is not counted.
@@ -9,11 +9,9 @@ numbers. Caches have one budget. The first half of the requests fills them and i
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
 from workbench.core.errors import BadInput
 from workbench.experiments.simulated_caches import BlockCache, Cache, PrefixCache, ReorderedPrefixCache, replay
@@ -21,11 +19,13 @@ from workbench.experiments.ttft_model import Floats, TtftModel
 from workbench.experiments.workload import Order, Workload
 from workbench.metrics.answers import Records
 from workbench.metrics.published_numbers import FUSION_RAG
+from workbench.results import over_draws
 
 RATIO = FUSION_RAG["ratio"]
 PREFIX, REORDERED, REUSE = "prefix caching", "reordered prefix caching", "block reuse"
 RECOMPUTED = f"block reuse, {RATIO:.0%} recomputed"
 METHODS = (PREFIX, REORDERED, REUSE, RECOMPUTED)
+MEASURES = ("hit_rate", "ttft_ms")  # means over requests
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ def hits(setting: Setting, seed: int = 0) -> dict[str, Floats]:
     return shares
 
 
-def rows(setting: Setting, model: TtftModel, found: dict[str, Floats], seed: int = 0) -> Records:
-    """Return a row a method: {the fields of `setting`, seed, method, hit_rate, ttft_ms, ttft_p95}.
+def rows(setting: Setting, model: TtftModel, found: dict[str, Floats]) -> Records:
+    """Return a row a method: {question, method, hit_rate, ttft_ms}.
 
     `found` as of `hits`, which the question's length does not change.
     """
-    about, tokens = asdict(setting) | {"seed": seed}, setting.passages * setting.block
+    tokens = setting.passages * setting.block
     listed = []
     for method in METHODS:
         share = found[REUSE if method == RECOMPUTED else method]
@@ -91,70 +91,40 @@ def rows(setting: Setting, model: TtftModel, found: dict[str, Floats], seed: int
         else:
             ratio = RATIO if method == RECOMPUTED else 0.0
             times = model.blocks(cached, missing, setting.question, ratio, setting.block)
-        numbers = {"ttft_ms": float(times.mean()), "ttft_p95": float(np.quantile(times, 0.95))}
-        listed.append({**about, "method": method, "hit_rate": float(share.mean()), **numbers})
+        means = {"hit_rate": float(share.mean()), "ttft_ms": float(times.mean())}
+        listed.append({"question": setting.question, "method": method, **means})
     return listed
 
 
-def grid(
-    model: TtftModel,
-    zipfs: Sequence[float],
-    orders: Sequence[Order],
-    pools: Sequence[int],
-    questions: Sequence[int],
-    repeats: Sequence[float],
-    seeds: Sequence[int],
-) -> pd.DataFrame:
-    """Measure every combination of exponent, order, pool and question without repeats.
+def settings(
+    zipfs: Sequence[float], orders: Sequence[Order], pools: Sequence[int], repeats: Sequence[float]
+) -> list[Setting]:
+    """Return every combination of exponent, order and pool without repeats.
 
     And every share of repeats of the `Setting` by default, at all exponents.
     """
-    settings = [Setting(z, order, pool) for z in zipfs for order in orders for pool in pools]
-    settings += [Setting(z, repeats=share) for z in zipfs for share in repeats if share]
-    listed: Records = []
-    for setting in settings:
-        for seed in seeds:
-            found = hits(setting, seed)
-            for question in questions:
-                listed += rows(replace(setting, question=question), model, found, seed)
-    return pd.DataFrame(listed)
+    found = [Setting(z, order, pool) for z in zipfs for order in orders for pool in pools]
+    return found + [Setting(z, repeats=share) for z in zipfs for share in repeats if share]
 
 
-def chosen(frame: pd.DataFrame, **fields: Any) -> pd.DataFrame:
-    """Return the rows of some settings. Raises BadInput where there are none."""
-    kept = frame
-    for name, value in fields.items():
-        kept = kept[np.isclose(kept[name], value) if isinstance(value, float) else kept[name] == value]
-    if kept.empty:
-        raise BadInput(f"no rows with {', '.join(f'{name}={value}' for name, value in fields.items())}")
-    return kept
+def counts(setting: Setting, questions: Sequence[int], model: TtftModel, seeds: Sequence[int]) -> Records:
+    """Return a row of `results.Count` a question's length, method and measure: means over `seeds`."""
+    shares = [hits(setting, seed) for seed in seeds]
+    asked = [replace(setting, question=question) for question in questions]
+    frame = pd.DataFrame([row for one in asked for found in shares for row in rows(one, model, found)])
+    listed = frame.melt(["question", "method"], list(MEASURES), "measure")
+    found = over_draws(listed, ["question", "method", "measure"]).to_dict("records")
+    about = {one.question: {"setting": asdict(one)} for one in asked}
+    ratios = {RECOMPUTED: {"ratio": RATIO}}
+    return [{**row, **about[row.pop("question")], **ratios.get(row["method"], {})} for row in found]
 
 
-def curve(frame: pd.DataFrame, by: str, value: str) -> Records:
-    """Return records for lines: {name (method), at, mean, low, high}, `low` and `high` the 95% interval over seeds."""
-    listed = []
-    for (method, at), group in frame.groupby(["method", by], sort=True):
-        mean, half = over_seeds(group[value])
-        listed.append({"name": method, "at": at, "mean": mean, "low": mean - half, "high": mean + half})
-    return sorted(listed, key=lambda record: METHODS.index(record["name"]))
+def crossing(times: pd.DataFrame, one: str, other: str, by: str = "zipf") -> float | None:
+    """Return from which `by` on method `one` takes no longer than `other`, to the largest there is.
 
-
-def over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean over seeds, and half of its 95% interval (Student's t)."""
-    numbers = np.asarray(values, float)
-    if len(numbers) < 2:
-        return float(numbers.mean()), 0.0
-    return float(numbers.mean()), float(
-        student.ppf(0.975, len(numbers) - 1) * numbers.std(ddof=1) / len(numbers) ** 0.5
-    )
-
-
-def crossing(frame: pd.DataFrame, one: str, other: str, by: str = "zipf", value: str = "ttft_ms") -> float | None:
-    """Return from which `by` on `one` takes no longer than `other`, to the largest there is.
-
-    Between two points by linear interpolation; None where it takes longer at the largest.
+    `times`: {by, method, value}. Between two points by linear interpolation; None where it takes longer at the largest.
     """
-    means = frame.pivot_table(index=by, columns="method", values=value)
+    means = times.pivot_table(index=by, columns="method", values="value")
     gaps = (means[one] - means[other]).sort_index()
     if gaps.iloc[-1] > 0:
         return None
@@ -163,3 +133,18 @@ def crossing(frame: pd.DataFrame, one: str, other: str, by: str = "zipf", value:
         return float(gaps.index[0])
     (x0, y0), (x1, y1) = ((float(gaps.index[i]), float(gaps.iloc[i])) for i in (behind[-1], behind[-1] + 1))
     return x0 + (x1 - x0) * y0 / (y0 - y1)
+
+
+def crossings(times: pd.DataFrame, by: Sequence[str] = ("source", "order", "pool", "question")) -> pd.DataFrame:
+    """Return from which Zipf exponent on each kind of prefix caching takes no longer than each kind of block reuse.
+
+    {by, prefix, reuse, zipf}: a row a setting and pair; nan where prefix caching takes longer at every exponent.
+    """
+    pairs = [(prefix, reuse) for prefix in (PREFIX, REORDERED) for reuse in (REUSE, RECOMPUTED)]
+    listed = [
+        {**dict(zip(by, keys, strict=True)), "prefix": prefix, "reuse": reuse, "zipf": crossing(group, prefix, reuse)}
+        for keys, group in times.groupby(list(by), sort=False)
+        for prefix, reuse in pairs
+        if {prefix, reuse} <= set(group.method)
+    ]
+    return pd.DataFrame(listed, columns=[*by, "prefix", "reuse", "zipf"]).astype({"zipf": float})

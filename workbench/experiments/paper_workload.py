@@ -1,16 +1,14 @@
 """FusionRAG's simulated workload (section 5.3.3): storage, redundant computation and hits of caches.
 
-rows = replayed(Workload(), seed=0)
-summary(rows)
+rows = counts(Workload(), seeds=range(5))
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import pandas as pd
 
-from workbench.experiments.break_even import over_seeds
 from workbench.experiments.simulated_caches import (
     Cache,
     PathCache,
@@ -22,16 +20,18 @@ from workbench.experiments.simulated_caches import (
 )
 from workbench.experiments.workload import Workload
 from workbench.metrics.answers import Records
+from workbench.results import over_draws
 
 UNBOUNDED = "prefix caching"  # what the others are held against, as in the paper
 PATH, IN_PLACE = "Alternative Path", "Alternative Path, first computed in place"
 LRU, REORDERED = "prefix caching, LRU in as many bytes", "reordered prefix caching"
 CACHES = (UNBOUNDED, LRU, REORDERED, PATH, IN_PLACE)
+FIELDS = tuple(field.name for field in fields(Workload))
 MEASURES = ("storage_saved", "redundant_removed", "computation_saved", "hit_rate")
 
 
 def replayed(workload: Workload, seed: int = 0) -> Records:
-    """Return a row a cache: {fields of the workload, seed, cache, what `counted` and `beside_prefix` return}.
+    """Return a row a cache: {cache, what `counted` and `beside_prefix` return}.
 
     `prefix caching, LRU in as many bytes` keeps as many passages as Alternative Path does at the end.
     """
@@ -41,36 +41,19 @@ def replayed(workload: Workload, seed: int = 0) -> Records:
     prefix = {UNBOUNDED: PrefixCache(), LRU: PrefixCache(len(caches[PATH])), REORDERED: ReorderedPrefixCache()}
     served |= {name: replay(cache, requests, prepared) for name, cache in prefix.items()}
     counts = {name: counted(found, len((caches | prefix)[name]), prepared) for name, found in served.items()}
-    about = asdict(workload) | {"passages": list(workload.passages), "shares": list(workload.shares), "seed": seed}
-    return [
-        {**about, "cache": name, **counts[name], **beside_prefix(counts[name], counts[UNBOUNDED])} for name in CACHES
-    ]
+    return [{"cache": name, **counts[name], **beside_prefix(counts[name], counts[UNBOUNDED])} for name in CACHES]
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """Return cache → measure → (mean, low, high): 95% intervals over the seeds of one workload."""
-    out: dict[str, dict[str, tuple[float, float, float]]] = {}
-    for name, of_cache in pd.DataFrame(rows).groupby("cache", sort=False):
-        out[str(name)] = {}
-        for measure in MEASURES:
-            mean, half = over_seeds(of_cache[measure])
-            out[str(name)][measure] = mean, mean - half, mean + half
-    return out
+def counts(workload: Workload, seeds: Sequence[int]) -> Records:
+    """Return a row of `results.Count` a cache and measure: means over `seeds`."""
+    frame = pd.DataFrame([row for seed in seeds for row in replayed(workload, seed)]).rename(
+        columns={"cache": "method"}
+    )
+    listed = over_draws(frame.melt("method", list(MEASURES), "measure"), ["method", "measure"])
+    setting = {name: _text(value) for name, value in asdict(workload).items()}
+    return [{**row, "setting": setting} for row in listed.to_dict("records")]
 
 
-def variations(rows: Sequence[dict[str, Any]], default: dict[str, Any]) -> dict[tuple[str, str], Records]:
-    """Return (field, its value as text) → rows, of every setting that differs from `default` in one field.
-
-    The default itself under ("", "").
-    """
-    found: dict[tuple[str, str], Records] = {}
-    for row in rows:
-        apart = [name for name, value in default.items() if row[name] != value]
-        if len(apart) < 2:
-            key = (apart[0], _said(row[apart[0]])) if apart else ("", "")
-            found.setdefault(key, []).append(row)
-    return found
-
-
-def _said(value: Any) -> str:
-    return "–".join(map(str, dict.fromkeys(value))) if isinstance(value, list) else str(value)
+def _text(value: Any) -> Any:
+    """Return a setting as one value: a range or several shares as text."""
+    return " to ".join(map(str, value)) if isinstance(value, tuple) else value

@@ -21,6 +21,7 @@ from workbench.store.events import Events
 
 LAYERS, HEADS, WIDTH, DTYPE = 32, 8, 128, torch.bfloat16  # of the keys of Llama-3.1-8B
 GB = 1e9
+SHAPE, CLOCK = "Llama-3.1-8B's shape", "simulated clock"  # model and device of simulated results
 SYSTEM = Block((1, 2, 3), "system")
 
 
@@ -53,6 +54,12 @@ class Machine:
             raise BadInput(f"tier {unknown.pop()!r} has no rate: {', '.join(self.rates)} have")
         if self.per_second <= 0 or min(self.rates.values()) <= 0:
             raise BadInput("requests a second and rates are numbers above 0")
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """Sizes, and the budgets of the tiers in GB, for the column of this name."""
+        sizes = {name: getattr(self, name) for name in ("passage", "question", "answer", "batch")}
+        return sizes | {name: size / GB for name, size in self.budgets.items()}
 
     def store(self, events: Events) -> TieredStore:
         """Return the tiers, empty; all of them lie in this machine's memory."""

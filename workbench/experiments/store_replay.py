@@ -24,7 +24,10 @@ from workbench.experiments.workload import Workload
 from workbench.methods.serving import Scheduler, Ticket
 from workbench.methods.serving.scheduler import Mode
 from workbench.methods.serving.simulated import SimulatedClock, SimulatedEngine, SimulatedLoaders
+from workbench.metrics.answers import Records
 from workbench.store.events import Event, Events, idle_share
+
+MEASURES = ("ttft_ms", "ttft_p95", "per_second", "idle", "hit_rate")
 
 
 @dataclass(frozen=True)
@@ -137,3 +140,9 @@ def summary(replayed: Replayed) -> dict[str, Any]:
         "hit_rate": hits / max(1, hits + misses),
         **read,
     }
+
+
+def counts(replayed: Replayed) -> Records:
+    """Return the rows of `results.Count` of a replay, at its rate of requests."""
+    found = summary(replayed)
+    return [{"measure": name, "at": replayed.machine.per_second, "value": found[name]} for name in MEASURES]

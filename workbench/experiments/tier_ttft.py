@@ -42,10 +42,9 @@ def measured(
     repeats: int = 5,
     ratio: float = FUSION_RAG["ratio"],
 ) -> Records:
-    """Return a row a prompt and way: {length, tier, method, p5, p50, p95 (milliseconds), n, bytes}.
+    """Return a row of `results.Timing` a prompt and candidate: the workload is the number of tokens.
 
-    `folder` is filled with the prompts' blocks; `tier` is "" of full attention. Raises BadInput where it cannot be
-    written.
+    `folder` is filled with the prompts' blocks. Raises BadInput where it cannot be written.
     """
     model = loaded.model
     stores: dict[str, Any] = {"memory": MemoryStore(UNLIMITED), "disk": FolderStore(folder, new=True)}
@@ -59,9 +58,12 @@ def measured(
                 jobs[f"{tier}: {name}"] = partial(_asked, model, prompt, method, store)
         for label, times in interleaved(jobs, model.device, repeats).items():
             tier, _, name = label.rpartition(": ")
-            ends = {end: 1e3 * getattr(times, end) for end in ("p5", "p50", "p95")}
-            size = 0 if not tier else _bytes(loaded, prompt)
-            rows.append({"length": len(prompt), "tier": tier, "method": name, **ends, "n": repeats, "bytes": size})
+            about = {"mode": "block", "setting": {"tier": tier}} if tier else {"mode": "full"}
+            about |= {"select": "query_guided", "ratio": ratio} if "recomputed" in name else {}
+            ends = {end: 1e3 * getattr(times, end) for end in ("p5", "p95")}
+            spent = {"ms": 1e3 * times.p50, **ends, "runs": repeats}
+            named = {"workload": str(len(prompt)), "candidate": f"{name}, from {tier}" if tier else name}
+            rows.append({**named, **about, **spent, "bytes": float(_bytes(loaded, prompt) if tier else 0)})
     return rows
 
 

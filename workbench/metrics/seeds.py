@@ -29,6 +29,17 @@ class OverSeeds:
     high: float
 
 
+def mean_over_seeds(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of a number a seed, and half of its 95% interval (Student's t)."""
+    from scipy.stats import t as student
+
+    numbers = np.asarray(values, float)
+    if len(numbers) < 2:
+        return float(numbers.mean()), 0.0
+    half = student.ppf(0.975, len(numbers) - 1) * numbers.std(ddof=1) / len(numbers) ** 0.5
+    return float(numbers.mean()), float(half)
+
+
 def over_seeds(shares: Sequence[float], n: int, seed: int = 0) -> OverSeeds:
     """Summarise one share a training seed, of `n` questions each. BadInput for none, and for what is no share."""
     if not len(shares) or n < 1 or not all(0 <= share <= 1 for share in shares):

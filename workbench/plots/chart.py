@@ -36,7 +36,7 @@ def lines(
     by: str,
     title: str,
     panel: str = "",
-    panels: Mapping[str, str] | None = None,
+    panels: Mapping[str, str | Mapping[str, Any]] | None = None,
     look: Style | None = None,
     x_axis: Axis = "",
     y_axis: Axis = "",
@@ -52,25 +52,51 @@ def lines(
 
     `{y}_low` and `{y}_high` (of "value": `low` and `high`) are drawn as a band, where the rows hold them.
 
-    panels      value of `panel` → its title, in the order drawn; others are left out
+    panels      value of `panel` → its title, in the order drawn; others are left out. Or {title, x, y_axis, …}: what
+                the panel has in place of the figure's x, x_axis, y_axis, x_log, y_log, percent, level
     percent     `y` is a share
     hover       a column whose text a point shows
     level       height of a dotted line
     more        as `plots.lines.line_chart`: height, share, bars, mark, notice, …
     """
-    rows = rows.dropna(subset=[x, y])
+    given = {key: {"title": about} if isinstance(about, str) else dict(about) for key, about in (panels or {}).items()}
+    shared = {"x": x, "x_axis": x_axis, "y_axis": y_axis, "x_log": x_log, "y_log": y_log}
+    shared |= {"percent": percent, "level": level}
+    rows = rows.dropna(subset=[y] if any("x" in about for about in given.values()) else [x, y])
     drawn = []
-    for name, part in _panels(rows, panel, panels):
-        series = [
-            _series(own, label, style, x, y, hover, percent) for label, style, own in _groups(part, rows, by, look)
-        ]
-        horizontal = {**_axis(x_axis or x), **({"type": "log", **log_ticks(rows[x])} if x_log else {})}
-        vertical = {**_axis(y_axis or y), **({"tickformat": ".0%"} if percent else {})}
-        vertical |= {"type": "log", **log_ticks(part[y])} if y_log else {}
-        drawn.append(Panel(name, series, horizontal, vertical, level))
+    for name, part in _panels(rows, panel, {key: key for key in given}):
+        own = {"title": str(name), **shared, **given.get(name, {})}
+        part = part.dropna(subset=[own["x"]])
+        if len(part):
+            drawn.append(_panel(part, rows, y, by, look, hover, **own))
     if not drawn:
         return None
     return _sourced(line_chart(drawn, **_texts(rows, title, caption, more), **more), rows)
+
+
+def _panel(
+    part: pd.DataFrame,
+    rows: pd.DataFrame,
+    y: str,
+    by: str,
+    look: Style | None,
+    hover: str,
+    *,
+    title: str,
+    x: str,
+    x_axis: Axis,
+    y_axis: Axis,
+    x_log: bool,
+    y_log: bool,
+    percent: bool,
+    level: float | None,
+) -> Panel:
+    """Return the panel of some of the rows."""
+    series = [_series(own, label, style, x, y, hover, percent) for label, style, own in _groups(part, rows, by, look)]
+    horizontal = {**_axis(x_axis or x), **({"type": "log", **log_ticks(part[x])} if x_log else {})}
+    vertical = {**_axis(y_axis or y), **({"tickformat": ".0%"} if percent else {})}
+    vertical |= {"type": "log", **log_ticks(part[y])} if y_log else {}
+    return Panel(title, series, horizontal, vertical, level)
 
 
 def dot_plot(

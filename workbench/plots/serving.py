@@ -10,20 +10,16 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.bars import Bars, bar_chart
 from workbench.plots.elements import steps, swatches
-from workbench.plots.findings import joined
 from workbench.plots.lines import Panel, Series, line_chart
-from workbench.plots.styles import Look
+from workbench.plots.styles import SCHEDULERS, Look
+from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, MUTED, ORANGE, RED, RULE, SKY, finish, panel_titles
-from workbench.store.events import Event, idle_share
+from workbench.store.events import Event
 
 STAGES = {"wait": RULE, "load": ORANGE, "encode": RED, "prefill": BLUE, "decode": SKY}
 TIERS = (BLUE, GREEN, ORANGE, MUTED)  # from the fastest on
 HELD = "%{x:.2f} s: %{y:.2f} GB"
-MODES = {
-    "sync": "synchronous: the engine loads",
-    "request": "asynchronous, by request",
-    "layer": "asynchronous, by layer",
-}
+MODES = {mode: SCHEDULERS.name_of(mode) for mode in ("sync", "request", "layer")}
 
 
 class ReplayedRun(Protocol):
@@ -95,7 +91,6 @@ def timeline(runs: Sequence[ReplayedRun], *, first: int = 0, count: int = 16, ma
         above=56,
         legend=28,
         title="Where the time of a request goes",
-        notice=modes_said(runs),
         caption=f"Requests {first + 1} to {first + count} of {len(runs[0].tickets)}. {machine}",
     )
 
@@ -109,24 +104,6 @@ def _waited(ticket: Any) -> Event:
 
 def _has(runs: Iterable[ReplayedRun], what: str) -> bool:
     return any(event.what == what for run in runs for event in run.events)
-
-
-def mean_ttft(run: ReplayedRun) -> float:
-    """Return the mean time from arrival to the first token, in milliseconds."""
-    return 1e3 * float(np.mean([ticket.first - ticket.arrived for ticket in run.tickets]))
-
-
-def modes_said(runs: Sequence[ReplayedRun]) -> str:
-    """Say the mean time to the first token of every mode, and how long the engine ran nothing."""
-    parts = [
-        f"{MODES[run.mode]}: {mean_ttft(run):.0f} ms to the first token, engine idle {idle_share(run.events):.0%}"
-        for run in runs
-    ]
-    first = mean_ttft(runs[0])
-    changes = [f"{MODES[run.mode]} {mean_ttft(run) / first - 1:+.0%}" for run in runs[1:]]
-    return f"{'; '.join(parts)}." + (
-        f" Time to the first token against the first: {joined(changes)}." if changes else ""
-    )
 
 
 def tiers_over_time(run: ReplayedRun, *, machine: str) -> go.Figure:
@@ -154,18 +131,8 @@ def tiers_over_time(run: ReplayedRun, *, machine: str) -> go.Figure:
     return line_chart(
         panels,
         title="Where blocks are found, and what the tiers hold",
-        notice=tiers_said(run),
         caption=machine,
     )
-
-
-def tiers_said(run: ReplayedRun) -> str:
-    """Say which share of the look-ups every tier served."""
-    misses = sum(event.what == "miss" for event in run.events)
-    total = misses + sum(row["hits"] for row in run.tiers)
-    parts = [f"{row['hits'] / total:.0%} in {row['tier']}" for row in run.tiers]
-    evicted = [f"{row['evictions']:,} from {row['tier']}" for row in run.tiers]
-    return f"Of {total:,} look-ups {joined(parts)}; {misses / total:.0%} missed. Blocks had to go: {joined(evicted)}."
 
 
 def heat(run: ReplayedRun, *, most: int = 60, machine: str) -> go.Figure:
@@ -194,16 +161,14 @@ def heat(run: ReplayedRun, *, most: int = 60, machine: str) -> go.Figure:
     swatches(fig, dict(zip((*names, "missed"), colours, strict=True)))
     fig.update_xaxes(title_text="request", showgrid=False)
     fig.update_yaxes(title_text="blocks, the most asked for first", autorange="reversed", showgrid=False)
-    top = sum(count for _, count in asked.most_common(max(1, len(asked) // 10))) / sum(asked.values())
     return finish(
         fig,
         height=320,
         above=30,
         legend=8,
         title="Heat of blocks",
-        notice=f"The tenth of the {len(asked):,} blocks that is asked for most has {top:.0%} of the look-ups.",
-        caption=f"The {len(blocks)} blocks that are asked for most; a mark is a look-up, its colour where the block "
-        f"was. {machine}",
+        caption=f"The {len(blocks)} of {len(asked):,} blocks that are asked for most; a mark is a look-up, its colour "
+        f"where the block was. {machine}",
     )
 
 
@@ -212,8 +177,6 @@ def misses(run: ReplayedRun, *, machine: str) -> go.Figure:
     reasons = Counter(event.detail.split(":")[0] for event in run.events if event.what == "miss")
     rows = [reason for reason, _ in reasons.most_common()] or ["none"]
     bars = [Bars("misses", RED, rows, [reasons[row] for row in rows], "%{y}: %{x:,}<extra></extra>")]
-    total = sum(reasons.values())
-    said = joined([f"{count:,} {reason}" for reason, count in reasons.most_common()]) if total else "no look-up missed"
     return bar_chart(
         [Bars(**{**vars(bars[0]), "more": {"showlegend": False}})],
         height=34 * len(rows) + 16,
@@ -223,6 +186,33 @@ def misses(run: ReplayedRun, *, machine: str) -> go.Figure:
         y={"autorange": "reversed", "showgrid": False, "ticks": ""},
         ends=[(row, f"{reasons[row]:,}", {"x": reasons[row], "xshift": 6}) for row in rows],
         title="Misses by reason",
-        notice=f"Misses: {said}." if total else "No look-up missed.",
         caption=machine,
+    )
+
+
+def receipts_table(rows: Sequence[Mapping[str, Any]], *, model: str, device: str) -> go.Figure:
+    """List what every request of `experiments.served_here` reused, moved, computed and missed."""
+    cells, groups, last = list[list[str]](), list[int](), None
+    for row in rows:
+        if row["round"] != last:
+            last = row["round"]
+            groups.append(len(cells))
+            cells.append([str(last), *[""] * 8])
+        paid = row["receipt"]
+        read = ", ".join(f"{size / 1e6:.1f} {tier}" for tier, size in paid.bytes.items()) or "–"
+        missed = ", ".join(f"{count} {reason}" for reason, count in paid.misses.items()) or "–"
+        counts = paid.count("reused"), paid.shifted, paid.recomputed, paid.count("encoded")
+        cells.append([f"  {row['question']}", row["answer"], read, missed, *map(str, counts), f"{row['ttft_ms']:.0f}"])
+    equal = sum(row["equal"] for row in rows)
+    head = ["question", "answer", "MB read", "misses", "blocks reused", "moved", "tokens recomputed"]
+    return table(
+        [*head, "blocks encoded", "ms"],
+        cells,
+        groups=groups,
+        widths=[2.9, 1.2, 1.8, 1.4, 0.8, 0.8, 1.2, 0.9, 0.6],
+        words=4,
+        title="Receipts",
+        caption=f"{model}, {device}; source: here. Passages are cached behind the system prompt; all questions of a "
+        f"round are submitted at once; ms: to the first token. {equal} of {len(rows)} answers equal those of each "
+        "question alone, without scheduler and tiers.",
     )

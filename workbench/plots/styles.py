@@ -89,6 +89,26 @@ MODES = Looks(
         "stock prefix": Look(GREEN, "triangle-down", name="transformers, ready prefix cache"),
     }
 )
+SCHEDULERS = Looks(  # modes of the scheduler, and what serves without blocks
+    {
+        "sync": Look(MUTED, "square", name="synchronous: the engine loads"),
+        "request": Look(BLUE, name="asynchronous, by request"),
+        "layer": Look(GREEN, "diamond", name="asynchronous, by layer"),
+        "at once": Look(SKY, name="by request, ready ones do not wait"),
+        "full prefill": Look(INK, "x", "dot", name="full prefill"),
+    }
+)
+CACHES = Looks(
+    {
+        "prefix caching": Look(MUTED, "square", name="prefix caching"),
+        "reordered prefix caching": Look(ORANGE, "diamond", name="reordered prefix caching"),
+        "block reuse": Look(BLUE, name="block reuse"),
+        "block reuse, 15% recomputed": Look(GREEN, "triangle-up", name="block reuse, 15% recomputed"),
+        "Alternative Path": Look(BLUE, name="Alternative Path"),
+        "Alternative Path, first computed in place": Look(SKY, name="Alternative Path, first computed in place"),
+        "prefix caching, LRU in as many bytes": Look(PINK, "square", name="prefix caching, LRU in as many bytes"),
+    }
+)
 MODE_NAMES = {mode: look.name for mode, look in MODES.items()}
 MODE_COLOURS = {mode: look.colour for mode, look in MODES.items()}
 MODE_SYMBOLS = {mode: look.symbol for mode, look in MODES.items()}

@@ -9,7 +9,19 @@ results.scores(found.counts("trial"))          # a row a method and kind of ques
 from workbench.results.exports import figure_data, latex, records
 from workbench.results.reader import HERE, SHIPPED, Missing, Results, expanded, read
 from workbench.results.schema import EXPERIMENTS, MEASURES, METHOD, Answer, Count, Origin, Timing
-from workbench.results.summary import beside, mainly, means, over_seeds, paired, ranked, scores, speedups
+from workbench.results.summary import (
+    beside,
+    mainly,
+    means,
+    over_draws,
+    over_seeds,
+    paired,
+    ranked,
+    scores,
+    speedups,
+    usual,
+    varied,
+)
 from workbench.results.writer import Writer, this_run
 
 __all__ = [
@@ -31,6 +43,7 @@ __all__ = [
     "latex",
     "mainly",
     "means",
+    "over_draws",
     "over_seeds",
     "paired",
     "ranked",
@@ -39,4 +52,6 @@ __all__ = [
     "scores",
     "speedups",
     "this_run",
+    "usual",
+    "varied",
 ]

@@ -111,10 +111,10 @@ def read(places: str | Path | Sequence[str | Path] = SHIPPED) -> Results:
     return Results(folders)
 
 
-def expanded(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with a column for every key of `setting`."""
+def expanded(rows: pd.DataFrame, *needed: str) -> pd.DataFrame:
+    """Return rows with a column for every key of `setting`; the `needed` ones are there even without a row."""
     known = {text: json.loads(text) if text else {} for text in rows.setting.unique()}
-    keys = list(dict.fromkeys(key for values in known.values() for key in values))
+    keys = list(dict.fromkeys([*needed, *(key for values in known.values() for key in values)]))
     return rows.assign(**{key: [known[text].get(key) for text in rows.setting] for key in keys})
 
 

@@ -123,6 +123,15 @@ METHOD = ("method", "mode", "positions", "prepare", "select", "ratio", "sparse",
 EXPERIMENTS = {
     "trial": "workbench sweep --model {model} --data {data} --out {out}",
     "training": "workbench tune --model {model} --data {data} --out {out}",
+    "replay": "python data/benchmarks/store_replay.py --out {out}",  # requests on a simulated clock: tiers, scheduler
+    "workload": "python data/benchmarks/workload.py --out {out}",  # simulated look-ups: hits and storage of caches
+    "break-even": "python data/benchmarks/workload.py --out {out}",  # simulated TTFT of caches, in milliseconds
+    "serving": "python data/benchmarks/store_serving.py --device cuda --out {out}",  # many questions, by tier and mode
+    "tiers": "python data/benchmarks/tier_ttft.py --model {model} --out {out}",  # TTFT; workload: tokens of the prompt
+    "int8": "python data/benchmarks/store_int8.py --model {model} --out {out}",  # blocks in 8 bits; kind: difference
+    "disk": "python data/benchmarks/store_disk.py --out {out}",  # reads and writes of blocks, GB/s and ms
+    "faults": "python -m tests.stress.run_store_faults --out {out}",  # blocks lost or wrong after faults
+    "poisoned": "python data/benchmarks/poisoned.py --out {out}",  # cached behind an attacker's text; method: attack
     "session": "python data/benchmarks/beyond_rag.py --model {model} --out {out}",
 }
 

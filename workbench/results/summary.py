@@ -65,6 +65,34 @@ def paired(
     return pd.DataFrame(found, columns=[*by, *INTERVAL])
 
 
+def over_draws(counts: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Return {by, value, low, high, n}: means over draws, rows of one seed each, with Student's 95% interval."""
+    from workbench.metrics.seeds import mean_over_seeds
+
+    found = []
+    for keys, group in counts.groupby(list(by), sort=False, dropna=False):
+        mean, half = mean_over_seeds(group.value)
+        numbers = {"value": mean, "low": mean - half, "high": mean + half, "n": len(group)}
+        found.append({**dict(zip(by, keys, strict=True)), **numbers})
+    return pd.DataFrame(found, columns=[*by, *INTERVAL])
+
+
+def usual(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+    """Return the most frequent value of each column: what most of the rows have in common."""
+    return rows[list(columns)].mode().iloc[0]
+
+
+def varied(rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return the rows that differ in at most one of `columns` from what is usual, and how, in a column `varied`."""
+    if rows.empty:
+        return rows.assign(varied="")
+    common = usual(rows, columns)
+    apart = rows[list(columns)].ne(common)
+    few = apart[apart.sum(axis=1) < 2]
+    names = [next((f"{name} {rows.at[at, name]}" for name in columns if few.at[at, name]), "usual") for at in few.index]
+    return rows.loc[few.index].assign(varied=names)
+
+
 def scores(counts: pd.DataFrame) -> pd.DataFrame:
     """Return a row a trial and kind of question: its method's fields, and {measure}, {measure}_low, {measure}_high.
 

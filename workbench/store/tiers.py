@@ -113,7 +113,7 @@ class HostTier(Books):
     """Blocks in this machine's memory.
 
     storage   "as cached", or "int8": a scale for every channel of keys and every token of values; half the bytes of
-              bfloat16, and other numbers: its effect is measured in data/benchmarks/store-int8.json
+              bfloat16, and other numbers: its effect is measured in data/benchmarks/store_int8.py
     pinned    in page-locked memory, from which a GPU copies without the processor (without a GPU: ordinary memory)
     checked   page-locked blocks have a checksum, which is verified before they are copied to pages of a GPU
     """

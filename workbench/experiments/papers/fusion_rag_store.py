@@ -4,32 +4,33 @@ Runs of data/benchmarks/store_serving.py decide where there are any; replays on 
 times from a GPU's reports, decide elsewhere and are shown beside.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from workbench.experiments import results, store_results
-from workbench.experiments.break_even import over_seeds
-from workbench.experiments.paper_workload import PATH, summary, variations
+from workbench.experiments.paper_workload import FIELDS, PATH
 from workbench.experiments.papers import structure
-from workbench.experiments.papers.evidence import counted, has
+from workbench.experiments.papers.evidence import counted
 from workbench.experiments.papers.verdicts import Finding, Findings, leading
 from workbench.experiments.simulated_machine import GB, Machine
 from workbench.experiments.store_replay import Replayed, replay, requests_of
 from workbench.metrics.published_numbers import FUSION_RAG
+from workbench.metrics.seeds import mean_over_seeds
+from workbench.results import expanded, read, scores, varied
 
 MACHINE = Machine({"GPU": 1.4 * GB, "host": 1.4 * GB, "disk": 4 * GB}, per_second=20.0)
 
 
 def alternative_path() -> Findings:
     """Find a chunk behind other chunks, and simulate the workload of section 5.3.3; its sizes are ours."""
-    kept = results.read("workload")
-    path = summary(variations(kept["rows"], kept["default"])["", ""])[PATH]
+    counts = varied(expanded(read().counts("workload")), FIELDS)
+    path = counts[(counts.method == PATH) & (counts.varied == "usual")].set_index("measure")
     found = structure.alternative_path()
     for name, what in (("storage_saved", "storage less than a prefix cache's"), ("hit_rate", "look-ups that hit")):
-        mean, low, high = path[name]
+        mean, low, high, n = path.loc[name, ["value", "low", "high", "n"]]
         printed = FUSION_RAG[name]
-        found.append(Finding(what, mean, low, high, kept["seeds"], "computed", "above", printed, ".1%", decides=False))
+        found.append(Finding(what, mean, low, high, int(n), "computed", "above", printed, ".1%", decides=False))
     return found
 
 
@@ -62,7 +63,7 @@ def scheduler() -> Findings:
         for state in ("cold", "warm"):
             modes = [_run(rows, "reuse", state, mode) for mode in ("sync", "request")]
             if all(modes):
-                one, other = (float(row["ttft"]["mean"]) for row in modes if row)
+                one, other = (float(row["ttft_ms"]) for row in modes if row)
                 what = f"sync over async, time to the first token, {state} blocks, {device}"
                 real.append(_ratio(what, one / other, modes[0], 1.0, _label(device)))
     high, low = (
@@ -91,7 +92,7 @@ def tiers() -> Findings:
         full = _run(rows, "full prefill", "", "request")
         for state, place in (("warm", "host memory"), ("cold", "disk")):
             if full and (ours := _run(rows, "reuse", state, "request")):
-                ratio = full["ttft"]["p50"] / ours["ttft"]["p50"]
+                ratio = full["ttft_p50"] / ours["ttft_p50"]
                 found.append(
                     _ratio(
                         f"full prefill{_fewer(full, ours)} over reuse from {place}, {device}",
@@ -106,14 +107,18 @@ def tiers() -> Findings:
 
 def _fewer(full: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """Say how many questions a baseline was asked, where these wait for fewer others."""
-    asked = int(full["questions"])
-    return "" if asked >= ours["questions"] else f" of {asked} questions at once"
+    asked = int(full["n"])
+    return "" if asked >= ours["n"] else f" of {asked} questions at once"
 
 
 def served() -> list[tuple[str, list[dict[str, Any]]]]:
     """Return the measured devices with their runs."""
-    kinds = [kind for kind in ("cuda", "cpu") if has(f"store-serving-{kind}", "json")]
-    return [(kind, store_results.serving(kind)) for kind in kinds]
+    runs = scores(read().counts("serving"))
+    kinds = {device: "cuda" if device.startswith("NVIDIA") else "cpu" for device in runs.device}
+    return [
+        (kind, [row | json.loads(row["setting"]) for row in runs[runs.device == device].to_dict("records")])
+        for device, kind in kinds.items()
+    ]
 
 
 def unmeasured() -> str:
@@ -129,20 +134,21 @@ def _run(
     rows: Sequence[Mapping[str, Any]], run: str, state: str, mode: str, recomputed: bool = False
 ) -> Mapping[str, Any] | None:
     wanted = (run, state, mode, recomputed)
-    return next((row for row in rows if (row["run"], row["state"], row["mode"], bool(row["ratio"])) == wanted), None)
+    return next(
+        (row for row in rows if (row["method"], row["kind"], row.get("scheduler"), row["ratio"] > 0) == wanted), None
+    )
 
 
 def _ratio(what: str, value: float, row: Mapping[str, Any] | None, bar: float, label: Any) -> Finding:
     """Return a ratio of two runs of one process; it has no interval."""
-    return Finding(what, value, value, value, int(row["questions"]) if row else 1, label, "above", bar, "x")
+    return Finding(what, value, value, value, int(row["n"]) if row else 1, label, "above", bar, "x")
 
 
 def _simulated(what: str, one: str, other: str, field: str, bar: float, busy: bool = True) -> Finding:
-    """Compare two ways of store_replay.json at the highest rate of requests, or at the lowest, seed by seed."""
-    rows = results.read("store_replay")["rows"]
-    most = (max if busy else min)(row["rate"] for row in rows)
-    found = {(row["way"], row["seed"]): row[field] for row in rows if row["rate"] == most}
-    seeds = sorted({seed for _, seed in found})
-    mean, half = over_seeds([found[one, seed] / found[other, seed] for seed in seeds])
+    """Compare two candidates of the replay at the highest rate of requests, or at the lowest, seed by seed."""
+    rows = read().counts("replay")
+    most = rows["at"].max() if busy else rows["at"].min()
+    wide = rows[(rows["at"] == most) & (rows.measure == field)].pivot(index="seed", columns="method", values="value")
+    mean, half = mean_over_seeds(wide[one] / wide[other])
     what = f"{what}, {most:g} requests a second, simulated clock"
-    return Finding(what, mean, mean - half, mean + half, len(seeds), "computed", "above", bar, "x")
+    return Finding(what, mean, mean - half, mean + half, len(wide), "computed", "above", bar, "x")
