@@ -5,7 +5,6 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from tests.figure_views import texts
 from workbench import data
 from workbench.app.explore.live_store import store_explorer
 from workbench.core.errors import BadInput
