@@ -118,7 +118,6 @@ def test_papers_judge_every_table_and_figure(tmp_path):
 def test_a_selector_of_ones_own_stands_beside_the_others(folder, tmp_path):
     metrics, tables = finished("15_add_a_method", folder, tmp_path)
     assert set(metrics["kl"]) == set(tables["methods"]["method"]) == {"nothing recomputed", "last_tokens", "random"}
-    assert metrics["found"].startswith("last_tokens ") and metrics["found"].endswith("3 questions).")
 
 
 def test_store_serves_replays_and_compares(folder, tmp_path):
@@ -136,7 +135,7 @@ def test_the_first_notebook_answers_a_prompt_in_every_order_and_its_page_needs_n
     metrics, tables = finished("00_start_here", folder, tmp_path)
     answers = tables["answers"]
     assert metrics["orders"] == answers.order.nunique() == 2 + 2 and len(answers) == 4 * (1 + 2)
-    assert 0 < metrics["flops_share"] < 1 and "one prompt is answered" in metrics["found"]
+    assert 0 < metrics["flops_share"] < 1
     page = (tmp_path / "00_start_here" / "00_start_here.html").read_text()
     assert page.count("model: pageModel(data)") == 1 and "widget-view" not in page
 

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.data.prompt_view import Reading
-from workbench.metrics.attention_mass import AttentionMass, overlap
+from workbench.metrics.attention_mass import AttentionMass
 from workbench.plots.controls import frames, head_menu, layer_slider, of_head
 from workbench.plots.elements import block_axis, block_edges
 from workbench.plots.masks import names
@@ -121,20 +121,16 @@ def attention_under_masks(
 
     `layer` and `head` are shown first; `chosen` says that a reader named the layer.
     """
-    (_, truth), *others = by_mode.items()
-    kept = {name: overlap(truth.tokens, mass.tokens)[layer, head].item() for name, mass in others}
     looked_at = "what the answer needs (★)" if view.supporting else "the passages"
     which = "one head" if chosen else f"the head that looks most at {looked_at}"
-    shares = ", ".join(f"{share:.0%} under {name[0].lower()}{name[1:]}" for name, share in kept.items())
     return _of_prompt(
         by_mode,
         view,
         layer,
         head,
-        notice=f"Where the prompt's last token looks, the one that predicts the answer, in {which}. Of its attention "
-        f"this stays where full attention has it: {shares}.",
-        caption=f"{about}, {len(view.prompt)} tokens, softmax of the model's own queries and keys in fp32. Pick a head "
-        "above, a layer below.",
+        caption=f"Attention of the prompt's last token, which predicts the answer, in {which}. {about}, "
+        f"{len(view.prompt)} tokens, softmax of the model's own queries and keys in fp32. Pick a head above, a layer "
+        "below.",
     )
 
 
@@ -145,15 +141,12 @@ def attention_by_positions(
 
     `by_mode` has the modes "full", "block" and "naive"; `layer` and `head` are shown first.
     """
-    kept = {mode: overlap(by_mode["full"].tokens, mass.tokens)[layer, head].item() for mode, mass in by_mode.items()}
     return _of_prompt(
         by_mode,
         view,
         layer,
         head,
-        notice=f"“{view.question}” Of the heads that look at what the answer needs (★), the one that naive positions "
-        f"change most: {kept['block']:.0%} of its attention stays where full attention has it with re-encoded "
-        f"positions, {kept['naive']:.0%} with naive ones.",
-        caption=f"{about}, {len(view.prompt)} tokens; passages cached independently in the two lower rows. Pick a head "
-        "above, a layer below. fp32 softmax.",
+        caption=f"“{view.question}” The head that naive positions change most, of those that attend to what the answer "
+        f"needs (★). {about}, {len(view.prompt)} tokens; passages cached independently in the two lower rows. Pick a "
+        "head above, a layer below. fp32 softmax.",
     )

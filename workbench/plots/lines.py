@@ -226,9 +226,7 @@ def _axis(title: str, percent: bool) -> dict[str, Any]:
     return {"title_text": title, **({"tickformat": ".0%"} if percent else {})}
 
 
-def rounding(
-    records: Sequence[dict[str, Any]], explained: Mapping[str, str], *, caption: str, notice: str
-) -> go.Figure:
+def rounding(records: Sequence[dict[str, Any]], explained: Mapping[str, str], *, caption: str) -> go.Figure:
     """Draw `records` {scheme, distance (tokens), error (relative L2)}; `explained`: scheme → a line for the hover."""
     fig = go.Figure()
     for scheme, look in SCHEMES.items():
@@ -242,4 +240,4 @@ def rounding(
     side = {"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top", "font": {"color": MUTED, "size": 11}}
     fig.update_layout(legend=side)
     title = "What a move costs in rounding"
-    return finish(fig, title=title, notice=notice, caption=caption, height=400, above=22, below=62, right=250)
+    return finish(fig, title=title, caption=caption, height=400, above=22, below=62, right=250)

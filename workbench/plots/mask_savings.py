@@ -1,7 +1,6 @@
 """Pairs that masks leave visible, and those computed when the request comes."""
 
 from collections.abc import Collection, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Unpack
 
 import plotly.graph_objects as go
@@ -58,10 +57,7 @@ def count_pairs(rules: Mapping[str, MaskRule], prompt: Prompt, cached: Collectio
 
 def request_savings(records: Sequence[dict[str, Any]], source: str) -> go.Figure:
     """Draw `count_pairs` of one prompt; `source` says where its text comes from."""
-    fewest = min(records, key=itemgetter("rows"))
     return savings(
         records,
-        notice=f"{fewest['mask']}: {fewest['rows']} of {fewest['length']} tokens are computed when the request comes; "
-        "the other rows wait in the cache.",
         caption=f"Text: {source}. Counted exactly from the masks: pairs (row, column) with column ≤ row.",
     )

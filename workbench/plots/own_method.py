@@ -1,46 +1,37 @@
 """A selector of one's own beside those that are there: how far predictions move under each."""
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import plotly.graph_objects as go
 
+from workbench.core.errors import not_allowed
 from workbench.experiments import compare
-from workbench.metrics.answers import bootstrap
-from workbench.plots.findings import sign_of
 from workbench.plots.table import table
 
 Records = Sequence[Mapping[str, Any]]
 
 
-def beside_others(rows: Records, name: str, baseline: str, *, about: str) -> go.Figure:
-    """Draw a table of every method of `rows` (`experiments.fidelity.measure`), and say how `name` did.
+def beside_others(rows: Records, baseline: str, *, about: str) -> go.Figure:
+    """Draw a table of every method of `rows` (`experiments.fidelity.measure`), and its difference from `baseline`.
 
-    Raises BadInput where a method is not among the rows.
+    Differences are paired by question. Raises BadInput where the baseline is not among the rows.
     """
-    scored = compare.table(compare.by("method", rows))
-    cells = [
-        [row["method"], f"{row['kl']:.3f} [{row['kl_low']:.3f}, {row['kl_high']:.3f}]", f"{row['agree']:.0%}",
-         f"{row['rows']:.0f}"]
-        for row in sorted(scored, key=lambda row: row["kl"])
-    ]  # fmt: skip
+    methods = compare.by("method", rows)
+    if baseline not in methods:
+        raise not_allowed("baseline", baseline, methods)
+    cells = []
+    for row in sorted(compare.table(methods), key=itemgetter("kl")):
+        gap = compare.paired(methods[row["method"]], methods[baseline], "kl")
+        kl = f"{row['kl']:.3f} [{row['kl_low']:.3f}, {row['kl_high']:.3f}]"
+        apart = f"{gap['difference']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}]"
+        named = "–" if row["method"] == baseline else apart
+        cells.append([row["method"], kl, named, f"{row['agree']:.0%}", f"{row['rows']:.0f}"])
     return table(
-        ["method", "KL from full attention, nats", "tokens that agree", "rows computed"],
+        ["method", "KL from full attention, nats", f"beside {baseline}", "tokens that agree", "rows computed"],
         cells,
-        widths=[2.4, 2.2, 1.3, 1.2],
+        widths=[2.2, 2.2, 2.2, 1.2, 1.1],
         title="How far predictions move",
-        notice=compared_sentence(rows, name, baseline),
         caption=f"{about}. Nats a token over full attention's own answer; bootstrap 95% intervals.",
-    )
-
-
-def compared_sentence(rows: Records, name: str, baseline: str) -> str:
-    """Say whether `name` moves predictions less than `baseline`, question by question."""
-    kl = {method: {row["id"]: row["kl"] for row in rows if row["method"] == method} for method in (name, baseline)}
-    gaps = [kl[name][one] - kl[baseline][one] for one in kl[name]]
-    gap, ends = sum(gaps) / len(gaps), bootstrap(gaps, 0)
-    said = {-1: "moves predictions less than", 1: "moves predictions more than", 0: "is not told apart from"}
-    return (
-        f"{name} {said[sign_of(ends)]} {baseline}: {gap:+.3f} nats ({ends[0]:+.3f} to {ends[1]:+.3f}, "
-        f"{len(gaps)} questions)."
     )

@@ -92,11 +92,9 @@ def fusion_mask(prompt: Prompt, chosen: Sequence[int]) -> go.Figure:
     for edge in block_edges(of.numpy()):
         fig.add_vline(edge, line={"color": INK, "width": 1})
     swatches(fig, {name: colour for name, colour in looks.items() if name != "hidden"} | {"hidden": RULE})
-    seen = ", ".join(f"token {row + 1} sees {int(count)}" for row, count in zip(plan.rows, mask.sum(1), strict=True))
     return finish(
         fig,
         title=f"The mask of cache fusion: {len(rows)} rows over {len(columns)} columns",
-        notice=f"Each computed row sees what stands before it and itself: {seen}.",
         caption="The example of FusionRAG, figure 6: system prompt S, chunks C1 and C2, question Q; tokens count from "
         "1. Drawn from the plan that computes these rows.",
         height=44 * len(rows),

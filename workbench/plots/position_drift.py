@@ -6,7 +6,6 @@ from typing import Any, Unpack
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots import deviation_findings as findings
 from workbench.plots.elements import interval
 from workbench.plots.styles import MODES
 from workbench.plots.theme import MUTED, Notes, finish, panel_titles
@@ -97,12 +96,9 @@ def _agreement(fig: go.Figure, r: Mapping[str, Any]) -> None:
 
 def positions_drift(records: Sequence[dict[str, Any]], logits: Sequence[dict[str, Any]], *, about: str) -> go.Figure:
     """Draw what `metrics.kv_deviation.drift` measured of re-encoded and naive positions."""
-    agree = {r["mode"]: r["agree"] for r in logits}
     return drift(
         records,
         logits,
-        notice=f"The first token stays that of full attention in {agree['block']:.0%} of the prompts with re-encoded "
-        f"positions and in {agree['naive']:.0%} with naive ones. {findings.price_of_positions(records)}",
         caption=f"{about}. Left: mean and quartiles over prompts of the relative L2 distance of the question's keys "
         "and values. Right: 95% Wilson intervals. fp32.",
     )

@@ -1,6 +1,6 @@
 """Position encoding of cached blocks: a key that rotates to its place, and how exact shifted blocks are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import log10
 from typing import Any, Unpack
 
@@ -108,52 +108,20 @@ def rotating_key(rotated: KeyRotation, word: str, *, distance: int, about: str) 
     return rotation_of(
         rotated,
         start=later[0] if later else len(rotated.distances) - 1,
-        notice=f"{len(rotated.pairs)} channel pairs of the key of “{shown(word)}”. Move the slider: fast pairs spin, "
-        f"slow ones hardly move. {lands(rotated)}",
-        caption=f"{about}. As cached: encoded with its block at position 0. Ring: the model run with the block at that "
-        "distance. Lengths normalised to 1, fp32.",
+        caption=f"{len(rotated.pairs)} channel pairs of the key of “{shown(word)}”; the slider moves it. {about}. As "
+        "cached: encoded with its block at position 0. Ring: the model run with the block at that distance. Lengths "
+        "normalised to 1, fp32.",
     )
 
 
-def scheme_errors(records: Sequence[dict[str, Any]], at: Mapping[str, float], *, about: str) -> go.Figure:
-    """Draw `metrics.position_encoding.shift_errors`; `at` quotes the error of every scheme at 1,024 tokens."""
+def scheme_errors(records: Sequence[dict[str, Any]], *, about: str) -> go.Figure:
+    """Draw `metrics.position_encoding.shift_errors`."""
     return rounding(
         records,
         SCHEMES,
-        notice=shift_beside_place(at),
         caption=f"Relative L2 error against fp64 rotation over {about}. Every scheme hands bf16 keys on, but for the "
-        "fp32 cache. Errors at 1,024 tokens are quoted. Hover explains the schemes.",
+        "fp32 cache. Hover explains the schemes.",
     )
-
-
-def lands(rotated: KeyRotation) -> str:
-    """Say how far the rotated key is from the one that the model computes in place, at any of the distances."""
-    angles = np.outer(rotated.distances, rotated.inv_freq)  # [N, P]
-    one, other = rotated.cached.T
-    turned = np.stack(
-        [one * np.cos(angles) - other * np.sin(angles), other * np.cos(angles) + one * np.sin(angles)], -1
-    )
-    far = np.linalg.norm(turned - rotated.in_place, axis=-1) / np.linalg.norm(rotated.in_place, axis=-1)
-    return f"The re-encoded key is at most {float(far.max()):.1e} of its length from where the model itself puts it."
-
-
-def shift_beside_place(at: Mapping[str, float]) -> str:
-    """Say how exact one shift is beside computing in place: scheme → relative error."""
-    shift, place = at["bf16 cache, fp32 shift"], at["computed in place in bf16"]
-    least = min(at, key=at.__getitem__)
-    most = max(at, key=at.__getitem__)
-    return (
-        f"One fp32 shift of a bf16 cache errs by {shift:.1e}, computing in place in bf16 by {place:.1e}: "
-        f"{shift / place:.1f} times that. Least: {least} ({at[least]:.1e}); most: {most} ({at[most]:.1e})."
-    )
-
-
-def within_tolerance(records: Sequence[dict[str, Any]]) -> str:
-    """Say in how many families the shifted keys, values and logits are within the tolerance of the tests."""
-    off = [r["family"] for r in records if max(r["keys"], r["values"], r["logits"]) > TOLERANCE]
-    if off:
-        return f"Beyond the tolerance in {len(off)} of {len(records)} families: {', '.join(off)}."
-    return f"Shifted keys, values and the question's logits lie left of the tolerance in all {len(records)} families."
 
 
 def exactness(records: Sequence[dict[str, Any]], tolerance: float, **notes: Unpack[Notes]) -> go.Figure:
@@ -197,7 +165,6 @@ def family_differences(records: Sequence[dict[str, Any]], *, seed: int, device: 
     return exactness(
         records,
         TOLERANCE,
-        notice=f"{within_tolerance(records)} The crosses are the logits where keys are not shifted.",
         caption="Random models of the real architectures in miniature (3 layers, 64 wide), 8 blocks of 12 tokens and a "
         f"question of 12, shifted by up to {records[0]['distance']} tokens; fp32, seed {seed}, {device}.",
     )
@@ -214,6 +181,6 @@ def family_table(records: Sequence[dict[str, Any]]) -> go.Figure:
         ],
         widths=[1.6, 1, 1, 1, 1.1, 1],
         title="Largest absolute differences",
-        notice="Shifted against computed in place. The last columns leave the keys where they were cached.",
-        caption=f"As above; the tolerance of the tests is {TOLERANCE:.0e}.",
+        caption="Shifted against computed in place; the last columns leave the keys where they were cached. The "
+        f"tolerance of the tests is {TOLERANCE:.0e}.",
     )

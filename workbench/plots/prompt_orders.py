@@ -25,7 +25,6 @@ def by_order(records: Records, *, about: str) -> go.Figure:
     return profiles(
         [replace(panel, x={**panel.x, "tickformat": ".0%"}) for panel in panels],
         title="How much the order of the passages decides",
-        notice=told(records),
         caption=f"Mean over {orders} orders of the passages, some without one of them; at 0%: reuse alone. {about}.",
         **selector_looks(specs),
     )
@@ -42,18 +41,6 @@ def curves(records: Records, specs: Sequence[str], measure: str) -> list[dict[st
     return points
 
 
-def told(records: Records) -> str:
-    """Say in how many orders each choice answers as full attention does."""
-    table = pd.DataFrame(records)
-    same = (table.answer == table.full).groupby([table["select"], table.ratio]).mean()
-    shares = [f"{_named(spec, ratio)} in {share:.0%}" for (spec, ratio), share in same.items() if spec == "none"]
-    rest = same[same.index.get_level_values(0) != "none"]
-    if len(rest):
-        spec, ratio = rest.idxmax()
-        shares.append(f"{_named(spec, ratio)} in {rest.max():.0%}")
-    return f"Answers are those of full attention: {'; '.join(shares)} of the orders." if shares else ""
-
-
 def found(records: Records) -> dict[str, Any]:
     """Return the numbers of a grid: orders, combinations, and the share of equal answers by selector."""
     table = pd.DataFrame(records)
@@ -66,7 +53,3 @@ def found(records: Records) -> dict[str, Any]:
         "kl_mean": float(table.kl.mean()),
         "flops_share": float((table.flops / table.flops_full).mean()),
     }
-
-
-def _named(spec: str, ratio: float) -> str:
-    return "reuse with nothing recomputed" if spec == "none" else f"{SELECTORS.name_of(spec)} at {ratio:.0%}"
