@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -229,7 +230,13 @@ def main() -> None:
     first = victims[0]
     example = {"question": first.sample.question, "answer": first.sample.answers[0]}
     example |= {"target": first.target, "text": first.poison.text}
-    origin = {"model": MODEL, "data": "lab", "seed": SEED, "passages": PASSAGES, "select": "query_guided"}
+    origin: dict[str, Any] = {
+        "model": MODEL,
+        "data": "lab",
+        "seed": SEED,
+        "passages": PASSAGES,
+        "select": "query_guided",
+    }
     origin |= {"device": device_name(loaded.model.device), "versions": versions(), "setting": {"example": example}}
     reasons = Counter(miss.reason for miss in misses(loaded, victims))
     missed = {"method": CHAINS, "measure": "misses", "n": len(victims)}

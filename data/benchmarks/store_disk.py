@@ -222,9 +222,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     shapes = [shape for shape in SHAPES if shape.model in args.models]
-    facts = {"checksum": f"CRC-32 of {crc32.__module__}", "cores": os.cpu_count()}
+    facts: dict[str, Any] = {"checksum": f"CRC-32 of {crc32.__module__}", "cores": os.cpu_count()}
     facts |= {"load": os.getloadavg()[0]}  # of other work beside this one
-    origin = {"device": device_name(torch.device("cpu")), "versions": versions() | {"isal": version_of("isal")}}
+    origin: dict[str, Any] = {
+        "device": device_name(torch.device("cpu")),
+        "versions": versions() | {"isal": version_of("isal")},
+    }
     with tempfile.TemporaryDirectory(dir=args.folder) as folder, Writer(args.out, PART, **origin, **this_run()) as out:
         for row in measured(Path(folder), shapes, args.rounds):
             out.counts(counts(row, facts))

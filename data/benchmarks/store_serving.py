@@ -27,8 +27,10 @@ from workbench.results import Writer, this_run
 from workbench.results.reader import FOLDER
 
 GPU_MODEL = "Llama-3.1-8B's shape, random weights"
-NUMBERS = ("per_second", "idle", "reused", "together", "seconds", "failed", "bytes", "resident")
-NUMBERS += ("pages_gbps", "copy_gbps", "share")
+NUMBERS = (
+    *("per_second", "idle", "reused", "together", "seconds", "failed", "bytes", "resident"),
+    *("pages_gbps", "copy_gbps", "share"),
+)
 
 
 def arguments() -> argparse.Namespace:
@@ -55,7 +57,11 @@ def main() -> None:
     torch.set_num_threads(args.threads if args.device == "cpu" else 1)  # there, loaders and readers are the threads
     model = whole_model.build() if args.device == "cuda" else models.load(args.model, "cpu").model
     folder = Path(tempfile.mkdtemp(prefix="store-serving-", dir=args.folder))
-    origin = {"model": GPU_MODEL if args.device == "cuda" else args.model, "seed": load.seed, "versions": versions()}
+    origin: dict[str, Any] = {
+        "model": GPU_MODEL if args.device == "cuda" else args.model,
+        "seed": load.seed,
+        "versions": versions(),
+    }
     origin |= {"device": device_name(model.device), **this_run()}
     setting = {name: value for name, value in asdict(load).items() if name not in ("seed", "ratio")}
     try:

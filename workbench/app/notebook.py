@@ -204,7 +204,7 @@ def save(
     text = json.dumps(metrics, indent=2, default=_jsonable, allow_nan=False)
     write_text(folder / "metrics.json", text + "\n")
     for name, table in (tables or {}).items():
-        frame = table if hasattr(table, "to_parquet") else import_module("pandas").DataFrame(table)
+        frame = import_module("pandas").DataFrame(table)
         frame = frame if "source" in frame else frame.assign(source=HERE)
         write_atomically(folder / f"{name}.parquet", frame.to_parquet)
     write_text(folder / SUCCESS, "")

@@ -58,7 +58,7 @@ def measured(
                 jobs[f"{tier}: {name}"] = partial(_asked, model, prompt, method, store)
         for label, times in interleaved(jobs, model.device, repeats).items():
             tier, _, name = label.rpartition(": ")
-            about = {"mode": "block", "setting": {"tier": tier}} if tier else {"mode": "full"}
+            about: dict[str, Any] = {"mode": "block", "setting": {"tier": tier}} if tier else {"mode": "full"}
             about |= {"select": "query_guided", "ratio": ratio} if "recomputed" in name else {}
             ends = {end: 1e3 * getattr(times, end) for end in ("p5", "p95")}
             spent = {"ms": 1e3 * times.p50, **ends, "runs": repeats}

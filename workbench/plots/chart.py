@@ -60,7 +60,7 @@ def lines(
     more        as `plots.lines.line_chart`: height, share, bars, mark, notice, …
     """
     given = {key: {"title": about} if isinstance(about, str) else dict(about) for key, about in (panels or {}).items()}
-    shared = {"x": x, "x_axis": x_axis, "y_axis": y_axis, "x_log": x_log, "y_log": y_log}
+    shared: dict[str, Any] = {"x": x, "x_axis": x_axis, "y_axis": y_axis, "x_log": x_log, "y_log": y_log}
     shared |= {"percent": percent, "level": level}
     rows = rows.dropna(subset=[y] if any("x" in about for about in given.values()) else [x, y])
     drawn = []
@@ -196,7 +196,8 @@ def table(
         return None
     if rows.source.nunique() > 1 and "source" not in columns:
         columns = {**columns, "source": "source"}
-    body, groups = [], []
+    body: list[list[str]] = []
+    groups: list[int] = []
     last: Any = None
     for row in rows.to_dict("records"):
         if group and row[group] != last:
@@ -273,9 +274,9 @@ def _series(own: pd.DataFrame, label: str, style: Look, x: str, y: str, hover: s
     text += f"<br>95% interval %{{customdata[1]{form}}} to %{{customdata[2]{form}}}" if ends else ""
     columns = [own[hover] if hover else pd.Series("", own.index), *([own[low], own[high]] if ends else [])]
     data = pd.concat(columns, axis=1).to_numpy().tolist()
-    values = (list(own[low]), list(own[high])) if ends else ((), ())
+    bottom, top = (list(own[low]), list(own[high])) if ends else ((), ())
     mode = "lines+markers" if len(own) > 1 else "markers"
-    return Series(label, list(own[x]), list(own[y]), *values, text, data, style, mode=mode)
+    return Series(label, list(own[x]), list(own[y]), bottom, top, text, data, style, mode=mode)
 
 
 def _ends(name: str) -> tuple[str, str]:
@@ -286,7 +287,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
     return {"title_text": axis} if isinstance(axis, str) else dict(axis)
 
 
-def _texts(rows: pd.DataFrame, title: str, caption: str, more: dict[str, Any]) -> dict[str, str]:
+def _texts(rows: pd.DataFrame, title: str, caption: str, more: dict[str, Any]) -> dict[str, Any]:
     return {"title": title, "notice": more.pop("notice", ""), "caption": f"{caption} {about(rows)}".strip()}
 
 

@@ -1,25 +1,14 @@
 """What measured deviations of keys and values say: sentences whose words turn with the numbers."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from workbench.metrics.kv_deviation import Repair
 from workbench.metrics.published_numbers import FUSION_RAG
-from workbench.plots.findings import judged, times
+from workbench.plots.findings import judged
 
 CAUSES = {"position": "positions", "context": "missing context", "precision": "precision"}
-
-
-def price_of_positions(records: Sequence[Mapping[str, Any]]) -> str:
-    """Say how far the question drifts in the last layer: records {mode, error (a prompt each)} by layer."""
-    last = {r["mode"]: sum(r["error"]) / len(r["error"]) for r in records}
-    ratio = last["naive"] / last["block"]
-    return (
-        f"In the last layer the question drifts by {last['block']:.0%} because cached passages did not see each other; "
-        f"with naive positions besides it is {times(ratio, 'that', 'less than that')}."
-    )
 
 
 def of_first_passage(gaps: Mapping[str, np.ndarray], block_of: np.ndarray, floor: float) -> str:

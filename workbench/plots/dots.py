@@ -113,7 +113,7 @@ def _marks(
 def _shifts(columns: Sequence[Column], looks: Mapping[str, Look]) -> dict[tuple[str, str], float]:
     """Return how far the mark of every (row, series) stands off its row's line: only series of that row take room."""
     present = {(r["name"], r["series"]) for column in columns for r in column.rows}
-    shifts = {}
+    shifts: dict[tuple[str, str], float] = {}
     for name in {name for name, _ in present}:
         own = [series for series in looks if (name, series) in present]
         shifts |= {(name, series): (i - (len(own) - 1) / 2) * 0.72 / len(own) for i, series in enumerate(own)}

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from workbench.plots.findings import joined
 from workbench.plots.table import table
 from workbench.plots.theme import BLUE, GREEN, INK, ORANGE, RED, escaped, finish
 
@@ -26,15 +25,14 @@ def held(found: Mapping[str, Any]) -> go.Figure:
     aside = found["set_aside"]
     rows += [[f"{each['kind']}: {each['file']}", str(each["detail"])] for each in aside[:10]]
     each = found["bytes"] / found["blocks"] / 1e6 if found["blocks"] else 0
-    state = f"{len(aside)} files are damaged or foreign." if aside else "Nothing was set aside."
     return table(
         ["what", "value"],
         rows,
         widths=[1, 2.6],
         words=2,
         title=f"{found['folder']}",
-        notice=f"{found['blocks']:,} blocks, {found['bytes'] / 1e6:,.1f} MB, {each:.2f} MB a block. {state}",
-        caption="By the headers of its files; `workbench store verify` reads every block.",
+        caption=f"{each:.2f} MB a block; {len(aside)} files were set aside as damaged or foreign. By the headers "
+        "of its files; `workbench store verify` reads every block.",
     )
 
 
@@ -57,12 +55,11 @@ def requests_of(receipts: Sequence[Mapping[str, Any]], unit: str, name: str, mis
     total = sum(float(values.sum()) for values in counts.values()) or 1.0
     parts = [f"{values.sum() / total:.0%} {key}" for key, values in counts.items() if values.sum()]
     reasons = [f"{count:,} {reason}" for reason, count in misses.most_common()]
-    missed = f" Misses: {joined(reasons)}." if reasons else " No look-up missed."
     return finish(
         fig,
         title="What requests found in the store",
-        notice=f"Of all {unit}: {joined(parts) if parts else 'none'}.{missed}",
-        caption=f"{name}; {len(receipts):,} requests, by their receipts.",
+        caption=f"{name}; {len(receipts):,} requests, by their receipts. Of all {unit}: {', '.join(parts) or 'none'}. "
+        f"Misses: {', '.join(reasons) or 'none'}.",
         height=280,
         legend=6,
     )

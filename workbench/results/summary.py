@@ -125,7 +125,9 @@ def speedups(
     found = []
     for _, group in timings.groupby(list(by), sort=False):
         slow = baseline(group)
-        for row in group.to_dict("records") if slow is not None else ():
+        if slow is None:
+            continue
+        for row in group.to_dict("records"):
             value, low, high = latency.ratio(slow.to_dict(), row)
             found.append({**row, "value": value, "low": low, "high": high, "against": slow["candidate"]})
     return pd.DataFrame(found, columns=[*timings.columns, "value", "low", "high", "against"])
