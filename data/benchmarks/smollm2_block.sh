@@ -3,7 +3,7 @@
 # ablation without position re-encoding. Each run has a GPU of its own where there are enough, side by side; run it again to go
 # on where one was interrupted. The shipped smollm2-block is the adapter of run "block".
 #     TRAIN="nq-train.jsonl manuals-train.jsonl" HELD="nq-held.jsonl" bash data/benchmarks/smollm2_block.sh
-# leaves runs/smollm2-RUN/adapter (also where a run was stopped by LIMIT) and data/benchmarks/smollm2-RUN.json; with OUT, copies
+# leaves runs/smollm2-RUN/adapter (also where a run was stopped by LIMIT) and its curve in the result tables; with OUT, copies
 # of the adapters and curves in that folder as well.
 # The text it is trained on: files of TRAIN less every sample that shares a question or a passage with HELD or EXCLUDE.
 # TRAIN    files of questions that are trained on, labelled or not; contexts are mixed from their passages (MIX passages each)
@@ -65,7 +65,7 @@ done
 left=()
 for run in "${runs[@]}"; do
     [ -d "runs/smollm2-$run/adapter" ] || { left+=("$run"); continue; }
-    cp "runs/smollm2-$run/curve.json" "data/benchmarks/smollm2-$run.json"
+    "$python" data/benchmarks/training_rows.py "smollm2-$run" "runs/smollm2-$run/curve.json"
     if [ -n "${OUT:-}" ]; then
         mkdir -p "$OUT"
         cp -r "runs/smollm2-$run/adapter" "$OUT/smollm2-$run"

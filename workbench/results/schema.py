@@ -122,6 +122,7 @@ METHOD = ("method", "mode", "positions", "prepare", "select", "ratio", "sparse",
 # What there is to measure, and the command that does; {model} and {data} are the reader's own.
 EXPERIMENTS = {
     "trial": "workbench sweep --model {model} --data {data} --out {out}",
+    "deviation": "python data/benchmarks/deviation.py --model {model} --data NAME={data} --out {out}",
     "training": "workbench tune --model {model} --data {data} --out {out}",
     "replay": "python data/benchmarks/store_replay.py --out {out}",  # requests on a simulated clock: tiers, scheduler
     "workload": "python data/benchmarks/workload.py --out {out}",  # simulated look-ups: hits and storage of caches

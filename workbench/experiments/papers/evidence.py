@@ -239,7 +239,7 @@ def faster(
 
 
 def measured(what: str, name: str, side: Side, bar: float, form: str = ".0%", real: bool = True) -> Findings:
-    """Return a number of deviation.json, behind the same of real text where it was measured, which then decides.
+    """Return a number of deviation, behind the same of real text where it was measured, which then decides.
 
     real  False: of the lab model alone
     """
