@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()
-    trained: dict[int | None, str] = {**folders(args.runs)} if args.seeds else {None: MODEL}
+    trained: dict[int | None, str] = {None: MODEL}
+    if args.seeds:
+        trained = dict(folders(args.runs).items())
     part, about = "trial@needles" + "-seeds" * args.seeds, {"seed": SEED, "passages": PASSAGES, "versions": versions()}
     about |= {"model": HARD if args.seeds else MODEL}
     with results.Writer(args.out, part, resume=True, **about, **results.this_run()) as out:
