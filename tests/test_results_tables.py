@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from workbench import results
 from workbench.core.errors import BadInput
 from workbench.plots import chart
-from workbench.results import schema
+from workbench.results import Results, schema
 
 ORIGIN = {"model": "m", "data": "d", "method": "block", "ratio": 0.15, "seed": 3, "device": "cpu"}
 COUNTS = [
@@ -186,3 +186,27 @@ def test_records_for_trackers_hold_configuration_and_metrics_by_kind(tmp_path):
     ((name, config, metrics),) = results.records(results.read([f"mine={tmp_path}"]))
     assert name == "mine m d block" and config["ratio"] == 0.15 and "sparse" not in config
     assert metrics == {"em": 1.0, "n": 4.0, "x/em": 0.0, "x/n": 4.0}
+
+
+def settings_of(*values):
+    rows = [{"measure": "hits", "value": 0.5, "seed": seed, "setting": {"zipf": z}} for z in values for seed in (0, 1)]
+    return results.expanded(Results({}).with_rows("counts", rows, experiment="x").counts())
+
+
+def test_rows_say_how_their_setting_differs_from_the_usual_one():
+    counts = settings_of(1.0, 1.0, 2.0)
+    assert list(results.varied(counts, ["zipf"]).varied) == ["usual"] * 4 + ["zipf 2.0"] * 2
+    assert results.varied(counts[:0], ["zipf"]).empty
+
+
+def test_draws_are_averaged_with_their_interval():
+    counts = settings_of(1.0).assign(value=[0.4, 0.6])
+    (row,) = results.over_draws(counts, ["source", "measure"]).to_dict("records")
+    assert row["value"] == pytest.approx(0.5) and row["low"] < 0.4 < 0.6 < row["high"] and row["n"] == 2
+
+
+def test_a_panel_may_have_an_axis_of_its_own():
+    counts = settings_of(1.0, 2.0).assign(share=[0.1, 0.1, 0.2, 0.2], panel=["a", "b"] * 2, by="m")
+    own = {"a": "first", "b": {"title": "second", "x": "share", "y_log": True}}
+    fig = chart.lines(counts, x="zipf", by="by", panel="panel", panels=own, title="t")
+    assert [list(trace.x) for trace in fig.data] == [[1.0, 2.0], [0.1, 0.2]] and fig.layout.yaxis2.type == "log"
