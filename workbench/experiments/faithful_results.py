@@ -1,4 +1,4 @@
-"""Right and faithful answers of the methods at 15%, as data/benchmarks/faithful.py leaves them for every model."""
+"""Right and faithful answers of the methods at 15% of every model that data/benchmarks/faithful.py has measured."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from workbench import results as tables
 from workbench.core.errors import BadInput
-from workbench.experiments import results
-from workbench.metrics.answers import Records, bootstrap
 from workbench.metrics.seeds import OverSeeds, crossed, crossed_share
 
-START = "faithful-"
 SMALL, LARGE = "-small-", "-large-"  # of the names of two sizes of one training seed
 FULL = "full attention"
 REUSE, OURS = "Full Reuse", "FusionRAG"
@@ -22,26 +20,23 @@ Kept = Mapping[str, Any]
 
 def kept(needed: Sequence[str] = METHODS) -> dict[str, Kept]:
     """Read the results of every model of which all `needed` methods are measured, by the model's name."""
-    names = (name.removeprefix(START) for name in results.names() if name.startswith(START))
-    files = [results.read(f"faithful-{name}") for name in names]
-    return {str(one["model"]): one for one in files if set(needed) <= set(one["methods"])}
+    rows = tables.read().answers("trial")
+    rows = rows[rows.faithful.notna()]
+    found: dict[str, Kept] = {}
+    for (model, seed), own in rows.groupby(["model", rows.training_seed.fillna(-1).astype(int)], sort=False):
+        methods = {
+            name: {"right": list(of.em), "faithful": list(of.faithful)}
+            for name, of in own.groupby("method", sort=False)
+        }
+        about = {key: own[key].iloc[0] for key in ("data", "seed", "passages")}
+        name = str(model) if seed < 0 else f"{model}-{seed}"
+        found[name] = {"model": name, **about, "samples": own.question.nunique(), "methods": methods}
+    return {name: one for name, one in found.items() if set(needed) <= set(one["methods"])}
 
 
 def digits(one: Kept, method: str, score: str) -> list[float]:
     """Return 1 for every question whose answer is `right`, or `faithful`, under a method."""
     return [float(digit) for digit in one["methods"][method][score]]
-
-
-def rows(one: Kept) -> Records:
-    """Return {method, score, mean, low, high, n} for every method, right and faithful."""
-    listed = []
-    for method in one["methods"]:
-        for score in ("right", "faithful"):
-            values = digits(one, method, score)
-            low, high = bootstrap(values)
-            about = {"method": method, "score": score, "n": len(values)}
-            listed.append({**about, "mean": sum(values) / len(values), "low": low, "high": high})
-    return listed
 
 
 def over_seeds(size: str) -> list[Kept]:

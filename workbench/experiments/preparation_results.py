@@ -1,9 +1,9 @@
-"""What preparation gives to reuse, as data/benchmarks/preparations.py leaves it for every model."""
+"""What preparation gives to reuse, of every model that data/benchmarks/preparations.py has measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.experiments import results
+from workbench import results as tables
 from workbench.metrics.answers import Records
 from workbench.metrics.seeds import gains_over_seeds
 
@@ -13,13 +13,30 @@ Kept = Mapping[str, Any]
 
 def kept() -> list[Kept]:
     """Read the interventions that there are, a model each; training seeds of one size are joined."""
-    start = "preparations-"
-    names = [name.removeprefix(start) for name in results.names() if name.startswith(start)]
-    files = [results.read(f"preparations-{name}") for name in names]
-    files = [one for one in files if gains(one)]
-    sizes = dict.fromkeys(size_of(one) for one in files)
-    groups = [[one for one in files if size_of(one) == size] for size in sizes]
+    counts = tables.read().counts("trial")
+    gained = counts[counts.measure == "em_gain"]
+    models = []
+    for (model, seed), own in gained.groupby(["model", gained.training_seed.fillna(-1).astype(int)], sort=False):
+        rows = [
+            {
+                "data": data,
+                "prepare": prepare,
+                "name": of.method.iloc[0],
+                "found": None,
+                "of": list(map(_line, of.itertuples())),
+            }
+            for (data, prepare), of in own.groupby(["data", "prepare"], sort=False)
+        ]
+        about = {"seed": own.seed.iloc[0], "passages": own.passages.iloc[0], "samples": own.n.max()}
+        models.append({"model": str(model) if seed < 0 else f"{model}-{seed}", **about, "rows": rows})
+    sizes = dict.fromkeys(size_of(one) for one in models)
+    groups = [[one for one in models if size_of(one) == size] for size in sizes]
     return [each for group in groups for each in ([joined_seeds(group)] if len(group) > 1 else group)]
+
+
+def _line(row: Any) -> dict[str, Any]:
+    ends = {"gain": row.value, "gain_low": row.low, "gain_high": row.high}
+    return {"kind": row.kind, "score": "em", "n": int(row.n), "mean": row.value, **ends}
 
 
 def size_of(one: Kept) -> str:

@@ -67,14 +67,12 @@ def _unlike(low: float, high: float, n: int) -> tuple[float, float]:
 
 # Lab questions in the modes of Block-Attention, over training seeds
 
-TUNED_ON = {"data": "lab", "seed": 30_000}  # the questions of data/benchmarks/block_attention.py
-
 
 @cache
 def by_training(method: str) -> dict[int, list[float]]:
     """Return {training seed: exact match of every question}; -1 is a model before fine-tuning."""
     rows = tables.read().answers("trial")
-    own = rows[(rows.method == method) & (rows["data"] == TUNED_ON["data"]) & (rows.seed == TUNED_ON["seed"])]
+    own = rows[(rows.method == method) & rows.command.str.contains("block_attention.py")]
     runs = own.assign(run=own.training_seed.fillna(-1).astype(int)).groupby("run")
     return {int(run): list(of_run.em) for run, of_run in runs}
 
@@ -100,26 +98,37 @@ def scored_gap(
     return Finding(what, middle, low, high, n, label, side, bar, "points")
 
 
-# Lab questions under every preparation and selector: fusion.parquet
+# Lab questions under every preparation and selector
+
+SWEPT = {"model": "lab-full", "data": "lab", "seed": 30_000}  # the questions of data/benchmarks/fusion.py
+
+
+@cache
+def _swept(table: str) -> pd.DataFrame:
+    rows = tables.read().table(table, "trial")
+    for name, value in SWEPT.items():
+        rows = rows[rows[name] == value]
+    return rows[rows.command.str.contains("fusion.py")]
+
+
+def of_method(rows: pd.DataFrame, method: Method) -> pd.DataFrame:
+    """Return the rows of a method."""
+    prepare, select, ratio = method
+    if method == FULL:
+        return rows[rows["mode"] == "full"]
+    mine = (rows["mode"] == "block") & (rows.prepare == prepare) & (rows["select"] == select)
+    return rows[mine & np.isclose(rows.ratio, ratio)] if ratio is not None and select != "none" else rows[mine]
 
 
 def trial(method: Method) -> pd.Series:
-    """Return the row of a trial over all kinds of question."""
-    prepare, select, ratio = method
-    swept = table("fusion")
-    of_all = swept[swept.kind == "all"]
-    if method == FULL:
-        return of_all[of_all["mode"] == "full"].iloc[0]
-    names = of_all.prepare
-    mine = (of_all["mode"] == "block") & (names == prepare) & (of_all["select"] == select)
-    if ratio is not None:
-        mine &= np.isclose(of_all.ratio, ratio)
-    return of_all[mine].iloc[0]
+    """Return what a trial measured over all kinds of question: {measure: value}, and n."""
+    own = of_method(_swept("counts"), method).query("kind == 'all'").set_index("measure")
+    return pd.concat([own.value, pd.Series({"n": own.n.max()})])
 
 
 def answers(method: Method, score: str = "em") -> Sequence[float]:
     """Return the scores of a trial, one a question."""
-    return list(table("fusion-answers")[f"{score} {trial(method).trial}"].astype(float))
+    return list(of_method(_swept("answers"), method)[score])
 
 
 def fusion_gap(what: str, one: Method, other: Method, side: Side = "above", bar: float = 0.0) -> Finding:
