@@ -6,24 +6,22 @@ and what preparation gives each selector (figure 16).
         python data/benchmarks/faithful.py --model "$model" --data lab-hard --samples 1000 --device cuda
     done
 
-leaves faithful-MODEL.json (_ for - in its name): of every method, two digits a question: "faithful" is 1 where what
-the answer claims stands in its passages, said of the same subject (lab facts can be read back), "right" is exact match.
-15% of the tokens are recomputed where a selector chooses. Written after every method; methods that the file holds for
-the same settings are not measured again.
+writes `faithful` beside exact match of every answer: 1 where what the answer claims stands in its passages, said of the
+same subject (lab facts can be read back). 15% of the tokens are recomputed where a selector chooses. Methods that are
+written already are not measured again.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from workbench import data, models
-from workbench.core.files import write_text
-from workbench.experiments.record import device_name, versions
+from workbench.experiments import rows
 from workbench.experiments.trial import Trial
 from workbench.metrics.faithfulness import judge
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
-HERE = Path(__file__).parent
 SEED, PASSAGES, RATIO = 30_000, 10, 0.15
 TEN = "with_neighbours(n=10, search=exact)"
 METHODS: dict[str, dict[str, Any]] = {
@@ -51,30 +49,26 @@ def main() -> None:
     parser.add_argument("--data", default="lab", help="lab, lab-hard, with switches in brackets")
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     model = name_of(args.model)
-    path = args.out / f"faithful-{model.replace('-', '_')}.json"
-    about = {"model": model, "data": args.data, "seed": SEED, "passages": PASSAGES, "ratio": RATIO}
-    about |= {"samples": args.samples}
-    before = json.loads(path.read_text()) if path.exists() else {}
-    kept = before.get("methods", {}) if all(before.get(name) == value for name, value in about.items()) else {}
     loaded = models.load(args.model, args.device)
-    about |= {"device": device_name(loaded.model.device), "versions": versions()}
     samples = data.load(args.data, args.samples, SEED, PASSAGES)
     decide = judge("lab")
     common = {"samples": args.samples, "seed": SEED, "passages": PASSAGES, "device": args.device, "timed": 1}
-    for name, settings in METHODS.items():
-        if name in kept:
-            continue
-        trial = Trial(args.model, args.data, fidelity=False, batch=32, **common, **({"mode": "block"} | settings))
-        rows = trial.run_each(loaded=loaded)[1]
-        verdicts = decide(samples, [row["answer"] for row in rows])
-        faithful = "".join(str(int(bool(claims) and all(claims))) for claims in verdicts)
-        right = "".join(str(int(row["em"])) for row in rows)
-        kept[name] = {"faithful": faithful, "right": right}
-        write_text(path, json.dumps({**about, "methods": kept}, indent=1) + "\n")
-        print(f"{name}: faithful {faithful.count('1')}, right {right.count('1')} of {len(rows)}", flush=True)
+    size, _, number = model.rpartition("-")
+    seeded = {"model": size, "training_seed": int(number)} if size and number.isdecimal() else {"model": model}
+    with Writer(args.out, f"trial@faithful-{model}", resume=True, **this_run()) as out:
+        there = {row["method"] for row in out.there("answers")}
+        for name, settings in METHODS.items():
+            if name in there:
+                continue
+            trial = Trial(args.model, args.data, fidelity=False, batch=32, **common, **({"mode": "block"} | settings))
+            record, answered = trial.run_each(loaded=loaded)
+            verdicts = decide(samples, [row["answer"] for row in answered])
+            scored = [{**row, "faithful": float(bool(c) and all(c))} for row, c in zip(answered, verdicts, strict=True)]
+            out.answers({**rows.origin(record, name), **seeded, **row} for row in rows.answers(scored))
+            print(f"{name}: faithful {sum(r['faithful'] for r in scored):.0f}, right {record.em:.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,28 +2,23 @@
 
     python data/benchmarks/fusion.py --samples 2000 --jobs 2
 
-leaves data/benchmarks/fusion.parquet (a row a trial and kind of question) and fusion-answers.parquet (the scores
-of each question). Trials that runs/fusion holds are not run again. `--part heavy` are those that compute
-whole contexts, for a GPU, `--part light` the others; `--collect` writes the two files from what is there.
+writes the part trial@fusion of the shipped results. Trials that runs/fusion holds are not run again. `--part heavy` are
+those that compute whole contexts, for a GPU, `--part light` the others; `--collect` takes in what is there.
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from workbench.core.files import write_atomically
 from workbench.experiments import sweep
-from workbench.experiments.record import Record
 from workbench.experiments.sweep_grid import Case
 from workbench.experiments.sweep_grid import cases as cases_of
 from workbench.experiments.trial import Trial
+from workbench.results import merge, read
+from workbench.results.reader import FOLDER
 
-HERE = Path(__file__).parent
 SEED = 30_000  # of worlds that neither trained nor chose the model
 RATIOS = [0.05, 0.1, 0.15, 0.2, 0.3, 0.5]
 CHEAP = (
@@ -64,26 +59,6 @@ def cases(part: str, samples: int, device: str) -> list[Case]:
     return list(by_trial.values())
 
 
-def collect(folders: list[Path]) -> None:
-    """Write the two committed files, from the trials of all folders."""
-    rows: list[dict[str, Any]] = []
-    scores: dict[str, pd.Series] = {}
-    for path in sorted(path for folder in folders for path in folder.glob("trials/*.json")):
-        if path.name.endswith(".failed.json"):
-            continue
-        record = Record.from_json(json.loads(path.read_text())["record"])
-        costs = {"rows_computed": record.rows_computed, "flops": record.flops, "hit_rate": record.hit_rate}
-        about = {"trial": path.stem, "way": record.label} | record.trial | costs | {"device": record.device}
-        rows += [about | row for row in record.rows()]
-        answers = pd.read_parquet(path.with_suffix(".parquet")).set_index("id")
-        scores[f"em {path.stem}"] = answers["em"].astype("uint8")
-        scores[f"f1 {path.stem}"] = answers["f1"].astype("float32")
-    write_atomically(HERE / "fusion.parquet", pd.DataFrame(rows).to_parquet)
-    wide = pd.DataFrame(scores).reset_index()  # a row a question, columns "em TRIAL" and "f1 TRIAL"
-    write_atomically(HERE / "fusion-answers.parquet", lambda path: wide.to_parquet(path, compression="zstd"))
-    print(f"{len(scores) // 2} trials in {HERE / 'fusion.parquet'}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=2000)
@@ -91,7 +66,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--part", choices=("all", "light", "heavy"), default="all")
     parser.add_argument("--out", type=Path, default=Path("runs/fusion"))
-    parser.add_argument("--collect", action="store_true", help="only write the files from runs/fusion/*")
+    parser.add_argument("--collect", action="store_true", help="only take in what runs/fusion holds")
     args = parser.parse_args()
     if not args.collect:
         listed = cases(args.part, args.samples, args.device)
@@ -99,7 +74,7 @@ def main() -> None:
         outcome = sweep.run(listed, args.out / args.part, args.jobs, keep_gib=8)
         for name, why in outcome.failures.items():
             print(f"failed: {name}: {why}")
-    collect(sorted(path for path in args.out.iterdir() if (path / "trials").is_dir()))
+    merge(read([f"fusion={args.out}"]), FOLDER, "trial@fusion")
 
 
 if __name__ == "__main__":

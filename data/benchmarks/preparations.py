@@ -12,14 +12,12 @@ whose embedder is not installed is left for another machine.
 """
 
 import argparse
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench import data, models
 from workbench.core.errors import BadInput
-from workbench.core.files import write_text
 from workbench.data.retrieval_corpus import Corpus
 from workbench.experiments.record import device_name, versions
 from workbench.experiments.trial import Trial
@@ -28,8 +26,9 @@ from workbench.metrics.answers import Records, bootstrap
 from workbench.metrics.paired import difference
 from workbench.metrics.selection import antecedents
 from workbench.models.loading import Loaded
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 
-HERE = Path(__file__).parent
 SEED, PASSAGES, NEIGHBOURS = 30_000, 10, 10
 CORPORA = ("lab", "lab(hints=0)", "lab(hints=0, titles=kept)", "lab-hard(titles=continued)", "lab-hard")
 PLAIN = "after_system"
@@ -66,9 +65,8 @@ def scores(rows: Records, kind: str, score: str) -> dict[str, float]:
     return {row["id"]: float(row[score]) for row in chosen if row[score] is not None}
 
 
-def summary(rows: Records, plain: Records) -> list[dict[str, Any]]:
-    """Return {kind, score, n, mean, low, high, gain, gain_low, gain_high} for every kind and score."""
-    lines = []
+def summary(rows: Records, plain: Records) -> Iterator[dict[str, Any]]:
+    """Yield the mean of every score and kind, and `{score}_gain`: its difference to plain reuse, by question."""
     for kind in KINDS:
         for score in SCORES:
             ours, theirs = (scores(each, kind, score) for each in (rows, plain))
@@ -78,10 +76,9 @@ def summary(rows: Records, plain: Records) -> list[dict[str, Any]]:
             values = [ours[name] for name in shared]
             gain = difference(values, [theirs[name] for name in shared])
             low, high = bootstrap(values)
-            line = {"kind": kind, "score": score, "n": len(shared), "mean": sum(values) / len(shared)}
-            line |= {"low": low, "high": high, "gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high}
-            lines.append(line)
-    return lines
+            about = {"kind": kind, "n": len(shared)}
+            yield {**about, "measure": score, "value": sum(values) / len(values), "low": low, "high": high}
+            yield {**about, "measure": f"{score}_gain", "value": gain.mean, "low": gain.low, "high": gain.high}
 
 
 def name_of(model: str) -> str:
@@ -91,41 +88,38 @@ def name_of(model: str) -> str:
 
 
 def measure(
-    model: str, samples: int, device: str, corpora: Sequence[str], path: Path, vectors: Path | None = None
+    model: str, samples: int, device: str, corpora: Sequence[str], folder: Path, vectors: Path | None = None
 ) -> None:
-    """Measure all preparations on all corpora, and write the file after each.
+    """Measure all preparations on all corpora that `folder` lacks.
 
     vectors   what MiniLM made of the passages, embedded on another machine (`workbench.data.embedders.save`)
     """
     loaded = models.load(model, device)
-    about = {"model": name_of(model), "samples": samples, "seed": SEED, "passages": PASSAGES}
-    before = json.loads(path.read_text()) if path.exists() else {}
-    kept = before.get("rows", []) if all(before.get(name) == value for name, value in about.items()) else []
-    about |= {"neighbours": NEIGHBOURS, "device": device_name(loaded.model.device), "versions": versions()}
-    for corpus in corpora:
-        missing = {name: spec for name, spec in PREPARATIONS.items() if (corpus, spec) not in _keys(kept)}
-        if not missing:
-            continue
-        common = {"model": model, "data": corpus, "samples": samples, "seed": SEED, "passages": PASSAGES}
-        common |= {"device": device}
-        plain = asked({**common, "prepare": PLAIN}, loaded)
-        for name, spec in missing.items():
-            given = spec.replace("embedder=minilm", f"embedder={vectors}") if vectors else spec
-            settings = {**common, "prepare": given}
-            try:
-                lines = summary(plain if spec == PLAIN else asked(settings, loaded), plain)
-            except BadInput as problem:
-                print(f"{corpus} {spec} is not measured here: {problem}", flush=True)
-                continue
-            kept.append({"data": corpus, "prepare": spec, "name": name, "found": found(settings, loaded), "of": lines})
-            write_text(path, json.dumps({**about, "rows": kept}, indent=1) + "\n")
-            print(
-                corpus, spec, *(f"{x['kind']} {x['score']} {x['mean']:.3f} {x['gain']:+.3f}" for x in lines), flush=True
-            )
-
-
-def _keys(rows: Records) -> set[tuple[str, str]]:
-    return {(row["data"], row["prepare"]) for row in rows}
+    size, _, number = name_of(model).rpartition("-")
+    seeded = {"model": size, "training_seed": int(number)} if size and number.isdecimal() else {"model": name_of(model)}
+    origin = {**seeded, "seed": SEED, "passages": PASSAGES, "mode": "block", "select": "none", "sparse": "none"}
+    origin |= {"device": device_name(loaded.model.device), "versions": versions(), **this_run()}
+    with Writer(folder, f"trial@preparations-{name_of(model)}", resume=True, **origin) as out:
+        there = {(row["data"], row["prepare"]) for row in out.there("counts")}
+        for corpus in corpora:
+            missing = {name: spec for name, spec in PREPARATIONS.items() if (corpus, spec) not in there}
+            common = {"model": model, "data": corpus, "samples": samples, "seed": SEED, "passages": PASSAGES}
+            common |= {"device": device}
+            plain = asked({**common, "prepare": PLAIN}, loaded) if missing else []
+            for name, spec in missing.items():
+                given = spec.replace("embedder=minilm", f"embedder={vectors}") if vectors else spec
+                settings = {**common, "prepare": given}
+                try:
+                    lines = list(summary(plain if spec == PLAIN else asked(settings, loaded), plain))
+                except BadInput as problem:
+                    print(f"{corpus} {spec} is not measured here: {problem}", flush=True)
+                    continue
+                if hits := found(settings, loaded):
+                    lines.append(
+                        {"kind": "all", "measure": "antecedents_found", "value": hits[0] / hits[1], "n": hits[1]}
+                    )
+                out.counts({"data": corpus, "prepare": spec, "method": name, **line} for line in lines)
+                print(corpus, spec, *(f"{x['measure']} {x['value']:.3f}" for x in lines), flush=True)
 
 
 def main() -> None:
@@ -136,10 +130,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--corpora", nargs="+", default=list(CORPORA), help="lab, lab-hard, with switches in brackets")
     parser.add_argument("--vectors", type=Path, help="MiniLM's vectors of the passages (.npz), where it is not at hand")
-    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
-    file = f"preparations-{name_of(args.model).replace('-', '_')}.json"
-    measure(args.model, args.samples, args.device, args.corpora, args.out / file, args.vectors)
+    measure(args.model, args.samples, args.device, args.corpora, args.out, args.vectors)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python data/benchmarks/prepare_cost.py                         Llama-3.1-8B's shape, random weights, on a GPU
     python data/benchmarks/prepare_cost.py --tiny --chunks 20      a tiny shape, for a try on a CPU
 
-leaves prepare-cost.json. FusionRAG (section 3.1) prints 0.218 seconds a chunk, Qwen2.5-7B on HotpotQA in batches of
+FusionRAG (section 3.1) prints 0.218 seconds a chunk, Qwen2.5-7B on HotpotQA in batches of
 ten. Chunks are random tokens of a passage's length; every run prepares all chunks of a knowledge base in batches of
 ten, with a store of its own; which chunks are alike is known before. A chunk is cached behind the system prompt once
 before it is computed behind others.
@@ -13,21 +13,20 @@ import argparse
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import torch
 from transformers import PreTrainedModel
 
 from workbench.core.blocks import Block, Prompt
 from workbench.data.retrieval_corpus import Corpus
-from workbench.experiments import results
 from workbench.experiments.bench import whole_model
 from workbench.experiments.record import device_name, versions
 from workbench.methods import prepare
-from workbench.metrics.latency import quantiles
+from workbench.results import Writer, this_run
+from workbench.results.reader import FOLDER
 from workbench.store import MemoryStore
 
-HERE = Path(__file__).parent
 TOKENS, SYSTEM, BATCH, RUNS = 130, 30, 10, 3  # tokens of a chunk and of the system prompt
 SPECS = {"behind the system prompt": "after_system", "behind 10 similar chunks": "with_neighbours(n=10, search=exact)"}
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -60,20 +59,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunks", type=int, default=200)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     model = whole_model.build(whole_model.LLAMA | TINY if args.tiny else whole_model.LLAMA)
     system, chunks = chunks_of(model, args.chunks)
-    rows: list[dict[str, Any]] = []
-    for name, spec in SPECS.items():
-        run = partial(seconds, model, spec, system, chunks)
-        run()  # warms up
-        taken = quantiles([run() for _ in range(RUNS)])
-        rows.append({"name": name, "spec": spec, "seconds": taken.p50, "least": taken.least, "most": taken.most})
-        print(f"{name}: {taken.p50:.4f} s a chunk", flush=True)
-        about = {"shape": "tiny" if args.tiny else "Llama-3.1-8B", "chunks": args.chunks, "tokens": TOKENS}
-        about |= {"batch": BATCH, "runs": RUNS, "device": device_name(model.device), "versions": versions()}
-        results.write_json(args.out / "prepare-cost.json", {**about, "rows": rows})
+    about = {"model": "tiny" if args.tiny else "Llama-3.1-8B", "device": device_name(model.device)}
+    about |= {"versions": versions(), "setting": {"chunks": args.chunks, "batch": BATCH}, **this_run()}
+    with Writer(args.out, "preprocessing@lab", **about) as out:
+        for name, spec in SPECS.items():
+            run = partial(seconds, model, spec, system, chunks)
+            run()  # warms up
+            taken = [run() * 1e3 for _ in range(RUNS)]
+            row = {"workload": f"a chunk of {TOKENS} tokens", "candidate": name, "prepare": spec, "runs": RUNS}
+            out.timings([{**row, "ms": median(taken), "least": min(taken), "most": max(taken), "samples": taken}])
+            print(f"{name}: {median(taken):.4f} ms a chunk", flush=True)
 
 
 if __name__ == "__main__":

@@ -122,16 +122,15 @@ def dot_plot(
     panels   value of `panel` → {title, axis, percent, level, log, whole} of `plots.dots.Column`, in the order drawn
     more     as `plots.dots.dots`: spread, lines, notice
     """
-    rows = rows.dropna(subset=[x])
+    rows = rows.dropna(subset=[x]).reset_index(drop=True)
     if rows.empty:
         return None
     by = by or "source"
-    looks = {label: replace(style, name=label) for label, style, _ in _groups(rows, rows, by, look)}
-    low, high = _ends(x)
-    marked = rows.assign(series=_labels(rows, by, look), name=rows[y].astype(str), mean=rows[x])
-    marked = marked.assign(low=rows.get(low, rows[x]), high=rows.get(high, rows[x])).fillna(
-        {"low": rows[x], "high": rows[x]}
-    )
+    groups = _groups(rows, rows, by, look)
+    looks = {label: replace(style, name=label) for label, style, _ in groups}
+    marked = pd.concat([own.assign(series=label) for label, _, own in groups]).loc[rows.index]
+    low, high = (rows[end].fillna(rows[x]) if end in rows else rows[x] for end in _ends(x))
+    marked = marked.assign(name=rows[y].astype(str), mean=rows[x], low=low, high=high)
     columns = []
     for name, part in _panels(marked, panel, {key: key for key in panels} if panels else None):
         common = {"title": name, "axis": axis, "percent": percent, "level": level, "whole": whole}
@@ -239,12 +238,6 @@ def _panels(rows: pd.DataFrame, panel: str, panels: Mapping[str, str] | None) ->
         return [("", rows)]
     names = panels or {name: str(name) for name in dict.fromkeys(rows[panel])}
     return [(title, part) for name, title in names.items() if len(part := rows[rows[panel] == name])]
-
-
-def _labels(rows: pd.DataFrame, by: str, look: Style | None) -> pd.Series:
-    """Return the name of every row's series: with its source, where there are several."""
-    names = rows[by].map(lambda value: (look(value).name if look else "") or str(value))
-    return names + " · " + rows.source if by != "source" and rows.source.nunique() > 1 else names
 
 
 def _groups(

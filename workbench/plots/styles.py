@@ -112,6 +112,13 @@ CACHES = Looks(
 MODE_NAMES = {mode: look.name for mode, look in MODES.items()}
 MODE_COLOURS = {mode: look.colour for mode, look in MODES.items()}
 MODE_SYMBOLS = {mode: look.symbol for mode, look in MODES.items()}
+REUSE = Looks(
+    {
+        "full attention": Look(INK, "circle", name="full attention"),
+        "nothing recomputed": Look(BLUE, "square", name="cached blocks, positions re-encoded"),
+        "nothing recomputed, naive positions": Look(RED, "diamond", name="cached blocks, naive positions"),
+    }
+)
 SELECTORS = Looks(
     {
         "none": Look(MUTED, "circle-open", name="nothing recomputed"),

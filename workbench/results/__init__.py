@@ -22,7 +22,7 @@ from workbench.results.summary import (
     usual,
     varied,
 )
-from workbench.results.writer import Writer, this_run
+from workbench.results.writer import Writer, merge, this_run
 
 __all__ = [
     "EXPERIMENTS",
@@ -43,6 +43,7 @@ __all__ = [
     "latex",
     "mainly",
     "means",
+    "merge",
     "over_draws",
     "over_seeds",
     "paired",

@@ -133,6 +133,7 @@ EXPERIMENTS = {
     "disk": "python data/benchmarks/store_disk.py --out {out}",  # reads and writes of blocks, GB/s and ms
     "faults": "python -m tests.stress.run_store_faults --out {out}",  # blocks lost or wrong after faults
     "poisoned": "python data/benchmarks/poisoned.py --out {out}",  # cached behind an attacker's text; method: attack
+    "preprocessing": "python data/benchmarks/prepare_cost.py --out {out}",
     "session": "python data/benchmarks/beyond_rag.py --model {model} --out {out}",
 }
 

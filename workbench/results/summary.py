@@ -102,12 +102,14 @@ def scores(counts: pd.DataFrame) -> pd.DataFrame:
     if counts.empty:
         return pd.DataFrame(columns=[*keys, "n"])
     filled = counts.assign(**{name: counts[name].astype(object).where(counts[name].notna(), "") for name in keys})
-    wide = filled.pivot_table(index=keys, columns="measure", values=["value", "low", "high"], sort=False, dropna=False)
-    wide = wide.dropna(how="all").dropna(axis=1, how="all")
-    wide.columns = [name if end == "value" else f"{name}_{end}" for end, name in wide.columns]
-    table = wide.join(filled.groupby(keys, sort=False, dropna=False).n.max()).reset_index()
+    groups = filled.groupby(keys, sort=False)
+    rows = filled.assign(row=groups.ngroup()).drop_duplicates(["row", "measure"], keep="last")
+    parts = {end: rows.pivot(index="row", columns="measure", values=end) for end in ("value", "low", "high")}
+    wide = pd.concat([part.add_suffix("" if end == "value" else f"_{end}") for end, part in parts.items()], axis=1)
+    about = rows.groupby("row")[[*keys, "n"]].first().assign(n=rows.groupby("row").n.max())
+    table = about.join(wide.dropna(axis=1, how="all"))
     numbers = [name for name in keys if pd.api.types.is_numeric_dtype(counts[name])]
-    return table.assign(**{name: pd.to_numeric(table[name]) for name in numbers})
+    return table.assign(**{name: pd.to_numeric(table[name]) for name in numbers}).reset_index(drop=True)
 
 
 def speedups(

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from workbench.core.errors import BadInput, shown
 from workbench.core.files import check_folder, write_atomically, write_text
 from workbench.results import schema
-from workbench.results.reader import MARK, lines_of, table_of
+from workbench.results.reader import MARK, Results, lines_of, table_of
 
 NAME = "cached-block results"
 ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64(), list[float]: pa.list_(pa.float64())}
@@ -123,6 +123,13 @@ def pack(path: Path, table: str, rows: Rows) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rest = [name for name in used if name not in floats]
     write_atomically(path, lambda partial: pq.write_table(packed, partial, use_dictionary=rest, **options))
+
+
+def merge(found: Results, folder: Path, part: str) -> None:
+    """Write all rows of `found` as one part of a results folder, in place of its earlier rows."""
+    with Writer(folder, part) as out:
+        for table in schema.TABLES:
+            out.add(table, found.table(table).drop(columns="source").to_dict("records"))
 
 
 def this_run() -> dict[str, Any]:
