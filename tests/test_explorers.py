@@ -9,9 +9,8 @@ from workbench.app.explore import editing, live_masks, live_tradeoff, positions,
 from workbench.app.explore.live import explorer, slider
 from workbench.core.errors import BadInput
 from workbench.data.prompt_view import of_sample
-from workbench.experiments import results
 from workbench.experiments.sessions import SessionPrompt
-from workbench.plots import method_names
+from workbench.plots import method_names, tradeoff
 from workbench.plots.block_history import turnover
 
 RECORD = {"step": 0, "label": "", "tokens": 9, "after_prefix": 5, "computed": 1}
@@ -91,14 +90,15 @@ def test_an_edited_prompt_is_answered_again(loaded, samples):
     assert "0 of" in texts(box) and block.max == len(pieces) - 2
 
 
-def test_curves_of_a_sweep_are_read_off_at_a_ratio():
-    box = live_tradeoff.tradeoff_explorer(results.table("fusion"))
-    _, _, axis, number = controls(box)
-    before = texts(box)
-    number.value = number.max
-    assert texts(box) != before and box.children[-1].layout.shapes
-    axis.value = "flops"
-    assert not box.children[-1].layout.shapes
+def test_curves_of_trials_are_drawn_against_any_cost_for_any_kind():
+    box = live_tradeoff.tradeoff_explorer(tradeoff.trials(tables.read().counts("trial")))
+    place, prepare, _, axis, measure = controls(box)
+    place.value, prepare.value = "lab-full on lab", "after_system"
+    measure.value, axis.value = "f1", "flops"
+    drawn = box.children[-1].layout
+    assert (drawn.xaxis.title.text, drawn.yaxis.title.text) == (live_tradeoff.AXES["flops"], "F1")
+    with pytest.raises(BadInput, match="no selector"):
+        live_tradeoff.tradeoff_explorer(tradeoff.trials(tables.read().counts("nothing")))
 
 
 def test_any_two_measures_of_sparse_methods_are_set_against_each_other():

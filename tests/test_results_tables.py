@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from workbench import results
 from workbench.core.errors import BadInput
-from workbench.plots import chart
+from workbench.plots import chart, tradeoff
 from workbench.results import Results, schema
 
 ORIGIN = {"model": "m", "data": "d", "method": "block", "ratio": 0.15, "seed": 3, "device": "cpu"}
@@ -210,3 +210,26 @@ def test_a_panel_may_have_an_axis_of_its_own():
     own = {"a": "first", "b": {"title": "second", "x": "share", "y_log": True}}
     fig = chart.lines(counts, x="zipf", by="by", panel="panel", panels=own, title="t")
     assert [list(trace.x) for trace in fig.data] == [[1.0, 2.0], [0.1, 0.2]] and fig.layout.yaxis2.type == "log"
+
+
+def swept(**more):
+    """Return counts of a small sweep: full attention, plain reuse, and two selectors at two ratios."""
+    methods = [("full", "none", None), ("block", "none", None)]
+    methods += [("block", select, ratio) for select in ("query_guided", "random") for ratio in (0.1, 0.3)]
+    origin = {"experiment": "trial", "model": "m", "data": "d", "seed": 0, "prepare": "after_system"}
+    rows = [{"mode": m, "select": s, "ratio": r, "measure": "em", "value": 0.5, **more} for m, s, r in methods]
+    return schema.frame("counts", schema.rows("counts", rows, **origin)).assign(source="mine", kind="all")
+
+
+def test_a_curve_a_selector_begins_at_plain_reuse_and_ends_at_full_attention():
+    curves = tradeoff.selector_curves(tradeoff.trials(swept()), "after_system")
+    ratios = curves.sort_values("ratio").groupby("select").ratio.apply(list).to_dict()
+    assert ratios == {"query_guided": [0.0, 0.1, 0.3, 1.0], "random": [0.0, 0.1, 0.3, 1.0]}
+    assert tradeoff.selector_curves(tradeoff.trials(swept()), "independent").empty
+    assert len(tradeoff.at_ratio(tradeoff.trials(swept()), 0.1)) == 4
+    assert set(tradeoff.named(tradeoff.trials(swept())).name) == {
+        "full attention",
+        "nothing recomputed",
+        "query_guided",
+        "random",
+    }

@@ -1,14 +1,10 @@
 """Functions that shape records into tables and figures: times, trials, block fine-tuning."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from tests.figure_views import rows, texts
 from workbench.plots import (
     cost,
-    intervals,
-    token_sources,
 )
 
 TIMED = [
@@ -61,34 +57,3 @@ def test_the_papers_table_leaves_cells_empty_where_a_length_was_not_measured():
     assert table["TTFT, full (ms)"] == ("20", ""), "the last one of that name: measured here"
     assert table["FLOPs as the paper counts, block"] == ("2.0e+09", "")
     assert table["Published: 8B"] == ("", "")
-
-
-def trial(mode: str, em: float, computed: float, reused: float, hit_rate: float) -> SimpleNamespace:
-    score = {"n": 4, "em": em, "em_low": em / 2, "em_high": 1.0, "f1": em, "f1_low": em / 2, "f1_high": 1.0}
-    return SimpleNamespace(
-        **score,
-        rows_computed=computed,
-        rows_reused=reused,
-        hit_rate=hit_rate,
-        prompt_tokens=100.0,
-        device="CPU",
-        trial={"mode": mode},
-        ttft_s=SimpleNamespace(p50=0.0125),
-        by_kind={"order": SimpleNamespace(em=em, n=4)},
-        rows=lambda: [{"mode": mode, "kind": "all", **score}],
-    )
-
-
-TRIALS = {"full": trial("full", 0.75, 100, 0, 0), "block": trial("block", 0.5, 20, 80, 0.25)}
-
-
-def test_tokens_of_trials_come_from_the_store_or_are_computed():
-    full, block = token_sources.token_sources(TRIALS)
-    assert (full["reused"], full["encoded"], full["question"], full["hit_rate"]) == (0, 320, 80, None)
-    assert (block["reused"], block["encoded"], block["question"], block["hit_rate"]) == (320, 0, 80, 0.25)
-    assert "computes 20 of 100 tokens" in texts(token_sources.trial_reuse(TRIALS, about="tiny"))
-    scores = intervals.reuse_quality({**TRIALS, "naive": TRIALS["block"]}, about="tiny")
-    assert "answer 50% where full attention answers 75%" in texts(scores)
-    assert "They lose most on order: 25 points (n = 4)" in texts(scores)
-    turned = {"full": TRIALS["block"], "block": TRIALS["full"], "naive": TRIALS["full"]}
-    assert "No kind of question answers less" in texts(intervals.reuse_quality(turned, about="tiny"))

@@ -126,6 +126,7 @@ def dot_plot(
     if rows.empty:
         return None
     by = by or "source"
+    rows = rows.assign(**{by: rows[by].astype(object).where(rows[by].notna(), "–")})
     groups = _groups(rows, rows, by, look)
     looks = {label: replace(style, name=label) for label, style, _ in groups}
     marked = pd.concat([own.assign(series=label) for label, _, own in groups]).loc[rows.index]

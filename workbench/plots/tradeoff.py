@@ -15,6 +15,12 @@ def trials(counts: pd.DataFrame) -> pd.DataFrame:
     return table.assign(where=table.model + " on " + table.data)
 
 
+def of_page(table: pd.DataFrame, model: str, data: str) -> pd.DataFrame:
+    """Return the trials of a page's model and data where there are any, else all: other models have other pages."""
+    own = table[(table.model == model) & (table.data == data)]
+    return own if len(own) else table
+
+
 def selector_curves(table: pd.DataFrame, prepare: str, least: int = 2) -> pd.DataFrame:
     """Return the points of a curve a selector: reuse at ratio 0, its ratios, and full attention at 1.
 

@@ -22,14 +22,15 @@ def tradeoff_explorer(trials: pd.DataFrame) -> VBox:
 
     Raises BadInput where no selector was measured at several ratios.
     """
+    places = list(dict.fromkeys(trials["where"]))
     names = [name for name in trials.prepare.unique() if len(tradeoff.selector_curves(trials, name))]
     if not names:
         raise BadInput("the results hold no selector at two ratios or more: nothing can be drawn against the ratio")
     kinds, axes = list(dict.fromkeys(trials.kind)), [axis for axis in AXES if axis in trials]
     measures = [name for name in MEASURES if name in trials and trials[name].notna().any()]
 
-    def draw(prepare: str, kind: str, axis: str, measure: str) -> go.Figure:
-        curves = tradeoff.selector_curves(trials, prepare)
+    def draw(place: str, prepare: str, kind: str, axis: str, measure: str) -> go.Figure:
+        curves = tradeoff.selector_curves(trials[trials["where"] == place], prepare)
         drawn = chart.lines(
             curves[curves.kind == kind],
             x=axis,
@@ -44,4 +45,4 @@ def tradeoff_explorer(trials: pd.DataFrame) -> VBox:
         )
         return drawn or go.Figure()
 
-    return explorer([menu(options) for options in (names, kinds, axes, measures)], draw)
+    return explorer([menu(options) for options in (places, names, kinds, axes, measures)], draw)
