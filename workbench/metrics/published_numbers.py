@@ -99,6 +99,14 @@ FUSION_RAG: dict[str, Any] = {
     "over_full": (2.9, 5.4),  # figure 19
 }
 
+# A prompt of eight tokens: `chosen`, counted from 0, and the question are computed; each of these sees so many tokens.
+FUSION_FIGURE_6: dict[str, Any] = {
+    "source": "FusionRAG, figure 6",
+    "blocks": ((2,), (3, 4), (5, 6, 7), (8, 9)),
+    "chosen": (2, 4),
+    "seen": (3, 5, 7, 8),
+}
+
 BLOCK_V1, BLOCK_V2 = "Block-Attention for Low-Latency RAG (version 1)", "Block-attention for Efficient Prefilling"
 BFLA, COMPACT = "BFLA: Block-Filtered Long-Context Attention", "CompactAttention"
 

@@ -1,0 +1,51 @@
+"""`workbench claims`: what the papers claim, judged on any results."""
+
+import json
+from collections import Counter
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from workbench import results as tables
+from workbench.app.commands.text import plain
+from workbench.core.errors import not_allowed
+from workbench.experiments import claims
+
+PLACES = "Where results are read: `shipped`, or a folder that --out wrote; again for several"
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def judge_claims(
+    results: Annotated[list[str] | None, typer.Option(help=PLACES, show_default="shipped")] = None,
+    paper: Annotated[str | None, typer.Option(help="One paper: block1, block2, fusionrag, bfla or compact")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list, a record a claim and place")] = False,
+) -> None:
+    """Say which claims of the papers hold on results, which fail, and what to measure for those that are open."""
+    if paper is not None and paper not in claims.papers():
+        raise not_allowed("paper", paper, claims.papers())
+    listed = [item for item in claims.items() if paper in (None, item.paper)]
+    found = tables.read(results or [tables.SHIPPED])
+    judged = claims.judge(found, listed)
+    if as_json:
+        print(json.dumps(claims.rows(judged), ensure_ascii=False))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for source in found.sources:
+        _show(console, source, listed, [one for one in judged if one.source == source])
+
+
+def _show(console: Console, source: str, listed: list[claims.Item], judged: list[claims.Judged]) -> None:
+    verdicts = {item.item: claims.verdict(one for one in judged if one.claim.item == item.item) for item in listed}
+    counted = Counter(verdicts.values())
+    console.print(f"{plain(source)}: {', '.join(f'{counted[name]} {name}' for name in claims.VERDICTS)}\n")
+    for item in listed:
+        console.print(f"{verdicts[item.item]:13}{claims.papers()[item.paper]}, {item.name}: {plain(item.sentence)}")
+        for one in judged:
+            if one.claim.item == item.item:
+                more = f"; {one.needs}" if one.number and one.needs else ""
+                beside = "" if one.decides or not one.number else " (shown only)"
+                console.print(f"  {one.verdict:13}{plain(one.text)}{plain(more)}{beside}")
+        if item.missing:
+            console.print(f"  {'':13}{plain(item.missing)}")
