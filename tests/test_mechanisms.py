@@ -1,4 +1,4 @@
-"""Figures of the papers that show how a method works, carried out on a tiny random model: what `data/claims.json` names.
+"""Figures that show how a method works, carried out on a tiny random model: mechanisms of `data/claims.json`.
 
 No quality and no time is measured here: a figure holds or it does not.
 """

@@ -4,14 +4,12 @@ import argparse
 import re
 from pathlib import Path
 
-import needles
 import pandas as pd
 import pytest
 import sparse as script
 from sparse_results import measures, scores
 from sparse_settings import fields
 
-from workbench.experiments.papers import compact_attention, sparse_evidence
 from workbench.results import Writer
 
 FOLDER = Path(__file__).parents[1] / "data" / "benchmarks"
@@ -61,16 +59,3 @@ def test_rows_are_written_without_pandas_whatever_each_of_them_lacks(tmp_path):
         found["a"].tolist() == [1, 2] and found["b"].dtype == "float32" and found["b"].isna().tolist() == [True, False]
     )
     assert found["x"].dtype == "float64"
-
-
-def test_needles_are_those_of_the_sparse_methods_and_decide_where_they_are_measured():
-    assert [(needles.MODEL, needles.SEED, needles.PASSAGES, needles.CHUNK)] == [
-        (script.MODEL, script.SEED, script.PASSAGES, script.CHUNK)
-    ]
-    assert set(needles.TASKS) == set(compact_attention.TASKS)
-    for spec in needles.SPECS:
-        few, many = (
-            sparse_evidence.sparse_right(spec, "needles", "common"),
-            sparse_evidence.needles_right(spec, "common"),
-        )
-        assert len(few) == 100 < len(many)

@@ -9,7 +9,6 @@ from workbench import data
 from workbench.app.explore.live_store import store_explorer
 from workbench.core.errors import BadInput
 from workbench.experiments import served_here, tier_ttft, ttft
-from workbench.experiments.papers import fusion_rag_store as store
 from workbench.experiments.simulated_machine import GB, Machine, kv_bytes
 from workbench.experiments.store_replay import replay, requests_of, summary
 from workbench.experiments.ttft_model import TtftModel
@@ -120,38 +119,6 @@ def test_tiers_are_timed_beside_full_attention(loaded, tmp_path):
     assert [row["candidate"] for row in rows][:2] == ["full attention", "reuse, from memory"]
     assert len(rows) == 5 and all(row["ms"] > 0 for row in rows) and rows[1]["bytes"] > 0
     assert {row["workload"] for row in schema.rows("timings", rows, experiment="tiers")} == {str(len(prompts[0]))}
-
-
-def made_up_runs(fast="request"):
-    def run(name, state, mode, ratio, seconds):
-        about = {"method": name, "kind": state, "scheduler": mode, "ratio": ratio, "n": 200, "per_second": 1 / seconds}
-        return about | {"ttft_ms": 1e3 * seconds, "ttft_p50": 1e3 * seconds}
-
-    modes = {mode: 1.0 if mode == fast else 2.0 for mode in ("sync", "request")}
-    rows = [
-        run("reuse", state, mode, ratio, modes[mode])
-        for state in ("warm", "cold")
-        for mode in modes
-        for ratio in (0, 0.15)
-    ]
-    return [*rows, run("full prefill", "", "request", 0, 8.0)]
-
-
-def test_shipped_runs_on_a_device_are_read():
-    ((kind, rows),) = store.served()
-    assert kind == "cuda" and {"sync", "request", "layer"} <= {row.get("scheduler") for row in rows}
-
-
-def test_measured_runs_decide_the_papers_figures_and_replays_are_shown(monkeypatch):
-    monkeypatch.setattr(store, "served", lambda: [("cuda", made_up_runs())])
-    measured, simulated = store.throughput()
-    assert (measured.value, measured.label, measured.decides) == (8.0, "shape", True) and not simulated.decides
-    assert [finding.verdict for finding in store.scheduler()[:2]] == ["confirmed"] * 2
-    assert [finding.value for finding in store.tiers()] == [8.0, 8.0] and store.unmeasured() == ""
-    monkeypatch.setattr(store, "served", lambda: [("cuda", made_up_runs("sync"))])
-    assert [finding.verdict for finding in store.scheduler()[:2]] == ["contradicted"] * 2
-    monkeypatch.setattr(store, "served", list)
-    assert store.throughput()[0].label == "computed" and "simulated clock" in store.unmeasured()
 
 
 def test_receipts_of_requests_that_are_served_here_tell_each_round(loaded):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tests.random_models import model_of, prompt_of
+from workbench.core.blocks import Block, Prompt
 from workbench.data.retrieval_corpus import Corpus
-from workbench.experiments.papers import structure
+from workbench.metrics.published_numbers import FUSION_FIGURE_6
 from workbench.metrics.token_stages import published, token_stages
 from workbench.plots import plans
 
@@ -36,5 +37,6 @@ def test_selectors_compute_their_share_and_what_they_score_by(planned):
 
 
 def test_the_mask_of_cache_fusion_is_the_papers_example():
-    fig = plans.fusion_mask(structure.EXAMPLE, structure.CHOSEN)
-    assert [int(n) for n in (torch.as_tensor(fig.data[0].z) > 0).sum(1)] == list(structure.SEEN)
+    prompt = Prompt(tuple(map(Block, FUSION_FIGURE_6["blocks"])))
+    fig = plans.fusion_mask(prompt, FUSION_FIGURE_6["chosen"])
+    assert [int(n) for n in (torch.as_tensor(fig.data[0].z) > 0).sum(1)] == list(FUSION_FIGURE_6["seen"])

@@ -99,13 +99,14 @@ def _of_answers(left: pd.DataFrame, others: Sequence[pd.DataFrame], asked: Asked
 
 
 def _closest(rows: pd.DataFrame, left: pd.DataFrame) -> pd.DataFrame:
-    """Return, of several runs that a selector picks, the one that shares most questions with the left side.
+    """Return, of several methods that a selector picks, the one that shares most questions with the left side.
 
-    Of equals the one that the same command measured.
+    Of equals the one that the left side's command measured; its rows come last.
     """
-    asked, commands = set(left.question), set(left.command)
-    runs = [own for _, own in rows.groupby(list(METHOD), sort=False, dropna=False, observed=True)]
-    return max(runs, key=lambda own: (len(asked & set(own.question)), bool(commands & set(own.command))))
+    asked = set(left.question)
+    rows = rows.assign(same=rows.command.isin(set(left.command))).sort_values("same", kind="stable")
+    methods = [own for _, own in rows.groupby(list(METHOD), sort=False, dropna=False, observed=True)]
+    return max(methods, key=lambda own: (len(asked & set(own.question)), len(asked & set(own[own.same].question))))
 
 
 def _by_seed(rows: pd.DataFrame, measure: str) -> dict[int, pd.Series]:

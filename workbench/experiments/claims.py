@@ -146,8 +146,8 @@ def _judged(claim: Claim, number: Number, bars: Sequence[Number]) -> Judged | No
         decides, needs = False, f"at least {claim.least} of which {number.n} are measured"
     if decides and number.beside is not None and not _within(number.beside, claim.telling):
         decides, needs = False, f"the baseline scores {number.beside:.0%}, which tells methods apart badly"
-    about = {"claim": claim, "source": str(number.where["source"]), "number": number, "bar": bar}
-    return Judged(**about, verdict=said, decides=decides, needs=needs)
+    source = str(number.where["source"])
+    return Judged(claim=claim, source=source, verdict=said, decides=decides, number=number, bar=bar, needs=needs)
 
 
 def _place(number: Number) -> tuple[Any, ...]:

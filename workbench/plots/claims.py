@@ -52,7 +52,8 @@ TABLE = """
 <th>measured, with 95% interval (times: 5th to 95th percentile; of fewer
  than 20 runs the range, where it was kept)</th><th>verdict</th></tr></thead><tbody>
 {%- for row in rows %}
-<tr class="{{ row.item.paper }} {{ row.verdict }}"><td>{{ row.item.name }}<br><span class="why">{{ row.paper }}</span></td>
+<tr class="{{ row.item.paper }} {{ row.verdict }}"><td>{{ row.item.name }}<br>
+<span class="why">{{ row.paper }}</span></td>
 <td>{{ row.item.sentence }}</td><td>{{ row.item.published }}</td><td>{% if row.judged %}<ul>
 {%- for one in row.judged %}<li{% if not one.decides %} class="beside"{% endif %}>{{ one.text }}
  → {{ words[one.verdict] }}{% if one.number and one.needs %}; {{ one.needs }}{% endif %}
@@ -83,7 +84,7 @@ def listing(
 
 
 def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-    """Return a row an item and source: {item, paper, title, source, kind, verdict, judged, value: 1}.
+    """Return a row an item and source: {key, item, paper, title, source, kind, verdict, judged, value: 1}.
 
     `title` names the paper, and whether the item shows how a method works (held by tests) or what it gives.
     """
@@ -92,10 +93,10 @@ def listed(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     for item in items():
         for source in sources:
             own = [one for one in judged if one.claim.item == item.item and one.source == source]
-            about = {"item": item, "paper": papers()[item.paper], "source": source, "verdict": verdict(own)}
+            about = {"key": item.item, "item": item, "paper": papers()[item.paper], "source": source}
             kind = _kind(item)
             title = f"{about['paper']}: {kind}" + (f" · {source}" if len(sources) > 1 else "")
-            rows.append({**about, "kind": kind, "title": title, "judged": own, "value": 1})
+            rows.append({**about, "verdict": verdict(own), "kind": kind, "title": title, "judged": own, "value": 1})
     return rows
 
 

@@ -44,11 +44,3 @@ def latency(found: Metrics) -> str:
         f"and {_sooner(ms['stock prefix'], ms['block'])} than a stock prefix cache, with 15% recomputed "
         f"{_sooner(ms['full'], ms['recompute'])} than full attention ({found['device']})."
     )
-
-
-def papers(found: Metrics) -> str:
-    """Tell how many tables and figures are confirmed, contradicted and out of reach."""
-    return (
-        f"Of {found['items']} tables and figures of five papers {found['confirmed']} are confirmed here, "
-        f"{found['contradicted']} contradicted and {found['unreachable']} out of reach."
-    )

@@ -2,15 +2,16 @@
 
 import json
 from collections import Counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from workbench import results as tables
 from workbench.app.commands.text import plain
 from workbench.core.errors import not_allowed
-from workbench.experiments import claims
+
+if TYPE_CHECKING:
+    from workbench.experiments import claims
 
 PLACES = "Where results are read: `shipped`, or a folder that --out wrote; again for several"
 app = typer.Typer(add_completion=False)
@@ -22,7 +23,10 @@ def judge_claims(
     paper: Annotated[str | None, typer.Option(help="One paper: block1, block2, fusionrag, bfla or compact")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, a record a claim and place")] = False,
 ) -> None:
-    """Say which claims of the papers hold on results, which fail, and what to measure for those that are open."""
+    """Judge what the papers claim on any results: what holds, what fails, what to measure."""
+    from workbench import results as tables  # imports pandas and torch: not for help
+    from workbench.experiments import claims
+
     if paper is not None and paper not in claims.papers():
         raise not_allowed("paper", paper, claims.papers())
     listed = [item for item in claims.items() if paper in (None, item.paper)]
@@ -36,7 +40,9 @@ def judge_claims(
         _show(console, source, listed, [one for one in judged if one.source == source])
 
 
-def _show(console: Console, source: str, listed: list[claims.Item], judged: list[claims.Judged]) -> None:
+def _show(console: Console, source: str, listed: "list[claims.Item]", judged: "list[claims.Judged]") -> None:
+    from workbench.experiments import claims
+
     verdicts = {item.item: claims.verdict(one for one in judged if one.claim.item == item.item) for item in listed}
     counted = Counter(verdicts.values())
     console.print(f"{plain(source)}: {', '.join(f'{counted[name]} {name}' for name in claims.VERDICTS)}\n")

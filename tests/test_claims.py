@@ -1,0 +1,325 @@
+"""Claims of the papers are data; one judge compares them with any results."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from workbench import results
+from workbench.app import notebook_run
+from workbench.app.cli import app
+from workbench.core.errors import BadInput
+from workbench.experiments import claim_file, claims
+from workbench.experiments.claims import CONFIRMED, CONTRADICTED, OPEN
+from workbench.metrics import published_numbers
+from workbench.plots import claims as figures
+from workbench.results import Results
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = ROOT / "notebooks"
+NUMBERED = {"block1": (4, 2), "block2": (5, 3), "fusionrag": (19, 2), "bfla": (1, 5), "compact": (5, 0)}
+SHIPPED = {  # what the shipped results say; every other item is confirmed
+    CONTRADICTED: """block2-table-2 fusionrag-fig-3 fusionrag-fig-8 fusionrag-fig-9 fusionrag-fig-16 fusionrag-fig-17
+                     fusionrag-fig-18 bfla-table-3 bfla-table-5""",
+    OPEN: "fusionrag-table-1 fusionrag-table-2 bfla-table-4 compact-fig-5",
+}
+ANSWERS = {"table": "answers", "experiment": "trial", "measure": "em", "how": "difference"}
+COUNTS = {"table": "counts", "experiment": "deviation", "measure": "left", "how": "value"}
+TIMINGS = {"table": "timings", "experiment": "bench", "how": "ratio", "left": {"candidate": "ours"}}
+TIMINGS |= {"right": {"candidate": "theirs*"}}
+SIDES = {"left": {"select": "a"}, "right": {"select": "b"}}
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return claims.judge(results.read())
+
+
+def items_of(tmp_path, *rows, **item):
+    whole = [{"id": f"c{i}", "what": "a against b", **row} for i, row in enumerate(rows)]
+    content = {"papers": {"bfla": "BFLA"}, "methods": {"A": {"select": "a"}}}
+    content["items"] = [{"item": "bfla-fig-1", "sentence": "A is better.", "claims": whole, **item}]
+    path = tmp_path / "claims.json"
+    path.write_text(json.dumps(content))
+    claim_file.load.cache_clear()
+    return claim_file.load(path)[1]
+
+
+def answered(found=None, source="mine", model="m", seed=None, share=(90, 50), n=100, **more):
+    rows = [
+        {"select": name, "question": str(i), "em": float(i < right), "nll": 1 - right / n + i % 3 / 9}
+        for name, right in zip("abf", share, strict=False)
+        for i in range(n)
+    ]
+    about = {"experiment": "trial", "model": model, "data": "d", "mode": "block", "training_seed": seed, **more}
+    return (found or Results({})).with_rows("answers", rows, source, **about)
+
+
+def counted(**values):
+    rows = [
+        {"measure": "left", "select": name, "value": v, "low": v - 0.1, "high": v + 0.1} for name, v in values.items()
+    ]
+    return Results({}).with_rows("counts", rows, "mine", experiment="deviation", model="m", n=20)
+
+
+def timed(**ms):
+    rows = [
+        {"candidate": who.rstrip("0123456789"), "workload": who, "ms": t, "p5": t, "p95": t, "least": t, "most": t}
+        | {"setting": {"tokens": int(who.lstrip("ourstheidn") or 0)}, "runs": 3}
+        for who, t in ms.items()
+    ]
+    rows = [row | {"workload": f"at {row['setting']['tokens']}"} for row in rows]
+    return Results({}).with_rows("timings", rows, "mine", experiment="bench", device="gpu")
+
+
+def only(judged):
+    (one,) = judged
+    return one
+
+
+@pytest.mark.parametrize(
+    ("claim", "share", "verdict"),
+    [
+        ({}, (90, 50), CONFIRMED),
+        ({}, (50, 90), CONTRADICTED),
+        ({"side": "below"}, (50, 90), CONFIRMED),
+        ({}, (50, 48), OPEN),
+        ({"bar": 0.2}, (90, 50), CONFIRMED),
+        ({"bar": 0.6}, (90, 50), CONTRADICTED),
+        ({}, (50, 50), OPEN),  # equal answers leave an interval of 3 in n
+        ({"over": "training seeds"}, (90, 50), CONFIRMED),
+        ({"how": "explained", "full": {"select": "f"}, "bar": 0.5, "over": "training seeds"}, (80, 50, 90), CONFIRMED),
+        (
+            {"how": "explained", "full": {"select": "f"}, "bar": 0.5, "over": "training seeds"},
+            (50, 50, 90),
+            CONTRADICTED,
+        ),
+        ({"how": "relative", "bar": 0.5}, (90, 50), CONFIRMED),
+        ({"how": "normalised", "full": {"select": "f"}, "bar": 0.5}, (88, 50, 90), CONFIRMED),
+        ({"how": "explained", "measure": "nll", "full": {"select": "f"}, "bar": 0.5}, (85, 50, 90), CONFIRMED),
+    ],
+)
+def test_the_interval_decides_and_not_the_number(tmp_path, claim, share, verdict):
+    of = items_of(tmp_path, ANSWERS | SIDES | claim)
+    one = only(claims.judge(answered(share=share), of))
+    assert one.verdict == verdict == claims.verdict([one]) and one.number.n == 100
+    assert one.number.low - 1e-9 <= one.number.value <= one.number.high + 1e-9
+    assert bool(one.needs) == (verdict == OPEN), "what is open says how many questions decide"
+
+
+def test_nothing_won_back_where_nothing_is_lost_is_not_measured(tmp_path):
+    of = items_of(tmp_path, ANSWERS | SIDES | {"how": "explained", "full": {"select": "f"}, "over": "training seeds"})
+    one = only(claims.judge(answered(share=(60, 50, 50)), of))
+    assert one.number is None and one.verdict == OPEN and not one.decides
+
+
+@pytest.mark.parametrize(
+    ("claim", "values", "verdict", "bar"),
+    [
+        ({"left": {"select": "a"}, "bar": 0.5}, {"a": 0.7}, CONFIRMED, 0.5),
+        ({"left": {"select": "a"}, "than": {"select": "b"}}, {"a": 0.7, "b": 0.4}, CONFIRMED, 0.5),
+        ({"left": {"select": "a"}, "than": {"select": "b"}, "side": "below"}, {"a": 0.5, "b": 0.5}, OPEN, 0.4),
+        ({"left": {"select": "a"}, "right": {"select": "b"}, "how": "difference"}, {"a": 0.7, "b": 0.4}, CONFIRMED, 0),
+    ],
+)
+def test_numbers_that_hold_their_interval_are_compared(tmp_path, claim, values, verdict, bar):
+    one = only(claims.judge(counted(**values), items_of(tmp_path, COUNTS | claim)))
+    assert (one.verdict, one.bar) == (verdict, pytest.approx(bar)) and one.number.n == 20
+
+
+@pytest.mark.parametrize(
+    ("claim", "ms", "verdict"),
+    [
+        ({"bar": 1.5}, {"ours8": 1.0, "theirs8": 2.0}, CONFIRMED),
+        ({"bar": 2.5}, {"ours8": 1.0, "theirs8": 2.0}, CONTRADICTED),
+        ({"bar": 1.5}, {"ours8": 1.0, "theirs4": 2.0}, OPEN),  # of another workload: not measured
+        (
+            {"left": {"candidate": "ours", "tokens": 8}, "than": {"tokens": 4}},
+            {"ours8": 1, "theirs8": 4, "ours4": 1, "theirs4": 2},
+            CONFIRMED,
+        ),
+        (
+            {"left": {"candidate": "ours", "tokens": "largest"}, "reach": {"tokens": 16}},
+            {"ours8": 1, "theirs8": 4},
+            OPEN,
+        ),
+    ],
+)
+def test_times_are_compared_within_one_workload(tmp_path, claim, ms, verdict):
+    assert claims.verdict(claims.judge(timed(**ms), items_of(tmp_path, TIMINGS | claim))) == verdict
+
+
+def test_several_sources_and_models_are_judged_apart(tmp_path):
+    of = items_of(tmp_path, ANSWERS | SIDES)
+    found = answered(answered(answered(), "theirs", share=(50, 90)), model="other", share=(50, 90))
+    judged = claims.judge(found, of)
+    assert sorted((one.source, one.number.where["model"], one.verdict) for one in judged) == [
+        ("mine", "m", CONFIRMED),
+        ("mine", "other", CONTRADICTED),
+        ("theirs", "m", CONTRADICTED),
+    ]
+    assert claims.verdicts(judged, "mine")["bfla-fig-1"] == CONTRADICTED, "one contradiction contradicts"
+
+
+def test_training_seeds_are_resampled_with_the_questions(tmp_path):
+    found = answered(answered(seed=1), seed=2, share=(70, 50))
+    one = only(claims.judge(found, items_of(tmp_path, ANSWERS | SIDES)))
+    assert one.number.seeds == 2 and one.number.value == pytest.approx(0.3)
+    assert one.number.high - one.number.low > 0.15, "wider than over questions alone"
+
+
+def test_models_are_compared_across_where_a_claim_says_so(tmp_path):
+    sides = {"left": {"select": "a", "model": "large"}, "right": {"select": "a", "model": "small"}}
+    found = answered(answered(model="large"), model="small", share=(50,))
+    assert only(claims.judge(found, items_of(tmp_path, ANSWERS | sides | {"across": ["model"]}))).verdict == CONFIRMED
+    assert only(claims.judge(found, items_of(tmp_path, ANSWERS | sides))).number is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "decides"),
+    [
+        ({}, True),
+        ({"kind": "shown"}, False),
+        ({"least": 101}, False),
+        ({"telling": {"least": 0.6}}, False),
+        ({"telling": {"most": 0.6}}, True),
+        ({"scope": {"model": "!m*"}}, False),
+        ({"scope": {"model": ["m", "x"]}}, True),
+        ({"left": "A"}, True),
+        ({"left": {"like": "A", "em": "largest"}}, True),
+        ({"left": {"like": "A", "ratio": None}}, True),
+        ({"left": {"like": "A", "ratio": 0.15}}, False),
+        ({"unless": ["c1"]}, False),
+    ],
+)
+def test_what_decides_an_item(tmp_path, claim, decides):
+    of = items_of(tmp_path, ANSWERS | SIDES | claim, ANSWERS | SIDES)
+    assert claims.judge(answered(), of)[0].decides == decides
+
+
+def test_what_was_not_measured_names_the_command(tmp_path):
+    judged = claims.judge(counted(a=1.0), items_of(tmp_path, ANSWERS | SIDES, COUNTS | {"measure": "right"}))
+    assert [(one.verdict, one.decides, one.number) for one in judged] == [(OPEN, False, None)] * 2
+    assert results.EXPERIMENTS["trial"] in judged[0].needs
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"sides": 1}, "'sides' is no field of a claim"),
+        ({"side": "left"}, "side is 'left'"),
+        ({"how": "share"}, "how is 'share'"),
+        ({"right": None}, "only 'value' has no right side"),
+        ({"how": "ratio"}, "of table 'answers': allowed are difference"),
+        ({"measure": "accuracy"}, "'accuracy', which is no score of answers"),
+        ({"left": "B"}, "method 'B' is not among A"),
+        ({"kind": "mechanism"}, "the test that holds it is needed"),
+        ({"unless": ["c9"]}, "unless names 'c9'"),
+        ({"bar": "high"}, "bar is 'high'"),
+    ],
+)
+def test_a_bad_row_is_one_sentence(tmp_path, row, words):
+    with pytest.raises(BadInput, match=words.replace("(", r"\(")):
+        items_of(tmp_path, ANSWERS | SIDES | row)
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"item": "bfla"}, "PAPER-fig-N"),
+        ({"item": "quest-fig-1"}, "of no paper there"),
+        ({"claims": []}, "what is missing"),
+        ({"sentence": 3}, "sentence is 3"),
+    ],
+)
+def test_a_bad_item_is_one_sentence(tmp_path, item, words):
+    with pytest.raises(BadInput, match=words):
+        items_of(tmp_path, ANSWERS | SIDES, **item)
+
+
+def test_every_numbered_table_and_figure_is_listed_once_and_mechanisms_name_their_tests():
+    wanted = [
+        f"{paper}-{kind}-{number}"
+        for paper, counts in NUMBERED.items()
+        for kind, count in zip(("fig", "table"), counts, strict=True)
+        for number in range(1, count + 1)
+    ]
+    assert sorted(item.item for item in claims.items()) == sorted(wanted) and len(wanted) == 46
+    for test in {claim.test for item in claims.items() for claim in item.claims if claim.kind == "mechanism"}:
+        path, _, name = test.partition("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, test
+
+
+def test_shipped_results_give_the_verdicts_that_documents_state(shipped):
+    wanted = {item: verdict for verdict, names in SHIPPED.items() for item in names.split()}
+    found = claims.verdicts(shipped, results.SHIPPED)
+    assert found == {item.item: wanted.get(item.item, CONFIRMED) for item in claims.items()}
+    for one in shipped:
+        if one.number:
+            assert one.number.low <= one.number.value <= one.number.high and one.number.n > 0, one.claim.id
+
+
+def test_an_item_has_a_cell_or_says_what_is_out_of_reach(shipped):
+    cells = figures.shown_in(NOTEBOOKS)
+    for item in claims.items():
+        assert item.missing or item.item in cells, f"{item.item}: no cell's metadata.workbench.answers names it"
+
+
+def test_the_table_has_a_row_an_item_and_begins_with_the_chosen_filter(shipped):
+    html = figures.listing(shipped, NOTEBOOKS, paper="bfla", verdict="contradicted").data
+    assert html.count("<tr class=") == 46 and "<script" not in html
+    assert html.count(" checked>") == 2 and 'class="pick-paper-bfla" checked' in html
+    assert "../10_sparse_quality/10_sparse_quality.html#cell-id=" in html
+    assert figures.address(("08_x", "08-04"), live=True) == "08_x.ipynb#cell-id=08-04"
+
+
+def test_a_cell_that_answers_nothing_known_is_refused(tmp_path):
+    cell = {"id": "1", "metadata": {"workbench": {"answers": ["fusionrag-fig-99"]}}}
+    (tmp_path / "01_x.ipynb").write_text(json.dumps({"cells": [cell]}))
+    with pytest.raises(BadInput, match="'fusionrag-fig-99'"):
+        figures.shown_in(tmp_path)
+    cell["metadata"]["workbench"]["answers"] = "bfla-fig-1"
+    (tmp_path / "01_x.ipynb").write_text(json.dumps({"cells": [cell]}))
+    with pytest.raises(BadInput, match=r"01_x.ipynb, cell 1: answers is 'bfla-fig-1'"):
+        figures.shown_in(tmp_path)
+    with pytest.raises(BadInput, match="holds no notebooks"):
+        figures.shown_in(tmp_path / "nowhere")
+
+
+def test_the_command_judges_results_of_ones_own(tmp_path):
+    with results.Writer(tmp_path / "mine", "deviation@x", model="mine", data="d") as out:
+        about = {"measure": "left_outside_15_percent", "value": 0.7, "low": 0.6, "high": 0.8, "n": 200}
+        out.counts([about])
+    words = ["claims", "--results", str(tmp_path / "mine"), "--paper", "fusionrag"]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    found = json.loads(done.stdout)
+    assert {"id", "paper", "item", "sentence", "verdict", "value", "low", "high", "n", "needs"} <= set(found[0])
+    (one,) = (row for row in found if row["item"] == "fusionrag-fig-3" and row["value"] is not None)
+    assert (one["verdict"], one["value"], one["n"]) == (CONFIRMED, 0.7, 200)
+    assert {row["paper"] for row in found} == {"fusionrag"}
+    said = CliRunner().invoke(app, words).stdout
+    assert "FusionRAG, Figure 3" in said and results.EXPERIMENTS["trial"].split(" --")[0] in said
+
+
+@pytest.mark.parametrize(("words", "said"), [(["--paper", "v1"], "'v1'"), (["--results", "nowhere"], "nowhere")])
+def test_the_command_refuses_what_is_not_there(words, said):
+    done = CliRunner().invoke(app, ["claims", *words])
+    assert done.exit_code == 2 and said in done.output and len(done.output.splitlines()) == 1
+
+
+def test_printed_speed_ups_and_averages_follow_from_the_printed_numbers():
+    for table in (published_numbers.BFLA_TABLE_1, published_numbers.BFLA_TABLE_2):
+        pairs = zip(table["seconds"]["dense"], table["seconds"]["bfla"], table["speedup"], strict=True)
+        assert all(dense / bfla == pytest.approx(printed, abs=6e-4) for dense, bfla, printed in pairs)
+    scores = published_numbers.BFLA_TABLE_3["score"].values()
+    means = [sum(column) / len(scores) for column in zip(*scores, strict=True)]
+    assert means == pytest.approx(published_numbers.BFLA_TABLE_3["average"], abs=6e-5)
+
+
+@pytest.mark.parametrize(("given", "allowed"), [({"paper": "v1"}, "paper is 'v1'"), ({"verdict": "yes"}, "'yes'")])
+def test_the_notebook_refuses_what_is_no_filter(given, allowed):
+    with pytest.raises(BadInput, match=allowed):
+        notebook_run.check(NOTEBOOKS / "13_papers.ipynb", given)
