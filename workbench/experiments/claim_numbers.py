@@ -58,6 +58,8 @@ def numbers(tables: Tables, asked: Asked) -> list[Number]:
 
 
 def _of_group(group: pd.DataFrame, asked: Asked) -> Iterator[Number]:
+    if asked.table == "answers":
+        group = group.dropna(subset=[asked.measure])
     left = chosen(group, asked.left)
     others = [chosen(group, each) for each in (asked.right, asked.full) if each is not None]
     if left.empty or any(each.empty for each in others):
@@ -111,7 +113,7 @@ def _closest(rows: pd.DataFrame, left: pd.DataFrame) -> pd.DataFrame:
 
 def _by_seed(rows: pd.DataFrame, measure: str) -> dict[int, pd.Series]:
     """Return {training seed: score by question}; -1 stands for a model without one."""
-    runs = rows.assign(run=rows.training_seed.fillna(-1).astype(int)).dropna(subset=[measure])
+    runs = rows.assign(run=rows.training_seed.fillna(-1).astype(int))
     runs = runs.drop_duplicates(["run", "question"], keep="last")
     return {int(run): own.set_index("question")[measure] for run, own in runs.groupby("run")}
 
