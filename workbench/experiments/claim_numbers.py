@@ -20,7 +20,7 @@ SHARED = {  # columns in which both sides of a comparison agree, by table
     "counts": ("source", "model", "data", "passages", "seed", "training_seed", "device"),
     "timings": ("source", "model", "data", "device"),
 }
-PAIRED = ("workload", "setting")  # in which two timings agree besides
+PAIRED = ("workload", "report")  # in which two timings agree besides
 Ends = tuple[float, float, float, int]  # value, low, high, n
 
 
@@ -74,7 +74,7 @@ def _of_group(group: pd.DataFrame, asked: Asked) -> Iterator[Number]:
         mean, half = mean_over_seeds(values)
         yield Number(mean, mean - half, mean + half, len(values), where=left.iloc[0].to_dict())
     else:
-        alike = [name for name in PAIRED if asked.table == "timings" and name not in asked.across]
+        alike = [name for name in PAIRED if name in left and asked.table == "timings" and name not in asked.across]
         for _, row in left.iterrows():
             own = [other[(other[alike] == row[alike]).all(axis=1)] for other in others]
             if any(other.empty for other in own):
