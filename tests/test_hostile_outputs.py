@@ -18,6 +18,7 @@ COMMANDS = {
     "tune": ("tune", "--model", "tiny", "--out"),
     "prepare": ("prepare", "--model", "tiny", "--out"),
     "trace": ("trace", "a.json", "--out"),
+    "serve-bench": ("serve-bench", "--model", "tiny", "--out"),
     "verify": ("verify", "--model", "tiny", "--html"),
     "models": ("models", "--untrained"),
     "report": ("report", "a.ipynb", "--out"),

@@ -29,6 +29,7 @@ COMMANDS = {  # name: module with a Typer `app`, what `workbench --help` says of
         "Stores of cached blocks: encode a corpus, verify, repair, explain misses, gc, export, import.",
     ),
     "verify": (".verify", "One page of verdicts on a model: rotation, recomputation, noise floor, first reuse."),
+    "serve-bench": (".serve_bench", "Serve many questions through the scheduler: TTFT, throughput and idle share."),
     "trace": (".trace", "Write the events of a run in Chrome's trace format, which Perfetto opens."),
     "tune": (".tune", "Block fine-tuning of a model, for full and block attention."),
     "sparse": (".sparse", "Fit sparse attention to a model: a learned gate, thresholds of heads."),

@@ -127,7 +127,7 @@ EXPERIMENTS = {
     "replay": "python data/benchmarks/store_replay.py --out {out}",  # requests on a simulated clock: tiers, scheduler
     "workload": "python data/benchmarks/workload.py --out {out}",  # simulated look-ups: hits and storage of caches
     "break-even": "python data/benchmarks/workload.py --out {out}",  # simulated TTFT of caches, in milliseconds
-    "serving": "python data/benchmarks/store_serving.py --device cuda --out {out}",  # many questions, by tier and mode
+    "serving": "workbench serve-bench --model {model} --data {data} --out {out}",  # many questions, by tier and mode
     "tiers": "python data/benchmarks/tier_ttft.py --model {model} --out {out}",  # TTFT; workload: tokens of the prompt
     "int8": "python data/benchmarks/store_int8.py --model {model} --out {out}",  # blocks in 8 bits; kind: difference
     "disk": "python data/benchmarks/store_disk.py --out {out}",  # reads and writes of blocks, GB/s and ms

@@ -1,0 +1,84 @@
+"""`workbench serve-bench`: many questions through the scheduler, mode by mode."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.table import Table
+
+from workbench.app.commands.options import OUTPUT, of_fields, taking
+from workbench.app.commands.text import plain, progress, show
+from workbench.core.files import check_folder
+from workbench.experiments.serve_fields import ServeFields
+
+if TYPE_CHECKING:
+    from workbench.experiments.serve_bench import Served
+
+app = typer.Typer(add_completion=False)
+OPTIONS = ("start", "engine", "rate", "batch", "loaders", "max_new_tokens", "seed")  # of `measure`
+
+
+@app.command(epilog="Example: workbench serve-bench --model lab-full --rate 8 --mode sync,layer --out runs/mine")
+@taking(of_fields(ServeFields, defaults={}))
+def serve_bench(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout", rich_help_panel=OUTPUT)] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Add timings and counts to the results in this folder", rich_help_panel=OUTPUT)
+    ] = None,
+    **given: Any,
+) -> None:
+    """Serve many questions through the scheduler: TTFT, throughput and idle share."""
+    asked = ServeFields(**given)
+
+    from workbench import data, models  # torch and transformers: not for `--help`
+    from workbench.experiments import serve_bench as bench
+    from workbench.experiments.record import device_name, versions
+    from workbench.experiments.trial_measures import check_context
+    from workbench.methods.config import MethodConfig
+    from workbench.methods.engines import check_engine
+    from workbench.methods.modes.reuse import Reuse
+    from workbench.results import Writer, this_run
+
+    bench.check_modes(asked.modes)
+    check_engine(asked.engine)
+    config = MethodConfig(mode="block", select=asked.select, ratio=asked.ratio)
+    config.check()
+    if out is not None:
+        check_folder("--out", out)
+    samples = data.load(asked.data, asked.samples, asked.seed, asked.passages, answered=False)
+    loaded = models.load(asked.model, asked.device, asked.dtype, asked.layout)
+    prompts = loaded.layout.prompts(samples, loaded.tokenizer)
+    check_context(loaded.spec.context, samples, prompts)
+    method = config.method(system=bool(loaded.layout.system))
+    assert isinstance(method, Reuse)
+    origin = {**this_run(), **bench.origin(asked), "device": device_name(loaded.model.device)}
+    options = {name: getattr(asked, name) for name in OPTIONS}
+    with progress("serving") as advance:
+        runs = bench.measure(loaded, prompts, asked.modes, method, **options, progress=advance)
+    if out is not None:
+        origin["versions"] = versions() | data.versions(asked.data)
+        with Writer(out, f"serving@{Path(asked.model).name}", **origin) as tables:
+            tables.timings(bench.timings(runs, bench.setting(asked)))
+            tables.counts(bench.counts(runs, asked.start, bench.setting(asked)))
+    about = {"model": asked.model, "data": asked.data, "device": origin["device"], "engine": runs[0].engine}
+    line = json.dumps(about | {"start": asked.start, "rate": asked.rate, "runs": [run.to_json() for run in runs]})
+    show(as_json, line, report(about, runs))
+
+
+def report(about: dict[str, str], runs: Sequence["Served"]) -> Group:
+    """Return a table with a row a mode."""
+    from workbench.experiments.serve_bench import NAMES
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("mode", "TTFT mean, ms", "median", "p95", "answers a second", "idle", "hit rate", "tokens computed"):
+        table.add_column(name, justify="left" if name == "mode" else "right", no_wrap=name == "mode")
+    for run in runs:
+        times = (f"{1e3 * seconds:.1f}" for seconds in (run.ttft_mean, run.ttft.p50, run.ttft.p95))
+        shares = (f"{run.per_second:.2f}", f"{run.idle:.0%}", f"{run.hit_rate:.0%}", f"{run.rows_computed:.0f}")
+        table.add_row(NAMES[run.mode], *times, *shares)
+    head = f"[bold]{plain(about['model'])} on {plain(about['data'])}: {runs[0].questions} questions[/]"
+    return Group(head, "", table, "", f"[dim]{plain(about['device'])} · engine {plain(about['engine'])}[/]")
