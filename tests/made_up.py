@@ -1,8 +1,5 @@
 """Reports of `workbench bench` with made-up numbers, to test what reads them."""
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 CARD, COPY, PRODUCT = "NVIDIA Test", 4.0, 600.0  # TB/s, TFLOP/s
@@ -52,21 +49,3 @@ def _work(name: str, work: str, shape: dict[str, Any], flops: float, moved: floa
     contestants.append({"who": "cudnn", "problem": "RuntimeError: no kernel for this shape"})
     facts = {"name": work, "shape": shape, "flops": flops, "bytes": moved, "floor_ms": floor}
     return facts | {"contestants": contestants}
-
-
-def write(folder: Path, names: Sequence[str] = tuple(WORKS)) -> Path:
-    for name in names:
-        (folder / f"{name}.json").write_text(json.dumps(report(name)))
-    return folder
-
-
-def stages(folder: Path) -> Path:
-    """What data/benchmarks/stages.py writes."""
-    parts = {"place": 0.01, "choose": 0.0, "attend": 0.2, "rest": 0.5}
-    rows = [
-        {"way": "full attention", "sparse": False, "density": 1.0, **parts},
-        {"way": "bfla at 0.5", "sparse": True, "density": 0.2, **parts, "choose": 0.02, "attend": 0.05},
-    ]
-    facts = {"model": "a model", "device": CARD, "length": 32768, "question": 50, "repeats": 3, "rows": rows}
-    (folder / "stages.json").write_text(json.dumps(facts))
-    return folder

@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 
 pytest.importorskip("triton", reason="Triton is not available on this platform")
 
+from workbench import results
 from workbench.app.cli import app
 from workbench.app.commands import bench as command
 from workbench.core.errors import BadInput
-from workbench.experiments import bench
+from workbench.experiments import bench, bench_reports
 from workbench.experiments.bench import baselines, page_workloads, prefill_workloads, timing, workloads
 from workbench.experiments.bench.check import check, fresh, stretched
-from workbench.experiments.bench.run import add, before, driver, entry
+from workbench.experiments.bench.run import add, driver, entry
 from workbench.experiments.bench.variants import variants
 from workbench.experiments.bench.workloads import Workload
 
@@ -216,17 +217,20 @@ def faked(monkeypatch, card, *works):
         "kernel": "page_list_attention",
         "card": card,
         "versions": {"torch": "2"},
-        "copy_tbps": 4,
-        "product_tflops": 600,
+        "copy_tbps": 4.0,
+        "product_tflops": 600.0,
     }
-    parts = [{"name": name, "floor_ms": 1, "contestants": [{"who": who, "problem": "no"}]} for name, who in works]
+    parts = [
+        {"name": name, "floor_ms": 1, "flops": 1.0, "bytes": 1.0, "contestants": [{"who": who, "ms": 2.0, "runs": 3}]}
+        for name, who in works
+    ]
     monkeypatch.setattr("workbench.experiments.bench.run.run", lambda *_: iter([head, *parts]))
 
 
 def test_a_report_of_one_workload_leaves_the_others_of_its_gpu(monkeypatch, tmp_path):
     def measured(against="flash", only=""):
         command._time(["page_list_attention"], against, False, only, tmp_path, True)
-        return json.loads((tmp_path / "page_list_attention.json").read_text())
+        return bench_reports.all_reports(results.read(tmp_path))["page_list_attention"]
 
     faked(monkeypatch, "H200", ("a", "flash"), ("b", "flash"))
     first = measured()
@@ -242,14 +246,6 @@ def test_a_report_of_one_workload_leaves_the_others_of_its_gpu(monkeypatch, tmp_
     assert [work["name"] for work in measured()["workloads"]] == ["c"], "all there are were measured again"
     faked(monkeypatch, "H100", ("a", "flash"))
     assert [work["name"] for work in measured()["workloads"]] == ["a"], "another GPU"
-
-
-def test_a_broken_report_is_replaced(tmp_path):
-    path = tmp_path / "a.json"
-    assert before(path, "H200") == []
-    for text in ("{", "[]", "{}", '{"card": "H200"}'):
-        path.write_text(text)
-        assert before(path, "H200") == []
 
 
 def test_a_workload_is_replaced_in_its_place():

@@ -13,7 +13,7 @@ from short_runs import FIGURES, NAMES, NOTEBOOKS, TINY
 
 from workbench.app import html, notebook_run
 from workbench.app.notebook_run import Run, Workers
-from workbench.experiments import results, ttft
+from workbench.experiments import bench_reports, ttft
 
 TABLES = {
     "00_start_here": {"answers"},
@@ -217,24 +217,24 @@ def test_sparse_quality_finds_thresholds_in_the_shipped_table_and_here(folder, t
     assert tables["crossover"]["Llama-3-8B"].min() > 1024
 
 
-def test_latency_takes_times_here_and_shows_whatever_reports_there_are(folder, tmp_path):
-    reports, names = tmp_path / "reports", ["tile_attention", "q_sparse_attention", "question"]
-    reports.mkdir()
-    made_up.stages(reports)
-    metrics, tables = finished("11_latency", folder, tmp_path, measured=str(made_up.write(reports, names)))
-    assert metrics["card"] == made_up.CARD and set(metrics["reports"]) == set(names)
-    assert "page_list_attention" in metrics["missing"]
-    assert set(tables["kernels"].report) == {*names, *metrics["missing"]}
+def test_latency_takes_times_here_and_shows_whatever_results_there_are(folder, tmp_path):
+    mine = tmp_path / "mine"
+    for name in ("tile_attention", "q_sparse_attention", "question"):
+        bench_reports.write(mine, made_up.report(name))
+    metrics, tables = finished("11_latency", folder, tmp_path, results=[f"mine={mine}"])
+    assert metrics_of(tmp_path, "11_latency")["mine"]["gpus"] == [made_up.CARD]
+    assert set(tables["kernels"].source) == {"mine"} and set(tables["kernels"].report) == {
+        "tile_attention",
+        "q_sparse_attention",
+        "question",
+    }
     assert set(metrics["ttft_ms"]) == set(ttft.METHODS) and min(metrics["ttft_ms"].values()) > 0
     assert set(tables["ttft"].length) == {96, 128} and (tables["ttft"].p5 <= tables["ttft"].p95).all()
     cached = tables["cached"].set_index("share")
     assert list(cached.index) == [0, 1] and cached.flops[0] > cached.flops[1]
     assert tables["ratios"].flops.is_monotonic_increasing
-    stages = tables["stages"].set_index("way")
-    assert stages.choose["full attention"] == stages.choose["cached blocks"] == 0 < stages["attend"].min()
-    of_one_gpu = {"engines", "soak", "scale", "attention_backends"}  # shown beside whatever reports there are
-    kept = of_one_gpu & set(results.names())
-    assert len(list(html.figures(tmp_path / "11_latency" / "11_latency.ipynb"))) == 16 + len(kept)
+    choosing = metrics["stages_ms"]
+    assert choosing["full attention"]["choose"] == choosing["cached blocks"]["choose"] == 0
 
 
 def test_a_real_model_has_its_results_and_the_same_asked_here(folder, tmp_path):

@@ -8,7 +8,7 @@ import notes
 import pandas as pd
 import pytest
 
-from workbench.experiments.results import FOLDER
+from workbench.results.reader import FOLDER
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,27 +37,9 @@ def test_recomputed_rows_are_held_to_their_bar_with_the_choice():
     assert notes.measured(pd.DataFrame(rows), bar) == "6"
 
 
-def test_a_prediction_counts_where_its_commit_precedes_the_report(monkeypatch, tmp_path):
-    def git(*arguments):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        return subprocess.run(
-            ["git", *who, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
-        ).stdout
-
-    git("init", "-q")
-    predictions, report = tmp_path / "predictions.md", tmp_path / "decode.json"
-    for name, value in (("FOLDER", tmp_path), ("PREDICTIONS", predictions)):
-        monkeypatch.setattr(notes, name, value)
-    early, late = "| decode | w | ours | 5 |", "| decode | v | ours | 6 |"
-    for path, text in ((predictions, early), (report, '{"ms": 5.25}'), (predictions, f"{early}\n{late}")):
-        path.write_text(text + "\n")
-        git("add", ".")
-        git("commit", "-q", "-m", "x")
-    git("mv", "decode.json", "decoding.json")
-    git("commit", "-q", "-m", "a report may be renamed")
-    assert notes.predicted("decode", "w", "ours", 5.25) == "5"
-    assert notes.predicted("decode", "v", "ours", 5.25) == "–", "it came after the report"
-    assert notes.predicted("decode", "w", "flash", 5.25) == "–", "nobody predicted it"
+def test_a_prediction_is_shown_beside_the_time_that_came_after_it():
+    (first, *_), said = notes.predictions(), notes.predicted
+    assert said(*first) == notes.predictions()[first] and said("decode", "w", "nobody") == "–"
 
 
 def test_predictions_are_added_and_never_changed():

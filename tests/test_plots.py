@@ -17,11 +17,9 @@ from workbench.metrics import position_encoding
 from workbench.metrics.attention_mass import busiest, masked, overlap, reused
 from workbench.metrics.position_drift import drift
 from workbench.metrics.position_encoding import SCHEMES, key_rotation, shift_errors
-from workbench.metrics.published_numbers import TABLE_3
 from workbench.plots import table as tables
 from workbench.plots.attention_mass import attention, block_mass
-from workbench.plots.cost import against_length, cost_panel, cost_series
-from workbench.plots.intervals import forest, quality
+from workbench.plots.intervals import quality
 from workbench.plots.lines import SCHEMES as DRAWN_SCHEMES
 from workbench.plots.lines import rounding
 from workbench.plots.mask_savings import savings
@@ -291,17 +289,6 @@ def test_quality_orders_kinds_and_carries_intervals():
     assert [trace.visible for trace in fig.data] == [True, True, False, False]
 
 
-def test_costs_against_length_have_bands_and_rings():
-    lengths, n = TABLE_3["length"], len(TABLE_3["length"])
-    assert all(len(values) == n for field in ("ttft_ms", "flops") for values in TABLE_3[field].values())
-    full = cost_series("full", lengths, TABLE_3["ttft_ms"]["full"], [1.0] * n, [5000.0] * n)
-    ring = cost_series("block", lengths, TABLE_3["ttft_ms"]["block"], dots=True, name="published")
-    check(fig := against_length([cost_panel("8B", [full, ring], "time (ms)")], title="Time", **SAID))
-    band, line, dots = fig.data
-    assert band.fill == "toself" and line.mode == "lines+markers" and dots.mode == "markers"
-    assert fig.layout.xaxis.ticktext[-1] == "32K"
-
-
 def test_table_keeps_texts_left_and_groups_apart():
     fig = tables.table(["a", "b"], [["group", ""], ["x", "1"]], groups=[0], title="T", **SAID)
     check(fig)
@@ -333,22 +320,3 @@ def test_the_head_that_looks_most_at_a_place_is_found_and_shown_first():
     assert [trace.visible for trace in fig.data] == [False, False, False, True, False]
     assert fig.data[3].y[4] == pytest.approx(0.9) and fig.layout.updatemenus[0].active == 3
     assert fig.layout.sliders[0].active == 1
-
-
-# --- forest and steps
-
-SCORES = [
-    {"name": name, "kind": kind, "n": 50, "em": em, "em_low": em - 0.1, "em_high": em + 0.05}
-    for name, em in (("Full attention", 0.9), ("Block-Attention", 0.6))
-    for kind in ("all", "order")
-]
-
-
-def test_a_forest_has_a_panel_a_kind_a_row_a_method_and_marks_the_reference():
-    fig = forest(SCORES, title="Methods", reference="Full attention", **SAID)
-    drawn = check(fig)
-    assert [list(trace["y"]) for trace in drawn["data"]] == [["Full attention", "Block-Attention"]] * 2
-    assert [list(trace.x) for trace in fig.data] == [[0.9, 0.6]] * 2
-    assert [list(trace.error_x.arrayminus) for trace in fig.data] == [pytest.approx([0.1, 0.1])] * 2
-    assert [shape.x0 for shape in fig.layout.shapes] == [0.9, 0.9]
-    assert list(fig.layout.yaxis.categoryarray) == ["Block-Attention", "Full attention"]  # plotly counts from below

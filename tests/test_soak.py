@@ -9,7 +9,6 @@ from workbench.data import load
 from workbench.engine.paged_pool import Pool
 from workbench.methods import engines
 from workbench.methods.paged_answers import PagedAnswers
-from workbench.plots.engine_speed import soaked
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def made(loaded, monkeypatch, budget=1 << 18):
     return soak.Soak(loaded, texts, [prompt.blocks[-1] for prompt in prompts], budget, seed=1)
 
 
-def test_a_sound_pool_is_found_sound_and_its_report_is_drawn(loaded, monkeypatch):
+def test_a_sound_pool_is_found_sound(loaded, monkeypatch):
     monkeypatch.setattr(engines, "LEAST_TOKENS", 0)  # a small pool, which blocks have to leave
     told = []
     report = made(loaded, monkeypatch).run(24, told.append)
@@ -33,11 +32,8 @@ def test_a_sound_pool_is_found_sound_and_its_report_is_drawn(loaded, monkeypatch
     assert soak.sound(report) and len(told) == 4 and counts["requests"] == 24
     assert counts["compared"] > 2 and counts["equal"] == counts["compared"]
     assert counts["checksums"] and counts["blocks gone"] and report["store"]["evictions"]
-    about = {"model": "tiny", "dtype": "float32", "device": "here"}
-    fig = soaked(about | report)
-    assert "No page was lost, and no shared page changed." in str(fig.layout)
     counts["changed"] = 2
-    assert "Something is wrong: checksums that changed." in str(soaked(about | report).layout)
+    assert not soak.sound(report)
 
 
 def test_a_page_that_is_lost_or_changed_is_found(loaded, monkeypatch):

@@ -12,8 +12,8 @@ import pandas as pd
 
 from workbench import results as tables
 from workbench.core.files import write_text
-from workbench.experiments import bench_reports, results
-from workbench.experiments.results import FOLDER
+from workbench.experiments import bench_reports
+from workbench.results.reader import FOLDER
 
 README = FOLDER.parents[1] / "README.md"
 BEGIN, END = "<!-- measured: python data/benchmarks/headline.py -->\n", "<!-- end of what was measured -->"
@@ -82,7 +82,7 @@ def speed(rows: pd.DataFrame) -> str:
         if ours.empty or others.empty:
             continue
         mine, best = float(ours.ms.iloc[0]), others.loc[others.ms.idxmin()]
-        report = f"[`{line.report}`](data/benchmarks/{line.report}.json)"
+        report = f"[`{line.report}`](data/benchmarks/timings/bench@{line.report}.parquet)"
         cells.append(
             [
                 line.says,
@@ -129,11 +129,9 @@ def about(rows: pd.DataFrame) -> str:
 
 def touched() -> str:
     """Say how soon the prompt one can touch shows a change, on every model that was timed."""
-    texts = []
-    for path in sorted(FOLDER.glob("touch-cpu-*.json")):
-        kept = results.read(path.stem)
-        times = [row["shown"] for row in kept["rows"]]
-        texts.append(f"{milliseconds(min(times))} to {milliseconds(max(times))} on {kept['model']}")
+    shown = tables.read().timings("touch")
+    times = shown[shown.candidate == "shown"].groupby("model", sort=False).ms
+    texts = [f"{milliseconds(ms.min())} to {milliseconds(ms.max())} on {model}" for model, ms in times]
     return " and ".join(texts)
 
 

@@ -2,23 +2,24 @@
 
     python data/benchmarks/notes.py         writes data/benchmarks/notes.md, and the tables of the README
 
-Bars and goals are set in BARS; predictions are the lines of predictions.md whose commit precedes the report's.
+Bars and goals are set in BARS; predictions are the rows of experiment "prediction": lines of predictions.md that were
+committed before the time they are about.
 """
 
-import subprocess
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
 import headline
 import pandas as pd
 from headline import markdown
 
 from workbench.core.files import write_text
-from workbench.experiments import bench_reports, results
-from workbench.experiments.results import FOLDER
+from workbench.experiments import bench_reports
 from workbench.metrics.latency import STAGES
+from workbench.results import expanded, read
+from workbench.results.reader import FOLDER
 
-NOTES, PREDICTIONS = FOLDER / "notes.md", FOLDER / "predictions.md"
+NOTES = FOLDER / "notes.md"
 OURS = "ours"
 TEXT = (FOLDER / "notes.text.md").read_text()
 
@@ -105,9 +106,7 @@ def times(rows: pd.DataFrame) -> str:
     cells = []
     for r in rows.dropna(subset=["ms"]).itertuples():
         share = f"{r.share:.0%}" if r.who.startswith(OURS) and not pd.isna(r.share) else ""
-        cells.append(
-            [f"`{r.report}`: {r.work}", r.who, predicted(r.report, r.work, r.who, float(r.ms)), f"{r.ms:,.4g}", share]
-        )
+        cells.append([f"`{r.report}`: {r.work}", r.who, predicted(r.report, r.work, r.who), f"{r.ms:,.4g}", share])
     return markdown(["work", "who", "predicted, ms", "median, ms", "of the roof"], cells)
 
 
@@ -123,50 +122,42 @@ def choices(rows: pd.DataFrame) -> str:
 
 def stages() -> str:
     """Tabulate where the time of a prefill goes: stages.json, in milliseconds."""
-    kept = bench_reports.split()
-    cells = [[r["way"], f"{r['density']:.0%}", *(f"{r[name] * 1e3:,.1f}" for name in STAGES)] for r in kept["rows"]]
-    about = f"{kept['model']}, {kept['length']:,} tokens, {kept['device']}, medians of {kept['repeats']}, milliseconds."
+    counts = expanded(read().counts("stages"), "length")
+    cells = []
+    for method, rows in counts.groupby("method", sort=False):
+        row, value = rows.iloc[0], rows.set_index("measure").value
+        way = str(method).removesuffix(f", {value['density']:.0%} kept")
+        cells.append([way, f"{value['density']:.0%}", *(f"{value[name] * 1e3:,.1f}" for name in STAGES)])
+    about = f"{row.model}, {row.length:,.0f} tokens, {row.device}, medians of {row.n:.0f}, milliseconds."
     return f"{about}\n\n{markdown(['method', 'of the pairs', *STAGES.values()], cells)}"
 
 
-def memory(kept: dict[str, Any]) -> str:
-    """Say what `memory_checks.py` kept of compute-sanitizer's tools."""
+def memory(checks: pd.DataFrame) -> str:
+    """Say what compute-sanitizer's tools found: counts of experiment "sanitizer"; no value: it did not end."""
     said = []
     for tool, wrong_words in SANITIZER.items():
-        rows = [row for row in kept["rows"] if row["tool"] == tool]
-        ended = [row for row in rows if row["errors"] is not None]
-        odd = [f"`{row['name']}`" + f" ({row['errors']:,})" * (tool == "memcheck") for row in ended if row["errors"]]
-        late = [f"`{row['name']}`" for row in rows if row["errors"] is None]
-        if clean := ", ".join(f"`{row['name']}`" for row in ended if not row["errors"]):
+        rows = checks[checks.method == tool]
+        ended = rows[rows.value.notna()]
+        wrong = ended[ended.value > 0]
+        odd = [f"`{r.kind}`" + f" ({r.value:,.0f})" * (tool == "memcheck") for r in wrong.itertuples()]
+        late = [f"`{name}`" for name in rows[rows.value.isna()].kind]
+        if clean := ", ".join(f"`{name}`" for name in ended[ended.value == 0].kind):
             said.append(f"{tool} found no error over the cases of {clean}.")
         said.append(wrong_words.format(", ".join(odd)) if odd else "")
         said.append(f"{tool} did not come to its end: {', '.join(late)}." if late else "")
-    return " ".join([f"compute-sanitizer on one {kept['device']}:", *filter(None, said)])
+    return " ".join([f"compute-sanitizer on one {checks.device.iloc[0]}:", *filter(None, said)])
 
 
-def predicted(report: str, work: str, who: str, ms: float) -> str:
-    """Return what predictions.md says of a candidate, where its commit precedes that of its time; else a dash."""
-    for line in reversed(PREDICTIONS.read_text().splitlines()):  # the newest that precedes
-        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        if cells[:3] == [report, work, who] and _precedes(line, ms):
-            return cells[3]
-    return "–"
+@cache
+def predictions() -> dict[tuple[str, str, str], str]:
+    """Return what was predicted of (report, workload, candidate) before it was measured."""
+    rows = expanded(read().counts("prediction"), "report", "work", "who", "text")
+    return {(r.report, r.work, r.who): r.text for r in rows.itertuples()}
 
 
-def _precedes(line: str, ms: float) -> bool:
-    """Return whether the first commit with a line in predictions.md is an ancestor of the first one with a time.
-
-    A time is looked for in every report, so that a report may be renamed and written anew.
-    """
-    added, measured = (
-        _git("log", "--reverse", "--format=%H", f"-S{text}", "--", path).split()
-        for text, path in ((line, str(PREDICTIONS)), (repr(ms), "*.json"))
-    )
-    return bool(added and measured) and added[0] != measured[0] and added[0] in _git("rev-list", measured[0]).split()
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False).stdout
+def predicted(report: str, work: str, who: str) -> str:
+    """Return what was predicted of a candidate before it was measured; else a dash."""
+    return predictions().get((report, work, who), "–")
 
 
 def notes() -> str:
@@ -181,7 +172,7 @@ def notes() -> str:
         "times": times(rows),
         "choices": choices(rows),
         "stages": stages(),
-        "memory": memory(results.read("memory-checks")),
+        "memory": memory(read().counts("sanitizer")),
     }
     text = TEXT
     for name, part in parts.items():

@@ -15,7 +15,6 @@ from typing import Any
 from workbench.experiments.claim_file import Claim, Item, items, papers
 from workbench.experiments.claim_numbers import Number, numbers
 from workbench.experiments.claim_rows import Tables
-from workbench.experiments.unmigrated import with_files
 from workbench.metrics.answers import Records
 from workbench.results import EXPERIMENTS, Results
 
@@ -65,7 +64,7 @@ def judge(found: Results, of: Sequence[Item] | None = None) -> list[Judged]:
 
     `of`: items, all that ship where none are given.
     """
-    tables = Tables(with_files(found))
+    tables = Tables(found)
     judged: list[Judged] = []
     for item in items() if of is None else of:
         of_item = [one for claim in item.claims for one in _judge(claim, tables)]

@@ -120,13 +120,3 @@ def _decoded(
     replays = [replayed(ready) for bucket, ready in runner.captured.items() if bucket.reserve]
     found = {"replay_ms": replays[-1] if replays else None, "tokens_per_s": batch / time.ms * 1e3}
     return time.to_json() | found
-
-
-def slope(rows: Sequence[dict[str, Any]], axis: str, value: str = "ms", least: float = 0.0) -> float | None:
-    """Fit a line through the points of an axis from `least` on: `value` for each x more. None under two points."""
-    points = [(r["x"], r[value]) for r in rows if r["axis"] == axis and r["x"] >= least and r.get(value) is not None]
-    if len(points) < 2:
-        return None
-    x, y = (torch.tensor(column, dtype=torch.float64) for column in zip(*points, strict=True))
-    x, y = x - x.mean(), y - y.mean()
-    return float((x * y).sum() / (x * x).sum())

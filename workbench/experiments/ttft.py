@@ -41,6 +41,7 @@ from workbench.store.views import ReadOnlyStore
 
 METHODS = ("full", "block", "recompute", "stock full", "stock prefix")
 WORK = {name: name for name in METHODS} | {"stock full": "full", "stock prefix": "block"}  # method: least work for it
+TIMES = {"ms": "p50", "p5": "p5", "p95": "p95", "least": "least", "most": "most"}
 Job = Callable[[], object]
 Key = TypeVar("Key", str, int, float)
 Prompts = Sequence[Prompt]
@@ -203,6 +204,18 @@ def _cost(model: PreTrainedModel, prompt: Prompt, method: Method, store: Store) 
     (start,) = method.begin(model, [prompt], store)
     costs = cost.of_passes(cost.shape_of(model), start.passes, start.reused, model.dtype.itemsize)
     return {"flops": costs.flops, "bytes": costs.bytes, "rows": float(start.computed)}
+
+
+def timings(records: Sequence[Mapping[str, Any]], question: int, *varied: str) -> Records:
+    """Return records of this module as rows of `results.Timing`; `varied` names the fields that were varied."""
+    rows = []
+    for r in records:
+        setting = {"question": question} | {name: r[name] for name in ("length", *varied) if name in r}
+        times = {name: r[old] * 1e3 for name, old in TIMES.items() if r.get(old) is not None}
+        costs = {name: r[name] for name in ("flops", "bytes") if r.get(name) is not None}
+        about = {"workload": ", ".join(f"{name} {setting[name]:g}" for name in (varied or ("length",)))}
+        rows.append({**about, "candidate": r.get("way", "block"), **times, "runs": r["n"], **costs, "setting": setting})
+    return rows
 
 
 def last_length(records: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, float]]:

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
 from workbench.core.errors import BadInput
-from workbench.experiments import results
+from workbench.experiments import bench_reports
 
 OURS = {  # report → candidate without a choice of rows, the first that was measured
     "question": ("ours",),
@@ -88,14 +88,14 @@ def fitted(reports: Mapping[str, Mapping[str, Any]] | None = None) -> TtftModel:
     `reports`: of `workbench bench` by name; None: those that ship. Raises BadInput where fewer than three times are
     there.
     """
-    read = {name: results.read(name) for name in OURS} if reports is None else reports
+    read = bench_reports.reports() if reports is None else reports
     points = [point for name in OURS if name in read for point in _points(name, read[name])]
     if len(points) < 3:
         raise BadInput(f"{len(points)} times in {', '.join(read) or 'no reports'}: three numbers need at least 3")
     rows = np.array([[1.0, point.rows, point.pairs] for point in points])
     solved, _ = nnls(rows / np.array([[point.ms] for point in points]), np.ones(len(points)))
     start, row, pair = (float(number) for number in solved)
-    return TtftModel(start, row, pair, next(iter(read.values()))["card"], tuple(points))
+    return TtftModel(start, row, pair, next(read[name] for name in OURS if name in read)["card"], tuple(points))
 
 
 def _points(name: str, report: Mapping[str, Any]) -> Iterator[Timed]:

@@ -50,7 +50,8 @@ def lines(
 ) -> go.Figure | None:
     """Draw a line a value of `by` against `x`, a panel a value of `panel`; None without rows.
 
-    `{y}_low` and `{y}_high` (of "value": `low` and `high`) are drawn as a band, where the rows hold them.
+    `{y}_low` and `{y}_high` (of "value": `low` and `high`, of "ms": `p5` and `p95`) are drawn as a band, where the
+    rows hold them.
 
     panels      value of `panel` → its title, in the order drawn; others are left out. Or {title, x, y_axis, …}: what
                 the panel has in place of the figure's x, x_axis, y_axis, x_log, y_log, percent, level
@@ -265,7 +266,8 @@ def _series(own: pd.DataFrame, label: str, style: Look, x: str, y: str, hover: s
     ends = low in own and own[low].notna().all() and own[high].notna().all()
     form = ":.1%" if percent else ":.3g"
     text = f"%{{customdata[0]}}{'<br>' if hover else ''}%{{x:,}}: %{{y{form}}}"
-    text += f"<br>95% interval %{{customdata[1]{form}}} to %{{customdata[2]{form}}}" if ends else ""
+    spread = "95% interval" if "p5" not in own else "spread of the runs"  # of timings
+    text += f"<br>{spread} %{{customdata[1]{form}}} to %{{customdata[2]{form}}}" if ends else ""
     columns = [own[hover] if hover else pd.Series("", own.index), *([own[low], own[high]] if ends else [])]
     data = pd.concat(columns, axis=1).to_numpy().tolist()
     bottom, top = (list(own[low]), list(own[high])) if ends else ((), ())
@@ -274,6 +276,8 @@ def _series(own: pd.DataFrame, label: str, style: Look, x: str, y: str, hover: s
 
 
 def _ends(name: str) -> tuple[str, str]:
+    if name == "ms":
+        return "p5", "p95"
     return ("low", "high") if name == "value" else (f"{name}_low", f"{name}_high")
 
 

@@ -121,6 +121,18 @@ MEASURES = tuple(f.name for f in fields(Answer) if f.type == "float | None" or f
 METHOD = ("method", "mode", "positions", "prepare", "select", "ratio", "sparse", "chunk")
 # What there is to measure, and the command that does; {model} and {data} are the reader's own.
 EXPERIMENTS = {
+    "bench": "workbench bench all --out {out}",  # kernels and whole models beside baselines; ceilings of the GPU
+    "ttft": "python data/benchmarks/ttft.py --model {model} --out {out}",  # setting: length, and what is varied
+    "stages": "python data/benchmarks/stages.py --out {out}",  # where the time of a prefill goes, in seconds
+    "scale": "python data/benchmarks/scale.py --out {out}",  # one axis varied: context, question, blocks or batch
+    "engines": "python data/benchmarks/engines.py --out {out}",  # contiguous caches and pages; answers that differ
+    "soak": "python -m tests.stress.soak --out {out}",
+    "backends": "python data/benchmarks/attention_backends.py --out {out}",  # of attention, by shape
+    "two-gpus": "python data/benchmarks/two_gpus.py --out {out}",
+    "touch": "python data/benchmarks/touch.py --out {out}",  # the prompt editor: until a change is shown
+    "sanitizer": "python data/benchmarks/memory_checks.py --out {out}",  # errors that compute-sanitizer found
+    "tuning-memory": "python data/benchmarks/tune_memory.py --out {out}",  # peak memory of a training step, by mask
+    "prediction": "",  # times predicted in predictions.md before they were measured
     "trial": "workbench sweep --model {model} --data {data} --out {out}",
     "deviation": "python data/benchmarks/deviation.py --model {model} --data NAME={data} --out {out}",
     "training": "workbench tune --model {model} --data {data} --out {out}",

@@ -13,6 +13,7 @@ from rich.table import Table
 from workbench.app.commands.text import plain
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
+from workbench.results.writer import prepare
 
 app = typer.Typer(add_completion=False)
 CHECK = typer.Option("--check", help="Compare the kernel with its reference; take no times")
@@ -30,7 +31,7 @@ def bench_command(
         bool, typer.Option("--variants", help="Also try other launch shapes; of whole models other ways, no baselines")
     ] = False,
     only: Annotated[str, typer.Option(help="Workloads whose name holds this text")] = "",
-    out: Annotated[Path, typer.Option(help="Folder for KERNEL.json; workloads that it holds of this GPU stay")] = OUT,
+    out: Annotated[Path, typer.Option(help="Folder of results; workloads that it holds of this GPU stay")] = OUT,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout")] = False,
 ) -> None:
     """Time the kernels beside their baselines on this GPU, or check them."""
@@ -82,20 +83,19 @@ def _check(name: str, as_json: bool) -> bool:
 
 
 def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path, as_json: bool) -> None:
+    from workbench.experiments import bench_reports
     from workbench.experiments.bench import (  # these load Triton, which reads TRITON_INTERPRET then
         baselines,
         operations,
     )
-    from workbench.experiments.bench.run import WORKLOADS, add, before, run
-    from workbench.experiments.results import write_json
+    from workbench.experiments.bench.run import WORKLOADS, add, run
+    from workbench.results import this_run
 
-    if not out.is_dir():
-        raise BadInput(f"{out} is no folder: give one with --out")
+    prepare(out)
     names = baselines.chosen(against)
     for name in chosen if len(chosen) == 1 else [name for name in chosen if name in {*WORKLOADS, *bench.MODELS}]:
         report: dict[str, Any] = {}
         seen: set[str] = set()
-        path = out / f"{name}.json"
         parts = (
             operations.run(name, names, only, variants) if name in bench.MODELS else run(name, names, variants, only)
         )
@@ -103,16 +103,16 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path,
             if as_json:
                 print(json.dumps(part), flush=True)
             if "contestants" not in part:
-                report = part | {"command": command_of(name, against, variants, only)}
-                report["workloads"] = before(path, part["card"])
+                report = part | this_run() | {"command": command_of(name, against, variants, only)}
+                report["workloads"] = bench_reports.before(out, name, part["card"])
                 continue
             add(report, part)
             seen.add(part["name"])
-            write_json(path, report)
+            bench_reports.write(out, report)
             if not as_json:
                 Console(highlight=False).print(table(part))
         if seen and not only:  # workloads of an earlier version that are no more
-            write_json(path, report | {"workloads": [w for w in report["workloads"] if w["name"] in seen]})
+            bench_reports.write(out, report | {"workloads": [w for w in report["workloads"] if w["name"] in seen]})
 
 
 def command_of(name: str, against: str, variants: bool, only: str) -> str:

@@ -7,10 +7,8 @@ median), `ratio`: median over that of "ours". The facts of a report are those of
 command and the versions that it was measured with.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +118,3 @@ def _earlier(rows: Sequence[Mapping[str, Any]], work: Mapping[str, Any]) -> Iter
 def dense_time(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a row says of its time, for the rows that were measured beside it."""
     return {name: row[name] for name in ("who", "ms", "p5", "p95", "runs", "least", "most") if name in row}
-
-
-def before(path: Path, gpu: str) -> list[dict[str, Any]]:
-    """Read the workloads in a report that was written earlier, if it is of the same GPU; else none."""
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        return list(report["workloads"]) if report["card"] == gpu else []
-    except (OSError, JSONDecodeError, KeyError, TypeError):
-        return []
