@@ -145,7 +145,7 @@ def origin(asked: ServeFields) -> dict[str, Any]:
     """Return the columns that all rows share."""
     names = ("model", "data", "passages", "select", "seed", "dtype")
     shared = {name: value for name in names if (value := getattr(asked, name)) is not None}
-    ratio = None if asked.select == "none" else asked.ratio
+    ratio = 0.0 if asked.select == "none" else asked.ratio  # of what is recomputed
     return {**shared, "method": "reuse", "mode": "block", "positions": "re-encoded", "ratio": ratio}
 
 
