@@ -83,7 +83,7 @@ def test_the_command_prints_and_writes_a_row_a_mode(folder, tmp_path):
     assert list(timed.candidate) == ["sync", "layer"] and set(timed.workload) == {"first token"}
     for run, row in zip(said["runs"], timed.to_dict("records"), strict=True):
         assert row["ms"] == pytest.approx(1e3 * run["ttft_s"]["p50"]) and len(row["samples"]) == row["runs"] == 4
-    assert set(counted.kind) == {"cold"} and set(counted.ratio) == {0.0} and set(counted.select) == {"none"}
+    assert set(counted.kind) == {"cold"} and set(counted.ratio) == {0.0} and set(counted["select"]) == {"none"}
     rows = counted.assign(scheduler=[json.loads(text)["scheduler"] for text in counted.setting])
     values = rows.pivot(index="scheduler", columns="measure", values="value")
     assert set(values) == {"ttft_ms", "ttft_p95", "per_second", "idle", "reused", "rows_computed"}
