@@ -79,5 +79,5 @@ FIGURES = {
     "05_beyond_rag": 9,
 }
 FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9, "10_sparse_quality": 10}
-FIGURES |= {"09_sparse_masks": 8, "11_latency": 8, "12_real_model": 11, "13_papers": 1, "14_store": 11}
+FIGURES |= {"09_sparse_masks": 8, "11_latency": 7, "12_real_model": 11, "13_papers": 1, "14_store": 11}
 FIGURES |= {"15_add_a_method": 2}
