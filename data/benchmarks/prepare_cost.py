@@ -14,6 +14,7 @@ import time
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -63,7 +64,7 @@ def main() -> None:
     args = parser.parse_args()
     model = whole_model.build(whole_model.LLAMA | TINY if args.tiny else whole_model.LLAMA)
     system, chunks = chunks_of(model, args.chunks)
-    about = {"model": "tiny" if args.tiny else "Llama-3.1-8B", "device": device_name(model.device)}
+    about: dict[str, Any] = {"model": "tiny" if args.tiny else "Llama-3.1-8B", "device": device_name(model.device)}
     about |= {"versions": versions(), "setting": {"chunks": args.chunks, "batch": BATCH}, **this_run()}
     with Writer(args.out, "preprocessing@lab", **about) as out:
         for name, spec in SPECS.items():

@@ -129,7 +129,7 @@ def _item(row: Mapping[str, Any], methods: Mapping[str, Any], path: Path) -> Ite
 def _claim(row: Mapping[str, Any], methods: Mapping[str, Any]) -> Claim:
     if odd := sorted(set(row) - {each.name for each in fields(Claim)}):
         raise BadInput(f"{odd[0]!r} is no field of a claim")
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     for name in SELECTORS:
         if given.get(name) is not None:
             given[name] = _selector(given[name], methods)
