@@ -75,7 +75,7 @@ FIGURES = {
     "01_masks": 6,
     "02_positions": 6,
     "03_reuse": 6,
-    "04_block_finetuning": 7,
+    "04_block_finetuning": 6,
     "05_beyond_rag": 9,
 }
 FIGURES |= {"06_kv_deviation": 5, "07_critical_tokens": 4, "08_recompute_tradeoff": 9, "10_sparse_quality": 10}
