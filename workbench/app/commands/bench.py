@@ -13,7 +13,6 @@ from rich.table import Table
 from workbench.app.commands.text import plain
 from workbench.core.errors import BadInput
 from workbench.experiments import bench
-from workbench.results.writer import prepare
 
 app = typer.Typer(add_completion=False)
 CHECK = typer.Option("--check", help="Compare the kernel with its reference; take no times")
@@ -90,6 +89,7 @@ def _time(chosen: list[str], against: str, variants: bool, only: str, out: Path,
     )
     from workbench.experiments.bench.run import WORKLOADS, add, run
     from workbench.results import this_run
+    from workbench.results.writer import prepare  # imports pandas: not for `--help`
 
     prepare(out)
     names = baselines.chosen(against)
