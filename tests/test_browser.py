@@ -77,6 +77,9 @@ def test_report_page_is_interactive_without_a_network(lab, report):
         assert reader.problems == []
 
 
+MENUS_ONLY = "08_recompute_tradeoff"  # its explorer has no slider
+
+
 @pytest.mark.parametrize("path", EXPLORED, ids=lambda path: path.stem)
 def test_the_explorer_of_a_shipped_notebook_moves(lab, folder, tmp_path, path):
     name, written = path.stem, nbformat.read(path, as_version=4)
@@ -91,7 +94,7 @@ def test_the_explorer_of_a_shipped_notebook_moves(lab, folder, tmp_path, path):
         assert reader.errors() == []
         assert reader.wait_for_figures(at_least=FIGURES[name] + 1) > FIGURES[name]
         slider = reader.page.locator(".widget-slider").count() - 1  # the head: it begins at its lowest value
-        assert slider < 0 or reader.move_slider(slider, steps=1)
+        assert name == MENUS_ONLY or reader.move_slider(slider, steps=1)
         assert reader.errors() == []
         assert reader.left_the_machine == []
 
