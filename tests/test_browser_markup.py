@@ -39,10 +39,10 @@ explore.tokens(loaded, sample)
 explore.sparse(loaded, sample, methods=("window",))
 ---
 from workbench.data import prompt_view
-from workbench.plots import bars, chosen_tokens
+from workbench.plots.prompt_strip import prompt_strip
 
 view = prompt_view.of_sample(sample, {file!r}, loaded.tokenizer, loaded.layout)
-bars.prompt_strip(view)
+prompt_strip(view)
 ---
 import pandas as pd
 
